@@ -1,0 +1,119 @@
+// What a kernel may ask of the machine, and nothing else: work-item ids, the barrier, LDS, cross-lane moves, exp2, packed
+// conversions. No vendor header is included. Four compilers stand behind it:
+//   HIP language (comgr, hiprtc, hipcc, clang -x hip)   AMD builtins
+//   CUDA language (NVRTC)                               development on an NVIDIA card, inline PTX
+//   SIMT_SHIM                                           x86, tests only: tests/simt/simt.h defines the same builtins
+#pragma once
+
+#if defined(SIMT_SHIM)
+#include "simt.h"
+#endif
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#if defined(SIMT_SHIM)
+#define DEVICE inline
+#define KERNEL(threads) extern "C" void
+#elif defined(__CUDACC__)
+#define DEVICE __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#else
+#define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
+#define KERNEL(threads) \
+    extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+#endif
+
+// LDS(name, bytes): one array per kernel, 16-byte aligned, contents undefined at start.
+#if defined(SIMT_SHIM)
+#define LDS(name, bytes) unsigned char* name = simt::lds(bytes)
+#elif defined(__CUDACC__)
+#define LDS(name, bytes) extern __shared__ uint4 name##_words[]; unsigned char* name = (unsigned char*)name##_words
+#define EXPORT_LDS_BYTES(bytes) extern "C" __constant__ const unsigned rocm_sd_lds_bytes = (bytes);
+#else
+#define LDS(name, bytes) static __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[bytes]
+#endif
+#if !defined(EXPORT_LDS_BYTES)
+#define EXPORT_LDS_BYTES(bytes)
+#endif
+
+template <int N> struct alignas(N * 4) Words {  // N = 1, 2 or 4: one LDS or memory access
+    u32 word[N];
+};
+
+template <typename T> DEVICE T min2(T a, T b) { return a < b ? a : b; }
+template <typename T> DEVICE T max2(T a, T b) { return a < b ? b : a; }
+
+#if defined(__CUDACC__) && !defined(SIMT_SHIM)
+
+DEVICE u32 thread_id() { return threadIdx.x; }
+DEVICE u32 block_id() { return blockIdx.x; }
+DEVICE void barrier() { __syncthreads(); }
+DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
+DEVICE float bits_float(u32 x) { return __uint_as_float(x); }
+DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
+template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
+DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
+DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
+
+#else  // AMD builtins, or the shim's definitions of them
+
+DEVICE u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE u32 block_id() { return __builtin_amdgcn_workgroup_id_x(); }
+DEVICE void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEVICE u32 float_bits(float x) { return __builtin_bit_cast(u32, x); }
+DEVICE float bits_float(u32 x) { return __builtin_bit_cast(float, x); }
+#if defined(SIMT_SHIM) || __has_builtin(__builtin_amdgcn_exp2f)
+DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+#else
+DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
+#endif
+DEVICE float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
+DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
+DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
+
+// The value of x in lane (lane ^ MASK). RDNA has an instruction for 16 (RDNA3 ISA 16.9, V_PERMLANEX16_B32: the selects
+// 0..15 in order exchange the two rows of a half wave); anything else goes through LDS hardware (DS_BPERMUTE_B32,
+// byte address = 4 * lane), which needs no LDS memory.
+template <int MASK> DEVICE u32 lane_xor(u32 x) {
+    const u32 lane = thread_id() % WAVE_SIZE;
+#if WAVE_SIZE == 32
+    if constexpr (MASK == 16) return __builtin_amdgcn_permlanex16(x, x, 0x76543210u, 0xfedcba98u, true, false);
+#endif
+    return __builtin_amdgcn_ds_bpermute((int)((lane ^ MASK) * 4), (int)x);
+}
+
+#endif
+
+template <int MASK> DEVICE float lane_xor(float x) { return bits_float(lane_xor<MASK>(float_bits(x))); }
+
+// bfloat16 by integer arithmetic, round to nearest even; NaN stays NaN (its quiet bit is set).
+DEVICE u16 f32_to_bf16(float x) {
+    const u32 bits = float_bits(x);
+    const u32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (u16)((x == x ? rounded : bits | 0x400000u) >> 16);
+}
+DEVICE float bf16_to_f32(u16 h) { return bits_float((u32)h << 16); }
+
+// The two half types a kernel is compiled for.
+struct F16 {
+    static DEVICE u16 from(float x) { return f32_to_f16(x); }
+    static DEVICE float to(u16 h) { return f16_to_f32(h); }
+};
+struct BF16 {
+    static DEVICE u16 from(float x) { return f32_to_bf16(x); }
+    static DEVICE float to(u16 h) { return bf16_to_f32(h); }
+};
+
+template <typename Half> DEVICE u32 pack2(float low, float high) {
+    return (u32)Half::from(low) | ((u32)Half::from(high) << 16);
+}

@@ -1,0 +1,45 @@
+"""The errors of this package. A caller's mistake is a plain ValueError; "not for us" is a list of reasons, not an error."""
+
+from __future__ import annotations
+
+
+def numbered(source: str) -> str:
+    """`source` with a line number before each line, as compile logs refer to it."""
+    return "\n".join(f"{number:5d}  {line}" for number, line in enumerate(source.splitlines(), 1))
+
+
+class RocmSdError(RuntimeError):
+    """Base of every error that this package raises of its own."""
+
+
+class CompileError(RocmSdError):
+    """A compiler was found and failed. `str()` is the short reason; `full()` has the log and the numbered source."""
+
+    def __init__(self, compiler: str, reason: str, log: str = "", source: str = "") -> None:
+        super().__init__(f"{compiler}: {reason}")
+        self.compiler = compiler
+        self.reason = reason
+        self.log = log
+        self.source = source
+
+    def full(self) -> str:
+        """Reason, the compiler's log and the numbered source, in this order."""
+        return f"{self}\n--- log ---\n{self.log.strip()}\n--- source ---\n{numbered(self.source)}"
+
+
+class LaunchError(RocmSdError):
+    """A driver call returned a status other than success."""
+
+
+class DeviceOutOfMemoryError(RocmSdError, MemoryError):
+    """The driver reported out of memory: passed on to the caller, never handled here."""
+
+
+class NotSupportedError(RocmSdError):
+    """No variant can run this problem. `refusals` maps each variant's name to its reasons."""
+
+    def __init__(self, problem: object, refusals: dict[str, list[str]]) -> None:
+        lines = [f"  {name}: {'; '.join(reasons)}" for name, reasons in refusals.items()]
+        super().__init__("\n".join([f"nothing here can run {problem}", *lines]))
+        self.problem = problem
+        self.refusals = refusals

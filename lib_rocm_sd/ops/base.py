@@ -1,0 +1,87 @@
+"""What an op is made of. An op is one place: its problem, its reference, its variants with their refusals, its cases."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One thing to compile: a file of kernels/, the entry's name, and the definitions that specialise it."""
+
+    source: str
+    entry: str
+    defines: tuple[tuple[str, int], ...] = ()
+
+
+class Launch(Protocol):
+    """Launches a kernel on torch's current stream of `device`, compiling and loading it first where needed.
+
+    `grid` counts work-groups, `block` work-items of a group, both one-dimensional. Raises CompileError, LaunchError or
+    DeviceOutOfMemoryError.
+    """
+
+    def __call__(
+        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: torch.device
+    ) -> None: ...
+
+
+class Config(Protocol):
+    """Tile sizes of one variant. Frozen dataclasses: hashable, and the field names are what a tuning file stores."""
+
+    def __hash__(self) -> int: ...
+
+
+P = TypeVar("P")
+
+
+class Variant(ABC, Generic[P]):
+    """One way to run an op. Stateless."""
+
+    name: str
+    ours = False
+    """True for our own kernels, which need a `launch` and a row of the arch table."""
+    preference = 0
+    """Rank by expectation where nothing was measured: the highest that does not refuse is taken first."""
+
+    @abstractmethod
+    def refusals(self, arch: Arch | None, problem: P) -> list[str]:
+        """Why this variant cannot run `problem`; empty when it can. Asked once per problem, never per call."""
+
+    def workspace(self, problem: P) -> int:
+        """Bytes of device memory needed beside inputs and output."""
+        return 0
+
+    def configs(self, arch: Arch | None, problem: P) -> Sequence[Any]:
+        """The search space; the first is a safe default. A variant without tile sizes has one config: None."""
+        return (None,)
+
+    def specs(self, arch: Arch, problem: P, config: Any) -> Sequence[KernelSpec]:
+        """The kernels that `run` will launch, so that they can be compiled ahead."""
+        return ()
+
+    @abstractmethod
+    def run(self, launch: Launch | None, config: Any, *tensors: Any, **options: Any) -> torch.Tensor:
+        """Compute. The signature after `config` is the op's."""
+
+
+@dataclass(frozen=True)
+class Op(Generic[P]):
+    """An op as the engine, the tests, the benchmark and the tuner see it."""
+
+    name: str
+    variants: Sequence[Variant[P]]
+    cases: Sequence[P] = field(default_factory=tuple)
+
+
+def reasons(*checks: tuple[object, str]) -> list[str]:
+    """The messages of the checks whose condition is true."""
+    return [message for condition, message in checks if condition]
