@@ -6,11 +6,12 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from lib_rocm_sd.arch import Arch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
