@@ -39,7 +39,13 @@ typedef long long i64;
 #define EXPORT_LDS_BYTES(bytes)
 #endif
 
-template <int N> struct alignas(N * 4) Words {  // N = 1, 2 or 4: one LDS or memory access
+// N 32-bit words (1, 2 or 4) moved by one memory access; the only type through which LDS is read and written.
+#if defined(__CUDACC__) && !defined(SIMT_SHIM)
+#define MAY_ALIAS
+#else
+#define MAY_ALIAS __attribute__((may_alias))
+#endif
+template <int N> struct alignas(N * 4) MAY_ALIAS Words {
     u32 word[N];
 };
 
@@ -48,9 +54,11 @@ template <typename T> DEVICE T max2(T a, T b) { return a < b ? b : a; }
 
 #if defined(__CUDACC__) && !defined(SIMT_SHIM)
 
+// The value of x in the first lane, for values that are equal in all lanes: tells the compiler so.
 DEVICE u32 thread_id() { return threadIdx.x; }
 DEVICE u32 block_id() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
+DEVICE u32 wave_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(u32 x) { return __uint_as_float(x); }
 DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -69,6 +77,7 @@ DEVICE void barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+DEVICE u32 wave_uniform(u32 x) { return (u32)__builtin_amdgcn_readfirstlane((int)x); }
 DEVICE u32 float_bits(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float bits_float(u32 x) { return __builtin_bit_cast(float, x); }
 #if defined(SIMT_SHIM) || __has_builtin(__builtin_amdgcn_exp2f)
@@ -106,10 +115,12 @@ DEVICE float bf16_to_f32(u16 h) { return bits_float((u32)h << 16); }
 
 // The two half types a kernel is compiled for.
 struct F16 {
+    static constexpr bool kIsBF16 = false;
     static DEVICE u16 from(float x) { return f32_to_f16(x); }
     static DEVICE float to(u16 h) { return f16_to_f32(h); }
 };
 struct BF16 {
+    static constexpr bool kIsBF16 = true;
     static DEVICE u16 from(float x) { return f32_to_bf16(x); }
     static DEVICE float to(u16 h) { return bf16_to_f32(h); }
 };

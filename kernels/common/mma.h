@@ -1,0 +1,292 @@
+// One matrix product, D (16 x 16, float) += A (16 x 16, half) * B (16 x 16, half), on every matrix unit. The only file that
+// knows lane layouts. m is a row of A and D, n a column of B and D, k the summed index; l is the lane, w words hold two halves
+// of consecutive k, the lower k in the low half.
+//
+// Sources: "RDNA3 Instruction Set Architecture" 7.9 (WMMA), "RDNA4 ISA" 7.12 (WMMA), "AMD Instinct MI200/MI300 ISA" 7.1 (MFMA,
+// V_MFMA_F32_16X16X16_F16), PTX ISA 9.7.15 (mma.m16n8k16).
+//
+//   unit         wave  A: lane holds            B: lane holds            D: element e of lane l
+//   wmma_gfx11   32    m = l%16, k = 0..15      n = l%16, k = 0..15      n = l%16, m = 2e + l/16
+//   wmma_gfx12   32    m = l%16, k = 8(l/16)..  n = l%16, k = 8(l/16)..  n = l%16, m = 8(l/16) + e
+//   mfma         64    m = l%16, k = 4(l/16)..  n = l%16, k = 4(l/16)..  n = l%16, m = 4(l/16) + e
+//   dot2         32    m = (l + 8(l/16))%16     n = l%16, k = 0..15      n = l%16, m = 8(l/16) + e
+//   mma_sm80     32    the instruction computes D^T = B^T A^T, so that here too a lane holds few columns:
+//                      m = l/4, l/4 + 8         n = l/4, l/4 + 8         n = l/4 + 8((e/2)%2), m = 8(e/4) + 2(l%4) + e%2
+//                      k = 2(l%4).., 2(l%4)+8.. k = 2(l%4).., 2(l%4)+8..
+//
+// Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; the lanes that share a column (each_partner);
+// load_a, load_b; pack, which turns a D into the B of a following product with k = m; pieces, which walks a B by memory access.
+#pragma once
+#include "platform.h"
+
+DEVICE int lane_id() { return (int)(thread_id() % WAVE_SIZE); }
+
+template <int N> struct Fragment {
+    u32 w[N];
+};
+template <int N> struct Accumulator {
+    float v[N];
+};
+
+// N words from `from`, by accesses of at most 16 bytes. `from` is aligned to one access.
+template <int N> DEVICE void load_words(u32* to, const u16* from) {
+    constexpr int kAccess = N < 4 ? N : 4;
+#pragma unroll
+    for (int i = 0; i < N; i += kAccess) {
+        const Words<kAccess> part = *(const Words<kAccess>*)(from + 2 * i);
+#pragma unroll
+        for (int j = 0; j < kAccess; ++j) to[i + j] = part.word[j];
+    }
+}
+
+// What the four units have in common in which a lane holds one row of A and one column of B: `kHalves` consecutive k, from
+// k0 of that lane, `kElements` rows of D.
+template <int kHalves, int kElements> struct OneColumnUnit {
+    using A = Fragment<kHalves / 2>;
+    using B = Fragment<kHalves / 2>;
+    using D = Accumulator<kElements>;
+    static constexpr int kColumns = 1;
+    static DEVICE int column(int) { return lane_id() % 16; }
+    static constexpr DEVICE int column_of(int) { return 0; }
+    static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
+
+    static DEVICE B load_b(const u16* tile, int ld) {
+        B b;
+        load_words<kHalves / 2>(b.w, tile + (lane_id() % 16) * ld + first_k());
+        return b;
+    }
+    template <typename F> static DEVICE float reduce_column(float x, F combine) {
+        x = combine(x, lane_xor<16>(x));
+        if constexpr (WAVE_SIZE == 64) x = combine(x, lane_xor<32>(x));
+        return x;
+    }
+    template <typename Half> static DEVICE B pack_in_lane(const D& d) {
+        B b;
+#pragma unroll
+        for (int i = 0; i < kElements / 2; ++i) b.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
+        return b;
+    }
+};
+
+#if defined(MATRIX_UNIT_WMMA_GFX11)
+
+typedef _Float16 v16h __attribute__((ext_vector_type(16)));
+typedef short v16s __attribute__((ext_vector_type(16)));
+typedef float v8f __attribute__((ext_vector_type(8)));
+
+template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+    static DEVICE int row(int e) { return 2 * e + lane_id() / 16; }
+    // Rows past last_row repeat it: the caller ignores what they give.
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+        load_words<8>(a.w, tile + min2(lane_id() % 16, last_row) * ld);
+        return a;
+    }
+    template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        const v8f c = __builtin_bit_cast(v8f, d);
+        if constexpr (Half::kIsBF16)
+            d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(
+                                          __builtin_bit_cast(v16s, a), __builtin_bit_cast(v16s, b), c));
+        else
+            d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(
+                                          __builtin_bit_cast(v16h, a), __builtin_bit_cast(v16h, b), c));
+    }
+    // A lane has the even or the odd rows of its column and needs all of them: exchange with the other half wave, interleave.
+    static DEVICE B pack(const D& d) {
+        const bool odd_rows = lane_id() >= 16;
+        const B mine = pack_in_lane<Half>(d);
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 theirs = lane_xor<16>(mine.w[i]);
+            const u32 even = odd_rows ? theirs : mine.w[i], odd = odd_rows ? mine.w[i] : theirs;
+            b.w[2 * i] = (even & 0xffffu) | (odd << 16);
+            b.w[2 * i + 1] = (even >> 16) | (odd & 0xffff0000u);
+        }
+        return b;
+    }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+        const bool upper = lane_id() >= 16;
+        Words<4> part;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part.word[i] = upper ? b.w[4 + i] : b.w[i];
+        store(lane_id() % 16, upper ? 8 : 0, part);
+    }
+};
+
+#elif defined(MATRIX_UNIT_WMMA_GFX12)
+
+typedef _Float16 v8h __attribute__((ext_vector_type(8)));
+typedef short v8s __attribute__((ext_vector_type(8)));
+typedef float v8f __attribute__((ext_vector_type(8)));
+
+template <typename Half> struct Mma : OneColumnUnit<8, 8> {
+    static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+        load_words<4>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
+        return a;
+    }
+    template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        const v8f c = __builtin_bit_cast(v8f, d);
+        if constexpr (Half::kIsBF16)
+            d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(
+                                          __builtin_bit_cast(v8s, a), __builtin_bit_cast(v8s, b), c));
+        else
+            d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
+                                          __builtin_bit_cast(v8h, a), __builtin_bit_cast(v8h, b), c));
+    }
+    static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+        store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<4>, b));
+    }
+};
+
+#elif defined(MATRIX_UNIT_MFMA)
+
+typedef _Float16 v4h __attribute__((ext_vector_type(4)));
+typedef short v4s __attribute__((ext_vector_type(4)));
+typedef float v4f __attribute__((ext_vector_type(4)));
+
+template <typename Half> struct Mma : OneColumnUnit<4, 4> {
+    static DEVICE int row(int e) { return 4 * (lane_id() / 16) + e; }
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+        load_words<2>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
+        return a;
+    }
+    template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        const v4f c = __builtin_bit_cast(v4f, d);
+        if constexpr (Half::kIsBF16)
+            d = __builtin_bit_cast(D, __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+                                          __builtin_bit_cast(v4s, a), __builtin_bit_cast(v4s, b), c, 0, 0, 0));
+        else
+            d = __builtin_bit_cast(D, __builtin_amdgcn_mfma_f32_16x16x16f16(
+                                          __builtin_bit_cast(v4h, a), __builtin_bit_cast(v4h, b), c, 0, 0, 0));
+    }
+    static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+        store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<2>, b));
+    }
+};
+
+#elif defined(MATRIX_UNIT_DOT2)
+
+typedef _Float16 v2h __attribute__((ext_vector_type(2)));
+
+// No matrix unit: each lane sums eight rows of its column with packed dot products, taking A's rows from the lanes that
+// hold them (DPP row_share, RDNA2 ISA 13.3.9: every lane of a row of 16 reads one lane of that row). The upper half wave
+// holds A rotated by eight rows, so that row_share:e is row e below and row e + 8 above. bfloat16 has no such dot product
+// on these chips and takes two FMAs.
+template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+    static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+        load_words<8>(a.w, tile + min2((lane_id() + 8 * (lane_id() / 16)) % 16, last_row) * ld);
+        return a;
+    }
+    static DEVICE float dot(u32 a, u32 b, float c) {
+        if constexpr (Half::kIsBF16) {
+            c = fma_f32(bits_float(a << 16), bits_float(b << 16), c);
+            return fma_f32(bits_float(a & 0xffff0000u), bits_float(b & 0xffff0000u), c);
+        } else {
+            return __builtin_amdgcn_fdot2(__builtin_bit_cast(v2h, a), __builtin_bit_cast(v2h, b), c, false);
+        }
+    }
+    template <int E> static DEVICE void one_row(const A& a, const B& b, D& d) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const u32 shared = (u32)__builtin_amdgcn_update_dpp(0, (int)a.w[i], 0x150 + E, 0xf, 0xf, true);
+            d.v[E] = dot(shared, b.w[i], d.v[E]);
+        }
+    }
+    template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        one_row<0>(a, b, d), one_row<1>(a, b, d), one_row<2>(a, b, d), one_row<3>(a, b, d);
+        one_row<4>(a, b, d), one_row<5>(a, b, d), one_row<6>(a, b, d), one_row<7>(a, b, d);
+    }
+    // A lane has rows 0..7 or 8..15 of its column and needs all of them: exchange with the other half wave.
+    static DEVICE B pack(const D& d) {
+        const bool upper = lane_id() >= 16;
+        const B mine = pack_in_lane<Half>(d);
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 theirs = lane_xor<16>(mine.w[i]);
+            b.w[i] = upper ? theirs : mine.w[i];
+            b.w[4 + i] = upper ? mine.w[i] : theirs;
+        }
+        return b;
+    }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+        const bool upper = lane_id() >= 16;
+        Words<4> part;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part.word[i] = upper ? b.w[4 + i] : b.w[i];
+        store(lane_id() % 16, upper ? 8 : 0, part);
+    }
+};
+
+#elif defined(MATRIX_UNIT_MMA_SM80)
+
+template <typename Half> struct Mma {
+    using A = Fragment<4>;
+    using B = Fragment<4>;
+    using D = Accumulator<8>;
+    static constexpr int kColumns = 2;
+    static DEVICE int column(int c) { return lane_id() / 4 + 8 * c; }
+    static constexpr DEVICE int column_of(int e) { return (e / 2) % 2; }
+    static DEVICE int row(int e) { return 8 * (e / 4) + 2 * (lane_id() % 4) + e % 2; }
+    template <typename F> static DEVICE float reduce_column(float x, F combine) {
+        x = combine(x, lane_xor<1>(x));
+        return combine(x, lane_xor<2>(x));
+    }
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words<1>(a.w + i, tile + min2(lane_id() / 4 + 8 * (i / 2), last_row) * ld + 2 * (lane_id() % 4) + 8 * (i % 2));
+        return a;
+    }
+    static DEVICE B load_b(const u16* tile, int ld) {
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words<1>(b.w + i, tile + (lane_id() / 4 + 8 * (i % 2)) * ld + 2 * (lane_id() % 4) + 8 * (i / 2));
+        return b;
+    }
+    static DEVICE void instruction(float* d, const u32* a, const u32* b) {
+#if defined(SIMT_SHIM)
+        const float c[4] = {d[0], d[1], d[2], d[3]};
+        if constexpr (Half::kIsBF16) simt::mma_m16n8k16_bf16(d, a, b, c);
+        else simt::mma_m16n8k16_f16(d, a, b, c);
+#else
+        if constexpr (Half::kIsBF16)
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        else
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+    }
+    // kRows = 8: only the first eight rows of A and D are wanted, one instruction instead of two.
+    template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        instruction(d.v, b.w, a.w);
+        if constexpr (kRows > 8) instruction(d.v + 4, b.w, a.w + 2);
+    }
+    static DEVICE B pack(const D& d) {
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
+        return b;
+    }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store(column(i % 2), 2 * (lane_id() % 4) + 8 * (i / 2), Words<1>{{b.w[i]}});
+    }
+};
+
+#else
+#error "no matrix unit: compile with one MATRIX_UNIT_... of arch.json defined"
+#endif
