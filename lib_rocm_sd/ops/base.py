@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -69,6 +69,13 @@ class Variant(ABC, Generic[P]):
         """The kernels that `run` will launch, so that they can be compiled ahead."""
         return ()
 
+    def input_refusals(self, *inputs: Any) -> list[str]:
+        """Why these tensors cannot be taken although the problem could: strides, gradients.
+
+        Asked once per combination of shapes, dtypes, `requires_grad` and "last stride is 1".
+        """
+        return []
+
     @abstractmethod
     def run(self, launch: Launch | None, config: Any, *tensors: Any, **options: Any) -> torch.Tensor:
         """Compute. The signature after `config` is the op's."""
@@ -76,11 +83,32 @@ class Variant(ABC, Generic[P]):
 
 @dataclass(frozen=True)
 class Op(Generic[P]):
-    """An op as the engine, the tests, the benchmark and the tuner see it."""
+    """An op as the engine, the tests, the benchmark and the tuner see it.
+
+    "Inputs" are what `Variant.run` takes after `config`, in its order (attention: q, k, v, mask,
+    scale), tensors first.
+
+    `problem_of(*inputs)` -> P; ValueError, with shapes, on a caller's mistake.
+    `reference(*inputs)` -> float64 tensor shaped like the output; works on any device.
+    `make_inputs(problem, device, seed)` -> random inputs, drawn from a generator of its own.
+    `tolerance(problem)` -> the most that max |output - reference| / max |reference| may be.
+    `output_shape(problem)`; an input without elements gives zeros of this shape.
+    `test_problems(problem)` -> small problems whose right results vouch for `problem`. The first is
+    the same for all problems of a class (attention: same dtype, head_dim, mask kind) and names the
+    class; more may follow, such as one with the real problem's tails.
+    `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
+    """
 
     name: str
     variants: Sequence[Variant[P]]
+    problem_of: Callable[..., P]
+    reference: Callable[..., torch.Tensor]
+    make_inputs: Callable[[P, torch.device, int], tuple[Any, ...]]
+    tolerance: Callable[[P], float]
+    output_shape: Callable[[P], tuple[int, ...]]
+    test_problems: Callable[[P], Sequence[P]]
     cases: Sequence[P] = field(default_factory=tuple)
+    usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:
