@@ -39,15 +39,27 @@ template <int N> DEVICE void load_words(u32* to, const u16* from) {
     }
 }
 
-// What the four units have in common in which a lane holds one row of A and one column of B: `kHalves` consecutive k, from
-// k0 of that lane, `kElements` rows of D.
+// Both half waves have the whole column: each takes its own half of it.
+DEVICE Words<4> half_of(const Fragment<8>& b) {
+    const bool upper = lane_id() >= 16;
+    Words<4> part;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 below = b.w[i], above = b.w[4 + i];  // values, not places: a choice of places would end in scratch memory
+        part.word[i] = upper ? above : below;
+    }
+    return part;
+}
+
+// What the four AMD units share: a lane holds one row of A and one column of B, `kHalves` consecutive k of it, and
+// `kElements` rows of D.
 template <int kHalves, int kElements> struct OneColumnUnit {
     using A = Fragment<kHalves / 2>;
     using B = Fragment<kHalves / 2>;
     using D = Accumulator<kElements>;
     static constexpr int kColumns = 1;
     static DEVICE int column(int) { return lane_id() % 16; }
-    static constexpr DEVICE int column_of(int) { return 0; }
+    static CONSTEXPR int column_of(int) { return 0; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
 
     static DEVICE B load_b(const u16* tile, int ld) {
@@ -98,19 +110,15 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
         B b;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 theirs = lane_xor<16>(mine.w[i]);
-            const u32 even = odd_rows ? theirs : mine.w[i], odd = odd_rows ? mine.w[i] : theirs;
+            const u32 ours = mine.w[i], theirs = lane_xor<16>(ours);
+            const u32 even = odd_rows ? theirs : ours, odd = odd_rows ? ours : theirs;
             b.w[2 * i] = (even & 0xffffu) | (odd << 16);
             b.w[2 * i + 1] = (even >> 16) | (odd & 0xffff0000u);
         }
         return b;
     }
     template <typename F> static DEVICE void pieces(const B& b, F store) {
-        const bool upper = lane_id() >= 16;
-        Words<4> part;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) part.word[i] = upper ? b.w[4 + i] : b.w[i];
-        store(lane_id() % 16, upper ? 8 : 0, part);
+        store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
     }
 };
 
@@ -211,18 +219,14 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
         B b;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 theirs = lane_xor<16>(mine.w[i]);
-            b.w[i] = upper ? theirs : mine.w[i];
-            b.w[4 + i] = upper ? mine.w[i] : theirs;
+            const u32 ours = mine.w[i], theirs = lane_xor<16>(ours);
+            b.w[i] = upper ? theirs : ours;
+            b.w[4 + i] = upper ? ours : theirs;
         }
         return b;
     }
     template <typename F> static DEVICE void pieces(const B& b, F store) {
-        const bool upper = lane_id() >= 16;
-        Words<4> part;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) part.word[i] = upper ? b.w[4 + i] : b.w[i];
-        store(lane_id() % 16, upper ? 8 : 0, part);
+        store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
     }
 };
 
@@ -234,7 +238,7 @@ template <typename Half> struct Mma {
     using D = Accumulator<8>;
     static constexpr int kColumns = 2;
     static DEVICE int column(int c) { return lane_id() / 4 + 8 * c; }
-    static constexpr DEVICE int column_of(int e) { return (e / 2) % 2; }
+    static CONSTEXPR int column_of(int e) { return (e / 2) % 2; }
     static DEVICE int row(int e) { return 8 * (e / 4) + 2 * (lane_id() % 4) + e % 2; }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<1>(x));

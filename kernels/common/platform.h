@@ -16,12 +16,15 @@ typedef long long i64;
 
 #if defined(SIMT_SHIM)
 #define DEVICE inline
+#define CONSTEXPR constexpr
 #define KERNEL(threads) extern "C" void
 #elif defined(__CUDACC__)
 #define DEVICE __device__ __forceinline__
+#define CONSTEXPR __host__ __device__ constexpr
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #else
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
+#define CONSTEXPR __attribute__((host)) __attribute__((device)) constexpr
 #define KERNEL(threads) \
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #endif
@@ -49,15 +52,15 @@ template <int N> struct alignas(N * 4) MAY_ALIAS Words {
     u32 word[N];
 };
 
-template <typename T> DEVICE T min2(T a, T b) { return a < b ? a : b; }
-template <typename T> DEVICE T max2(T a, T b) { return a < b ? b : a; }
+template <typename T> CONSTEXPR T min2(T a, T b) { return a < b ? a : b; }
+template <typename T> CONSTEXPR T max2(T a, T b) { return a < b ? b : a; }
 
 #if defined(__CUDACC__) && !defined(SIMT_SHIM)
 
-// The value of x in the first lane, for values that are equal in all lanes: tells the compiler so.
 DEVICE u32 thread_id() { return threadIdx.x; }
 DEVICE u32 block_id() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
+// x is equal in all lanes of a wave: tells the compiler so.
 DEVICE u32 wave_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(u32 x) { return __uint_as_float(x); }
