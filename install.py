@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Sets this extension up. Needs Python 3.10 or newer and nothing else.
+
+python install.py         as the WebUI runs it at every start: compiles what the GPUs here need
+python3 install.py demo   makes .venv, installs what is missing there, generates the demo's pictures
+python3 install.py test   the same set-up, then linters and tests; other arguments go to pytest
+"""
+
+# Annotations are strings and the syntax is Python 3.6's on purpose: an older Python has to read
+# this far to be able to say what it lacks.
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lib_rocm_sd.arch import Arch
+
+NAME = "ROCm SD Optimization"
+ROOT = Path(__file__).resolve().parent
+OLDEST_PYTHON = (3, 10)
+COMPILE_LIMIT_S = 300
+FAILURES_BEFORE_GIVING_UP = 2
+
+
+def say(line: str) -> None:
+    """One line of progress, shown at once."""
+    print(line, flush=True)
+
+
+# --- as the WebUI runs it
+
+
+def webui_hook() -> int:
+    """Never spoils the WebUI's start: whatever goes wrong is one line, and the status is 0."""
+    try:
+        prepare_kernels()
+    except (Exception, KeyboardInterrupt) as error:
+        reason = " ".join(str(error).split()) or "interrupted"
+        say(f"{NAME}: {type(error).__name__}: {reason}. The WebUI works as before.")
+    return 0
+
+
+def prepare_kernels() -> None:
+    """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks."""
+    if skip_requested():
+        say(f"{NAME}: --skip-install: nothing is compiled now; the first use does it.")
+        return
+    from lib_rocm_sd import cache
+
+    folder = host_cache(Path(sys.argv[0]))
+    if folder is not None:
+        cache.set_directory(folder)
+    gpus = find_gpus()
+    if not gpus:
+        say(f"{NAME}: no AMD GPU is reported by this system. The WebUI works as before.")
+    deadline = time.monotonic() + COMPILE_LIMIT_S
+    for name, arch in gpus:
+        if arch is None:
+            say(f"{NAME}: {name} is not among the GPUs known here. The WebUI works as before.")
+        else:
+            compile_for(arch, deadline)
+
+
+def skip_requested() -> bool:
+    """Whether --skip-install was given, to us or to the WebUI through COMMANDLINE_ARGS."""
+    text = os.environ.get("COMMANDLINE_ARGS", "")
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    return "--skip-install" in sys.argv[1:] + words
+
+
+def host_cache(script: Path) -> "Path | None":
+    """The cache folder of the WebUI in whose `extensions` folder `script` lies; None if in none.
+
+    `script` is as it was called: the extension may be a symbolic link there.
+    """
+    if os.environ.get("SD_WEBUI_CACHE_DIR"):
+        return Path(os.environ["SD_WEBUI_CACHE_DIR"])
+    extensions = Path.cwd().joinpath(script).parent.parent
+    return extensions.parent / "cache" if extensions.name == "extensions" else None
+
+
+def find_gpus() -> "list[tuple[str, Arch | None]]":
+    """Each kind of AMD GPU that the operating system tells of: gfx id or name, and its row."""
+    from lib_rocm_sd import arch, device
+
+    if sys.platform == "win32":
+        names = [name for name in windows_adapters() if re.search("AMD|Radeon", name)]
+        return [(name, arch.by_marketing_name(name)) for name in dict.fromkeys(names)]
+    present = device.kfd_gpus()
+    overrides = {k: value for k, value in os.environ.items() if k.startswith(device.OVERRIDE)}
+    claimed = [device.gfx_of_version(value) for value in overrides.values()] if present else []
+    ids = claimed if device.OVERRIDE in overrides else present + claimed
+    return [(gfx, arch.by_gfx(gfx)) for gfx in dict.fromkeys(ids)]
+
+
+def windows_adapters() -> "list[str]":
+    """The names of the display adapters that Windows has drivers for."""
+    if sys.platform != "win32":
+        return []
+    import winreg
+
+    display = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+    names = []
+    with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, display) as parent:
+        for number in range(winreg.QueryInfoKey(parent)[0]):
+            with contextlib.suppress(OSError), winreg.OpenKey(parent, f"{number:04d}") as adapter:
+                names.append(str(winreg.QueryValueEx(adapter, "DriverDesc")[0]))
+    return names
+
+
+def compile_for(arch: "Arch", deadline: float) -> None:
+    """Compile what `arch` needs and is not cached, a line for each.
+
+    None is started after `deadline`, a reading of time.monotonic().
+    """
+    from lib_rocm_sd.errors import CompileError
+    from lib_rocm_sd.ops.attention_kernel import shipped_specs
+    from lib_rocm_sd.runtime import build
+
+    specs = shipped_specs(arch)
+    missing = [spec for spec in specs if not build.is_cached(spec, arch)]
+    if not missing:
+        say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")
+        return
+    say(f"{NAME}: {arch.gfx}: compiling {len(missing)} of {len(specs)} kernels, once.")
+    failures = 0
+    for number, spec in enumerate(missing, 1):
+        if time.monotonic() > deadline:
+            say(f"  time is up; the first use compiles the other {len(missing) - number + 1}")
+            return
+        values = " ".join(f"{name}={value}" for name, value in spec.defines)
+        what = f"  [{number}/{len(missing)}] {spec.entry} {values}"
+        try:
+            code = build.build(spec, arch)
+            say(f"{what}: {code.compiler}, {code.seconds:.1f} s")
+        except CompileError as error:
+            say(f"{what}: {error}")
+            failures += 1
+            if failures == FAILURES_BEFORE_GIVING_UP:
+                say("  No more is tried now; the first use tries again. The WebUI works as before.")
+                return
+
+
+# --- the two commands
+
+
+def run(python: Path, *words: str) -> int:
+    """Run a module of `python` here, its output shown; its exit status."""
+    return subprocess.run([str(python), "-m", *words], cwd=str(ROOT), check=False).returncode
+
+
+def demo(python: Path, arguments: "list[str]") -> int:
+    """Generate the demo's pictures."""
+    return run(python, "lib_rocm_sd", "demo", *arguments)
+
+
+def test(python: Path, arguments: "list[str]") -> int:
+    """Every check, pytest last; the status of the last one that failed."""
+    checks = ["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]
+    status = 0
+    for check in (*checks, ["pytest", *arguments]):
+        say(f"== {' '.join(check)}")
+        status = run(python, *check) or status
+    return status
+
+
+def command(name: str, arguments: "list[str]") -> int:
+    """`demo` or `test`: set up what it needs, then run it."""
+    from tools import environment as setup
+
+    parser = argparse.ArgumentParser(prog=f"install.py {name}", allow_abbrev=False)
+    parser.add_argument(
+        "--allow-large",
+        action="store_true",
+        help="accept gigabytes of another vendor's GPU runtime",
+    )
+    options, rest = parser.parse_known_args(arguments)
+    amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())
+    try:
+        python = setup.environment(name, amd_gpu=amd_gpu, allow_large=options.allow_large)
+    except setup.SetupError as error:
+        say(f"\n{error}")
+        return 1
+    return {"demo": demo, "test": test}[name](python, rest)
+
+
+def main() -> int:
+    """Choose by the first argument; without one, the WebUI is the caller."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if sys.version_info < OLDEST_PYTHON:
+        found = f"{sys.version.split()[0]} ({sys.executable})"
+        say(f"{NAME} needs Python 3.10 or newer; this is {found}.")
+        return 1 if name else 0
+    if name in ("demo", "test"):
+        return command(name, sys.argv[2:])
+    if name in ("-h", "--help"):
+        say(__doc__ or "")
+        return 0
+    return webui_hook()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
