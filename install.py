@@ -105,16 +105,15 @@ def find_gpus() -> "list[tuple[str, Arch | None]]":
 
 def windows_adapters() -> "list[str]":
     """The names of the display adapters that Windows has drivers for."""
-    if sys.platform != "win32":
-        return []
-    import winreg
+    names: "list[str]" = []
+    if sys.platform == "win32":
+        import winreg
 
-    display = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
-    names = []
-    with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, display) as parent:
-        for number in range(winreg.QueryInfoKey(parent)[0]):
-            with contextlib.suppress(OSError), winreg.OpenKey(parent, f"{number:04d}") as adapter:
-                names.append(str(winreg.QueryValueEx(adapter, "DriverDesc")[0]))
+        display = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, display) as parent:
+            for number in range(winreg.QueryInfoKey(parent)[0]):
+                with contextlib.suppress(OSError), winreg.OpenKey(parent, f"{number:04d}") as key:
+                    names.append(str(winreg.QueryValueEx(key, "DriverDesc")[0]))
     return names
 
 
