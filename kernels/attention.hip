@@ -67,6 +67,7 @@ constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 
 
 static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % CHUNK_D == 0 && BLOCK_K % CHUNK_K == 0, "tiles must divide");
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
+static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
@@ -260,7 +261,7 @@ struct Attention {
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t) {
                 if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
-                else weights[t] = p_fragment[t][chunk * (CHUNK_K / 16) + i];
+                else weights[t] = p_fragment[t][i];
             }
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) {
@@ -318,7 +319,7 @@ struct Attention {
 #pragma unroll
             for (int i = 0; i < kWaveTilesK; ++i) s[t][i] = {};
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
-#pragma unroll
+#pragma unroll 1
             for (int chunk = 0; chunk < kPaddedD / CHUNK_D; ++chunk) {
                 barrier();  // what lay in this part of LDS has been read by all
                 stage_keys(first_k, chunk);
@@ -327,7 +328,7 @@ struct Attention {
                 score(chunk);
             }
             softmax(first_k);
-#pragma unroll
+#pragma unroll 1
             for (int chunk = 0; chunk < BLOCK_K / CHUNK_K; ++chunk) {
                 if constexpr (kParts || WAVES_D > 1) barrier();  // K has been read, P is complete
                 if constexpr (kParts) {

@@ -1,4 +1,4 @@
-"""GPUs as rows of data, read from kernels/arch.json. Support is never inferred from a gfx prefix."""
+"""GPUs as rows of data, from kernels/arch.json. Support is never inferred from a gfx prefix."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ KERNELS_DIR = Path(__file__).resolve().parent.parent / "kernels"
 class Arch:
     """One GPU target.
 
-    `matrix` names the matrix unit: dot2, wmma_gfx11, wmma_gfx12, mfma or mma_sm80. `lds_bytes` is the most that one
-    work-group may use, `lds_pool_bytes` what the work-groups on one WGP (RDNA) or CU (CDNA) share. `names` are the
+    `matrix` names the matrix unit: dot2, wmma_gfx11, wmma_gfx12, mfma or mma_sm80. `lds_bytes` is
+    the most that one
+    work-group may use, `lds_pool_bytes` what the work-groups on one WGP (RDNA) or CU (CDNA) share.
+    `names` are the
     parts of marketing names that identify the chip where an operating system reports no gfx id.
     """
 
@@ -58,12 +60,23 @@ def amd_table() -> dict[str, Arch]:
 
 
 def by_gfx(gfx: str) -> Arch | None:
-    """The row of a gfx id such as 'gfx1100' or 'gfx90a:sramecc+:xnack-'; None when the manifest has no such row."""
+    """The row of a gfx id such as 'gfx1100' or 'gfx90a:sramecc+:xnack-'.
+
+    None when the manifest has no such row.
+    """
     return table().get(gfx.split(":")[0].strip())
 
 
 def by_marketing_name(name: str) -> Arch | None:
-    """The row of a marketing name such as 'AMD Radeon RX 7900 XTX'; the longest matching part wins, None if none does."""
+    """The row of a marketing name such as 'AMD Radeon RX 7900 XTX'.
+
+    The longest matching part wins, None if none does.
+    """
     words = f" {' '.join(name.replace('(TM)', ' ').replace('Graphics', ' ').split())} ".lower()
-    hits = [(len(part), arch) for arch in amd_table().values() for part in arch.names if f" {part.lower()} " in words]
+    hits = [
+        (len(part), arch)
+        for arch in amd_table().values()
+        for part in arch.names
+        if f" {part.lower()} " in words
+    ]
     return max(hits, key=lambda hit: hit[0])[1] if hits else None

@@ -1,4 +1,7 @@
-"""The errors of this package. A caller's mistake is a plain ValueError; "not for us" is a list of reasons, not an error."""
+"""The errors of this package.
+
+A caller's mistake is a plain ValueError; "not for us" is a list of reasons, not an error.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ class RocmSdError(RuntimeError):
 
 
 class CompileError(RocmSdError):
-    """A compiler was found and failed. `str()` is the short reason; `full()` has the log and the numbered source."""
+    """A compiler was found and failed.
+
+    `str()` is the short reason; `full()` has the log and the numbered source.
+    """
 
     def __init__(self, compiler: str, reason: str, log: str = "", source: str = "") -> None:
         super().__init__(f"{compiler}: {reason}")

@@ -1,4 +1,7 @@
-"""What an op is made of. An op is one place: its problem, its reference, its variants with their refusals, its cases."""
+"""What an op is made of.
+
+An op is one place: its problem, its reference, its variants with their refusals, its cases.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One thing to compile: a file of kernels/, the entry's name, and the definitions that specialise it."""
+    """One thing to compile.
+
+    A file of kernels/, the entry's name, and the definitions that specialise it.
+    """
 
     source: str
     entry: str
@@ -24,19 +30,28 @@ class KernelSpec:
 
 
 class Launch(Protocol):
-    """Launches a kernel on torch's current stream of `device`, compiling and loading it first where needed.
+    """Launches a kernel on torch's current stream of `device`; compiles and loads it if needed.
 
-    `grid` counts work-groups, `block` work-items of a group, both one-dimensional. Raises CompileError, LaunchError or
+    `grid` counts work-groups, `block` work-items of a group, both one-dimensional. Raises
+    CompileError, LaunchError or
     DeviceOutOfMemoryError.
     """
 
     def __call__(
-        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: torch.device
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
     ) -> None: ...
 
 
 class Config(Protocol):
-    """Tile sizes of one variant. Frozen dataclasses: hashable, and the field names are what a tuning file stores."""
+    """Tile sizes of one variant.
+
+    Frozen dataclasses: hashable, and the field names are what a tuning file stores.
+    """
 
     def __hash__(self) -> int: ...
 
@@ -51,18 +66,27 @@ class Variant(ABC, Generic[P]):
     ours = False
     """True for our own kernels, which need a `launch` and a row of the arch table."""
     preference = 0
-    """Rank by expectation where nothing was measured: the highest that does not refuse is taken first."""
+    """Rank by expectation where nothing was measured.
+
+    The highest that does not refuse is taken first.
+    """
 
     @abstractmethod
     def refusals(self, arch: Arch | None, problem: P) -> list[str]:
-        """Why this variant cannot run `problem`; empty when it can. Asked once per problem, never per call."""
+        """Why this variant cannot run `problem`.
+
+        Empty when it can. Asked once per problem, never per call.
+        """
 
     def workspace(self, problem: P) -> int:
         """Bytes of device memory needed beside inputs and output."""
         return 0
 
     def configs(self, arch: Arch | None, problem: P) -> Sequence[Any]:
-        """The search space; the first is a safe default. A variant without tile sizes has one config: None."""
+        """The search space.
+
+        The first is a safe default. A variant without tile sizes has one config: None.
+        """
         return (None,)
 
     def specs(self, arch: Arch, problem: P, config: Any) -> Sequence[KernelSpec]:
@@ -77,7 +101,9 @@ class Variant(ABC, Generic[P]):
         return []
 
     @abstractmethod
-    def run(self, launch: Launch | None, config: Any, *tensors: Any, **options: Any) -> torch.Tensor:
+    def run(
+        self, launch: Launch | None, config: Any, *tensors: Any, **options: Any
+    ) -> torch.Tensor:
         """Compute. The signature after `config` is the op's."""
 
 

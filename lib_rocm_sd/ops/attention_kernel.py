@@ -1,0 +1,133 @@
+"""What kernels/attention.hip is compiled with and called with.
+
+Needs no torch, so that install.py can use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec
+
+SOURCE = "attention.hip"
+ENTRY = "attention_forward"
+DTYPES = ("float16", "bfloat16")
+MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
+"""In the order of MaskKind in attention.hip."""
+SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
+"""SD1.5 (40, 80, 160), SDXL (64), SD3 and Flux (64, 128), the VAE's mid-block (512)."""
+
+
+class AttentionParams(ctypes.Structure):
+    """The kernel's one argument; the same struct stands in attention.hip. Strides in elements."""
+
+    _fields_ = [
+        ("q", ctypes.c_uint64),
+        ("k", ctypes.c_uint64),
+        ("v", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("mask", ctypes.c_uint64),
+        ("q_stride", ctypes.c_int64 * 3),
+        ("k_stride", ctypes.c_int64 * 3),
+        ("v_stride", ctypes.c_int64 * 3),
+        ("mask_stride", ctypes.c_int64 * 4),
+        ("heads", ctypes.c_uint32),
+        ("seq_q", ctypes.c_uint32),
+        ("seq_k", ctypes.c_uint32),
+        ("q_blocks", ctypes.c_uint32),
+        ("scale", ctypes.c_float),
+        ("aligned", ctypes.c_uint32),
+    ]
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Tile sizes of attention.hip; its head comment says what each means."""
+
+    waves_q: int
+    waves_d: int
+    q_tiles: int
+    block_k: int
+    q_in_lds: bool
+    chunk_d: int
+    chunk_k: int
+    wave_size: int
+
+    @property
+    def block_q(self) -> int:
+        """Queries of one work-group."""
+        return self.waves_q * self.q_tiles * 16
+
+    @property
+    def block(self) -> int:
+        """Work-items of one work-group."""
+        return self.waves_q * self.waves_d * self.wave_size
+
+
+def head_dim_refusals(head_dim: int) -> list[str]:
+    """Why the kernel has no form for this head_dim."""
+    if head_dim % 8 or head_dim < 8:
+        return [f"head_dim {head_dim} is not a multiple of 8"]
+    if head_dim > 256 and head_dim != 512:
+        return [f"head_dim {head_dim} is neither 512 nor at most 256"]
+    return []
+
+
+def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
+    """The search space for one head_dim, the safe default first.
+
+    None of the defaults spills registers.
+    """
+    padded = (head_dim + 15) // 16 * 16
+    few_registers = arch.matrix == "dot2"
+
+    def whole(waves_q: int, waves_d: int, block_k: int, q_in_lds: bool) -> AttentionConfig:
+        return AttentionConfig(
+            waves_q, waves_d, 1, block_k, q_in_lds, padded, block_k, arch.wave_size
+        )
+
+    if head_dim > 256:
+        return (
+            AttentionConfig(2, 4, 1, 64, True, 128, 16, arch.wave_size),
+            AttentionConfig(2, 4, 1, 64, True, 64, 16, arch.wave_size),
+        )
+    if head_dim > 160:
+        return (whole(2, 2, 32, True),)
+    if head_dim > 128 or (few_registers and head_dim > 80):
+        return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
+    return (whole(4, 1, 64, False), whole(4, 1, 32, False), whole(8, 1, 64, False))
+
+
+@cache
+def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> KernelSpec:
+    """The kernel for one half type, head_dim and mask kind; ValueError where there is none."""
+    problems = head_dim_refusals(head_dim)
+    if dtype not in DTYPES:
+        problems.append(f"dtype {dtype} is not one of {', '.join(DTYPES)}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    defines = {
+        "BF16_HALVES": int(dtype == "bfloat16"),
+        "HEAD_DIM": head_dim,
+        "MASK_KIND": MASK_KINDS.index(mask),
+        "WAVES_Q": config.waves_q,
+        "WAVES_D": config.waves_d,
+        "Q_TILES": config.q_tiles,
+        "BLOCK_K": config.block_k,
+        "Q_IN_LDS": int(config.q_in_lds),
+        "CHUNK_D": config.chunk_d,
+        "CHUNK_K": config.chunk_k,
+    }
+    return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """What is compiled ahead for a GPU: both half types, every usual head_dim, no mask."""
+    return [
+        spec(dtype, head_dim, "none", configs(arch, head_dim)[0])
+        for dtype in DTYPES
+        for head_dim in SHIPPED_HEAD_DIMS
+    ]
