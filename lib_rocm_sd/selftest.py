@@ -1,0 +1,101 @@
+"""Is a variant right on this machine? A small problem, compared with float64 on the CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.errors import DeviceOutOfMemoryError
+from lib_rocm_sd.ops.base import Launch, Op, Variant
+
+SEED = 2654435769
+FAILURES = (RuntimeError, OSError, TypeError, AttributeError, ValueError)
+"""What a variant may die of without anybody being to blame but itself: CompileError, LaunchError,
+torch's RuntimeError, an API that this torch lacks."""
+
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one self-test. `error` is max |output - reference| / max |reference|.
+
+    `reason` is empty when the test was passed; `error` is infinite without a usable output.
+    """
+
+    error: float
+    tolerance: float
+    reason: str = ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for "out of memory" of torch, the driver or Python: such errors are passed on."""
+    kinds: tuple[type[BaseException], ...] = (MemoryError, DeviceOutOfMemoryError)
+    kinds += (getattr(torch.cuda, "OutOfMemoryError", MemoryError),)
+    if isinstance(error, kinds):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
+
+
+def check(
+    op: Op[Any],
+    variant: Variant[Any],
+    config: Any,
+    launch: Launch | None,
+    problem: Any,
+    device: torch.device,
+) -> Check:
+    """Run `problem` through `variant` on `device` and compare with the op's reference on the CPU.
+
+    A failure is a Check with a reason; only "out of memory" is raised. torch's global random
+    generators, autograd and autocast are left alone.
+    """
+    tolerance = op.tolerance(problem)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        reference = op.reference(*op.make_inputs(problem, torch.device("cpu"), SEED))
+        try:
+            inputs = op.make_inputs(problem, device, SEED)
+            output = variant.run(launch, config, *inputs).detach().to("cpu")
+        except FAILURES as error:
+            if is_out_of_memory(error):
+                raise
+            return Check(math.inf, tolerance, f"{problem}: {describe(error)}")
+        return _compare(output, inputs[0].dtype, reference, tolerance, problem)
+
+
+def _compare(
+    output: torch.Tensor,
+    dtype: torch.dtype,
+    reference: torch.Tensor,
+    tolerance: float,
+    problem: Any,
+) -> Check:
+    if output.shape != reference.shape or output.dtype != dtype:
+        got, want = (f"{tuple(t.shape)}" for t in (output, reference))
+        reason = f"{problem}: output is {got} {output.dtype}, expected {want} {dtype}"
+        return Check(math.inf, tolerance, reason)
+    error = relative_error(output, reference)
+    if error <= tolerance:
+        return Check(error, tolerance)
+    what = "NaN or infinity" if math.isinf(error) else f"wrong by {error:.2g}"
+    return Check(error, tolerance, f"{problem}: {what}, the tolerance is {tolerance:.2g}")
+
+
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """max |output - reference| / max |reference| in float64; infinity if `output` is not finite."""
+    if reference.numel() == 0:
+        return 0.0
+    error = (output.double() - reference.double()).abs().max().item()
+    size = reference.double().abs().max().item()
+    ratio = error / size if size else error
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def describe(error: BaseException) -> str:
+    """One line: the first line of the message, or the class where the message is empty."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
