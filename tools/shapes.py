@@ -1,7 +1,8 @@
 """Captions and pictures of coloured shapes: the data that the little model is trained on.
 
-A scene is a row of integers (`FIELDS`). From a batch of scenes come the captions, as text or as token ids, and the pictures,
-rendered from signed distances with anti-aliased edges. Everything is vectorised in torch, so a GPU makes its own data.
+A scene is a row of integers (`FIELDS`). From a batch of scenes come the captions, as text or as
+token ids, and the pictures, rendered from signed distances with anti-aliased edges. Everything is
+vectorised in torch, so a GPU makes its own data.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _RELATION_OFFSET = ((0, 0), (-0.23, 0), (0.23, 0), (0, -0.23), (0, 0.23), (0, 0)
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of scenes. `columns[name]` is an int64 tensor of shape (batch,) for each name of FIELDS."""
+    """A batch of scenes: for each name of FIELDS, `columns[name]` is int64 of shape (batch,)."""
 
     columns: Mapping[str, Tensor]
 
@@ -58,7 +59,7 @@ class Scenes:
 
 
 def random_scenes(count: int, generator: torch.Generator) -> Scenes:
-    """`count` random scenes on the generator's device; a shape never has the colour it stands on."""
+    """`count` random scenes on the generator's device; no shape has the colour it stands on."""
 
     def draw(n: int) -> Tensor:
         return torch.randint(n, (count,), generator=generator, device=generator.device)
@@ -89,7 +90,7 @@ def random_scenes(count: int, generator: torch.Generator) -> Scenes:
     )
 
 
-# --- captions ---------------------------------------------------------------------------------------------------------
+# --- captions ---
 
 
 def _slots(row: Mapping[str, int]) -> list[str]:
@@ -113,7 +114,7 @@ def _with_article(size: str, colour: str) -> list[str]:
 
 
 def captions(scenes: Scenes) -> list[str]:
-    """The caption of each scene, such as "a small red circle left of a blue square on a white background"."""
+    """Each scene's caption, like "a red ring left of a blue star on a white background"."""
     rows = zip(*(scenes.columns[name].tolist() for name in FIELDS), strict=True)
     return [" ".join(filter(None, _slots(dict(zip(FIELDS, row, strict=True))))) for row in rows]
 
@@ -125,7 +126,7 @@ def words() -> list[str]:
 
 
 class Captioner:
-    """Captions as token ids, made where the scenes are; the same ids that the tokenizer gives for `captions`."""
+    """Captions as token ids, made on the device: those the tokenizer gives for `captions`."""
 
     def __init__(
         self, vocabulary: Mapping[str, int], device: torch.device, length: int = 77
@@ -175,11 +176,11 @@ class Captioner:
         return padded
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- pictures ---
 
 
 def _distances(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Signed distance to each of SHAPES at (x, y), y downwards, for shapes that fit the unit circle."""
+    """Signed distance to each of SHAPES, about one in radius, at (x, y); y points down."""
     ax, ay = x.abs(), y.abs()
     radius = torch.hypot(x, y)
     diagonal = (ax + (y - 0.22).abs()) * math.sqrt(0.5)
@@ -206,7 +207,7 @@ def _star(x: Tensor, y: Tensor, radius: Tensor, inner: float = 0.45) -> Tensor:
 
 
 def _place_of(scenes: Scenes, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Centres (batch, 2 shapes, xy) and radii (batch, 2 shapes), in picture widths; an absent shape has radius 0."""
+    """Centres (batch, 2, xy) and radii (batch, 2) in picture widths; radius 0 for no shape."""
     c, device, count = scenes.columns, generator.device, len(scenes)
 
     def jitter(*shape: int) -> Tensor:
@@ -233,7 +234,7 @@ def _place_of(scenes: Scenes, generator: torch.Generator) -> tuple[Tensor, Tenso
 
 
 def render(scenes: Scenes, generator: torch.Generator, size: int = 128) -> Tensor:
-    """Pictures of the scenes, float32 (batch, 3, size, size) in -1..1; positions and sizes vary with `generator`."""
+    """Pictures, float32 (batch, 3, size, size) in -1..1; places and sizes vary with `generator`."""
     c, device = scenes.columns, generator.device
     palette = torch.tensor([*COLOURS.values(), PLAIN], device=device)
     axis = (torch.arange(size, device=device) + 0.5) / size
@@ -257,7 +258,7 @@ def render(scenes: Scenes, generator: torch.Generator, size: int = 128) -> Tenso
 def _coverage(
     x: Tensor, y: Tensor, radius: Tensor, shape: Tensor, size: int, softness: float = 1.0
 ) -> Tensor:
-    """How much of each pixel the shape covers, 0 to 1; `softness` is the width of the edge in pixels."""
+    """How much of each pixel the shape covers, 0 to 1; `softness` is the edge's width in pixels."""
     x, y = torch.broadcast_tensors(x, y)
     distance = torch.zeros_like(x)
     for index, candidate in enumerate(_distances(x, y)):

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 PICTURE = 128
-LATENT = 32
+LATENT = 16
 TEXT_WIDTH = 96
 GUIDANCE = 3.0
 
 
 def autoencoder() -> AutoencoderKL:
-    """Pictures (B, 3, 128, 128) to latents (B, 4, 32, 32) and back."""
+    """Pictures (B, 3, 128, 128) to latents (B, 4, 16, 16) and back."""
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(32, 64, 64),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 32, 64, 96),
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=8,
@@ -51,7 +51,10 @@ def text_encoder(vocabulary_size: int) -> CLIPTextModel:
 
 
 def unet() -> UNet2DConditionModel:
-    """Head dims 40, 80 and 160 at 32x32, 16x16 and 8x8: one head each (diffusers reads attention_head_dim as heads)."""
+    """Head dims 40, 80 and 160 at 16x16, 8x8 and 4x4 latents.
+
+    There is one head everywhere: diffusers reads `attention_head_dim` as the number of heads.
+    """
     return UNet2DConditionModel(
         sample_size=LATENT,
         in_channels=4,
@@ -67,7 +70,7 @@ def unet() -> UNet2DConditionModel:
 
 
 def scheduler() -> DDIMScheduler:
-    """Velocity prediction with no signal left at the last step, so that flat backgrounds keep their colour."""
+    """Velocity prediction, no signal left at the last step: flat backgrounds keep their colour."""
     return DDIMScheduler(
         num_train_timesteps=1000,
         beta_start=0.00085,
@@ -97,7 +100,7 @@ def save(
     text: CLIPTextModel,
     denoiser: UNet2DConditionModel,
 ) -> None:
-    """Write a StableDiffusionPipeline to `directory` in float16, with the tensor names of Stable Diffusion's own files."""
+    """Write a float16 StableDiffusionPipeline with the tensor names of Stable Diffusion's files."""
     scheduler().save_pretrained(directory / "scheduler")
     tiny_tokenizer.save(words, directory / "tokenizer")
     for name, module in (("vae", vae), ("unet", denoiser)):

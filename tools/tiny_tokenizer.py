@@ -1,6 +1,7 @@
-"""A CLIP tokenizer for a small vocabulary: byte-level pair merging in which every word of the captions is one token.
+"""A CLIP tokenizer for a small vocabulary, by byte-level pair merging.
 
-All 256 bytes are in the vocabulary as well, so any other text is tokenized too, byte by byte.
+Every word of the captions is one token. All 256 bytes are in the vocabulary as well, so any other
+text is tokenized too, byte by byte.
 """
 
 from __future__ import annotations

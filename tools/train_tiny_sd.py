@@ -2,8 +2,9 @@
 
     python tools/train_tiny_sd.py --out models/tiny-sd
 
-A few minutes on a data-centre GPU. Pictures and captions are made on the GPU while it trains. Seeded; the learning rate follows
-the step count, or the clock where `--vae-seconds` or `--unet-seconds` runs out first. Losses go to <out>/training.json.
+Minutes on a data-centre GPU, which makes the pictures and captions while it trains. Seeded; the
+learning rate follows the step count, or the clock where `--vae-seconds` or `--unet-seconds` runs
+out first. Losses go to <out>/training.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EMPTY_CAPTIONS = 0.1
 
 @dataclass
 class Progress:
-    """Counts steps against a number of steps and a number of seconds, whichever runs out first, and keeps the losses."""
+    """Counts steps against a limit of steps and one of seconds, and keeps the losses."""
 
     name: str
     steps: int
@@ -115,7 +116,7 @@ def edges(picture: Tensor) -> tuple[Tensor, Tensor]:
 def train_autoencoder(
     vae: AutoencoderKL, args: argparse.Namespace, generator: torch.Generator
 ) -> list[dict[str, float]]:
-    """Train in place; returns the losses. Sets the config's scaling_factor so that latents have unit variance."""
+    """Train in place; returns the losses."""
     device = generator.device
     average = Averaged(vae, 0.999)
     optimizer = optimizer_of(average.live, args.vae_rate)
@@ -132,7 +133,7 @@ def train_autoencoder(
         )
         with half(device):
             pixel, edge, kl = losses_of(vae, pictures, noise)
-        loss = pixel + edge + KL_WEIGHT * kl
+        loss = pixel + 2 * edge + KL_WEIGHT * kl
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(average.live, 1.0)
@@ -159,7 +160,7 @@ def autoencoder_loss(
 def encode_pool(
     vae: AutoencoderKL, count: int, batch: int, generator: torch.Generator
 ) -> tuple[Scenes, Tensor]:
-    """`count` scenes and their latents, float16 (count, 4, 32, 32), not yet scaled."""
+    """`count` scenes and their latents, float16 (count, 4, 16, 16), not yet scaled."""
     scenes, latents = [], []
     for _ in range(0, count, batch):
         part = random_scenes(batch, generator)
@@ -194,7 +195,7 @@ def train_denoiser(
     device, (scenes, latents) = generator.device, pool
     alphas = tiny_model.scheduler().alphas_cumprod.to(device)
     captioner = Captioner(tiny_tokenizer.word_ids(words()), device)
-    average = Averaged(model, 0.9995)
+    average = Averaged(model, 0.999)
     optimizer = optimizer_of(average.live, args.unet_rate)
     forward = torch.compile(model, dynamic=False) if args.compile else model
     progress = Progress("denoiser", args.unet_steps, args.unet_seconds)
@@ -237,7 +238,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vae-batch", type=int, default=128)
     parser.add_argument("--vae-rate", type=float, default=1.5e-3)
     parser.add_argument(
-        "--pool", type=int, default=400_000, help="number of encoded pictures to train on"
+        "--pool", type=int, default=262_144, help="number of encoded pictures to train on"
     )
     parser.add_argument("--unet-steps", type=int, default=12_000)
     parser.add_argument("--unet-seconds", type=float, default=330.0)
