@@ -168,7 +168,7 @@ def save(op: Op[Any], info: DeviceInfo, problem: Any, times: Times) -> None:
 
 
 def _key(op: Op[Any], info: DeviceInfo) -> str:
-    return f"{info.gfx or info.backend}/{op.name}"
+    return f"{info.gfx or info.backend}/{op.name}.json"
 
 
 def _rows(op: Op[Any], info: DeviceInfo) -> tuple[dict[str, Any], str]:

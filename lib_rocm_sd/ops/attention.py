@@ -39,6 +39,10 @@ class AttentionProblem:
     dtype: str = "float16"
     mask: str = "none"
 
+    def __str__(self) -> str:
+        sizes = f"B{self.batch} H{self.heads} Sq{self.seq_q} Sk{self.seq_k} D{self.head_dim}"
+        return f"{sizes} {self.dtype}" + ("" if self.mask == "none" else f" {self.mask} mask")
+
     @property
     def score_bytes(self) -> int:
         """Size of a whole score matrix in this dtype."""
