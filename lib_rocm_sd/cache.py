@@ -1,0 +1,249 @@
+"""The cache folder: entries written atomically, carrying their own checksum, never read from a world-writable place.
+
+Nothing here raises because a folder or an entry is bad: an entry that is missing, truncated, damaged or foreign reads as
+None, and where no folder can be used entries live in memory for as long as the process does (`reasons()` says why).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lib_rocm_sd import arch
+
+_MAGIC = b"rocm_sd cache 1\n"
+_DIGEST_BYTES = 32
+_POLL_S = 0.02
+_STALE_S = 3600.0
+
+
+@dataclass
+class _State:
+    host: Path | None = None
+    resolved: bool = False
+    directory: Path | None = None
+    reasons: list[str] = field(default_factory=list)
+    memory: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+
+_state = _State()
+
+
+def set_directory(path: Path | str | None) -> None:
+    """The host's cache folder; entries go to its subfolder rocm_sd. None goes back to the user's own cache folder."""
+    _state.host = None if path is None else Path(path)
+    reset()
+
+
+def reset() -> None:
+    """Look for a usable folder again at the next access, and forget what was kept in memory."""
+    _state.resolved, _state.directory = False, None
+    _state.reasons.clear()
+    _state.memory.clear()
+
+
+def directory() -> Path | None:
+    """The folder in use, created when missing; None when none can be used, in which case `reasons()` says why."""
+    if not _state.resolved:
+        _state.directory = next((path for path in _candidates() if _usable(path)), None)
+        _state.resolved = True
+    return _state.directory
+
+
+def reasons() -> list[str]:
+    """Why folders were passed over, and why an entry could not be written."""
+    directory()
+    return list(_state.reasons)
+
+
+def key_of(*parts: str) -> str:
+    """The SHA-256 of the parts, each with its length, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def read(kind: str, key: str) -> bytes | None:
+    """The entry's data; None when there is none, or when it is truncated, damaged or not ours."""
+    kept = _state.memory.get((kind, key))
+    path = _path(kind, key)
+    if kept is not None or path is None:
+        return kept
+    try:
+        with path.open("rb") as file:
+            if _refusal(os.fstat(file.fileno())):
+                return None
+            return _unsealed(file.read())
+    except OSError:
+        return None
+
+
+def write(kind: str, key: str, data: bytes) -> None:
+    """Store an entry: whole or not at all, also when several processes write it or this one is killed."""
+    path = _path(kind, key)
+    if path is None:
+        _state.memory[kind, key] = data
+        return
+    try:
+        _replace(path, _sealed(data))
+    except OSError as error:
+        _note(f"cannot write {path}: {error.strerror or error}")
+        _state.memory[kind, key] = data
+
+
+def delete(kind: str, key: str) -> None:
+    """Forget an entry."""
+    _state.memory.pop((kind, key), None)
+    path = _path(kind, key)
+    if path is not None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def lock(key: str, limit_s: float) -> Iterator[bool]:
+    """Hold the entry's lock, so that two processes do not do the same work; True when it was got.
+
+    The operating system frees the lock when its holder dies. After `limit_s`, or where files cannot be locked, the caller
+    goes on without it: entries are written atomically, so at worst the work is done twice.
+    """
+    path = _path("locks", key, ".lock")
+    file = None if path is None else _opened_lock(path)
+    if path is None or file is None:
+        yield False
+        return
+    try:
+        got = _acquired(file, time.monotonic() + limit_s)
+        try:
+            yield got
+        finally:
+            if got:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _candidates() -> list[Path]:
+    asked = os.environ.get("ROCM_SD_CACHE_DIR")
+    if asked:
+        return [Path(asked).expanduser().absolute()]
+    found = [] if _state.host is None else [_state.host.absolute() / "rocm_sd"]
+    base = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # no home folder
+        found.append((Path(base) if base else Path.home() / ".cache").absolute() / "rocm_sd")
+    return found
+
+
+def _usable(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (path, *path.resolve().parents):
+            refusal = _refusal(folder.stat(), ancestor=folder is not path)
+            if refusal:
+                _note(f"{path} is not used: {folder} {refusal}")
+                return False
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError as error:
+        _note(f"{path} cannot be written: {error.strerror or error}")
+        return False
+
+
+def _refusal(status: os.stat_result, ancestor: bool = False) -> str:
+    """Why something with this status may hold what others put there, hence code that is not ours; empty when it is safe."""
+    if sys.platform == "win32":  # access lists, not mode bits; LOCALAPPDATA is the user's own
+        return ""
+    if status.st_mode & stat.S_IWOTH and not (ancestor and status.st_mode & stat.S_ISVTX):
+        return "can be written by every user of this machine"
+    if ancestor or status.st_uid in _trusted_owners():
+        return ""
+    return f"belongs to another user (uid {status.st_uid})"
+
+
+def _trusted_owners() -> set[int]:
+    """Ourselves, root, and whoever owns the kernels' source, which this process compiles and runs anyway."""
+    if sys.platform == "win32":
+        return set()
+    return {os.geteuid(), 0, arch.KERNELS_DIR.stat().st_uid}
+
+
+def _path(kind: str, key: str, suffix: str = "") -> Path | None:
+    folder = directory()
+    return None if folder is None else folder / kind / f"{key}{suffix or ('.co' if kind == 'code' else '')}"
+
+
+def _sealed(data: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(data).digest() + data
+
+
+def _unsealed(content: bytes) -> bytes | None:
+    start = len(_MAGIC) + _DIGEST_BYTES
+    data = content[start:]
+    whole = content.startswith(_MAGIC) and content[len(_MAGIC) : start] == hashlib.sha256(data).digest()
+    return data if whole else None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    for stale in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
+        with suppress(OSError):
+            if stale.stat().st_mtime < time.time() - _STALE_S:
+                stale.unlink()
+
+
+def _opened_lock(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+
+
+def _acquired(file: int, deadline: float) -> bool:
+    while True:
+        try:
+            _lock_now(file)
+        except (BlockingIOError, PermissionError):  # held by another; Windows says the latter
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:  # a file system without locks
+            return False
+        else:
+            return True
+
+
+def _lock_now(file: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _note(reason: str) -> None:
+    if reason not in _state.reasons:
+        _state.reasons.append(reason)

@@ -1,0 +1,163 @@
+"""What stands in a code object: its target, and per kernel the registers, spills, LDS and scratch that the compiler used."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.runtime import msgpack
+
+_ELF = b"\x7fELF"
+_MACHINE_AMDGPU = 224
+_MACHINE_CUDA = 190
+_SECTION_NOTE = 7
+_NOTE_METADATA = 32
+_BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
+_SIMDS = 4
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """One kernel's needs. `vgprs` counts all vector registers of a work-item, the `agprs` among them."""
+
+    name: str
+    vgprs: int
+    agprs: int
+    sgprs: int
+    vgpr_spills: int
+    sgpr_spills: int
+    lds_bytes: int
+    scratch_bytes: int
+    wave_size: int
+    kernarg_bytes: int = 0
+    max_block: int = 1024
+
+
+def unbundled(code: bytes, gfx: str) -> bytes:
+    """The code object of `gfx` out of a clang offload bundle; `code` itself when it is no bundle.
+
+    Raises ValueError when the bundle has none for `gfx` or is cut short.
+    """
+    if not code.startswith(_BUNDLE):
+        return code
+    try:
+        for name, start, size in _bundle_entries(code):
+            # hip-amdgcn-amd-amdhsa--gfx90a:sramecc+ or hipv4-amdgcn-...
+            if name.startswith("hip") and name.rpartition("--")[2].split(":")[0] == gfx:
+                if start + size > len(code):
+                    raise ValueError("offload bundle is cut short")
+                return code[start : start + size]
+    except struct.error as error:
+        raise ValueError(f"offload bundle is cut short: {error}") from error
+    raise ValueError(f"offload bundle has no code for {gfx}")
+
+
+def _bundle_entries(code: bytes) -> Iterator[tuple[str, int, int]]:
+    at = len(_BUNDLE)
+    (count,) = struct.unpack_from("<Q", code, at)
+    at += 8
+    for _ in range(min(count, 64)):
+        start, size, length = struct.unpack_from("<QQQ", code, at)
+        at += 24
+        yield code[at : at + length].decode("ascii", errors="replace"), start, size
+        at += length
+
+
+def target(code: bytes) -> str:
+    """The gfx id that an AMD code object was made for; empty where its metadata does not say. Raises ValueError."""
+    return str(_metadata(code).get("amdhsa.target", "")).rpartition("--")[2].split(":")[0]
+
+
+def resources(code: bytes) -> list[KernelResources]:
+    """Every kernel's resources. Raises ValueError when `code` is no AMD code object with readable metadata."""
+    try:
+        return [_kernel(row) for row in _metadata(code).get("amdhsa.kernels", [])]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"code object metadata lacks {error}") from error
+
+
+def _kernel(row: dict[str, Any]) -> KernelResources:
+    return KernelResources(
+        name=row[".name"],
+        vgprs=row[".vgpr_count"],
+        agprs=row.get(".agpr_count", 0),
+        sgprs=row[".sgpr_count"],
+        vgpr_spills=row.get(".vgpr_spill_count", 0),
+        sgpr_spills=row.get(".sgpr_spill_count", 0),
+        lds_bytes=row[".group_segment_fixed_size"],
+        scratch_bytes=row[".private_segment_fixed_size"],
+        wave_size=row[".wavefront_size"],
+        kernarg_bytes=row[".kernarg_segment_size"],
+        max_block=row[".max_flat_workgroup_size"],
+    )
+
+
+def refusals(code: bytes, entry: str, arch: Arch) -> list[str]:
+    """Why `code` is not what was asked for: no code object, another target, no such kernel; empty when it is right."""
+    if not arch.is_amd:
+        return [] if _machine(code) == _MACHINE_CUDA else ["is not a CUDA binary"]
+    try:
+        made_for, names = target(code), [kernel.name for kernel in resources(code)]
+    except ValueError as error:
+        return [str(error)]
+    if made_for and made_for != arch.gfx:
+        return [f"was made for {made_for}, not for {arch.gfx}"]
+    return [] if entry in names else [f"has no kernel {entry}, only {', '.join(names) or 'nothing'}"]
+
+
+def waves_per_simd(arch: Arch, kernel: KernelResources, block: int) -> int:
+    """How many waves of work-groups of `block` work-items one SIMD holds at once, limited by registers and LDS.
+
+    A work-group lives on the four SIMDs of one WGP (RDNA) or CU (CDNA) and enters whole. 0 when it does not fit at all; a
+    group with fewer waves than SIMDs counts as 1.
+    """
+    allocated = _rounded_up(max(kernel.vgprs, 1), arch.vgpr_granule)
+    waves = min(arch.vgprs_per_simd // allocated, arch.max_waves_per_simd)
+    group_waves = -(-block // arch.wave_size)
+    groups = waves * _SIMDS // group_waves
+    if kernel.lds_bytes:
+        groups = min(groups, arch.lds_pool_bytes // kernel.lds_bytes if kernel.lds_bytes <= arch.lds_bytes else 0)
+    return max(groups * group_waves // _SIMDS, min(groups, 1))
+
+
+def _rounded_up(value: int, granule: int) -> int:
+    return -(-value // granule) * granule
+
+
+def _machine(code: bytes) -> int:
+    return int.from_bytes(code[18:20], "little") if code.startswith(_ELF) and len(code) >= 64 else 0
+
+
+def _metadata(code: bytes) -> dict[str, Any]:
+    if not code.startswith(_ELF):
+        raise ValueError("not an ELF file")
+    if _machine(code) != _MACHINE_AMDGPU:
+        raise ValueError(f"an ELF file for machine {_machine(code)}, not for AMD GPUs ({_MACHINE_AMDGPU})")
+    try:
+        for name, kind, body in _notes(code):
+            if name == b"AMDGPU" and kind == _NOTE_METADATA:
+                decoded = msgpack.decode(body)
+                if isinstance(decoded, dict):
+                    return decoded
+    except struct.error as error:
+        raise ValueError(f"the ELF file is cut short: {error}") from error
+    raise ValueError("the ELF file has no AMDGPU metadata, or is cut short")
+
+
+def _notes(code: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Every note (owner, type, contents) in the SHT_NOTE sections of a little-endian ELF64 file."""
+    (sections_at,) = struct.unpack_from("<Q", code, 0x28)
+    entry_bytes, count = struct.unpack_from("<HH", code, 0x3A)
+    for index in range(count):
+        section = sections_at + index * entry_bytes
+        (kind,) = struct.unpack_from("<I", code, section + 4)
+        at, size = struct.unpack_from("<QQ", code, section + 24)
+        end = min(at + size, len(code))
+        while kind == _SECTION_NOTE and at + 12 <= end:
+            name_bytes, body_bytes, note = struct.unpack_from("<III", code, at)
+            body = at + 12 + _rounded_up(name_bytes, 4)
+            yield code[at + 12 : at + 12 + name_bytes].rstrip(b"\0"), note, code[body : body + body_bytes]
+            at = body + _rounded_up(body_bytes, 4)

@@ -1,0 +1,161 @@
+"""AMD's code object manager, libamd_comgr: clang and lld in a library. Runs in the worker process only.
+
+The functions are the same in version 2 and 3; the enumerations are not: version 3 dropped a language and two actions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_bool, c_char_p, c_int, c_size_t, c_uint64
+from dataclasses import dataclass
+from typing import Any
+
+_SOURCE, _LOG, _EXECUTABLE = 1, 5, 8  # amd_comgr_data_kind_t, the same in both versions
+_COMPILE_TO_BC = 2
+_TRIPLE = "amdgcn-amd-amdhsa--"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The values that differ between the major versions."""
+
+    hip: int
+    codegen_to_relocatable: int
+    link_to_executable: int
+
+
+_LAYOUTS = {2: _Layout(hip=4, codegen_to_relocatable=6, link_to_executable=9), 3: _Layout(3, 4, 7)}
+
+_HANDLE = c_uint64
+_SIGNATURES: dict[str, list[Any]] = {
+    "status_string": [c_int, POINTER(c_char_p)],
+    "get_isa_count": [POINTER(c_size_t)],
+    "get_isa_name": [c_size_t, POINTER(c_char_p)],
+    "create_data": [c_int, POINTER(_HANDLE)],
+    "release_data": [_HANDLE],
+    "set_data": [_HANDLE, c_size_t, c_char_p],
+    "set_data_name": [_HANDLE, c_char_p],
+    "get_data": [_HANDLE, POINTER(c_size_t), c_char_p],
+    "create_data_set": [POINTER(_HANDLE)],
+    "destroy_data_set": [_HANDLE],
+    "data_set_add": [_HANDLE, _HANDLE],
+    "create_action_info": [POINTER(_HANDLE)],
+    "destroy_action_info": [_HANDLE],
+    "action_info_set_language": [_HANDLE, c_int],
+    "action_info_set_isa_name": [_HANDLE, c_char_p],
+    "action_info_set_option_list": [_HANDLE, POINTER(c_char_p), c_size_t],
+    "action_info_set_logging": [_HANDLE, c_bool],
+    "action_data_count": [_HANDLE, c_int, POINTER(c_size_t)],
+    "action_data_get_data": [_HANDLE, c_int, c_size_t, POINTER(_HANDLE)],
+    "do_action": [c_int, _HANDLE, _HANDLE, _HANDLE],
+}
+
+
+class ComgrError(Exception):
+    """A function of the library failed; `log` is what the compiler said."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class Comgr:
+    """The library behind `library`. Raises ComgrError when its major version is neither 2 nor 3."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        for name, types in _SIGNATURES.items():
+            function = getattr(library, f"amd_comgr_{name}")
+            function.argtypes, function.restype = types, c_int
+        library.amd_comgr_get_version.argtypes = [POINTER(c_size_t), POINTER(c_size_t)]
+        library.amd_comgr_get_version.restype = None
+        major, minor = c_size_t(), c_size_t()
+        library.amd_comgr_get_version(byref(major), byref(minor))
+        self.version = f"{major.value}.{minor.value}"
+        if major.value not in _LAYOUTS:
+            raise ComgrError(f"libamd_comgr {self.version}: only versions 2 and 3 are known here")
+        self._layout = _LAYOUTS[major.value]
+
+    def targets(self) -> list[str]:
+        """The gfx ids that this version compiles for."""
+        count = c_size_t()
+        self._call("get_isa_count", byref(count))
+        names: list[str] = []
+        for index in range(count.value):
+            name = c_char_p()
+            self._call("get_isa_name", index, byref(name))
+            names.append((name.value or b"").decode().removeprefix(_TRIPLE))
+        return names
+
+    def compile(self, source: str, file_name: str, gfx: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """The linked code object and the log. Raises ComgrError with the log."""
+        info = self._new("create_action_info")
+        self._call("action_info_set_logging", info, True)
+        self._call("action_info_set_language", info, self._layout.hip)
+        self._call("action_info_set_isa_name", info, f"{_TRIPLE}{gfx}".encode())
+        logs: list[str] = []
+        data = self._source_set(source, file_name)
+        for action, action_options in (
+            (_COMPILE_TO_BC, list(options)),
+            (self._layout.codegen_to_relocatable, ["-O3"]),
+            (self._layout.link_to_executable, []),
+        ):
+            self._options(info, action_options)
+            data = self._act(action, info, data, logs)
+        code = self._contents(data, _EXECUTABLE)
+        if not code:
+            raise ComgrError("linked nothing", "\n".join(logs))
+        return code[0], "\n".join(logs)
+
+    def _source_set(self, source: str, file_name: str) -> c_uint64:
+        text = source.encode("utf-8")
+        data = self._new("create_data", _SOURCE)
+        self._call("set_data", data, len(text), text)
+        self._call("set_data_name", data, file_name.encode("utf-8"))
+        inputs = self._new("create_data_set")
+        self._call("data_set_add", inputs, data)
+        self._call("release_data", data)
+        return inputs
+
+    def _options(self, info: c_uint64, options: Sequence[str]) -> None:
+        words = (c_char_p * max(len(options), 1))(*(option.encode("utf-8") for option in options))
+        self._call("action_info_set_option_list", info, words, len(options))
+
+    def _act(self, action: int, info: c_uint64, inputs: c_uint64, logs: list[str]) -> c_uint64:
+        outputs = self._new("create_data_set")
+        status = self._library.amd_comgr_do_action(action, info, inputs, outputs)
+        logs += [log.decode("utf-8", errors="replace").rstrip("\0\n") for log in self._contents(outputs, _LOG)]
+        if status:
+            raise ComgrError(f"action {action}: {self._status(status)}", "\n".join(filter(None, logs)))
+        self._call("destroy_data_set", inputs)
+        return outputs
+
+    def _contents(self, data_set: c_uint64, kind: int) -> list[bytes]:
+        count = c_size_t()
+        self._call("action_data_count", data_set, kind, byref(count))
+        contents: list[bytes] = []
+        for index in range(count.value):
+            data = self._new("action_data_get_data", data_set, kind, index)
+            size = c_size_t()
+            self._call("get_data", data, byref(size), None)
+            buffer = ctypes.create_string_buffer(size.value)
+            self._call("get_data", data, byref(size), buffer)
+            self._call("release_data", data)
+            contents.append(buffer.raw)
+        return contents
+
+    def _new(self, function: str, *arguments: Any) -> c_uint64:
+        handle = _HANDLE()
+        self._call(function, *arguments, byref(handle))
+        return handle
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._library, f"amd_comgr_{function}")(*arguments)
+        if status:
+            raise ComgrError(f"amd_comgr_{function}: {self._status(status)}")
+
+    def _status(self, status: int) -> str:
+        text = c_char_p()
+        self._library.amd_comgr_status_string(status, byref(text))
+        return f"{(text.value or b'?').decode()} ({status})"

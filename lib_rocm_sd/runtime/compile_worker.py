@@ -1,0 +1,90 @@
+"""The process in which compiler libraries are loaded: a crash or a hang inside LLVM ends this process, not the host's.
+
+Reads a job (JSON, see `Job`) and writes `result.json` and, for a compilation, `kernel.co` beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.runtime.comgr import Comgr, ComgrError
+from lib_rocm_sd.runtime.rtc import Rtc, RtcError
+
+_RTC_CODE = {"hiprtc": "Code", "nvrtc": "CUBIN"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """`api`: comgr, hiprtc or nvrtc. Without a source the question is the library's version and targets."""
+
+    api: str
+    library: str
+    gfx: str = ""
+    options: tuple[str, ...] = ()
+    file_name: str = ""
+    source: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write the job for the worker."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def main(folder: Path) -> int:
+    """Do the job in `folder`/job.json."""
+    job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    try:
+        answer = _do(job, folder)
+    except (ComgrError, RtcError) as error:
+        answer = {"trouble": str(error), "log": error.log}
+    except (OSError, AttributeError) as error:
+        answer = {"trouble": f"{job.library}: {error}", "log": ""}
+    (folder / "result.json").write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+def _do(job: Job, folder: Path) -> dict[str, Any]:
+    library = load(Path(job.library))
+    if job.api == "comgr":
+        comgr = Comgr(library)
+        if not job.source:
+            return {"trouble": "", "version": comgr.version, "targets": comgr.targets()}
+        code, log = comgr.compile(job.source, job.file_name, job.gfx, job.options)
+    else:
+        rtc = Rtc(library, job.api, _RTC_CODE[job.api])
+        if not job.source:
+            return {"trouble": "", "version": rtc.version, "targets": None}
+        code, log = rtc.compile(job.source, job.file_name, job.options)
+    (folder / "kernel.co").write_bytes(code)
+    return {"trouble": "", "log": log}
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library whose own dependencies lie beside it.
+
+    torch's ROCm wheels ship them under unversioned file names, so the dynamic linker asks for a `libamd_comgr.so.3` that no
+    file is called; loaded by path first, the library answers to that name.
+    """
+    if sys.platform == "win32":
+        with os.add_dll_directory(str(path.parent)):
+            return ctypes.CDLL(str(path))
+    for _ in range(32):
+        try:
+            return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            missing = re.match(r"(lib[^:/]+?\.so)[.\d]*: cannot open shared object file", str(error))
+            beside = sorted(path.parent.glob(f"{missing.group(1)}*")) if missing else []
+            if not beside or path in beside:
+                raise
+            load(beside[0])
+    raise OSError(f"{path}: its dependencies could not be loaded")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1])))

@@ -1,0 +1,113 @@
+"""Compilers that are libraries: comgr, hiprtc and, for development on an NVIDIA card, NVRTC. Each call is a worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd import arch as arches
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.runtime import libraries, process
+from lib_rocm_sd.runtime.compile_worker import Job
+from lib_rocm_sd.runtime.compiler import (
+    LANGUAGE_OPTIONS,
+    Absent,
+    Compiler,
+    defines_options,
+    file_identity,
+    remembered,
+)
+
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lib_rocm_sd.runtime import compile_worker as w; " \
+    "from pathlib import Path; raise SystemExit(w.main(Path(sys.argv[1])))"
+_QUESTION_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class LibraryCompiler(Compiler):
+    """A compiler library at `path`; `name` is also the worker's word for its interface."""
+
+    name: str
+    path: Path
+
+    def identity(self) -> str:
+        return file_identity(self.name, self.path)
+
+    def refusals(self, arch: Arch) -> list[str]:
+        if arch.is_amd == (self.name == "nvrtc"):
+            return [f"compiles for {'NVIDIA' if self.name == 'nvrtc' else 'AMD'} GPUs only"]
+        if not sys.executable:
+            return ["this process does not know its Python interpreter, which the compiler is run with"]
+        facts = remembered(self.identity(), self._ask) or {"trouble": f"{self.path} gave no answer"}
+        if facts["trouble"]:
+            return [facts["trouble"]]
+        if facts["targets"] is not None and arch.gfx not in facts["targets"]:
+            return [f"{self.name} {facts['version']} ({self.path}) has no target {arch.gfx}"]
+        return []
+
+    def compile(self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> bytes:
+        options = (*self._options(arch), *LANGUAGE_OPTIONS[: 1 if self.name == "nvrtc" else None])
+        job = Job(self.name, str(self.path), arch.gfx, (*options, *defines_options(defines)), file_name, source)
+        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
+            answer = _work(job, Path(folder), process.time_limit_s())
+            if answer["trouble"]:
+                raise CompileError(self.name, f"{file_name} for {arch.gfx}: {answer['trouble']}", answer["log"], source)
+            return (Path(folder) / "kernel.co").read_bytes()
+
+    def _options(self, arch: Arch) -> tuple[str, ...]:
+        if self.name == "nvrtc":
+            return (f"--gpu-architecture={arch.gfx}",)
+        return ("-nogpuinc",) if self.name == "hiprtc" else ("-nogpuinc", "-nogpulib", "-nostdinc")
+
+    def _ask(self) -> dict[str, Any] | None:
+        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
+            return _work(Job(self.name, str(self.path)), Path(folder), _QUESTION_LIMIT_S)
+
+
+def comgrs() -> list[Compiler]:
+    """Each libamd_comgr found."""
+    patterns = ["amd_comgr*.dll"] if sys.platform == "win32" else ["libamd_comgr.so*"]
+    return _found("comgr", libraries.rocm_library_folders(), patterns, "amd_comgr_do_action")
+
+
+def hiprtcs() -> list[Compiler]:
+    """Each libhiprtc found."""
+    patterns = ["hiprtc*.dll"] if sys.platform == "win32" else ["libhiprtc.so*"]
+    return _found("hiprtc", libraries.rocm_library_folders(), patterns, "hiprtcCreateProgram")
+
+
+def nvrtcs() -> list[Compiler]:
+    """Each NVRTC found; none unless ROCM_SD_ALLOW_CUDA=1."""
+    if os.environ.get("ROCM_SD_ALLOW_CUDA") != "1":
+        return [Absent("nvrtc", ["for development only: ROCM_SD_ALLOW_CUDA=1 is not set"])]
+    patterns = ["nvrtc64*.dll"] if sys.platform == "win32" else ["libnvrtc.so*"]
+    return _found("nvrtc", libraries.cuda_library_folders(), patterns, "nvrtcCreateProgram")
+
+
+def _found(name: str, folders: list[Path], patterns: list[str], symbol: str) -> list[Compiler]:
+    paths, reasons = libraries.find(folders, patterns, symbol)
+    if paths:
+        return [LibraryCompiler(name, path) for path in paths]
+    looked = ", ".join(str(folder) for folder in folders) or "any known folder"
+    return [Absent(name, [*reasons, f"no {patterns[0]} in {looked}"])]
+
+
+def _work(job: Job, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Run the worker on `job`; its answer, or one that says how the process ended."""
+    job.save(folder / "job.json")
+    root = str(arches.KERNELS_DIR.parent)
+    done = process.run([sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder)
+    try:
+        answer: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"trouble": f"{job.library}: {done.trouble or 'gave no answer'}", "log": done.output}
+    if done.output.strip():
+        answer["log"] = f"{answer.get('log', '')}\n{done.output}".strip()
+    return answer

@@ -1,0 +1,97 @@
+"""Run a compiler in a process of its own: a time limit that holds, and a crash that stays outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOG_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a process ended. `trouble` is empty for exit status 0; `output` is what it printed, both streams together."""
+
+    trouble: str
+    output: str
+    seconds: float
+
+
+def time_limit_s() -> float:
+    """How long one compilation may take: ROCM_SD_COMPILE_TIME_LIMIT_S, else ten minutes."""
+    try:
+        return float(os.environ["ROCM_SD_COMPILE_TIME_LIMIT_S"])
+    except (KeyError, ValueError):
+        return 600.0
+
+
+def run(
+    command: Sequence[str | Path], limit_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Finished:
+    """Run `command` for at most `limit_s` seconds; past that it and what it started are ended. Never raises OSError.
+
+    Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=None if env is None else {**os.environ, **env},
+                **_own_group(),
+            )
+        except (OSError, ValueError) as error:
+            return Finished(f"could not be started: {error}", "", time.monotonic() - start)
+        trouble = _wait(process, limit_s)
+        output.seek(0)
+        text = output.read(_LOG_LIMIT_BYTES).decode("utf-8", errors="replace")
+    return Finished(trouble, text, time.monotonic() - start)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return f"took longer than {limit_s:g} s and was ended"
+    except BaseException:
+        _end(process)
+        raise
+    if status < 0:
+        with suppress(ValueError):
+            return f"crashed ({signal.Signals(-status).name})"
+    if status > 0xFF:  # a Windows exception code such as 0xC0000005
+        return f"crashed (0x{status & 0xFFFFFFFF:08X})"
+    return f"failed (exit status {status})" if status else ""
+
+
+def _own_group() -> dict[str, int | bool]:
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "win32":
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                ["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, timeout=10, check=False
+            )
+        with suppress(OSError):
+            process.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

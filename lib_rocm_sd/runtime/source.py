@@ -1,0 +1,76 @@
+"""One self-contained string out of a kernel file and the headers that it includes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from lib_rocm_sd import arch
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+_PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+# Present in the tests only, included under `#if defined(SIMT_SHIM)`: stays as it is.
+_SHIM_HEADER = "simt.h"
+
+
+def flatten(source: str) -> str:
+    """The file `source` of kernels/ with every `#include "..."` replaced by the header's text, each header once.
+
+    `#line` directives keep the compilers' messages pointing at the real files. `source` may also be an absolute path; its
+    includes are looked for beside the including file, then in kernels/, then in kernels/common/. Raises FileNotFoundError
+    when the file or an included header does not exist.
+    """
+    kernels = arch.KERNELS_DIR
+    return _flatten(source, kernels, _stamp(kernels / source), _stamp(kernels), _stamp(kernels / "common"))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when a file or, for a folder, one of the files in it was written."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple(number for file in files for number in (file.stat().st_mtime_ns, file.stat().st_size))
+
+
+@lru_cache(maxsize=64)
+def _flatten(source: str, kernels: Path, *stamps: tuple[int, ...]) -> str:
+    return _Flattener(kernels).run(kernels / source)
+
+
+@dataclass
+class _Flattener:
+    kernels: Path
+    seen: set[Path] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+
+    def run(self, path: Path) -> str:
+        self.add(path.resolve())
+        return "\n".join(self.lines) + "\n"
+
+    def add(self, path: Path) -> None:
+        self.seen.add(path)
+        name = self.shown(path)
+        self.lines.append(f'#line 1 "{name}"')
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            include = _INCLUDE.match(line)
+            header = self.find(include.group(1), path) if include else None
+            if header is not None:
+                if header not in self.seen:
+                    self.add(header)
+                self.lines.append(f'#line {number + 1} "{name}"')
+            elif _PRAGMA_ONCE.match(line):
+                self.lines.append("")
+            else:
+                self.lines.append(line)
+
+    def find(self, header: str, includer: Path) -> Path | None:
+        for folder in (includer.parent, self.kernels, self.kernels / "common"):
+            if (folder / header).is_file():
+                return (folder / header).resolve()
+        if Path(header).name == _SHIM_HEADER:
+            return None
+        raise FileNotFoundError(f'{self.shown(includer)} includes "{header}", which is not in {self.kernels}')
+
+    def shown(self, path: Path) -> str:
+        root = self.kernels.resolve()
+        return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
