@@ -157,8 +157,12 @@ struct Attention {
         }
     }
 
-    DEVICE float mask_at(int query, int key) const {
-        const i64 i = batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key * p.mask_stride[3];
+    // The mask's row for a query that this lane holds; rows past the end repeat the last.
+    DEVICE i64 mask_row(int tile, int c) const {
+        const int query = min2(first_q + (wave_q * Q_TILES + tile) * 16 + Unit::column(c), (int)p.seq_q - 1);
+        return batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
+    }
+    DEVICE float mask_at(i64 i) const {
         constexpr float kLog2E = 1.44269504088896341f;
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -__builtin_inff();
         else if constexpr (MASK_KIND == kMaskF16) return kLog2E * F16::to(((const u16*)p.mask)[i]);
@@ -170,22 +174,23 @@ struct Attention {
     DEVICE void scale_and_mask(int first_k) {
         const bool tail = first_k + BLOCK_K > (int)p.seq_k;
 #pragma unroll
-        for (int t = 0; t < Q_TILES; ++t)
+        for (int t = 0; t < Q_TILES; ++t) {
+            i64 mask_rows[Unit::kColumns] = {};
+            if constexpr (MASK_KIND != kMaskNone)
 #pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) {
-                const int tile_k = first_k + (wave_d * kWaveTilesK + i) * 16;
+                for (int c = 0; c < Unit::kColumns; ++c) mask_rows[c] = mask_row(t, c);
+#pragma unroll
+            for (int i = 0; i < kWaveTilesK; ++i)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     float& x = s[t][i].v[e];
                     x *= p.scale;
-                    const int key = tile_k + Unit::row(e);
-                    if constexpr (MASK_KIND != kMaskNone) {
-                        const int query = first_q + (wave_q * Q_TILES + t) * 16 + Unit::column(Unit::column_of(e));
-                        x += mask_at(min2(query, (int)p.seq_q - 1), min2(key, (int)p.seq_k - 1));
-                    }
+                    const int key = first_k + (wave_d * kWaveTilesK + i) * 16 + Unit::row(e);
+                    if constexpr (MASK_KIND != kMaskNone)
+                        x += mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
                     if (tail) x = key < (int)p.seq_k ? x : -__builtin_inff();
                 }
-            }
+        }
     }
 
     // The largest logit of each of this lane's queries over the tile, over all waves that share the query.
