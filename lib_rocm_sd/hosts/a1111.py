@@ -1,0 +1,71 @@
+"""AUTOMATIC1111's WebUI and its AMD fork: registers, and leaves no trace when unloaded.
+
+The WebUI has our folder on sys.path only while it executes scripts/rocm_sd.py, so all is imported
+from here. It executes that file again at each "Reload UI" but never imports this library again:
+what must survive lives here, and registering is idempotent. The order of calls was read in
+lshqqytiger/stable-diffusion-webui-amdgpu e61adddd (A1111 1.10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import cache
+from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts import a1111_script, a1111_state
+
+
+def register() -> type:
+    """Register with the WebUI; returns the class that it looks for in scripts/rocm_sd.py."""
+    folder = host.cache_directory()
+    if folder is not None:
+        cache.set_directory(folder)
+    lacking = host.shortcomings()
+    if lacking:
+        host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
+    else:
+        host.add_callback("list_optimizers", list_optimizer)
+        host.add_callback("before_ui", take_over)
+        host.add_callback("script_unloaded", unload)
+    base: Any = host.attribute("modules.scripts", "Script")
+    return a1111_script.make(base)
+
+
+def list_optimizer(listed: list[Any]) -> None:
+    """Callback: add ours to the WebUI's list. It keeps those whose is_available() is true."""
+    ours = a1111_state.optimizer()
+    if ours is not None and ours not in listed:
+        listed.append(ours)
+
+
+def take_over() -> None:
+    """Callback, before the UI is created: after "Reload UI", apply ours where it is chosen.
+
+    Before a model was loaded there is nothing to do: loading one applies the WebUI's choice.
+    """
+    ours = a1111_state.optimizer()
+    current = host.current_optimizer()
+    if ours is None or current is None or current is ours:
+        return
+    if host.choice() is ours:
+        _apply_choice()
+
+
+def unload() -> None:
+    """Callback, before scripts are loaded anew: leave what would be there without us."""
+    ours = a1111_state.optimizer()
+    if ours is None:
+        return
+    listed = host.optimizers()
+    listed[:] = [item for item in listed if item is not ours]
+    applied = host.current_optimizer() is ours
+    if applied:
+        ours.undo()
+    ours.aside = False
+    if applied:
+        _apply_choice()
+
+
+def _apply_choice() -> None:
+    apply: Any = host.attribute("modules.sd_hijack", "apply_optimizations")
+    apply()

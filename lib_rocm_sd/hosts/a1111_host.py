@@ -1,0 +1,126 @@
+"""What we use of AUTOMATIC1111's WebUI and its forks; nothing raises where a piece is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+NAME = "ROCm SD"
+SETTING = "cross_attention_optimization"
+Forward = Callable[..., torch.Tensor]
+
+_said: set[str] = set()
+
+
+def module(name: str) -> ModuleType | None:
+    """The host's module `name`; None when it has none, or when importing it fails."""
+    with suppress(Exception):
+        return importlib.import_module(name)
+    return None
+
+
+def attribute(name: str, *path: str) -> Any:
+    """What `path` leads to in the host's module `name`; None when a step is missing."""
+    found: Any = module(name)
+    for step in path:
+        found = getattr(found, step, None)
+    return found
+
+
+def say(message: str) -> None:
+    """A line on the WebUI's console."""
+    print(f"{NAME}: {message}", flush=True)
+
+
+def say_once(message: str) -> None:
+    """A line on the WebUI's console, the first time only."""
+    if message not in _said:
+        _said.add(message)
+        say(message)
+
+
+def device() -> torch.device:
+    """The device that the WebUI computes on."""
+    found = attribute("modules.devices", "device") or attribute("modules.shared", "device")
+    return torch.device("cpu") if found is None else torch.device(found)
+
+
+def shortcomings() -> list[str]:
+    """Why this WebUI has no place for an attention optimizer; empty when it has."""
+    found = []
+    if attribute("modules.sd_hijack_optimizations", "SdOptimization") is None:
+        found.append("it has no SdOptimization")
+    if not callable(attribute("modules.script_callbacks", "on_list_optimizers")):
+        found.append("it has no callback on_list_optimizers")
+    if not callable(attribute("modules.sd_hijack", "apply_optimizations")):
+        found.append("it has no sd_hijack.apply_optimizations")
+    return found
+
+
+def cache_directory() -> Path | None:
+    """The WebUI's cache folder; None when it cannot be told."""
+    for found in (
+        attribute("modules.cache", "cache_dir"),
+        os.environ.get("SD_WEBUI_CACHE_DIR"),
+    ):
+        if found:
+            return Path(found)
+    data = attribute("modules.paths_internal", "data_path") or attribute(
+        "modules.paths", "data_path"
+    )
+    return Path(data) / "cache" if data else None
+
+
+def add_callback(category: str, function: Callable[..., Any]) -> bool:
+    """Register for the WebUI's on_<category>, once however often asked; False if it has none."""
+    register = attribute("modules.script_callbacks", f"on_{category}")
+    if not callable(register):
+        return False
+    registered = attribute("modules.script_callbacks", "callback_map") or {}
+    entries = registered.get(f"callbacks_{category}", ())
+    if not any(getattr(entry, "callback", None) is function for entry in entries):
+        register(function)
+    return True
+
+
+def optimizers() -> list[Any]:
+    """The WebUI's list of attention optimizers that are available, best first: the list itself."""
+    found = attribute("modules.sd_hijack", "optimizers")
+    return found if isinstance(found, list) else []
+
+
+def current_optimizer() -> Any:
+    """The optimizer that is applied; None before a model was loaded, or when none is wanted."""
+    return attribute("modules.sd_hijack", "current_optimizer")
+
+
+def choice(without: Any = None) -> Any:
+    """What sd_hijack.apply_optimizations() picks, were `without` not listed; None for none."""
+    listed = [item for item in optimizers() if item is not without]
+    options: Any = attribute("modules.shared", "cmd_opts")
+    selection = getattr(attribute("modules.shared", "opts"), SETTING, "Automatic")
+    automatic = selection == "Automatic"
+    if not listed or selection == "None":
+        return None
+    if automatic and getattr(options, "disable_opt_split_attention", False):
+        return None
+    if automatic:
+        asked = (x for x in listed if x.cmd_opt and getattr(options, x.cmd_opt, False))
+        return next(asked, listed[0])
+    return next((x for x in listed if x.title() == selection), listed[0])
+
+
+def attention_classes() -> tuple[list[type], list[type]]:
+    """The host's CrossAttention classes (of ldm, of sgm) and AttnBlock classes, if any."""
+    cross = [attribute(f"{root}.modules.attention", "CrossAttention") for root in ("ldm", "sgm")]
+    block = [
+        attribute(f"{root}.modules.diffusionmodules.model", "AttnBlock") for root in ("ldm", "sgm")
+    ]
+    return [x for x in cross if x is not None], [x for x in block if x is not None]

@@ -1,0 +1,60 @@
+"""Our optimizer in this WebUI, and the status line: what will run, or why nothing will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts import a1111_optimizer
+
+
+def optimizer() -> Any:
+    """Our entry for the WebUI's list of optimizers; None in a WebUI that has no such list."""
+    if host.shortcomings():
+        return None
+    return a1111_optimizer.make(host.attribute("modules.sd_hijack_optimizations", "SdOptimization"))
+
+
+def status() -> str:
+    """One line for people; never raises."""
+    try:
+        return _status()
+    except Exception as error:
+        return f"Not active: {type(error).__name__}: {error}"
+
+
+def _status() -> str:
+    lacking = host.shortcomings()
+    if lacking:
+        return (
+            "Not active: this WebUI has no place for an attention optimizer "
+            f"({'; '.join(lacking)}). It works as without this extension."
+        )
+    ours = optimizer()
+    device = host.device()
+    line = engine.status_line(device)
+    text = line[:1].upper() + line[1:] + "."
+    if engine.usable(device):
+        return text
+    chosen = host.current_optimizer() or host.choice()
+    if chosen is ours:
+        return text
+    return f"Ready, but not in use: {_why_another(chosen, ours)}"
+
+
+def _why_another(chosen: Any, ours: Any) -> str:
+    opts: Any = host.attribute("modules.shared", "opts")
+    selection = getattr(opts, host.SETTING, "Automatic")
+    name = "none" if chosen is None else f"'{chosen.title()}'"
+    if ours not in host.optimizers():
+        return f"the WebUI has not listed '{ours.title()}' yet; reload the UI."
+    if selection == "Automatic":
+        return (
+            f"a command-line flag makes 'Automatic' pick {name}; choose '{ours.title()}' in "
+            "Settings > Optimizations > Cross attention optimization."
+        )
+    return (
+        f"Settings > Optimizations > Cross attention optimization is '{selection}'; choose "
+        f"'Automatic' or '{ours.title()}' there."
+    )

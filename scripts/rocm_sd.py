@@ -1,0 +1,5 @@
+"""The only file that the WebUI executes; our folder is on sys.path only while it does."""
+
+from lib_rocm_sd.hosts import a1111
+
+RocmSdScript = a1111.register()
