@@ -1,0 +1,72 @@
+"""Ranking by the three levels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from lib_rocm_sd.policy import AUTO, LEVELS, MEMORY, PERFORMANCE, Candidate, by_name, limit, rank
+
+MIB = 1 << 20
+
+
+def candidate(
+    name: str, preference: int = 0, workspace_mib: int = 0, time_us: float | None = None
+) -> Candidate:
+    variant = SimpleNamespace(name=name, preference=preference)
+    return Candidate(variant, workspace_mib * MIB, time_us)
+
+
+def names(ranked: list[Candidate]) -> list[str]:
+    return [item.variant.name for item in ranked]
+
+
+def test_auto_takes_the_highest_preference() -> None:
+    found = rank(AUTO, [candidate("low", 1), candidate("high", 9), candidate("mid", 5)], MIB)
+    assert names(found) == ["high", "mid", "low"]
+
+
+def test_auto_puts_what_needs_more_than_half_of_the_free_memory_last_by_workspace() -> None:
+    items = [
+        candidate("huge", 9, 900),
+        candidate("large", 5, 600),
+        candidate("half", 3, 500),
+        candidate("none", 1, 0),
+    ]
+    assert names(rank(AUTO, items, 1000 * MIB)) == ["half", "none", "large", "huge"]
+    assert limit(AUTO, items[0], 1000 * MIB) == [
+        "needs 900 MiB of workspace; Auto allows 500 MiB now"
+    ]
+    assert limit(AUTO, items[2], 1000 * MIB) == []
+
+
+def test_auto_ignores_measured_times() -> None:
+    items = [candidate("fast", 1, 0, 1.0), candidate("preferred", 2, 0, 9.0)]
+    assert names(rank(AUTO, items, MIB)) == ["preferred", "fast"]
+
+
+def test_memory_takes_the_least_workspace_then_preference() -> None:
+    items = [candidate("big", 9, 10), candidate("small", 1, 1), candidate("also small", 2, 1)]
+    assert names(rank(MEMORY, items, 1 << 62)) == ["also small", "small", "big"]
+
+
+def test_performance_takes_the_least_time_and_the_unmeasured_last() -> None:
+    items = [
+        candidate("unmeasured", 99),
+        candidate("slow", 50, 0, 20.0),
+        candidate("fast", 1, 900, 10.0),
+    ]
+    assert names(rank(PERFORMANCE, items, MIB)) == ["fast", "slow", "unmeasured"]
+
+
+def test_equals_keep_their_order() -> None:
+    items = [candidate(name) for name in "abc"]
+    for policy in LEVELS.values():
+        assert names(rank(policy, items, MIB)) == ["a", "b", "c"]
+
+
+def test_levels_are_found_by_name_and_nothing_else_is() -> None:
+    assert by_name("Memory") is MEMORY
+    with pytest.raises(ValueError, match="'Turbo': there are Auto, Performance, Memory"):
+        by_name("Turbo")
