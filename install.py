@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lib_rocm_sd.arch import Arch
+    from lib_rocm_sd.ops.base import KernelSpec
 
 NAME = "ROCm SD Optimization"
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
 COMPILE_LIMIT_S = 300
+KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
 
 
@@ -105,7 +107,7 @@ def find_gpus() -> "list[tuple[str, Arch | None]]":
 
 def windows_adapters() -> "list[str]":
     """The names of the display adapters that Windows has drivers for."""
-    names: "list[str]" = []
+    names: list[str] = []
     if sys.platform == "win32":
         import winreg
 
@@ -117,12 +119,18 @@ def windows_adapters() -> "list[str]":
     return names
 
 
+def label(spec: "KernelSpec") -> str:
+    """What a person calls this kernel."""
+    values = dict(spec.defines)
+    dtype = "bfloat16" if values["BF16_HALVES"] else "float16"
+    return f"{Path(spec.source).stem}, head_dim {values['HEAD_DIM']}, {dtype}"
+
+
 def compile_for(arch: "Arch", deadline: float) -> None:
     """Compile what `arch` needs and is not cached, a line for each.
 
     None is started after `deadline`, a reading of time.monotonic().
     """
-    from lib_rocm_sd.errors import CompileError
     from lib_rocm_sd.ops.attention_kernel import shipped_specs
     from lib_rocm_sd.runtime import build
 
@@ -131,14 +139,30 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     if not missing:
         say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")
         return
+    from lib_rocm_sd.runtime import compilers
+
+    survey = compilers.survey(arch)
+    if all(survey.values()):
+        say(f"{NAME}: {arch.gfx}: no compiler here can serve. The WebUI works as before.")
+        for name, reasons in survey.items():
+            say(f"  {name}: {'; '.join(reasons)}")
+        return
     say(f"{NAME}: {arch.gfx}: compiling {len(missing)} of {len(specs)} kernels, once.")
+    os.environ.setdefault("ROCM_SD_COMPILE_TIME_LIMIT_S", str(KERNEL_LIMIT_S))
+    compile_each(missing, arch, deadline)
+
+
+def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float) -> None:
+    """The loop of `compile_for`; ends early at `deadline` or after a few failures."""
+    from lib_rocm_sd.errors import CompileError
+    from lib_rocm_sd.runtime import build
+
     failures = 0
     for number, spec in enumerate(missing, 1):
         if time.monotonic() > deadline:
-            say(f"  time is up; the first use compiles the other {len(missing) - number + 1}")
+            say(f"  Time is up; the first use compiles the other {len(missing) - number + 1}.")
             return
-        values = " ".join(f"{name}={value}" for name, value in spec.defines)
-        what = f"  [{number}/{len(missing)}] {spec.entry} {values}"
+        what = f"  [{number}/{len(missing)}] {label(spec)}"
         try:
             code = build.build(spec, arch)
             say(f"{what}: {code.compiler}, {code.seconds:.1f} s")

@@ -266,10 +266,24 @@ def _call(*command: object, timeout_s: float | None = None) -> subprocess.Comple
 
 
 def _pip_install(*arguments: str) -> None:
-    """pip's own progress is shown. Raises SetupError when it fails."""
+    """Run pip install and show what it fetches and installs. Raises SetupError when it fails."""
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, check=False).returncode:
-        raise SetupError(f"pip failed, see above. The command was:\n  {shlex.join(command)}")
+    said = []
+    with subprocess.Popen(
+        [*command, "--progress-bar", "off"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        for line in pip.stdout or ():
+            said.append(line)
+            if line.lstrip().startswith(("Downloading", "Installing", "Building")):
+                say(f"   {line.strip()[:100]}")
+    if pip.returncode:
+        raise SetupError(
+            f"{''.join(said)}\npip failed, see above. The command was:\n  {shlex.join(command)}"
+        )
 
 
 def last_line(text: str) -> str:

@@ -1,0 +1,344 @@
+"""install.py as the WebUI runs it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import install
+from lib_rocm_sd import arch, cache, device
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.runtime import build, compilers
+
+SCRIPT = Path(install.__file__)
+GFX1100 = arch.table()["gfx1100"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COMMANDLINE_ARGS", "SD_WEBUI_CACHE_DIR", device.OVERRIDE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["install.py"])
+
+
+class Builder:
+    """Stands for runtime.build: a specification is cached once built."""
+
+    def __init__(self, outcome: Callable[[], object] | None = None) -> None:
+        self.built: list[object] = []
+        self.outcome = outcome
+
+    def is_cached(self, spec: object, _arch: object) -> bool:
+        return spec in self.built
+
+    def build(self, spec: object, _arch: object) -> object:
+        if self.outcome is not None:
+            self.outcome()
+        self.built.append(spec)
+        return types.SimpleNamespace(code=b"", compiler="clang", cached=False, seconds=0.5)
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    double = Builder()
+    monkeypatch.setattr(build, "is_cached", double.is_cached)
+    monkeypatch.setattr(build, "build", double.build)
+    monkeypatch.setattr(compilers, "survey", lambda arch: {"hipcc": ["not here"], "clang": []})
+    monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "60")
+    return double
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *gfx: str) -> None:
+    monkeypatch.setattr(device, "kfd_gpus", lambda: list(gfx))
+
+
+# --- the oldest Python
+
+
+def test_an_older_python_can_read_the_file() -> None:
+    text = SCRIPT.read_text(encoding="utf-8")
+    tree = ast.parse(text, feature_version=(3, 7))
+    assert "from __future__" not in text, "Python 3.6 does not know annotations from __future__"
+    first = [node.names[0].name for node in tree.body if isinstance(node, ast.Import)]
+    assert set(first) <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["demo"], 1), (["test"], 1)])
+def test_an_older_python_is_told(
+    arguments: list[str],
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    monkeypatch.setattr(sys, "argv", ["install.py", *arguments])
+    assert install.main() == status
+    assert "needs Python 3.10 or newer" in capsys.readouterr().out
+
+
+# --- never spoils a start
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no such\ndisk"), KeyboardInterrupt(), ImportError("x"), RuntimeError()]
+)
+def test_every_failure_is_one_line_and_status_0(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(install, "prepare_kernels", fail)
+    assert install.main() == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert type(error).__name__ in out
+    assert "The WebUI works as before" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "skipped"),
+    [
+        (["--skip-install"], None, True),
+        ([], "--medvram --skip-install", True),
+        ([], '--ckpt-dir "C:\\broken quote --skip-install', True),
+        ([], "--skip-install-not", False),
+        ([], None, False),
+    ],
+)
+def test_skip_install(
+    argv: list[str],
+    variable: str | None,
+    skipped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(sys, "argv", ["install.py", *argv])
+    if variable is not None:
+        monkeypatch.setenv("COMMANDLINE_ARGS", variable)
+    assert install.main() == 0
+    assert (not builder.built) is skipped
+
+
+def test_no_gpu_and_an_unknown_gpu(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch)
+    assert install.main() == 0
+    assert "no AMD GPU" in capsys.readouterr().out
+    gpus(monkeypatch, "gfx803")
+    assert install.main() == 0
+    assert "gfx803 is not among the GPUs known here" in capsys.readouterr().out
+    assert not builder.built
+
+
+# --- which cache, which GPUs
+
+
+def test_the_cache_is_the_webuis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extension = tmp_path / "data" / "extensions" / "rocm-sd"
+    extension.parent.mkdir(parents=True)
+    extension.symlink_to(SCRIPT.parent)
+    assert install.host_cache(extension / "install.py") == tmp_path / "data" / "cache"
+    monkeypatch.chdir(extension.parent)
+    assert install.host_cache(Path("rocm-sd/install.py")) == tmp_path / "data" / "cache"
+    assert install.host_cache(tmp_path / "elsewhere" / "install.py") is None
+    monkeypatch.setenv("SD_WEBUI_CACHE_DIR", str(tmp_path / "given"))
+    assert install.host_cache(extension / "install.py") == tmp_path / "given"
+
+
+def test_gpus_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, "gfx1100", "gfx1036", "gfx1100", "gfx803")
+    found = install.find_gpus()
+    assert [name for name, _ in found] == ["gfx1100", "gfx1036", "gfx803"]
+    assert found[0][1] is GFX1100
+    assert found[2][1] is None
+
+
+@pytest.mark.parametrize(
+    ("present", "variables", "expected"),
+    [
+        (["gfx1031"], {"": "10.3.0"}, ["gfx1030"]),
+        (["gfx1031", "gfx1100"], {"_1": "11.0.0"}, ["gfx1031", "gfx1100"]),
+        (["gfx1031"], {"_0": "10.3.0"}, ["gfx1031", "gfx1030"]),
+        ([], {"": "10.3.0"}, []),
+    ],
+)
+def test_gpus_under_an_override(
+    present: list[str],
+    variables: dict[str, str],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus(monkeypatch, *present)
+    for suffix, value in variables.items():
+        monkeypatch.setenv(device.OVERRIDE + suffix, value)
+    assert [name for name, _ in install.find_gpus()] == expected
+
+
+def test_gpus_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = ["Intel(R) UHD Graphics", None, "AMD Radeon RX 7900 XTX", "AMD Radeon(TM) Graphics"]
+    registry = types.SimpleNamespace(
+        HKEY_LOCAL_MACHINE=1,
+        OpenKey=lambda parent, name: contextlib.nullcontext(name),
+        QueryInfoKey=lambda key: (len(adapters), 0, 0),
+        QueryValueEx=lambda key, value: _described(adapters[int(key)]),
+    )
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = install.find_gpus()
+    assert [name for name, _ in found] == ["AMD Radeon RX 7900 XTX", "AMD Radeon(TM) Graphics"]
+    assert found[0][1] is GFX1100
+    assert found[1][1] is None
+
+
+def _described(name: str | None) -> tuple[str, int]:
+    if name is None:
+        raise FileNotFoundError("no DriverDesc")
+    return name, 1
+
+
+# --- compiling
+
+
+def test_one_line_for_each_kernel_and_nothing_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    specs = attention_kernel.shipped_specs(GFX1100)
+    assert install.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(specs)
+    assert "attention, head_dim 40, float16: clang, 0.5 s" in lines[1]
+    assert builder.built == specs
+    assert install.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{install.NAME}: gfx1100: all {len(specs)} kernels are ready."
+    ]
+
+
+def test_compiling_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    clock = itertools.count(0, install.COMPILE_LIMIT_S // 2)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert install.main() == 0
+    left = len(attention_kernel.shipped_specs(GFX1100)) - 2
+    assert len(builder.built) == 2
+    assert f"the first use compiles the other {left}" in capsys.readouterr().out
+
+
+def test_a_failing_compiler_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise CompileError("clang", "crashed", "log", "source")
+
+    gpus(monkeypatch, "gfx1100")
+    builder.outcome = fail
+    assert install.main() == 0
+    out = capsys.readouterr().out
+    assert out.count("clang: crashed") == install.FAILURES_BEFORE_GIVING_UP
+    assert "the first use tries again" in out
+
+
+def test_without_a_compiler_the_reasons_are_shown(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(
+        compilers, "survey", lambda arch: {"hipcc": ["no SDK"], "clang": ["too old"]}
+    )
+    assert install.main() == 0
+    assert not builder.built
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["  hipcc: no SDK", "  clang: too old"]
+    assert lines[0].endswith("no compiler here can serve. The WebUI works as before.")
+
+
+def test_the_whole_script_in_a_webuis_folder(tmp_path: Path) -> None:
+    """Started as the WebUI starts it, on this machine, whatever GPU that has."""
+    extension = tmp_path / "extensions" / "rocm-sd"
+    extension.parent.mkdir()
+    extension.symlink_to(SCRIPT.parent)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "COMMANDLINE_ARGS": "--skip-install"}
+    done = subprocess.run(
+        [sys.executable, str(extension / "install.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+PRETEND = """
+import runpy, sys
+from lib_rocm_sd import device
+from lib_rocm_sd.ops import attention_kernel
+device.kfd_gpus = lambda: ["gfx1100"]
+every = attention_kernel.shipped_specs
+attention_kernel.shipped_specs = lambda arch: every(arch)[:{count}]
+sys.argv = [{script!r}]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+finally:
+    assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+def test_under_half_a_second_when_nothing_is_left_to_do(tmp_path: Path) -> None:
+    """Real compiler, real cache, pretended GPU; the best of five runs, Python's start included."""
+    if not any(not why for why in compilers.survey(GFX1100).values()):
+        pytest.skip("no compiler for gfx1100 on this machine")
+    extension = tmp_path / "extensions" / "rocm-sd"
+    extension.parent.mkdir()
+    extension.symlink_to(SCRIPT.parent)
+    code = PRETEND.format(script=str(extension / "install.py"), count=2)
+
+    def run() -> tuple[float, str]:
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=SCRIPT.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        return time.perf_counter() - start, done.stdout
+
+    _, first = run()
+    assert "compiling 2 of 2 kernels" in first
+    assert list((tmp_path / "cache" / "rocm_sd" / "code").glob("*.co"))
+    runs = [run() for _ in range(5)]
+    assert all("all 2 kernels are ready" in said for _, said in runs)
+    assert min(seconds for seconds, _ in runs) < 0.5
+
+
+def test_set_directory_is_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: Builder
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setenv("SD_WEBUI_CACHE_DIR", str(tmp_path))
+    try:
+        assert install.main() == 0
+        assert cache.directory() == tmp_path / "rocm_sd"
+    finally:
+        cache.set_directory(None)
