@@ -62,7 +62,7 @@ def measure(
     failures: list[tuple[Contender, Exception]] = []
     end = time.perf_counter() + budget_s
     with torch.no_grad():
-        sets = _input_sets(op, problem, device)
+        sets = input_sets(op, problem, device)
         for place, contender in enumerate(contenders):
             share_s = max(0.0, end - time.perf_counter()) / (len(contenders) - place)
             try:
@@ -76,7 +76,7 @@ def measure(
     return times, failures
 
 
-def _input_sets(op: Op[Any], problem: Any, device: torch.device) -> list[tuple[Any, ...]]:
+def input_sets(op: Op[Any], problem: Any, device: torch.device) -> list[tuple[Any, ...]]:
     """Copies of the inputs in different memory, so that no run finds all it reads in a cache."""
     first = op.make_inputs(problem, device, SEED)
     tensors = [item for item in first if isinstance(item, torch.Tensor)]
@@ -99,7 +99,6 @@ def _time_us(
     def call(number: int) -> None:
         contender.variant.run(contender.launch, contender.config, *sets[number % len(sets)])
 
-    timed = _timed_on_gpu if device.type == "cuda" else _timed_on_cpu
     call(0)
     begin = time.perf_counter()
     first = timed(call, 1, device)
@@ -108,6 +107,11 @@ def _time_us(
     if runs < LEAST_RUNS:
         return first[0]
     return statistics.median(timed(call, runs, device))
+
+
+def timed(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
+    """Times in µs of `runs` calls, each given its number: device events, or the clock on a CPU."""
+    return (_timed_on_gpu if device.type == "cuda" else _timed_on_cpu)(call, runs, device)
 
 
 def _timed_on_gpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:

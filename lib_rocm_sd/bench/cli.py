@@ -1,0 +1,114 @@
+"""`python -m lib_rocm_sd bench attention`: every way to run the usual problems, in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd import __version__
+from lib_rocm_sd.bench.attention import Row, measure
+from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem
+from lib_rocm_sd.planner import default_launcher
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("op", choices=["attention"], help="what to time")
+    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
+    parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
+    parser.add_argument("--runs", type=int, default=50, help="timed calls per row (default 50)")
+    parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
+    parser.add_argument("--json", metavar="FILE", help="also write the result here")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
+    if args.runs < 1:
+        print("--runs must be at least 1", file=sys.stderr)
+        return 2
+    device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    info = identify(device)
+    launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
+    rows: list[Row] = []
+    for label, problem in _problems(args):
+        print(f"{label}: {problem}", file=sys.stderr, flush=True)
+        rows += measure(label, problem, device, info, launch, args.runs)
+    machine = _machine(device, info, args.runs)
+    print(render(machine, rows))
+    if args.json:
+        document = {"machine": machine, "rows": [_plain(row) for row in rows]}
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return int(any(row.reason.startswith("wrong") and row.variant == "rocm_sd" for row in rows))
+
+
+def _problems(args: argparse.Namespace) -> list[tuple[str, AttentionProblem]]:
+    if args.small:
+        return [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
+    return [(label, replace(problem, dtype=args.dtype)) for label, problem in ATTENTION.usual]
+
+
+def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any]:
+    return {
+        "device": info.name,
+        "backend": info.backend,
+        "gfx": info.gfx,
+        "not_ours": list(info.reasons),
+        "torch": torch.__version__,
+        "hip": torch.version.hip,
+        "cuda": torch.version.cuda,
+        "os": platform.system(),
+        "python": platform.python_version(),
+        "rocm_sd": __version__,
+        "runs": runs,
+        "timing": "device events" if device.type == "cuda" else "perf_counter",
+    }
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """The row as JSON has it: what was not measured is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(row).items()
+    }
+
+
+def render(machine: dict[str, Any], rows: list[Row]) -> str:
+    """The table that a person reads; the fastest row of each problem is marked with *."""
+    lines = [
+        f"{machine['device']} ({machine['gfx'] or machine['backend']}), torch {machine['torch']}, "
+        f"median of {machine['runs']} calls, {machine['timing']}",
+        f"{'problem':<40} {'variant':<10} {'us':>10} {'p10..p90':>19} {'TFLOP/s':>8} {'error':>8} "
+        f"{'extra MiB':>9}",
+    ]
+    for label in dict.fromkeys(row.label for row in rows):
+        group = [row for row in rows if row.label == label]
+        best = min((row.median_us for row in group if not row.reason), default=math.nan)
+        lines += [_line(row, row.median_us == best) for row in group]
+    return "\n".join(lines)
+
+
+def _line(row: Row, best: bool) -> str:
+    p = row.problem
+    shape = f"{p['batch']}x{p['heads']}x{p['seq_q']}x{p['seq_k']}x{p['head_dim']} {p['dtype']}"
+    if row.reason:
+        return f"{shape:<40} {row.variant:<10} not run: {row.reason}"
+    extra = "" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:9.1f}"
+    spread = f"{row.p10_us:.0f}..{row.p90_us:.0f}"
+    tiles = "" if row.config is None else " " + _tiles(row.config)
+    return (
+        f"{shape:<40} {row.variant:<10} {row.median_us:>10.1f} {spread:>19} {row.tflops:>8.1f} "
+        f"{row.error:>8.1e} {extra:>9}{' *' if best else '  '}{tiles}"
+    )
+
+
+def _tiles(config: dict[str, Any]) -> str:
+    return ",".join(f"{name}={int(value)}" for name, value in config.items())
