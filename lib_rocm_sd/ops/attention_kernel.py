@@ -134,3 +134,12 @@ def shipped_specs(arch: Arch) -> list[KernelSpec]:
         for dtype in DTYPES
         for head_dim in SHIPPED_HEAD_DIMS
     ]
+
+
+def searched_specs(arch: Arch) -> list[KernelSpec]:
+    """Every config of the search space for the usual head_dims, float16, no mask."""
+    return [
+        spec("float16", head_dim, "none", config)
+        for head_dim in SHIPPED_HEAD_DIMS
+        for config in configs(arch, head_dim)
+    ]
