@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from lib_rocm_sd import selftest
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops.attention import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op
 from lib_rocm_sd.planner import (
     Plan,
@@ -50,14 +50,6 @@ class _Route:
         self.plan = plan
         self.launch = launch
         self.config = plan.config if plan else None
-
-
-@lru_cache(maxsize=1)
-def attention_op() -> Op[Any]:
-    """The attention op, imported at its first use."""
-    from lib_rocm_sd.ops.attention import ATTENTION
-
-    return ATTENTION
 
 
 class Engine:
@@ -113,7 +105,7 @@ class Engine:
         (B, H, Sq, Sk). `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices
         do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
         """
-        return self.run(attention_op(), q, k, v, mask, scale)
+        return self.run(ATTENTION, q, k, v, mask, scale)
 
     def run(self, op: Op[Any], *inputs: Any) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
@@ -136,7 +128,7 @@ class Engine:
         Raises NotSupportedError when every variant refuses or failed.
         """
         with self._lock:
-            op = op or attention_op()
+            op = op or ATTENTION
             return self._planner.plan(self._policy, op, problem, _with_index(device), {})
 
     def usable(self, device: torch.device, op: Op[Any] | None = None) -> list[str]:
@@ -144,7 +136,7 @@ class Engine:
 
         Decided by the first of the op's usual problems (default: of attention).
         """
-        op = op or attention_op()
+        op = op or ATTENTION
         device = _with_index(device)
         _, problem = op.usual[0]
         found: list[str] = []
@@ -179,7 +171,7 @@ class Engine:
         self, problem: Any, device: torch.device, op: Op[Any] | None = None
     ) -> dict[str, Check]:
         """The worst self-test of each variant that does not refuse `problem`, by name."""
-        op = op or attention_op()
+        op = op or ATTENTION
         device = _with_index(device)
         with self._lock:
             return {

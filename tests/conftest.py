@@ -6,6 +6,8 @@ GPU tests skip with the engine's reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,27 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", folder)
         patch.setenv("LOCALAPPDATA", folder)
         yield
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder for one test only."""
+    from lib_rocm_sd import cache
+
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(folder))
+    cache.reset()
+    yield folder
+    monkeypatch.undo()
+    cache.reset()
+
+
+@pytest.fixture
+def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Performance measures for a tenth of a second per problem only."""
+    from lib_rocm_sd import tune
+
+    monkeypatch.setattr(tune, "measure", partial(tune.measure, budget_s=0.1))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
