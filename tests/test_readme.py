@@ -1,0 +1,44 @@
+"""README.md and the other documents agree with the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lib_rocm_sd.arch import amd_table
+from tools import card_table
+
+ROOT = card_table.README.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_the_table_of_cards_is_arch_json() -> None:
+    text = card_table.README.read_text(encoding="utf-8")
+    assert card_table.with_table(text) == text, "run `python tools/card_table.py --write`"
+    for gfx, arch in amd_table().items():
+        assert f"| {gfx} | {arch.family} |" in text
+        assert all(name in text for name in arch.names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def test_documented_variables_exist() -> None:
+    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    source = "".join(p.read_text(encoding="utf-8") for p in ROOT.glob("lib_rocm_sd/**/*.py"))
+    named = set(re.findall(r"ROCM_SD_[A-Z_]+", usage))
+    assert named == set(re.findall(r"ROCM_SD_[A-Z_]+", source))
+
+
+def test_documented_commands_exist() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    named = set(re.findall(r"-m lib_rocm_sd (\w+)", text))
+    main = (ROOT / "lib_rocm_sd" / "__main__.py").read_text(encoding="utf-8")
+    assert named == {"doctor", "compile", "inspect", "bench", "demo"}
+    assert all(f'"{name}"' in main for name in named)
