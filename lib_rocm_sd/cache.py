@@ -1,7 +1,9 @@
-"""The cache folder: entries written atomically, carrying their own checksum, never read from a world-writable place.
+"""The cache folder: entries written atomically, carrying their own checksum, never read from a
+world-writable place.
 
-Nothing here raises because a folder or an entry is bad: an entry that is missing, truncated, damaged or foreign reads as
-None, and where no folder can be used entries live in memory for as long as the process does (`reasons()` says why).
+Nothing here raises because a folder or an entry is bad: an entry that is missing, truncated,
+damaged or foreign reads as None, and where no folder can be used entries live in memory for as long
+as the process does (`reasons()` says why).
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ _state = _State()
 
 
 def set_directory(path: Path | str | None) -> None:
-    """The host's cache folder; entries go to its subfolder rocm_sd. None goes back to the user's own cache folder."""
+    """The host's cache folder; entries go to its subfolder rocm_sd.
+
+    None goes back to the user's own cache folder.
+    """
     _state.host = None if path is None else Path(path)
     reset()
 
@@ -51,7 +56,10 @@ def reset() -> None:
 
 
 def directory() -> Path | None:
-    """The folder in use, created when missing; None when none can be used, in which case `reasons()` says why."""
+    """The folder in use, created when missing;
+
+    None when none can be used, in which case `reasons()` says why.
+    """
     if not _state.resolved:
         _state.directory = next((path for path in _candidates() if _usable(path)), None)
         _state.resolved = True
@@ -89,7 +97,9 @@ def read(kind: str, key: str) -> bytes | None:
 
 
 def write(kind: str, key: str, data: bytes) -> None:
-    """Store an entry: whole or not at all, also when several processes write it or this one is killed."""
+    """Store an entry: whole or not at all, also when several processes write it or this one is
+    killed.
+    """
     path = _path(kind, key)
     if path is None:
         _state.memory[kind, key] = data
@@ -114,8 +124,9 @@ def delete(kind: str, key: str) -> None:
 def lock(key: str, limit_s: float) -> Iterator[bool]:
     """Hold the entry's lock, so that two processes do not do the same work; True when it was got.
 
-    The operating system frees the lock when its holder dies. After `limit_s`, or where files cannot be locked, the caller
-    goes on without it: entries are written atomically, so at worst the work is done twice.
+    The operating system frees the lock when its holder dies. After `limit_s`, or where files cannot
+    be locked, the caller goes on without it: entries are written atomically, so at worst the work
+    is done twice.
     """
     path = _path("locks", key, ".lock")
     file = None if path is None else _opened_lock(path)
@@ -139,7 +150,11 @@ def _candidates() -> list[Path]:
     if asked:
         return [Path(asked).expanduser().absolute()]
     found = [] if _state.host is None else [_state.host.absolute() / "rocm_sd"]
-    base = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else os.environ.get("XDG_CACHE_HOME")
+    base = (
+        os.environ.get("LOCALAPPDATA")
+        if sys.platform == "win32"
+        else os.environ.get("XDG_CACHE_HOME")
+    )
     with suppress(RuntimeError):  # no home folder
         found.append((Path(base) if base else Path.home() / ".cache").absolute() / "rocm_sd")
     return found
@@ -161,7 +176,9 @@ def _usable(path: Path) -> bool:
 
 
 def _refusal(status: os.stat_result, ancestor: bool = False) -> str:
-    """Why something with this status may hold what others put there, hence code that is not ours; empty when it is safe."""
+    """Why something with this status may hold what others put there, hence code that is not ours;
+    empty when it is safe.
+    """
     if sys.platform == "win32":  # access lists, not mode bits; LOCALAPPDATA is the user's own
         return ""
     if status.st_mode & stat.S_IWOTH and not (ancestor and status.st_mode & stat.S_ISVTX):
@@ -172,7 +189,9 @@ def _refusal(status: os.stat_result, ancestor: bool = False) -> str:
 
 
 def _trusted_owners() -> set[int]:
-    """Ourselves, root, and whoever owns the kernels' source, which this process compiles and runs anyway."""
+    """Ourselves, root, and whoever owns the kernels' source, which this process compiles and runs
+    anyway.
+    """
     if sys.platform == "win32":
         return set()
     return {os.geteuid(), 0, arch.KERNELS_DIR.stat().st_uid}
@@ -180,7 +199,11 @@ def _trusted_owners() -> set[int]:
 
 def _path(kind: str, key: str, suffix: str = "") -> Path | None:
     folder = directory()
-    return None if folder is None else folder / kind / f"{key}{suffix or ('.co' if kind == 'code' else '')}"
+    return (
+        None
+        if folder is None
+        else folder / kind / f"{key}{suffix or ('.co' if kind == 'code' else '')}"
+    )
 
 
 def _sealed(data: bytes) -> bytes:
@@ -190,7 +213,9 @@ def _sealed(data: bytes) -> bytes:
 def _unsealed(content: bytes) -> bytes | None:
     start = len(_MAGIC) + _DIGEST_BYTES
     data = content[start:]
-    whole = content.startswith(_MAGIC) and content[len(_MAGIC) : start] == hashlib.sha256(data).digest()
+    whole = (
+        content.startswith(_MAGIC) and content[len(_MAGIC) : start] == hashlib.sha256(data).digest()
+    )
     return data if whole else None
 
 

@@ -5,10 +5,26 @@ A caller's mistake is a plain ValueError; "not for us" is a list of reasons, not
 
 from __future__ import annotations
 
+import re
+
+_LINE = re.compile(r'#line (\d+) "(.*)"')
+
 
 def numbered(source: str) -> str:
-    """`source` with a line number before each line, as compile logs refer to it."""
-    return "\n".join(f"{number:5d}  {line}" for number, line in enumerate(source.splitlines(), 1))
+    """`source` with a line number before each line, as compile logs refer to it: after `#line 7
+    "mma.h"` comes mma.h's line 7.
+    """
+    rows: list[str] = []
+    number = 1
+    for line in source.splitlines():
+        directive = _LINE.match(line)
+        if directive:
+            number = int(directive.group(1))
+            rows.append(f"{directive.group(2)}:")
+        else:
+            rows.append(f"{number:5d}  {line}")
+            number += 1
+    return "\n".join(rows)
 
 
 class RocmSdError(RuntimeError):

@@ -11,26 +11,39 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import codeobject, compilers, process, source
-from lib_rocm_sd.runtime.compiler import LANGUAGE_OPTIONS, OPTIONS_VERSION, Compiler, defines_options, still_the_same
+from lib_rocm_sd.runtime.compiler import (
+    LANGUAGE_OPTIONS,
+    OPTIONS_VERSION,
+    Compiler,
+    defines_options,
+    still_the_same,
+)
 
 
 @dataclass(frozen=True)
 class CodeObject:
-    """Machine code for one spec on one arch. `seconds` is what the compilation took, also when it was an earlier one."""
+    """Machine code for one spec on one arch.
+
+    `seconds` is what the compilation took, also when it was an earlier one; `failures` is what
+    compilers said that were tried first and failed.
+    """
 
     code: bytes
     compiler: str
     cached: bool
     seconds: float
+    failures: tuple[str, ...] = ()
 
 
 _failures: dict[str, CompileError] = {}
 
 
 def build(spec: KernelSpec, arch: Arch) -> CodeObject:
-    """The code object of `spec` for `arch`: from the cache, else from the first compiler that succeeds.
+    """The code object of `spec` for `arch`: from the cache, else from the first compiler that
+    succeeds.
 
-    Raises CompileError with what every compiler said; the same again, without starting any, until `forget_failures`.
+    Raises CompileError with what every compiler said; the same again, without starting any, until
+    `forget_failures`.
     """
     text = source.flatten(spec.source)
     key = _source_key(text, spec, arch)
@@ -73,10 +86,11 @@ def _lookup(key: str) -> CodeObject | None:
     try:
         row = json.loads(entry)
         name, identity, seconds = str(row["compiler"]), str(row["identity"]), float(row["seconds"])
+        failures = tuple(str(failure) for failure in row["failures"])
     except (ValueError, TypeError, KeyError):
         return None
     code = cache.read("code", _code_key(key, identity)) if still_the_same(identity) else None
-    return None if code is None else CodeObject(code, name, True, seconds)
+    return None if code is None else CodeObject(code, name, True, seconds, failures)
 
 
 def _code_key(key: str, identity: str) -> str:
@@ -85,6 +99,7 @@ def _code_key(key: str, identity: str) -> str:
 
 def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
     said: list[str] = []
+    failures: list[str] = []
     logs: list[str] = []
     for compiler in compilers.all_compilers():
         refusals = compiler.refusals(arch)
@@ -96,9 +111,10 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
             code = _checked(compiler, text, spec, arch)
         except CompileError as error:
             said.append(str(error))
+            failures.append(str(error))
             logs.append(f"{compiler.name}:\n{error.log}")
             continue
-        made = CodeObject(code, compiler.name, False, time.monotonic() - start)
+        made = CodeObject(code, compiler.name, False, time.monotonic() - start, tuple(failures))
         _store(key, compiler.identity(), made)
         return made
     title = f"no compiler made {spec.entry} of {spec.source} for {arch.gfx}"
@@ -119,6 +135,11 @@ def _checked(compiler: Compiler, text: str, spec: KernelSpec, arch: Arch) -> byt
 
 
 def _store(key: str, identity: str, made: CodeObject) -> None:
-    row = {"compiler": made.compiler, "identity": identity, "seconds": made.seconds}
+    row = {
+        "compiler": made.compiler,
+        "identity": identity,
+        "seconds": made.seconds,
+        "failures": made.failures,
+    }
     cache.write("code", _code_key(key, identity), made.code)
     cache.write("index", key, json.dumps(row).encode())

@@ -29,7 +29,7 @@ from lib_rocm_sd.runtime.compiler import (
 OLDEST = 17
 _NEWEST = 24
 _TARGET = "--target=amdgcn-amd-amdhsa"
-# Code object version 4: every ROCm from 5 on loads it, while a newer clang's default may be too new for an older runtime.
+# Code object version 4: every ROCm from 5 on loads it; a newer clang's default may be too new.
 _DEVICE_OPTIONS = (
     "--offload-device-only",
     "--no-gpu-bundle-output",
@@ -44,7 +44,10 @@ _QUESTION_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Clang(Compiler):
-    """One clang and the linker that goes with it. `program` and `linker` are command lines, `path` the clang's file."""
+    """One clang and the linker that goes with it.
+
+    `program` and `linker` are command lines, `path` the clang's file.
+    """
 
     name: str
     program: tuple[str, ...]
@@ -67,7 +70,9 @@ class Clang(Compiler):
             return [f"{shown} has no target {arch.gfx}: a newer LLVM is needed"]
         return [] if self.linker else [f"{shown} has no ld.lld beside it or in PATH (package lld)"]
 
-    def compile(self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> bytes:
+    def compile(
+        self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
+    ) -> bytes:
         with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
             work = Path(folder)
             (work / "kernel.hip").write_text(source, encoding="utf-8")
@@ -75,11 +80,18 @@ class Clang(Compiler):
             for step in self._steps(arch, defines):
                 done = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
                 if done.trouble:
-                    raise CompileError(self.name, f"{file_name} for {arch.gfx}: {done.trouble}", done.output, source)
+                    raise CompileError(
+                        self.name,
+                        f"{file_name} for {arch.gfx}: {done.trouble}",
+                        done.output,
+                        source,
+                    )
             return (work / "kernel.co").read_bytes()
 
     def _steps(self, arch: Arch, defines: Mapping[str, int]) -> list[list[str]]:
-        """To assembly, to an object, linked: the same three steps whether or not the driver can find a linker itself."""
+        """To assembly, to an object, linked: the same three steps whether or not the driver can
+        find a linker itself.
+        """
         hip = ["-x", "hip", f"--offload-arch={arch.gfx}", *_DEVICE_OPTIONS, *LANGUAGE_OPTIONS]
         assemble = [_TARGET, f"-mcpu={arch.gfx}", "-mcode-object-version=4", "-c"]
         return [
@@ -89,7 +101,9 @@ class Clang(Compiler):
         ]
 
     def _ask(self) -> dict[str, Any]:
-        done = process.run([*self.program, _TARGET, "-nogpulib", "--print-supported-cpus"], _QUESTION_LIMIT_S)
+        done = process.run(
+            [*self.program, _TARGET, "-nogpulib", "--print-supported-cpus"], _QUESTION_LIMIT_S
+        )
         version = _VERSION.search(done.output)
         if done.trouble or version is None:
             return {"trouble": done.trouble or "is not a clang", "version": "", "targets": []}
@@ -108,15 +122,23 @@ def sdk_clangs() -> list[Compiler]:
         where = shutil.which(program)
         if where:
             folder = Path(where).resolve().parent
-            folders += [folder, folder.parent / "llvm" / "bin", folder.parent / "lib" / "llvm" / "bin"]
+            folders += [
+                folder,
+                folder.parent / "llvm" / "bin",
+                folder.parent / "lib" / "llvm" / "bin",
+            ]
     for root in libraries.rocm_roots():
         folders += [root / "llvm" / "bin", root / "lib" / "llvm" / "bin", root / "bin"]
     found: dict[Path, Compiler] = {}
     for folder in folders:
         path = _first_file(folder / f"{name}{_EXE}" for name in ("amdclang++", "clang++"))
-        # A folder such as /usr/bin, where a distribution puts hipcc, has the distribution's clang: see path_clangs.
-        if path is not None and (path.name.startswith("amdclang") or path.parent in _linker_folders(path)):
-            found.setdefault(path.resolve(), Clang("amdclang++", (str(path),), _linker_beside(path), path))
+        # Beside a distribution's hipcc, in /usr/bin, is its own clang: see path_clangs.
+        if path is not None and (
+            path.name.startswith("amdclang") or path.parent in _linker_folders(path)
+        ):
+            found.setdefault(
+                path.resolve(), Clang("amdclang++", (str(path),), _linker_beside(path), path)
+            )
     return list(found.values()) or [Absent("amdclang++", ["no ROCm SDK with a clang was found"])]
 
 
@@ -128,7 +150,9 @@ def path_clangs() -> list[Compiler]:
         where = shutil.which(name)
         if where:
             path = Path(where)
-            found.setdefault(path.resolve(), Clang("clang", (where,), _linker_for(path, name), path))
+            found.setdefault(
+                path.resolve(), Clang("clang", (where,), _linker_for(path, name), path)
+            )
     return list(found.values()) or [Absent("clang", [f"no clang {OLDEST} or newer in PATH"])]
 
 
@@ -152,7 +176,11 @@ def _first_file(paths: Iterable[Path]) -> Path | None:
 
 def _linker_folders(clang: Path) -> Sequence[Path]:
     """The folders near a clang that hold an ld.lld."""
-    return [folder for folder in (clang.parent, clang.resolve().parent) if (folder / f"ld.lld{_EXE}").is_file()]
+    return [
+        folder
+        for folder in (clang.parent, clang.resolve().parent)
+        if (folder / f"ld.lld{_EXE}").is_file()
+    ]
 
 
 def _linker_beside(clang: Path) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""What stands in a code object: its target, and per kernel the registers, spills, LDS and scratch that the compiler used."""
+"""What stands in a code object: its target, and per kernel the registers, spills, LDS and scratch
+that the compiler used.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ _SIMDS = 4
 
 @dataclass(frozen=True)
 class KernelResources:
-    """One kernel's needs. `vgprs` counts all vector registers of a work-item, the `agprs` among them."""
+    """One kernel's needs.
+
+    `vgprs` counts all vector registers of a work-item, the `agprs` among them.
+    """
 
     name: str
     vgprs: int
@@ -67,12 +72,18 @@ def _bundle_entries(code: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def target(code: bytes) -> str:
-    """The gfx id that an AMD code object was made for; empty where its metadata does not say. Raises ValueError."""
+    """The gfx id that an AMD code object was made for; empty where its metadata does not say.
+
+    Raises ValueError.
+    """
     return str(_metadata(code).get("amdhsa.target", "")).rpartition("--")[2].split(":")[0]
 
 
 def resources(code: bytes) -> list[KernelResources]:
-    """Every kernel's resources. Raises ValueError when `code` is no AMD code object with readable metadata."""
+    """Every kernel's resources.
+
+    Raises ValueError when `code` is no AMD code object with readable metadata.
+    """
     try:
         return [_kernel(row) for row in _metadata(code).get("amdhsa.kernels", [])]
     except (KeyError, TypeError, AttributeError) as error:
@@ -96,7 +107,9 @@ def _kernel(row: dict[str, Any]) -> KernelResources:
 
 
 def refusals(code: bytes, entry: str, arch: Arch) -> list[str]:
-    """Why `code` is not what was asked for: no code object, another target, no such kernel; empty when it is right."""
+    """Why `code` is not what was asked for: no code object, another target, no such kernel; empty
+    when it is right.
+    """
     if not arch.is_amd:
         return [] if _machine(code) == _MACHINE_CUDA else ["is not a CUDA binary"]
     try:
@@ -105,21 +118,27 @@ def refusals(code: bytes, entry: str, arch: Arch) -> list[str]:
         return [str(error)]
     if made_for and made_for != arch.gfx:
         return [f"was made for {made_for}, not for {arch.gfx}"]
-    return [] if entry in names else [f"has no kernel {entry}, only {', '.join(names) or 'nothing'}"]
+    return (
+        [] if entry in names else [f"has no kernel {entry}, only {', '.join(names) or 'nothing'}"]
+    )
 
 
 def waves_per_simd(arch: Arch, kernel: KernelResources, block: int) -> int:
-    """How many waves of work-groups of `block` work-items one SIMD holds at once, limited by registers and LDS.
+    """How many waves of work-groups of `block` work-items one SIMD holds at once, limited by
+    registers and LDS.
 
-    A work-group lives on the four SIMDs of one WGP (RDNA) or CU (CDNA) and enters whole. 0 when it does not fit at all; a
-    group with fewer waves than SIMDs counts as 1.
+    A work-group lives on the four SIMDs of one WGP (RDNA) or CU (CDNA) and enters whole. 0 when it
+    does not fit at all; a group with fewer waves than SIMDs counts as 1.
     """
     allocated = _rounded_up(max(kernel.vgprs, 1), arch.vgpr_granule)
     waves = min(arch.vgprs_per_simd // allocated, arch.max_waves_per_simd)
     group_waves = -(-block // arch.wave_size)
     groups = waves * _SIMDS // group_waves
     if kernel.lds_bytes:
-        groups = min(groups, arch.lds_pool_bytes // kernel.lds_bytes if kernel.lds_bytes <= arch.lds_bytes else 0)
+        groups = min(
+            groups,
+            arch.lds_pool_bytes // kernel.lds_bytes if kernel.lds_bytes <= arch.lds_bytes else 0,
+        )
     return max(groups * group_waves // _SIMDS, min(groups, 1))
 
 
@@ -135,7 +154,9 @@ def _metadata(code: bytes) -> dict[str, Any]:
     if not code.startswith(_ELF):
         raise ValueError("not an ELF file")
     if _machine(code) != _MACHINE_AMDGPU:
-        raise ValueError(f"an ELF file for machine {_machine(code)}, not for AMD GPUs ({_MACHINE_AMDGPU})")
+        raise ValueError(
+            f"an ELF file for machine {_machine(code)}, not for AMD GPUs ({_MACHINE_AMDGPU})"
+        )
     try:
         for name, kind, body in _notes(code):
             if name == b"AMDGPU" and kind == _NOTE_METADATA:
@@ -159,5 +180,9 @@ def _notes(code: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         while kind == _SECTION_NOTE and at + 12 <= end:
             name_bytes, body_bytes, note = struct.unpack_from("<III", code, at)
             body = at + 12 + _rounded_up(name_bytes, 4)
-            yield code[at + 12 : at + 12 + name_bytes].rstrip(b"\0"), note, code[body : body + body_bytes]
+            yield (
+                code[at + 12 : at + 12 + name_bytes].rstrip(b"\0"),
+                note,
+                code[body : body + body_bytes],
+            )
             at = body + _rounded_up(body_bytes, 4)

@@ -1,6 +1,9 @@
-"""AMD's code object manager, libamd_comgr: clang and lld in a library. Runs in the worker process only.
+"""AMD's code object manager, libamd_comgr: clang and lld in a library.
 
-The functions are the same in version 2 and 3; the enumerations are not: version 3 dropped a language and two actions.
+Runs in the worker process only.
+
+The functions are the same in version 2 and 3; the enumerations are not: version 3 dropped a
+language and two actions.
 """
 
 from __future__ import annotations
@@ -88,7 +91,9 @@ class Comgr:
             names.append((name.value or b"").decode().removeprefix(_TRIPLE))
         return names
 
-    def compile(self, source: str, file_name: str, gfx: str, options: Sequence[str]) -> tuple[bytes, str]:
+    def compile(
+        self, source: str, file_name: str, gfx: str, options: Sequence[str]
+    ) -> tuple[bytes, str]:
         """The linked code object and the log. Raises ComgrError with the log."""
         info = self._new("create_action_info")
         self._call("action_info_set_logging", info, True)
@@ -125,9 +130,14 @@ class Comgr:
     def _act(self, action: int, info: c_uint64, inputs: c_uint64, logs: list[str]) -> c_uint64:
         outputs = self._new("create_data_set")
         status = self._library.amd_comgr_do_action(action, info, inputs, outputs)
-        logs += [log.decode("utf-8", errors="replace").rstrip("\0\n") for log in self._contents(outputs, _LOG)]
+        logs += [
+            log.decode("utf-8", errors="replace").rstrip("\0\n")
+            for log in self._contents(outputs, _LOG)
+        ]
         if status:
-            raise ComgrError(f"action {action}: {self._status(status)}", "\n".join(filter(None, logs)))
+            raise ComgrError(
+                f"action {action}: {self._status(status)}", "\n".join(filter(None, logs))
+            )
         self._call("destroy_data_set", inputs)
         return outputs
 

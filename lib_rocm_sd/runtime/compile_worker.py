@@ -1,6 +1,8 @@
-"""The process in which compiler libraries are loaded: a crash or a hang inside LLVM ends this process, not the host's.
+"""The process in which compiler libraries are loaded: a crash or a hang inside LLVM ends this
+process, not the host's.
 
-Reads a job (JSON, see `Job`) and writes `result.json` and, for a compilation, `kernel.co` beside it.
+Reads a job (JSON, see `Job`) and writes `result.json` and, for a compilation, `kernel.co` beside
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _RTC_CODE = {"hiprtc": "Code", "nvrtc": "CUBIN"}
 
 @dataclass(frozen=True)
 class Job:
-    """`api`: comgr, hiprtc or nvrtc. Without a source the question is the library's version and targets."""
+    """`api`: comgr, hiprtc or nvrtc.
+
+    Without a source the question is the library's version and targets.
+    """
 
     api: str
     library: str
@@ -36,8 +41,9 @@ class Job:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
-def main(folder: Path) -> int:
-    """Do the job in `folder`/job.json."""
+def main(name: str) -> int:
+    """Do the job in job.json of the folder `name`."""
+    folder = Path(name)
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     try:
         answer = _do(job, folder)
@@ -68,8 +74,9 @@ def _do(job: Job, folder: Path) -> dict[str, Any]:
 def load(path: Path) -> ctypes.CDLL:
     """Load a library whose own dependencies lie beside it.
 
-    torch's ROCm wheels ship them under unversioned file names, so the dynamic linker asks for a `libamd_comgr.so.3` that no
-    file is called; loaded by path first, the library answers to that name.
+    torch's ROCm wheels ship them under unversioned file names, so the dynamic linker asks for a
+    `libamd_comgr.so.3` that no file is called; loaded by path first, the library answers to that
+    name.
     """
     if sys.platform == "win32":
         with os.add_dll_directory(str(path.parent)):
@@ -78,13 +85,11 @@ def load(path: Path) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            missing = re.match(r"(lib[^:/]+?\.so)[.\d]*: cannot open shared object file", str(error))
+            missing = re.match(
+                r"(lib[^:/]+?\.so)[.\d]*: cannot open shared object file", str(error)
+            )
             beside = sorted(path.parent.glob(f"{missing.group(1)}*")) if missing else []
             if not beside or path in beside:
                 raise
             load(beside[0])
     raise OSError(f"{path}: its dependencies could not be loaded")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1])))

@@ -1,4 +1,6 @@
-"""What a compiler is to the rest: a name, reasons why it cannot serve, an identity that is cheap to take, and `compile`."""
+"""What a compiler is to the rest: a name, reasons why it cannot serve, an identity that is cheap to
+take, and `compile`.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,32 @@ OPTIONS_VERSION = "options 1"
 
 
 class Compiler(ABC):
-    """One way to turn a flattened source into a code object. Nothing is looked for or started before it is asked for."""
+    """One way to turn a flattened source into a code object.
+
+    Nothing is looked for or started before it is asked for.
+    """
 
     name: str
 
     @abstractmethod
     def refusals(self, arch: Arch) -> list[str]:
-        """Why it cannot compile for `arch` on this machine; empty when it can. May start the compiler, for its version."""
+        """Why it cannot compile for `arch` on this machine; empty when it can.
+
+        May start the compiler, for its version.
+        """
 
     @abstractmethod
     def identity(self) -> str:
         """Changes when the compiler's files change; empty when it was not found. Starts nothing."""
 
     @abstractmethod
-    def compile(self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> bytes:
-        """The code object of `source` for `arch`. Raises CompileError, also for a crash or a run past the time limit."""
+    def compile(
+        self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
+    ) -> bytes:
+        """The code object of `source` for `arch`.
+
+        Raises CompileError, also for a crash or a run past the time limit.
+        """
 
 
 def defines_options(defines: Mapping[str, int]) -> list[str]:
@@ -42,7 +55,9 @@ def defines_options(defines: Mapping[str, int]) -> list[str]:
 
 
 def file_identity(name: str, path: Path) -> str:
-    """A compiler's identity by the file that holds it: name, real path, size and time of change; empty when it is gone."""
+    """A compiler's identity by the file that holds it: name, real path, size and time of change;
+    empty when it is gone.
+    """
     try:
         real = path.resolve()
         status = real.stat()
@@ -52,8 +67,9 @@ def file_identity(name: str, path: Path) -> str:
 
 
 def still_the_same(identity: str) -> bool:
-    """False when the compiler of this identity is still there but has changed since; a compiler that is gone leaves its
-    work valid."""
+    """False when the compiler of this identity is still there but has changed since; a compiler
+    that is gone leaves its work valid.
+    """
     try:
         name, path, *_ = json.loads(identity)
         now = file_identity(name, Path(path))
@@ -66,7 +82,8 @@ _remembered: dict[str, Any] = {}
 
 
 def remembered(identity: str, ask: Callable[[], Any]) -> Any:
-    """What `ask` once found out about the compiler of this identity (JSON-able), kept in the cache folder.
+    """What `ask` once found out about the compiler of this identity (JSON-able), kept in the cache
+    folder.
 
     A question that failed (None, or an answer with a `trouble`) is asked again by the next process.
     """
@@ -95,5 +112,7 @@ class Absent(Compiler):
     def identity(self) -> str:
         return ""
 
-    def compile(self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> bytes:
+    def compile(
+        self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
+    ) -> bytes:
         raise CompileError(self.name, "; ".join(self.reasons), "", source)

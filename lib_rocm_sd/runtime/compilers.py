@@ -1,4 +1,6 @@
-"""Every compiler that can turn a kernel's source into a code object, in the order in which they are tried."""
+"""Every compiler that can turn a kernel's source into a code object, in the order in which they are
+tried.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,24 @@ _FINDERS = (
 
 
 def all_compilers() -> list[Compiler]:
-    """What was found, best first; a kind of which none was found is there once and refuses with the reason.
+    """What was found, best first; a kind of which none was found is there once and refuses with the
+    reason.
 
-    A kind may occur more than once: torch's libamd_comgr and an older one of the system's, clang-19 and clang-21.
+    A kind may occur more than once: torch's libamd_comgr and an older one of the system's, clang-19
+    and clang-21.
     """
     return [compiler for find in _FINDERS for compiler in find()]
 
 
 def survey(arch: Arch) -> dict[str, list[str]]:
-    """For each kind of compiler why it cannot compile for `arch`; an empty list where at least one of the kind can."""
+    """For each kind of compiler why it cannot compile for `arch`; an empty list where at least one
+    of the kind can.
+    """
     reasons: dict[str, list[str]] = {}
     for compiler in all_compilers():
         refusals = compiler.refusals(arch)
         known = reasons.get(compiler.name)
-        reasons[compiler.name] = refusals if known is None else known and refusals and known + refusals
+        reasons[compiler.name] = (
+            refusals if known is None else known and refusals and known + refusals
+        )
     return reasons

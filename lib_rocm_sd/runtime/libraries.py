@@ -1,4 +1,7 @@
-"""Where the shared libraries of ROCm and CUDA lie on this machine. Nothing is loaded and torch is not imported."""
+"""Where the shared libraries of ROCm and CUDA lie on this machine.
+
+Nothing is loaded and torch is not imported.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,19 @@ def package_folder(name: str) -> Path | None:
 
 
 def rocm_roots() -> list[Path]:
-    """Folders laid out like /opt/rocm: AMD's Python packages, then what the environment names, then installations, newest first."""
+    """Folders laid out like /opt/rocm: AMD's Python packages, then what the environment names, then
+    installations, newest first.
+    """
     packages = [package_folder(name) for name in ("_rocm_sdk_core", "_rocm_sdk_devel")]
     named = [os.environ.get(name) for name in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH")]
     if _WINDOWS:
-        files = Path(os.environ.get("ProgramFiles", r"C:\Program Files"))
+        files = Path(os.environ.get("PROGRAMFILES", r"C:\Program Files"))
         installed = sorted((files / "AMD" / "ROCm").glob("*"), key=_numbers, reverse=True)
     else:
-        installed = [Path("/opt/rocm"), *sorted(Path("/opt").glob("rocm-*"), key=_numbers, reverse=True)]
+        installed = [
+            Path("/opt/rocm"),
+            *sorted(Path("/opt").glob("rocm-*"), key=_numbers, reverse=True),
+        ]
     roots = [*packages, *(Path(name) for name in named if name), *installed]
     return _unique(root for root in roots if root is not None and root.is_dir())
 
@@ -52,7 +60,7 @@ def rocm_library_folders() -> list[Path]:
     for root in rocm_roots():
         folders += [root / "bin"] if _WINDOWS else [root / "lib", root / "lib64"]
     if _WINDOWS:
-        folders.append(Path(os.environ.get("SystemRoot", r"C:\Windows")) / "System32")
+        folders.append(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32")
     else:
         folders += [Path(name) for name in _SYSTEM_FOLDERS]
     return _unique(folder for folder in folders if folder.is_dir())
@@ -64,7 +72,10 @@ def cuda_library_folders() -> list[Path]:
     folders = [torch / "lib"] if torch else []
     nvidia = package_folder("nvidia")
     if nvidia:
-        folders += sorted([*nvidia.glob("cu*/lib"), *nvidia.glob("cu*/bin"), *nvidia.glob("cu*/bin/x86_64")], reverse=True)
+        folders += sorted(
+            [*nvidia.glob("cu*/lib"), *nvidia.glob("cu*/bin"), *nvidia.glob("cu*/bin/x86_64")],
+            reverse=True,
+        )
     for name in ("CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(name):
             folders += [Path(os.environ[name]) / part for part in ("bin", "lib64", "lib")]
@@ -72,9 +83,13 @@ def cuda_library_folders() -> list[Path]:
     return _unique(folder for folder in folders if folder.is_dir())
 
 
-def find(folders: Iterable[Path], patterns: Iterable[str], symbol: str) -> tuple[list[Path], list[str]]:
-    """The libraries in `folders` whose name matches one of `patterns` and that export `symbol`, each real file once, and
-    why others were passed over: hiprtc-builtins, for one, matches hiprtc's pattern and exports nothing."""
+def find(
+    folders: Iterable[Path], patterns: Iterable[str], symbol: str
+) -> tuple[list[Path], list[str]]:
+    """The libraries in `folders` whose name matches one of `patterns` and that export `symbol`,
+    each real file once, and why others were passed over: hiprtc-builtins, for one, matches hiprtc's
+    pattern and exports nothing.
+    """
     found: list[Path] = []
     reasons: list[str] = []
     for path in _matches(folders, patterns):
@@ -86,7 +101,10 @@ def find(folders: Iterable[Path], patterns: Iterable[str], symbol: str) -> tuple
 
 
 def exports(path: Path, symbol: str) -> bool:
-    """True when the file's string tables have `symbol`. Remembered per file, since some are 100 MB and more."""
+    """True when the file's string tables have `symbol`.
+
+    Remembered per file, since some are 100 MB and more.
+    """
     identity = file_identity(f"exports {symbol}", path)
     return bool(identity) and bool(remembered(identity, lambda: _contains(path, symbol)))
 

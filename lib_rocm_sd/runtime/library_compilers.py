@@ -1,4 +1,7 @@
-"""Compilers that are libraries: comgr, hiprtc and, for development on an NVIDIA card, NVRTC. Each call is a worker process."""
+"""Compilers that are libraries: comgr, hiprtc and, for development on an NVIDIA card, NVRTC.
+
+Each call is a worker process.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ from lib_rocm_sd.runtime.compiler import (
     remembered,
 )
 
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lib_rocm_sd.runtime import compile_worker as w; " \
-    "from pathlib import Path; raise SystemExit(w.main(Path(sys.argv[1])))"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from lib_rocm_sd.runtime.compile_worker import main; raise SystemExit(main(sys.argv[2]))"
+)
 _QUESTION_LIMIT_S = 60.0
 
 
@@ -44,7 +49,9 @@ class LibraryCompiler(Compiler):
         if arch.is_amd == (self.name == "nvrtc"):
             return [f"compiles for {'NVIDIA' if self.name == 'nvrtc' else 'AMD'} GPUs only"]
         if not sys.executable:
-            return ["this process does not know its Python interpreter, which the compiler is run with"]
+            return [
+                "this process does not know its Python interpreter, which the compiler is run with"
+            ]
         facts = remembered(self.identity(), self._ask) or {"trouble": f"{self.path} gave no answer"}
         if facts["trouble"]:
             return [facts["trouble"]]
@@ -52,13 +59,23 @@ class LibraryCompiler(Compiler):
             return [f"{self.name} {facts['version']} ({self.path}) has no target {arch.gfx}"]
         return []
 
-    def compile(self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> bytes:
+    def compile(
+        self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
+    ) -> bytes:
         options = (*self._options(arch), *LANGUAGE_OPTIONS[: 1 if self.name == "nvrtc" else None])
-        job = Job(self.name, str(self.path), arch.gfx, (*options, *defines_options(defines)), file_name, source)
+        name = Path(file_name).name
+        job = Job(
+            self.name, str(self.path), arch.gfx, (*options, *defines_options(defines)), name, source
+        )
         with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
             answer = _work(job, Path(folder), process.time_limit_s())
             if answer["trouble"]:
-                raise CompileError(self.name, f"{file_name} for {arch.gfx}: {answer['trouble']}", answer["log"], source)
+                raise CompileError(
+                    self.name,
+                    f"{file_name} for {arch.gfx}: {answer['trouble']}",
+                    answer["log"],
+                    source,
+                )
             return (Path(folder) / "kernel.co").read_bytes()
 
     def _options(self, arch: Arch) -> tuple[str, ...]:
@@ -103,7 +120,9 @@ def _work(job: Job, folder: Path, limit_s: float) -> dict[str, Any]:
     """Run the worker on `job`; its answer, or one that says how the process ended."""
     job.save(folder / "job.json")
     root = str(arches.KERNELS_DIR.parent)
-    done = process.run([sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder)
+    done = process.run(
+        [sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder
+    )
     try:
         answer: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,12 @@
-"""A decoder for MessagePack, the format of an AMD code object's metadata. Maps, arrays, strings, numbers, booleans, nil."""
+"""A decoder for MessagePack, the format of an AMD code object's metadata.
+
+Maps, arrays, strings, numbers, booleans, nil.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 _FIXED = {
@@ -63,14 +67,23 @@ class _Reader:
             return head
         if head >= 0xE0:
             return head - 0x100
-        for limit, read, mask in ((0x90, self.map, 0x0F), (0xA0, self.array, 0x0F), (0xC0, self.string, 0x1F)):
+        for limit, read, mask in (
+            (0x90, self.map, 0x0F),
+            (0xA0, self.array, 0x0F),
+            (0xC0, self.string, 0x1F),
+        ):
             if head < limit:
                 return read(head & mask)
         if head in _CONSTANTS:
             return _CONSTANTS[head]
         if head in _FIXED:
             return self.number(_FIXED[head])
-        for forms, read in ((_STRINGS, self.string), (_BYTES, self.bytes), (_ARRAYS, self.array), (_MAPS, self.map)):
+        for forms, read in (
+            (_STRINGS, self.string),
+            (_BYTES, self.bytes),
+            (_ARRAYS, self.array),
+            (_MAPS, self.map),
+        ):
             if head in forms:
                 return read(self.number(forms[head]))
         raise ValueError(f"not MessagePack: byte 0x{head:02x} at {self.at - 1}")

@@ -1,4 +1,4 @@
-"""Run a compiler in a process of its own: a time limit that holds, and a crash that stays outside."""
+"""Run a compiler in its own process: a time limit that holds, a crash that stays outside."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LOG_LIMIT_BYTES = 1 << 20
+_CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a process ended. `trouble` is empty for exit status 0; `output` is what it printed, both streams together."""
+    """How a process ended.
+
+    `trouble` is empty for exit status 0; `output` is what it printed, both streams together.
+    """
 
     trouble: str
     output: str
@@ -34,9 +38,14 @@ def time_limit_s() -> float:
 
 
 def run(
-    command: Sequence[str | Path], limit_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    limit_s: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run `command` for at most `limit_s` seconds; past that it and what it started are ended. Never raises OSError.
+    """Run `command` for at most `limit_s` seconds; past that it and what it started are ended.
+
+    Never raises OSError.
 
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
@@ -50,7 +59,8 @@ def run(
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
                 env=None if env is None else {**os.environ, **env},
-                **_own_group(),
+                start_new_session=sys.platform != "win32",
+                creationflags=_CREATION_FLAGS,
             )
         except (OSError, ValueError) as error:
             return Finished(f"could not be started: {error}", "", time.monotonic() - start)
@@ -77,17 +87,14 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
     return f"failed (exit status {status})" if status else ""
 
 
-def _own_group() -> dict[str, int | bool]:
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "win32":
         with suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
-                ["taskkill", "/F", "/T", "/PID", str(process.pid)], capture_output=True, timeout=10, check=False
+                ["taskkill", "/F", "/T", "/PID", str(process.pid)],
+                capture_output=True,
+                timeout=10,
+                check=False,
             )
         with suppress(OSError):
             process.kill()

@@ -17,7 +17,10 @@ class RtcError(Exception):
 
 
 class Rtc:
-    """The library behind `library`. `prefix` is hiprtc or nvrtc; `code` names the getter: Code (hiprtc), CUBIN (nvrtc)."""
+    """The library behind `library`.
+
+    `prefix` is hiprtc or nvrtc; `code` names the getter: Code (hiprtc), CUBIN (nvrtc).
+    """
 
     def __init__(self, library: ctypes.CDLL, prefix: str, code: str) -> None:
         self._library, self._prefix, self._code = library, prefix, code
@@ -48,11 +51,17 @@ class Rtc:
     def compile(self, source: str, file_name: str, options: Sequence[str]) -> tuple[bytes, str]:
         """The code object and the log. Raises RtcError with the log."""
         program = c_void_p()
-        self._call("CreateProgram", byref(program), source.encode(), file_name.encode(), 0, None, None)
+        self._call(
+            "CreateProgram", byref(program), source.encode(), file_name.encode(), 0, None, None
+        )
         try:
             words = (c_char_p * max(len(options), 1))(*(option.encode() for option in options))
-            status = getattr(self._library, f"{self._prefix}CompileProgram")(program, len(options), words)
-            log = self._bytes(program, "ProgramLog").decode("utf-8", errors="replace").rstrip("\0\n")
+            status = getattr(self._library, f"{self._prefix}CompileProgram")(
+                program, len(options), words
+            )
+            log = (
+                self._bytes(program, "ProgramLog").decode("utf-8", errors="replace").rstrip("\0\n")
+            )
             if status:
                 raise RtcError(self._message("CompileProgram", status), log)
             return self._bytes(program, self._code), log

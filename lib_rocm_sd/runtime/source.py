@@ -16,20 +16,25 @@ _SHIM_HEADER = "simt.h"
 
 
 def flatten(source: str) -> str:
-    """The file `source` of kernels/ with every `#include "..."` replaced by the header's text, each header once.
+    """The file `source` of kernels/ with every `#include "..."` replaced by the header's text, each
+    header once.
 
-    `#line` directives keep the compilers' messages pointing at the real files. `source` may also be an absolute path; its
-    includes are looked for beside the including file, then in kernels/, then in kernels/common/. Raises FileNotFoundError
-    when the file or an included header does not exist.
+    `#line` directives keep the compilers' messages pointing at the real files. `source` may also be
+    an absolute path; its includes are looked for beside the including file, then in kernels/, then
+    in kernels/common/. Raises FileNotFoundError when the file or an included header does not exist.
     """
     kernels = arch.KERNELS_DIR
-    return _flatten(source, kernels, _stamp(kernels / source), _stamp(kernels), _stamp(kernels / "common"))
+    return _flatten(
+        source, kernels, _stamp(kernels / source), _stamp(kernels), _stamp(kernels / "common")
+    )
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """Changes when a file or, for a folder, one of the files in it was written."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple(number for file in files for number in (file.stat().st_mtime_ns, file.stat().st_size))
+    return tuple(
+        number for file in files for number in (file.stat().st_mtime_ns, file.stat().st_size)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -69,7 +74,9 @@ class _Flattener:
                 return (folder / header).resolve()
         if Path(header).name == _SHIM_HEADER:
             return None
-        raise FileNotFoundError(f'{self.shown(includer)} includes "{header}", which is not in {self.kernels}')
+        raise FileNotFoundError(
+            f'{self.shown(includer)} includes "{header}", which is not in {self.kernels}'
+        )
 
     def shown(self, path: Path) -> str:
         root = self.kernels.resolve()

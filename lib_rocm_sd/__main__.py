@@ -1,0 +1,50 @@
+"""python -m lib_rocm_sd doctor | compile | inspect | bench | demo.
+
+A command's module is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "doctor": (
+        "lib_rocm_sd.doctor",
+        "what this machine has, what would run on it, and why not more",
+    ),
+    "compile": (
+        "lib_rocm_sd.runtime.compile_cli",
+        "compile the kernels ahead, also for GPUs that are not here",
+    ),
+    "inspect": (
+        "lib_rocm_sd.runtime.inspect_cli",
+        "registers, spills, LDS and occupancy of the compiled kernels",
+    ),
+    "bench": ("lib_rocm_sd.bench.cli", "measure the kernels on this machine's GPU"),
+    "demo": ("lib_rocm_sd.demo", "the same pictures without and with the kernels, side by side"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status. 2 is bad usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m lib_rocm_sd", description="HIP kernels for Stable Diffusion"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    chosen = next((word for word in words if word in COMMANDS), None)
+    modules = {}
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name == chosen:
+            modules[name] = importlib.import_module(module)
+            modules[name].add_arguments(command)
+    args = parser.parse_args(words)
+    return int(modules[args.command].main(args))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,234 @@
+"""Load code objects and launch them on torch's current stream, through the driver library that
+torch itself uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError
+from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.runtime import build, codeobject
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_WORK_ITEMS = 2**32
+
+
+class Driver(ABC):
+    """The calls of one driver library. Every status is checked; handles are plain integers.
+
+    Raises LaunchError with the library's own words, or DeviceOutOfMemoryError.
+    """
+
+    default_stream_only = False
+    """True where a stream of torch's means nothing to this library, except the default one, which
+    is 0 to both.
+    """
+
+    @abstractmethod
+    def load(self, code: bytes) -> int:
+        """Load a code object on the current device; the module's handle."""
+
+    @abstractmethod
+    def function(self, module: int, entry: str) -> int:
+        """The handle of a kernel in a module."""
+
+    @abstractmethod
+    def dynamic_lds_bytes(self, module: int, function: int) -> int:
+        """How much LDS a launch must ask for, beyond what the code object itself states.
+
+        Prepares the function for it.
+        """
+
+    @abstractmethod
+    def launch(
+        self,
+        function: int,
+        grid: int,
+        block: int,
+        lds_bytes: int,
+        stream: int,
+        params: ctypes.Structure,
+    ) -> None:
+        """Launch on a stream (its handle;
+
+        0 is the default one). `params` is the kernel's one argument, copied at once.
+        """
+
+    def arch(self, arch: Arch, index: int) -> Arch:
+        """The row that code for the device `index` is built for."""
+        return arch
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    function: int
+    lds_bytes: int
+
+
+class Launcher:
+    """Launches kernels on one device: see `ops.base.Launch`.
+
+    A kernel is built and loaded at its first launch.
+    """
+
+    def __init__(self, driver: Driver, index: int, arch: Arch) -> None:
+        self._driver, self._index, self._arch = driver, index, driver.arch(arch, index)
+        self._kernels: dict[KernelSpec, _Kernel] = {}
+        self._stream, self._current = _torch_calls()
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> None:
+        """Launch `spec` as `grid` work-groups of `block` work-items; a grid of 0 does nothing.
+
+        Raises CompileError, LaunchError or DeviceOutOfMemoryError, ValueError for a device that is
+        not the launcher's.
+        """
+        if device.index is not None and device.index != self._index:
+            raise ValueError(f"launcher for device {self._index} called for {device}")
+        if grid == 0:
+            return
+        if grid * block >= _MAX_WORK_ITEMS:
+            raise LaunchError(
+                f"{spec.entry}: {grid} groups of {block} work-items do not fit into one launch"
+            )
+        if self._current() != self._index:
+            with _on_device(self._index):
+                self._launch(spec, grid, block, params)
+        else:
+            self._launch(spec, grid, block, params)
+
+    def _launch(self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure) -> None:
+        kernel = self._kernels.get(spec) or self._load(spec, params)
+        stream = self._stream(self._index)
+        if stream and self._driver.default_stream_only:
+            raise LaunchError(
+                f"{spec.entry}: another stream than the default one is current, and no other works here"
+            )
+        self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
+
+    def _load(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
+        if _capturing():
+            raise LaunchError(
+                f"{spec.entry} cannot be loaded while a stream is captured: run it once before"
+            )
+        code = build.build(spec, self._arch).code
+        self._check_params(code, spec, params)
+        module = self._driver.load(code)
+        function = self._driver.function(module, spec.entry)
+        kernel = _Kernel(function, self._driver.dynamic_lds_bytes(module, function))
+        self._kernels[spec] = kernel
+        return kernel
+
+    def _check_params(self, code: bytes, spec: KernelSpec, params: ctypes.Structure) -> None:
+        if not self._arch.is_amd:
+            return
+        size = ctypes.sizeof(params)
+        for kernel in codeobject.resources(code):
+            if kernel.name == spec.entry and kernel.kernarg_bytes < size:
+                raise LaunchError(
+                    f"{spec.entry} takes {kernel.kernarg_bytes} argument bytes and was given {size}"
+                )
+
+
+_launchers: dict[tuple[int, str], Launcher] = {}
+
+
+def launcher_for(device: torch.device, arch: Arch) -> Launch:
+    """The launcher of a GPU, made once per device and arch.
+
+    Raises LaunchError with the reason when this torch has no driver library that our kernels can be
+    launched through.
+    """
+    import torch
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = (index, arch.gfx)
+    if key not in _launchers:
+        _launchers[key] = Launcher(_driver_for(index), index, arch)
+    return _launchers[key]
+
+
+def reset() -> None:
+    """Forget every launcher: the next one looks for its library and loads its kernels anew."""
+    _launchers.clear()
+
+
+def _driver_for(index: int) -> Driver:
+    import torch
+
+    from lib_rocm_sd.runtime import cuda, hip
+
+    if torch.version.hip is not None:
+        return hip.HipDriver(hip.library())
+    if torch.cuda.get_device_name(index).endswith("[ZLUDA]"):
+        return hip.HipDriver(hip.library(), default_stream_only=True)
+    return cuda.CudaDriver(cuda.library())
+
+
+def raise_status(call: str, status: int, text: str) -> None:
+    """Raise for a driver status other than success.
+
+    HIP and CUDA both give 2 to running out of memory.
+    """
+    message = f"{call}: {text} ({status})"
+    if status == 2:
+        raise DeviceOutOfMemoryError(message)
+    raise LaunchError(message)
+
+
+def packed(
+    params: ctypes.Structure, pointer_tag: int, size_tag: int, end_tag: int
+) -> tuple[Any, ctypes.c_size_t]:
+    """The `extra` argument of a launch, which hands over all arguments as one buffer, and the size
+    that it points to.
+
+    Both must live until the launch returns.
+    """
+    size = ctypes.c_size_t(ctypes.sizeof(params))
+    extra = _EXTRA(pointer_tag, ctypes.addressof(params), size_tag, ctypes.addressof(size), end_tag)
+    return extra, size
+
+
+_EXTRA = ctypes.c_void_p * 5
+
+
+def _torch_calls() -> tuple[Callable[[int], int], Callable[[], int]]:
+    """Torch's current stream of a device as a handle, and its current device, in the cheapest form
+    that this torch has.
+    """
+    import torch
+
+    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current = getattr(torch._C, "_cuda_getDevice", None)
+
+    def stream(index: int) -> int:
+        return torch.cuda.current_stream(index).cuda_stream
+
+    return raw_stream or stream, current or torch.cuda.current_device
+
+
+def _on_device(index: int) -> AbstractContextManager[Any]:
+    import torch
+
+    return torch.cuda.device(index)
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
