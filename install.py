@@ -10,6 +10,7 @@ python3 install.py test   the same set-up, then linters and tests; other argumen
 # this far to be able to say what it lacks.
 import argparse
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -211,10 +212,13 @@ def command(name: str, arguments: "list[str]") -> int:
     amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())
     try:
         python = setup.environment(name, amd_gpu=amd_gpu, allow_large=options.allow_large)
-    except setup.SetupError as error:
+        return {"demo": demo, "test": test}[name](python, rest)
+    except (setup.SetupError, OSError) as error:
         say(f"\n{error}")
         return 1
-    return {"demo": demo, "test": test}[name](python, rest)
+    except KeyboardInterrupt:
+        say("\nInterrupted; run it again to go on.")
+        return 130
 
 
 def main() -> int:
@@ -224,6 +228,8 @@ def main() -> int:
         found = f"{sys.version.split()[0]} ({sys.executable})"
         say(f"{NAME} needs Python 3.10 or newer; this is {found}.")
         return 1 if name else 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a console may not know a character
     if name in ("demo", "test"):
         return command(name, sys.argv[2:])
     if name in ("-h", "--help"):

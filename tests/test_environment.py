@@ -197,13 +197,15 @@ def test_a_foreign_venv_is_left_alone(venv: Path, calls: list[list[str]]) -> Non
 def test_a_torch_that_is_there_is_reused(
     version: str,
     reused: bool,
+    tmp_path: Path,
     venv: Path,
     calls: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     installed: list[tuple[str, ...]] = []
-    site = venv / "lib"
-    site.mkdir(parents=True)
+    site = tmp_path / "lib"
+    site.mkdir()
+    venv.mkdir()
     setup.STAMP.write_text("{}")
     sources(monkeypatch, cpu=CPU_REPORT)
 
@@ -219,7 +221,7 @@ def test_a_torch_that_is_there_is_reused(
     answer(monkeypatch, calls, python)
     monkeypatch.setattr(setup, "_pip_install", lambda *arguments: installed.append(arguments))
     setup.environment("demo", amd_gpu=False, allow_large=False)
-    made = next(words for words in calls if "--clear" in words)
+    made = next(words for words in calls if "venv" in words)
     assert ("--system-site-packages" in made) is reused
     assert any(setup.TORCH in arguments for arguments in installed) is not reused
     in_use = version if reused else "2.13.0+cpu"
@@ -227,6 +229,22 @@ def test_a_torch_that_is_there_is_reused(
     listed = "demo-older-torch.txt" if version.startswith("2.1.2") else "demo.txt"
     assert installed[-1][-1] == str(setup.ROOT / "requirements" / listed)
     assert setup.read_stamp() == setup.stamp_of("demo", in_use)
+
+
+def test_an_interrupted_set_up_is_taken_up_again(
+    venv: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(words: list[str]) -> tuple[int, str]:
+        if "venv" in words:
+            (venv / "half-made").touch()
+            raise KeyboardInterrupt
+        return 1, ""
+
+    answer(monkeypatch, calls, interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            setup.environment("demo", amd_gpu=False, allow_large=False)
+        assert setup.read_stamp() == {}
 
 
 # --- the stamp
@@ -272,6 +290,21 @@ def test_a_setup_error_ends_plainly(
     monkeypatch.setattr(sys, "argv", ["install.py", "demo", "--allow-large", "--steps", "3"])
     assert install.main() == 1
     assert capsys.readouterr().out == "\nno torch to be had\n"
+
+
+def test_other_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    error: BaseException = OSError("read-only file system")
+
+    def fail(*_: object, **__: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(setup, "environment", fail)
+    monkeypatch.setattr(sys, "argv", ["install.py", "test"])
+    assert install.main() == 1
+    assert capsys.readouterr().out == "\nread-only file system\n"
+    error = KeyboardInterrupt()
+    assert install.main() == 130
+    assert "run it again to go on" in capsys.readouterr().out
 
 
 def test_every_check_runs_and_one_failure_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -131,16 +132,20 @@ def _new_venv() -> None:
         raise SetupError(f"{VENV} exists and was not made by this script: rename or remove it.")
     version = torch_of(sys.executable)
     reused = numbers(version) >= OLDEST_REUSED_TORCH
-    say(f"   this Python has torch {version}: it is used as it is" if reused else "   a new one")
+    if reused:
+        say(f"   this Python has torch {version}: it is used as it is")
+    if VENV.exists():
+        shutil.rmtree(VENV)
+    VENV.mkdir()
+    _write_stamp({})  # first, so that what an interruption leaves is known to be ours
     make_venv(see_host=reused)
-    _write_stamp({})
 
 
 def make_venv(*, see_host: bool) -> None:
     """Make .venv with a pip in it; with `see_host` it also sees the calling Python's packages."""
     option = ["--system-site-packages"] * see_host
-    venv = [sys.executable, "-m", "venv", "--clear", *option]
-    virtualenv = [sys.executable, "-m", "virtualenv", "--clear", *option]
+    venv = [sys.executable, "-m", "venv", *option]
+    virtualenv = [sys.executable, "-m", "virtualenv", *option]
     host_pip = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet"]
     ways: tuple[list[list[object]], ...] = (
         [[*venv, VENV]],
