@@ -126,8 +126,6 @@ def library() -> ctypes.CDLL:
     if os.environ.get("ROCM_SD_ALLOW_CUDA") != "1":
         raise LaunchError("NVIDIA cards are for development only: ROCM_SD_ALLOW_CUDA=1 is not set")
     try:
-        return (
-            ctypes.WinDLL("nvcuda.dll") if sys.platform == "win32" else ctypes.CDLL("libcuda.so.1")
-        )
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError as error:
         raise LaunchError(f"no CUDA driver: {error}") from error

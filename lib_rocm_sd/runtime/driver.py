@@ -117,7 +117,7 @@ class Launcher:
         stream = self._stream(self._index)
         if stream and self._driver.default_stream_only:
             raise LaunchError(
-                f"{spec.entry}: another stream than the default one is current, and no other works here"
+                f"{spec.entry}: only the default stream works here, and another one is current"
             )
         self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
 

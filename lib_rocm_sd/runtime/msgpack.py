@@ -6,7 +6,6 @@ Maps, arrays, strings, numbers, booleans, nil.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 _FIXED = {
@@ -67,23 +66,26 @@ class _Reader:
             return head
         if head >= 0xE0:
             return head - 0x100
-        for limit, read, mask in (
-            (0x90, self.map, 0x0F),
-            (0xA0, self.array, 0x0F),
-            (0xC0, self.string, 0x1F),
-        ):
-            if head < limit:
-                return read(head & mask)
+        if head < 0x90:
+            return self.map(head & 0x0F)
+        if head < 0xA0:
+            return self.array(head & 0x0F)
+        if head < 0xC0:
+            return self.string(head & 0x1F)
         if head in _CONSTANTS:
             return _CONSTANTS[head]
         if head in _FIXED:
             return self.number(_FIXED[head])
-        for forms, read in (
-            (_STRINGS, self.string),
-            (_BYTES, self.bytes),
-            (_ARRAYS, self.array),
-            (_MAPS, self.map),
-        ):
-            if head in forms:
-                return read(self.number(forms[head]))
+        return self.counted(head)
+
+    def counted(self, head: int) -> Any:
+        """The values whose length follows the first byte."""
+        if head in _STRINGS:
+            return self.string(self.number(_STRINGS[head]))
+        if head in _BYTES:
+            return self.bytes(self.number(_BYTES[head]))
+        if head in _ARRAYS:
+            return self.array(self.number(_ARRAYS[head]))
+        if head in _MAPS:
+            return self.map(self.number(_MAPS[head]))
         raise ValueError(f"not MessagePack: byte 0x{head:02x} at {self.at - 1}")
