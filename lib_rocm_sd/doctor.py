@@ -1,0 +1,256 @@
+"""python -m lib_rocm_sd doctor: what this machine has, what would run on it, and why not more.
+
+Nothing here is needed to be present, torch included: what is missing is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import __version__, arch, cache, device, doctor_text
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.ops import attention_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+    from lib_rocm_sd.engine import Engine
+
+EXAMPLE_GFX = "gfx1100"
+"""Whose compilers and kernels are looked at on a machine without a supported GPU."""
+
+SWITCHES = (
+    "HSA_OVERRIDE_GFX_VERSION",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+    "MIOPEN_FIND_MODE",
+    "HIP_PATH",
+    "ROCM_PATH",
+    "ROCM_SD_",
+)
+"""Names, or beginnings of names, of environment variables that change what runs."""
+
+TROUBLE = (ImportError, OSError, RuntimeError, ValueError, AttributeError, MemoryError)
+"""What a broken installation of anything raises when it is asked."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken."""
+    findings = examine()
+    text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
+    return 1 if findings["broken"] else 0
+
+
+def examine(engine: Engine | None = None) -> dict[str, Any]:
+    """All findings, JSON-able, without user name and home folder. Compiles and tests on a GPU.
+
+    `broken` lists what we rely on and what does not work; it is empty on a machine without a GPU.
+    """
+    broken: list[str] = []
+    found = _devices(broken)
+    infos = [info for _, info in found]
+    arches = _arches(infos)
+    findings = {
+        "rocm_sd": __version__,
+        "system": _system(),
+        "torch": _torch(),
+        "hip_library": _hip_library(infos),
+        "driver_gpus": device.kfd_gpus(),
+        "devices": [_device(info) for info in infos],
+        "environment": dict(_environment()),
+        "compilers": [row for row_arch in arches for row in _compilers(row_arch)],
+        "cache": _cache(),
+        "work": _work(found, engine, broken),
+        "kernels": [_kernels(row_arch) for row_arch in arches],
+        "broken": broken,
+    }
+    return doctor_text.anonymous(findings)
+
+
+def _system() -> dict[str, str]:
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except TROUBLE as error:
+        return {"version": None, "reason": _line(error)}
+    versions = {"version": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda}
+    return {**versions, "path": str(torch.__file__)}
+
+
+def _hip_library(infos: Sequence[DeviceInfo]) -> dict[str, Any]:
+    """The HIP runtime that kernels would be launched through, looked for only beside an AMD GPU."""
+    if not any(info.backend in ("hip", "zluda") for info in infos):
+        return {"path": None, "reason": "not looked for: torch has no AMD GPU"}
+    try:
+        from lib_rocm_sd.runtime import hip
+
+        return {"path": str(hip.library()._name)}
+    except TROUBLE as error:
+        return {"path": None, "reason": _line(error)}
+
+
+def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
+    """Every GPU of torch's, else the CPU."""
+    try:
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        places = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+        return [(place, device.identify(place)) for place in places]
+    except TROUBLE as error:
+        broken.append(f"torch cannot be used: {_line(error)}")
+        return []
+
+
+def _device(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "index": info.index,
+        "name": info.name,
+        "backend": info.backend,
+        "gfx": info.gfx,
+        "supported": not info.reasons,
+        "reasons": list(info.reasons),
+        "notes": list(info.notes),
+    }
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    return ((key, os.environ[key]) for key in sorted(os.environ) if key.startswith(SWITCHES))
+
+
+def _arches(infos: Sequence[DeviceInfo]) -> list[Arch]:
+    """The rows of the GPUs that torch or the system's driver lists; where there are none, one."""
+    named = [info.gfx for info in infos if info.gfx] + device.kfd_gpus()
+    rows = [arch.by_gfx(gfx) for gfx in dict.fromkeys(named)]
+    return [row for row in rows if row] or [arch.table()[EXAMPLE_GFX]]
+
+
+def _compilers(row: Arch) -> list[dict[str, Any]]:
+    from lib_rocm_sd.runtime import compilers
+
+    found = []
+    for compiler in compilers.all_compilers():
+        try:
+            entry = {"file": _file(compiler.identity()), "reasons": compiler.refusals(row)}
+        except TROUBLE as error:
+            entry = {"file": None, "reasons": [_line(error)]}
+        found.append({"name": compiler.name, "gfx": row.gfx, **entry})
+    return found
+
+
+def _file(identity: str) -> str | None:
+    """The file in a compiler's identity."""
+    try:
+        return str(json.loads(identity)[1])
+    except (ValueError, LookupError, TypeError):
+        return identity or None
+
+
+def _cache() -> dict[str, Any]:
+    folder = cache.directory()
+    files = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        "directory": None if folder is None else str(folder),
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+        "reasons": cache.reasons(),
+    }
+
+
+def _kernels(row: Arch) -> dict[str, Any]:
+    """How many of the kernels that are compiled ahead for this GPU are in the cache."""
+    from lib_rocm_sd.runtime import build
+
+    specs = attention_kernel.shipped_specs(row)
+    try:
+        ready = sum(build.is_cached(spec, row) for spec in specs)
+    except TROUBLE as error:
+        return {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "reason": _line(error)}
+    return {"gfx": row.gfx, "shipped": len(specs), "compiled": ready}
+
+
+def _work(
+    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
+) -> list[dict[str, Any]]:
+    """Per device: is our kernel usable, the self-tests, and what runs the usual problems."""
+    if not found:
+        return []
+    from lib_rocm_sd.engine import Engine
+    from lib_rocm_sd.report import Report
+
+    engine = engine or Engine(report=Report())
+    rows = []
+    for place, info in found:
+        trouble: list[str] = []
+        why = _tried(partial(engine.usable, place), trouble) or []
+        if not info.reasons:
+            trouble += [f"our kernel cannot be used: {reason}" for reason in why]
+        rows.append(
+            {
+                "device": str(place),
+                "usable": not why and not trouble,
+                "status": _tried(partial(engine.status_line, place), trouble),
+                "problems": list(_problems(engine, place, trouble)),
+            }
+        )
+        broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
+    return rows
+
+
+def _problems(engine: Engine, place: torch.device, broken: list[str]) -> Iterator[dict[str, Any]]:
+    from lib_rocm_sd.ops.attention import ATTENTION
+
+    for name, problem in ATTENTION.usual:
+        row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
+        plan = _tried(partial(engine.plan, problem, place), broken)
+        checks = _tried(partial(engine.checks, problem, place), broken) or {}
+        if plan is not None:
+            row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
+        row["self_tests"] = {
+            variant: {
+                "error": check.error if check.error < float("inf") else None,
+                "tolerance": check.tolerance,
+                "reason": check.reason,
+            }
+            for variant, check in checks.items()
+        }
+        yield row
+
+
+def _tried(ask: Callable[[], Any], broken: list[str]) -> Any:
+    """The answer; None, and a line in `broken`, where asking failed."""
+    try:
+        return ask()
+    except TROUBLE as error:
+        broken.append(_line(error))
+        return None
+
+
+def _line(error: BaseException) -> str:
+    """A short form of an error: class and message, at most six lines of it."""
+    lines = str(error).strip().splitlines()[:6]
+    return f"{type(error).__name__}: {' / '.join(line.strip() for line in lines)}"
