@@ -1,0 +1,180 @@
+"""The doctor: useful without a GPU, honest about what is broken, silent about who asks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import arch, device, doctor, doctor_text
+from lib_rocm_sd import engine as engine_module
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention, reference
+from tests.toy_op import GFX1100, engine_of
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
+class Kernel(MatrixAttention):
+    """Our variant with `work` in place of the launch."""
+
+    def __init__(self, work: Callable[..., torch.Tensor]) -> None:
+        self.work = work
+
+    def run(self, launch: Any, config: Any, *inputs: Any, **options: Any) -> torch.Tensor:
+        return self.work(*inputs).to(inputs[0].dtype)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Findings on a machine whose one device is a gfx1100 with `work` as its kernel."""
+
+    def examine(work: Callable[..., torch.Tensor]) -> dict[str, Any]:
+        op = replace(ATTENTION, variants=(Kernel(work), *ATTENTION.variants[1:]))
+        monkeypatch.setattr(engine_module, "ATTENTION", op)
+        monkeypatch.setattr(device, "identify", lambda place: GFX1100)
+        return doctor.examine(engine_of(GFX1100)[0])
+
+    return examine
+
+
+def test_without_a_gpu_nothing_is_broken() -> None:
+    findings = doctor.examine()
+    assert findings["broken"] == []
+    assert findings["torch"]["version"] == torch.__version__
+    (row,) = findings["work"]
+    assert not row["usable"]
+    assert "no supported GPU" in row["status"]
+    assert [problem["name"] for problem in row["problems"]] == [name for name, _ in ATTENTION.usual]
+    for problem in row["problems"]:
+        assert problem["variant"] in ("sdpa", "sliced")
+        assert "no GPU" in problem["reasons"]["rocm_sd"][0]
+        for test in problem["self_tests"].values():
+            assert test["error"] <= test["tolerance"]
+    assert {found["gfx"] for found in findings["compilers"]} == {doctor.EXAMPLE_GFX}
+    assert findings["kernels"][0]["shipped"] > 0
+
+
+def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(argparse.Namespace(json=True)) == 0
+    findings = json.loads(capsys.readouterr().out)
+    text = doctor_text.render(findings)
+    assert torch.__version__ in text
+    assert "sdpa" in text
+    assert text.endswith("without a supported GPU our kernel has nothing to run on")
+    for found in findings["compilers"]:
+        assert f"{found['name']} for {found['gfx']}" in text
+
+
+def test_a_working_kernel_is_healthy(examined: Callable[..., dict[str, Any]]) -> None:
+    findings = examined(reference)
+    assert findings["broken"] == []
+    (row,) = findings["work"]
+    assert row["usable"]
+    assert {problem["variant"] for problem in row["problems"]} == {"rocm_sd"}
+    assert "healthy: attention runs on our kernel" in doctor_text.render(findings)
+
+
+def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> None:
+    findings = examined(lambda *inputs: reference(*inputs) * 1.1)
+    assert "our kernel cannot be used: self-test failed" in findings["broken"][0]
+    (row,) = findings["work"]
+    assert {problem["variant"] for problem in row["problems"]} == {"sdpa"}
+    text = doctor_text.render(findings)
+    assert "rocm_sd FAILED 1.0e-01 / 2.0e-03" in text
+    assert "broken: cpu: our kernel cannot be used" in text
+
+
+def test_no_compiler_is_broken_and_says_what_each_said(
+    examined: Callable[..., dict[str, Any]],
+) -> None:
+    def work(*inputs: Any) -> torch.Tensor:
+        raise CompileError("no compiler made attention", "\n  comgr: not found\n  clang: too old")
+
+    findings = examined(work)
+    assert "CompileError" in findings["broken"][0]
+    assert "FAILED (" in doctor_text.render(findings)
+
+
+def test_too_little_memory_is_a_finding_not_a_crash(
+    examined: Callable[..., dict[str, Any]],
+) -> None:
+    def work(*inputs: Any) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("HIP out of memory")
+
+    findings = examined(work)
+    assert any("HIP out of memory" in line for line in findings["broken"])
+    assert doctor_text.render(findings)
+
+
+def test_without_torch_it_says_so_and_ends_with_1(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is for another Python')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from lib_rocm_sd.__main__ import main\n"
+        "sys.exit(main(['doctor', '--json']))"
+    )
+    root = arch.KERNELS_DIR.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=False, capture_output=True, text=True
+    )
+    findings = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert findings["broken"] == [
+        "torch cannot be used: ImportError: this torch is for another Python"
+    ]
+    assert findings["work"] == []
+    assert findings["compilers"]
+    assert "not tried without torch" in doctor_text.render(findings)
+
+
+def test_gpus_that_only_the_driver_lists_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "kfd_gpus", lambda: ["gfx1201", "gfx906"])
+    findings = doctor.examine()
+    assert {found["gfx"] for found in findings["compilers"]} == {"gfx1201"}
+    text = doctor_text.render(findings)
+    assert "the system's driver lists: gfx1201, gfx906" in text
+    assert "is this torch a ROCm build?" in text
+
+
+def test_switches_of_the_environment_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HSA_OVERRIDE_GFX_VERSION", "11.0.0")
+    monkeypatch.setenv("ROCM_SD_ALLOW_ZLUDA", "1")
+    monkeypatch.setenv("AWS_SECRET", "not to be shown")
+    findings = doctor.examine()
+    assert findings["environment"]["HSA_OVERRIDE_GFX_VERSION"] == "11.0.0"
+    assert findings["environment"]["ROCM_SD_ALLOW_ZLUDA"] == "1"
+    assert "not to be shown" not in json.dumps(findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "home", "user", "expected"),
+    [
+        ("/home/ann/x in /home/ann", "/home/ann", "ann", "~/x in ~"),
+        ("/home/anna/x", "/home/ann", "ann", "/home/anna/x"),
+        ("/mnt/ann/sd/venv", "/home/ann", "ann", "/mnt/USER/sd/venv"),
+        (r"C:\Users\Ann\sd", r"C:\Users\Ann", "Ann", r"~\sd"),
+        (r"c:\users\ann\sd", r"C:\Users\Ann", "Ann", r"~\sd"),
+        (r"D:\Ann\sd", r"C:\Users\Ann", "Ann", r"D:\USER\sd"),
+        ("/opt/rocm", "/", "", "/opt/rocm"),
+    ],
+)
+def test_home_and_user_are_hidden(text: str, home: str, user: str, expected: str) -> None:
+    assert doctor_text.anonymous({"a": [text]}, home, user) == {"a": [expected]}
+
+
+def test_the_findings_hold_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = str(Path(sys.executable).parent.parent)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("USERPROFILE", home)
+    text = json.dumps(doctor.examine())
+    assert home not in text
+    assert "~" in text
