@@ -131,16 +131,19 @@ def test_resolve_reads_pips_report(
 ) -> None:
     def pip(words: list[str]) -> tuple[int, str]:
         if "cpu" in words[-2]:
-            return 1, "WARNING: something\nERROR: No matching distribution\n\n[notice] A new pip\n"
+            return 1, "WARNING: something\nERROR: no space left\n\n[notice] A new pip\n"
+        if "rocm" in words[-2]:
+            return 1, f"ERROR: Could not find {setup.TORCH} (from versions: none)\nERROR: No match"
         Path(words[words.index("--report") + 1]).write_text(json.dumps(CUDA_REPORT))
         return 0, ""
 
     answer(monkeypatch, calls, pip)
-    assert setup.resolve(setup.CPU) == ({}, "ERROR: No matching distribution")
+    assert setup.resolve(setup.CPU) == ({}, "ERROR: no space left")
+    assert "could not be reached" in setup.resolve(setup.ROCM)[1]
     assert setup.resolve(setup.CONFIGURED) == (CUDA_REPORT, "")
     assert all("--dry-run" in words for words in calls)
     assert "--timeout" in calls[0]
-    assert "--timeout" not in calls[1]
+    assert "--timeout" not in calls[2]
 
 
 # --- the virtual environment

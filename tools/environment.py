@@ -234,6 +234,8 @@ def resolve(source: TorchSource) -> tuple[dict[str, Any], str]:
         report = Path(folder, "report.json")
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", report, *quick]
         done = _call(PYTHON, "-m", "pip", "install", *options, *source.index, TORCH)
+        if "(from versions: none)" in done.stdout:
+            return {}, "its package index could not be reached, or has none for this Python"
         if done.returncode or not report.is_file():
             return {}, last_line(done.stdout)
         return json.loads(report.read_text(encoding="utf-8")), ""
