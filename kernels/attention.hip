@@ -116,7 +116,7 @@ struct Attention {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) m[t][c] = -__builtin_inff(), l[t][c] = 0.0f;
+            for (int c = 0; c < Unit::kColumns; ++c) m[t][c] = -infinity(), l[t][c] = 0.0f;
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) o[t][d] = {};
         }
@@ -164,7 +164,7 @@ struct Attention {
     }
     DEVICE float mask_at(i64 i) const {
         constexpr float kLog2E = 1.44269504088896341f;
-        if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -__builtin_inff();
+        if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
         else if constexpr (MASK_KIND == kMaskF16) return kLog2E * F16::to(((const u16*)p.mask)[i]);
         else if constexpr (MASK_KIND == kMaskBF16) return kLog2E * BF16::to(((const u16*)p.mask)[i]);
         else return kLog2E * ((const float*)p.mask)[i];
@@ -188,7 +188,7 @@ struct Attention {
                     const int key = first_k + (wave_d * kWaveTilesK + i) * 16 + Unit::row(e);
                     if constexpr (MASK_KIND != kMaskNone)
                         x += mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
-                    if (tail) x = key < (int)p.seq_k ? x : -__builtin_inff();
+                    if (tail) x = key < (int)p.seq_k ? x : -infinity();
                 }
         }
     }
@@ -199,14 +199,15 @@ struct Attention {
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                float x = -__builtin_inff();
+                float x = -infinity();
 #pragma unroll
                 for (int i = 0; i < kWaveTilesK; ++i)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
                         if (Unit::column_of(e) == c) x = max_f32(x, s[t][i].v[e]);
                 largest[t][c] = column_max<Unit>(x);
-                if constexpr (WAVES_D > 1) *stat(wave_d, t, c) = largest[t][c];
+                if constexpr (WAVES_D > 1)
+                    if (Unit::first_of_column()) *stat(wave_d, t, c) = largest[t][c];
             }
         if constexpr (WAVES_D > 1) {
             barrier();
@@ -231,7 +232,7 @@ struct Attention {
                 const float m_new = max_f32(m[t][c], largest[t][c]);
                 // With a mask, a query may not have met any key yet: any finite base gives p = 0 for it. Without one,
                 // -inf - -inf = NaN is what torch gives too.
-                base[c] = MASK_KIND != kMaskNone && m_new == -__builtin_inff() ? 0.0f : m_new;
+                base[c] = MASK_KIND != kMaskNone && m_new == -infinity() ? 0.0f : m_new;
                 shrink[c] = exp2_fast(m[t][c] - base[c]);
                 m[t][c] = m_new;
                 l[t][c] *= shrink[c];
@@ -288,7 +289,8 @@ struct Attention {
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
                 l[t][c] = column_sum<Unit>(l[t][c]);
-                if constexpr (WAVES_D > 1) *stat(wave_d, t, c) = l[t][c];
+                if constexpr (WAVES_D > 1)
+                    if (Unit::first_of_column()) *stat(wave_d, t, c) = l[t][c];
             }
         if constexpr (WAVES_D > 1) barrier();
 #pragma unroll

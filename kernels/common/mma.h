@@ -14,8 +14,9 @@
 //                      m = l/4, l/4 + 8         n = l/4, l/4 + 8         n = l/4 + 8((e/2)%2), m = 8(e/4) + 2(l%4) + e%2
 //                      k = 2(l%4).., 2(l%4)+8.. k = 2(l%4).., 2(l%4)+8..
 //
-// Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; the lanes that share a column (each_partner);
-// load_a, load_b; pack, which turns a D into the B of a following product with k = m; pieces, which walks a B by memory access.
+// Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; first_of_column, true in one of the lanes that share
+// a column, and reduce_column over them; load_a, load_b; multiply; pack, which turns a D into the B of a following product with
+// k = m; pieces, which walks a B by memory access.
 #pragma once
 #include "platform.h"
 
@@ -60,6 +61,7 @@ template <int kHalves, int kElements> struct OneColumnUnit {
     static constexpr int kColumns = 1;
     static DEVICE int column(int) { return lane_id() % 16; }
     static CONSTEXPR int column_of(int) { return 0; }
+    static DEVICE bool first_of_column() { return lane_id() < 16; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
 
     static DEVICE B load_b(const u16* tile, int ld) {
@@ -239,6 +241,7 @@ template <typename Half> struct Mma {
     static constexpr int kColumns = 2;
     static DEVICE int column(int c) { return lane_id() / 4 + 8 * c; }
     static CONSTEXPR int column_of(int e) { return (e / 2) % 2; }
+    static DEVICE bool first_of_column() { return lane_id() % 4 == 0; }
     static DEVICE int row(int e) { return 8 * (e / 4) + 2 * (lane_id() % 4) + e % 2; }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<1>(x));

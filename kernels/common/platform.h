@@ -106,6 +106,8 @@ template <int MASK> DEVICE u32 lane_xor(u32 x) {
 
 #endif
 
+DEVICE float infinity() { return bits_float(0x7f800000u); }
+
 template <int MASK> DEVICE float lane_xor(float x) { return bits_float(lane_xor<MASK>(float_bits(x))); }
 
 // bfloat16 by integer arithmetic, round to nearest even; NaN stays NaN (its quiet bit is set).

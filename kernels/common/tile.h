@@ -9,10 +9,13 @@ CONSTEXPR int round_up(int x, int multiple) { return (x + multiple - 1) / multip
 
 // Eight halves of global memory; kAligned says that the address is a multiple of 16 bytes.
 template <bool kAligned> DEVICE Words<4> load_eight(const u16* from) {
-    if constexpr (kAligned) return *(const Words<4>*)from;
     Words<4> x;
+    if constexpr (kAligned) {
+        x = *(const Words<4>*)from;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x.word[i] = (u32)from[2 * i] | ((u32)from[2 * i + 1] << 16);
+        for (int i = 0; i < 4; ++i) x.word[i] = (u32)from[2 * i] | ((u32)from[2 * i + 1] << 16);
+    }
     return x;
 }
 

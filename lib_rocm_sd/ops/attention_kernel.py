@@ -98,10 +98,10 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         return (whole(2, 2, 32, True),)
     if head_dim > 128 or (few_registers and head_dim > 80):
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
-    small = (whole(4, 1, 64, False), whole(8, 1, 64, False), whole(4, 1, 32, False))
-    if arch.matrix == "wmma_gfx11" and head_dim <= 64:  # four waves take 230 VGPRs here, eight 156
-        return (small[1], small[0], small[2])
-    return small
+    four, eight = whole(4, 1, 64, False), whole(8, 1, 64, False)
+    if head_dim <= 80 and arch.matrix.startswith("wmma"):  # also fewer registers: 156 for 230
+        return (eight, four, whole(4, 1, 32, False))
+    return (four, eight, whole(4, 1, 32, False))
 
 
 @cache
