@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,11 @@ def _compilers(row: Arch) -> list[dict[str, Any]]:
     from lib_rocm_sd.runtime import compilers
 
     found = []
-    for compiler in compilers.all_compilers():
+    try:
+        everyone = compilers.all_compilers()
+    except TROUBLE as error:
+        return [{"name": "any", "gfx": row.gfx, "file": None, "reasons": [_line(error)]}]
+    for compiler in everyone:
         try:
             entry = {"file": _file(compiler.identity()), "reasons": compiler.refusals(row)}
         except TROUBLE as error:
@@ -172,11 +177,14 @@ def _file(identity: str) -> str | None:
 
 def _cache() -> dict[str, Any]:
     folder = cache.directory()
-    files = [] if folder is None else [path for path in folder.rglob("*") if path.is_file()]
+    sizes = []
+    for path in [] if folder is None else folder.rglob("*"):
+        with suppress(OSError):  # another process may tidy up meanwhile
+            sizes += [path.stat().st_size] if path.is_file() else []
     return {
         "directory": None if folder is None else str(folder),
-        "files": len(files),
-        "bytes": sum(path.stat().st_size for path in files),
+        "files": len(sizes),
+        "bytes": sum(sizes),
         "reasons": cache.reasons(),
     }
 

@@ -104,15 +104,16 @@ class Planner:
             for v in able
             if not refusals[v.name]
         ]
-        ranked = rank(policy, candidates, self._free(device))
+        free = self._free(device)
+        ranked = rank(policy, candidates, free)
         configs = {name: timing.config for name, timing in times.items()}
         chosen, config = self._first_verified(op, problem, device, ranked, configs, refusals)
         for other in ranked:
             if other is not chosen and not refusals[other.variant.name]:
-                behind = limit(policy, other, self._free(device))
-                refusals[other.variant.name] = behind or [f"comes after {chosen.variant.name}"]
+                behind = limit(policy, other, free) or [f"comes after {chosen.variant.name}"]
+                refusals[other.variant.name] = behind
         others = {name: why for name, why in refusals.items() if name != chosen.variant.name}
-        return Plan(chosen.variant, config, others, _why(policy, chosen))
+        return Plan(chosen.variant, config, others, _why(policy, chosen, free))
 
     def refusals(
         self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
@@ -252,7 +253,7 @@ class Planner:
         contenders = self._contenders(op, problem, device, variants)
         try:
             times, failures = tune.measure(op, problem, device, contenders)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not selftest.is_out_of_memory(error):
                 raise
             self._report.event(f"{op.name}: too little memory to measure {problem}")
@@ -287,9 +288,10 @@ def _class(
     return (op.name, variant.name, config, op.test_problems(problem)[0], device)
 
 
-def _why(policy: Policy, chosen: Candidate) -> str:
+def _why(policy: Policy, chosen: Candidate, free: int) -> str:
     if policy.rank_by == "measured" and chosen.time_us is not None:
         return f"{policy.name}: fastest, {chosen.time_us:.1f} µs measured"
     if policy.rank_by == "workspace":
         return f"{policy.name}: least workspace, {chosen.workspace_bytes / 2**20:.0f} MiB"
-    return f"{policy.name}: expected to be fastest"
+    over = limit(policy, chosen, free)
+    return f"{policy.name}: {over[0] if over else 'expected to be fastest'}"

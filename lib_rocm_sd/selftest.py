@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +57,7 @@ def check(
     generators, autograd and autocast are left alone.
     """
     tolerance = op.tolerance(problem)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), _autocast_off(device):
         reference = op.reference(*op.make_inputs(problem, torch.device("cpu"), SEED))
         try:
             inputs = op.make_inputs(problem, device, SEED)
@@ -65,6 +67,15 @@ def check(
                 raise
             return Check(math.inf, tolerance, f"{problem}: {describe(error)}")
         return _compare(output, inputs[0].dtype, reference, tolerance, problem)
+
+
+@contextmanager
+def _autocast_off(device: torch.device) -> Iterator[None]:
+    """No autocast on the CPU, where the reference runs, nor on `device`."""
+    with ExitStack() as stack:
+        for kind in {"cpu", device.type} & {"cpu", "cuda"}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _compare(
