@@ -55,7 +55,7 @@ def unbundled(code: bytes, gfx: str) -> bytes:
                 if start + size > len(code):
                     raise ValueError("offload bundle is cut short")
                 return code[start : start + size]
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise ValueError(f"offload bundle is cut short: {error}") from error
     raise ValueError(f"offload bundle has no code for {gfx}")
 
@@ -163,7 +163,7 @@ def _metadata(code: bytes) -> dict[str, Any]:
                 decoded = msgpack.decode(body)
                 if isinstance(decoded, dict):
                     return decoded
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise ValueError(f"the ELF file is cut short: {error}") from error
     raise ValueError("the ELF file has no AMDGPU metadata, or is cut short")
 

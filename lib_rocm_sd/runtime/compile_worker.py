@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ def main(name: str) -> int:
 
 
 def _do(job: Job, folder: Path) -> dict[str, Any]:
-    library = load(Path(job.library))
+    path = Path(job.library)
+    if job.api == "hiprtc":
+        _preload(path.parent)
+    library = load(path)
     if job.api == "comgr":
         comgr = Comgr(library)
         if not job.source:
@@ -69,6 +73,14 @@ def _do(job: Job, folder: Path) -> dict[str, Any]:
         code, log = rtc.compile(job.source, job.file_name, job.options)
     (folder / "kernel.co").write_bytes(code)
     return {"trouble": "", "log": log}
+
+
+def _preload(folder: Path) -> None:
+    """Hiprtc opens comgr by its versioned name: one beside it that is loaded answers to that."""
+    for path in sorted([*folder.glob("libamd_comgr.so*"), *folder.glob("amd_comgr*.dll")]):
+        with suppress(OSError):
+            load(path)
+            return
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -52,12 +52,17 @@ class LibraryCompiler(Compiler):
             return [
                 "this process does not know its Python interpreter, which the compiler is run with"
             ]
-        facts = remembered(self.identity(), self._ask) or {"trouble": f"{self.path} gave no answer"}
+        facts = self.facts()
         if facts["trouble"]:
             return [facts["trouble"]]
         if facts["targets"] is not None and arch.gfx not in facts["targets"]:
             return [f"{self.name} {facts['version']} ({self.path}) has no target {arch.gfx}"]
         return []
+
+    def facts(self) -> dict[str, Any]:
+        """Version and targets (None where the library does not tell), or a `trouble`."""
+        answer: dict[str, Any] | None = remembered(self.identity(), self._ask)
+        return answer or {"trouble": f"{self.path} gave no answer"}
 
     def compile(
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
@@ -81,7 +86,9 @@ class LibraryCompiler(Compiler):
     def _options(self, arch: Arch) -> tuple[str, ...]:
         if self.name == "nvrtc":
             return (f"--gpu-architecture={arch.gfx}",)
-        return ("-nogpuinc",) if self.name == "hiprtc" else ("-nogpuinc", "-nogpulib", "-nostdinc")
+        if self.name == "hiprtc":
+            return (f"--offload-arch={arch.gfx}", "-nogpuinc")
+        return ("-nogpuinc", "-nogpulib", "-nostdinc")
 
     def _ask(self) -> dict[str, Any] | None:
         with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:

@@ -1,0 +1,507 @@
+"""The compilers: the real ones of this machine, and libraries made here for those it has not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib_rocm_sd import arch
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import (
+    clang,
+    codeobject,
+    compilers,
+    libraries,
+    library_compilers,
+    process,
+    source,
+)
+from lib_rocm_sd.runtime.clang import Clang
+from lib_rocm_sd.runtime.compiler import Compiler
+from lib_rocm_sd.runtime.library_compilers import LibraryCompiler
+from tests.code_objects import SCALE, c_library, code_object
+
+SCALE_SPEC = KernelSpec(SCALE, "scale", (("THREADS", 128),))
+ROWS = list(arch.amd_table())
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="shell scripts stand for compilers")
+
+
+def compiled(compiler: Compiler, spec: KernelSpec, row: Arch) -> codeobject.KernelResources:
+    """Compile and read back; asserts that the code object is what was asked for."""
+    defines = {**row.defines(), **dict(spec.defines)}
+    text = source.flatten(spec.source)
+    code = compiler.compile(text, spec.entry, row, defines, spec.source)
+    assert codeobject.refusals(code, spec.entry, row) == []
+    (kernel,) = codeobject.resources(code)
+    return kernel
+
+
+def real(found: list[Compiler], row: Arch) -> Compiler:
+    """The first of a kind that serves; skips with the reasons when none does."""
+    for compiler in found:
+        if not compiler.refusals(row):
+            return compiler
+    pytest.skip("; ".join(reason for compiler in found for reason in compiler.refusals(row)))
+
+
+def script(path: Path, body: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fake_clang(path: Path, body: str) -> Clang:
+    """A compiler that is a shell script."""
+    file = script(path, body)
+    return Clang("clang", (str(file),), (str(file),), file)
+
+
+def compile_scale(compiler: Compiler, gfx: str = "gfx1100") -> bytes:
+    row = arch.table()[gfx]
+    defines = {**row.defines(), "THREADS": 64}
+    return compiler.compile("int a;", "scale", row, defines, "scale.hip")
+
+
+# -- the real ones
+
+
+@pytest.mark.parametrize("gfx", ROWS)
+def test_clang_compiles_every_row_that_it_knows(gfx: str) -> None:
+    row = arch.table()[gfx]
+    kernel = compiled(real(clang.path_clangs(), row), SCALE_SPEC, row)
+    assert (kernel.lds_bytes, kernel.wave_size) == (512, row.wave_size)
+    assert (kernel.kernarg_bytes, kernel.max_block) == (32, 128)
+
+
+@pytest.mark.parametrize("gfx", ROWS)
+def test_ziglang_compiles_every_row(gfx: str) -> None:
+    row = arch.table()[gfx]
+    kernel = compiled(real(clang.zig_clangs(), row), SCALE_SPEC, row)
+    assert (kernel.lds_bytes, kernel.wave_size) == (512, row.wave_size)
+
+
+@pytest.mark.parametrize("gfx", ["gfx90a", "gfx1030"])
+def test_libamd_comgr_compiles_what_it_knows(gfx: str) -> None:
+    row = arch.table()[gfx]
+    kernel = compiled(real(library_compilers.comgrs(), row), SCALE_SPEC, row)
+    assert (kernel.lds_bytes, kernel.wave_size) == (512, row.wave_size)
+
+
+@pytest.mark.parametrize("gfx", ROWS)
+def test_the_attention_kernel_compiles_for_every_row_without_spills(gfx: str) -> None:
+    row = arch.table()[gfx]
+    spec = attention_kernel.shipped_specs(row)[1]
+    found = [*clang.path_clangs(), *clang.zig_clangs()]
+    kernel = compiled(real(found, row), spec, row)
+    assert (kernel.vgpr_spills, kernel.sgpr_spills, kernel.scratch_bytes) == (0, 0, 0)
+    assert kernel.lds_bytes <= row.lds_bytes
+
+
+@pytest.mark.parametrize("gfx", ["gfx90a", "gfx1030"])
+def test_libamd_comgr_compiles_the_attention_kernel(gfx: str) -> None:
+    row = arch.table()[gfx]
+    spec = attention_kernel.shipped_specs(row)[0]
+    assert compiled(real(library_compilers.comgrs(), row), spec, row).wave_size == row.wave_size
+
+
+def test_a_clang_without_the_target_says_so() -> None:
+    found = [c for c in clang.path_clangs() if Path(getattr(c, "path", "")).name == "clang-19"]
+    if not found:
+        pytest.skip("clang-19 is not in PATH")
+    (reason,) = found[0].refusals(arch.table()["gfx950"])
+    assert "clang 19." in reason and "no target gfx950" in reason and "newer LLVM" in reason
+
+
+@pytest.mark.parametrize("find", [library_compilers.comgrs, clang.path_clangs, clang.zig_clangs])
+def test_a_compile_error_has_the_log_and_the_numbered_source(find: object) -> None:
+    row = arch.table()["gfx1030"]
+    compiler = real(find(), row)  # type: ignore[operator]
+    text = '#line 1 "bad.hip"\nint fine;\nint bad = no_such_thing;\n'
+    with pytest.raises(CompileError) as caught:
+        compiler.compile(text, "bad", row, row.defines(), "bad.hip")
+    assert "no_such_thing" in caught.value.log and "bad.hip:2" in caught.value.log
+    assert "    2  int bad = no_such_thing;" in caught.value.full()
+    assert compiler.name in str(caught.value) and "gfx1030" in str(caught.value)
+
+
+def test_nvrtc_compiles_for_the_cards_own_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCM_SD_ALLOW_CUDA", "1")
+    row = arch.table()["sm_80"]
+    compiler = real(library_compilers.nvrtcs(), row)
+    defines = {**row.defines(), "THREADS": 128}
+    code = compiler.compile(source.flatten(SCALE), "scale", row, defines, "scale.hip")
+    assert codeobject.refusals(code, "scale", row) == []
+    assert b"rocm_sd_lds_bytes" in code
+
+
+# -- the order, and who refuses what
+
+
+def test_the_order_of_the_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCM_SD_ALLOW_CUDA", raising=False)
+    names = list(dict.fromkeys(compiler.name for compiler in compilers.all_compilers()))
+    assert names == ["comgr", "hiprtc", "amdclang++", "clang", "ziglang", "nvrtc"]
+
+
+def test_nvrtc_needs_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCM_SD_ALLOW_CUDA", raising=False)
+    assert "ROCM_SD_ALLOW_CUDA" in compilers.survey(arch.table()["sm_80"])["nvrtc"][0]
+
+
+def test_nobody_else_compiles_for_the_development_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCM_SD_ALLOW_CUDA", "1")
+    survey = compilers.survey(arch.table()["sm_80"])
+    assert all(survey[name] for name in survey if name != "nvrtc")
+
+
+def test_nothing_installed_gives_a_reason_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    monkeypatch.setattr(libraries, "rocm_roots", lambda: [])
+    monkeypatch.setattr(clang.importlib.util, "find_spec", lambda name: None)
+    survey = compilers.survey(arch.table()["gfx1100"])
+    assert all(survey.values())
+    assert "PATH" in survey["clang"][0] and str(tmp_path) in survey["comgr"][0]
+
+
+@posix_only
+def test_an_sdk_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {name: shutil.which(f"{name}-19") for name in ("clang++", "ld.lld")}
+    if not all(tools.values()):
+        pytest.skip("clang++-19 and ld.lld-19 are not in PATH")
+    folder = tmp_path / "rocm" / "llvm" / "bin"
+    script(folder / "amdclang++", f'exec {tools["clang++"]} "$@"')
+    script(folder / "ld.lld", f'exec {tools["ld.lld"]} "$@"')
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    row = arch.table()["gfx1100"]
+    (compiler,) = [c for c in clang.sdk_clangs() if not c.refusals(row)]
+    assert compiler.name == "amdclang++"
+    assert compiled(compiler, SCALE_SPEC, row).lds_bytes == 512
+
+
+# -- clangs that misbehave
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "echo clang version 16.0.6; echo '    gfx1100'",
+            "16.0.6",
+        ),
+        ("echo clang version 19.1.0; echo '    sm_80'", "without the AMDGPU target"),
+        ("echo gcc version 12; echo '    gfx1100'", "is not a clang"),
+        ("exit 3", "exit status 3"),
+        ("kill -SEGV $$", "crashed (SIGSEGV)"),
+    ],
+)
+def test_clangs_that_cannot_serve(tmp_path: Path, body: str, words: str) -> None:
+    compiler = fake_clang(tmp_path / "clang", body)
+    assert words in "; ".join(compiler.refusals(arch.table()["gfx1100"]))
+
+
+@posix_only
+def test_a_clang_without_a_linker_says_which_package(tmp_path: Path) -> None:
+    file = script(tmp_path / "clang", "echo clang version 19.1.0; echo '    gfx1100'")
+    (reason,) = Clang("clang", (str(file),), (), file).refusals(arch.table()["gfx1100"])
+    assert "ld.lld" in reason and "lld" in reason
+
+
+@posix_only
+def test_a_compiler_that_hangs_is_ended_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "0.5")
+    late = tmp_path / "late"
+    compiler = fake_clang(tmp_path / "clang", f"(sleep 3; echo grandchild > {late}) & wait")
+    start = time.monotonic()
+    with pytest.raises(CompileError, match=r"took longer than 0\.[45]\d* s"):
+        compile_scale(compiler)
+    assert time.monotonic() - start < 2.5
+    time.sleep(3.2 - (time.monotonic() - start))
+    assert not late.exists()
+
+
+@posix_only
+def test_a_compiler_that_crashes_is_a_compile_error(tmp_path: Path) -> None:
+    compiler = fake_clang(tmp_path / "clang", "echo last words; kill -SEGV $$")
+    with pytest.raises(CompileError, match="SIGSEGV") as caught:
+        compile_scale(compiler)
+    assert "last words" in caught.value.log
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    compiler = Clang("clang", (str(missing),), (), missing)
+    assert compiler.identity() == ""
+    with pytest.raises(CompileError, match="could not be started"):
+        compile_scale(compiler)
+
+
+def test_the_time_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "7.5")
+    assert process.time_limit_s() == 7.5
+    monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "soon")
+    assert process.time_limit_s() == 600.0
+
+
+# -- libraries: the C side checks what it is given
+
+
+HIPRTC = r"""
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+struct program { const char *source, *name; char log[4096]; };
+static struct program the_program;
+int hiprtcVersion(int *major, int *minor) { *major = 9; *minor = 1; return 0; }
+const char *hiprtcGetErrorString(int status) { return status == 6 ? "COMPILATION" : "OTHER"; }
+int hiprtcCreateProgram(void **program, const char *source, const char *name, int headers,
+                        const char **texts, const char **names) {
+    if (headers || texts || names) return 3;
+    the_program.source = strdup(source), the_program.name = strdup(name);
+    *program = &the_program;
+    return 0;
+}
+int hiprtcCompileProgram(void *program, int count, const char **options) {
+    struct program *p = program;
+    if (p != &the_program) return 4;
+    char *at = p->log + sprintf(p->log, "%s|%s", p->name, p->source);
+    for (int i = 0; i < count; i++) at += sprintf(at, "|%s", options[i]);
+    if (strstr(p->source, "CRASH")) *(volatile int *)0 = 0;
+    if (strstr(p->source, "HANG")) for (;;) ;
+    return strstr(p->source, "FAIL") ? 6 : 0;
+}
+int hiprtcGetProgramLogSize(void *program, size_t *size) {
+    *size = strlen(((struct program *)program)->log) + 1;
+    return 0;
+}
+int hiprtcGetProgramLog(void *program, char *log) {
+    strcpy(log, ((struct program *)program)->log);
+    return 0;
+}
+int hiprtcGetCodeSize(void *program, size_t *size) { *size = 5; return program != &the_program; }
+int hiprtcGetCode(void *program, char *code) { memcpy(code, "a\0b\0c", 5); return 0; }
+int hiprtcDestroyProgram(void **program) { *program = NULL; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def hiprtc(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    """hiprtc's interface, found under its name among files that only look like it."""
+    folder = tmp_path_factory.mktemp("rocm")
+    c_library("int nothing;", folder / "libhiprtc.so.99")  # sorts first, exports no interface
+    c_library("int nothing;", folder / "libhiprtc-builtins.so.9")
+    c_library(HIPRTC, folder / "libhiprtc.so.9")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(libraries, "rocm_library_folders", lambda: [folder])
+        (compiler,) = library_compilers.hiprtcs()
+    return compiler
+
+
+def test_hiprtc_is_found_by_its_symbol(hiprtc: Compiler) -> None:
+    assert isinstance(hiprtc, LibraryCompiler) and hiprtc.path.name == "libhiprtc.so.9"
+    assert hiprtc.refusals(arch.table()["gfx1100"]) == []
+
+
+def test_only_builtins_means_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c_library("int nothing;", tmp_path / "libhiprtc.so.7")
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.hiprtcs()
+    assert "does not export hiprtcCreateProgram" in compiler.refusals(arch.table()["gfx1100"])[0]
+
+
+def test_hiprtc_gets_source_name_and_options(hiprtc: Compiler) -> None:
+    assert compile_scale(hiprtc) == b"a\0b\0c"
+    with pytest.raises(CompileError, match="COMPILATION") as caught:
+        hiprtc.compile("FAIL", "k", arch.table()["gfx1201"], {"B": 2, "A": 1}, "dir/k.hip")
+    assert caught.value.log.split("|") == [
+        "k.hip",
+        "FAIL",
+        "--offload-arch=gfx1201",
+        "-nogpuinc",
+        "-std=c++17",
+        "-O3",
+        "-DA=1",
+        "-DB=2",
+    ]
+
+
+def test_a_crash_inside_a_library_leaves_this_process_alone(hiprtc: Compiler) -> None:
+    with pytest.raises(CompileError, match="crashed"):
+        hiprtc.compile("CRASH", "k", arch.table()["gfx1100"], {}, "k.hip")
+
+
+def test_a_hang_inside_a_library_ends(hiprtc: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "1")
+    with pytest.raises(CompileError, match="took longer than 1 s"):
+        hiprtc.compile("HANG", "k", arch.table()["gfx1100"], {}, "k.hip")
+
+
+COMGR = r"""
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+typedef uint64_t H;
+static char log_text[4096];
+static int language, step;
+static const int actions[3] = {2, CODEGEN, LINK};
+void amd_comgr_get_version(size_t *major, size_t *minor) { *major = MAJOR; *minor = 1; }
+int amd_comgr_status_string(int status, const char **text) { *text = "WRONG"; return 0; }
+int amd_comgr_get_isa_count(size_t *count) { *count = 2; return 0; }
+int amd_comgr_get_isa_name(size_t index, const char **name) {
+    *name = index ? "amdgcn-amd-amdhsa--gfx1100" : "amdgcn-amd-amdhsa--gfx942";
+    return index > 1;
+}
+int amd_comgr_create_data(int kind, H *data) { *data = 0x1122334455667788ull; return kind != 1; }
+int amd_comgr_release_data(H data) { return 0; }
+int amd_comgr_set_data(H data, size_t size, const char *bytes) {
+    sprintf(log_text, "%.*s", (int)size, bytes);
+    return data != 0x1122334455667788ull;
+}
+int amd_comgr_set_data_name(H data, const char *name) {
+    return strcmp(name, "scale.hip") || data != 0x1122334455667788ull;
+}
+int amd_comgr_create_data_set(H *set) { *set = 0x8877665544332211ull; return 0; }
+int amd_comgr_destroy_data_set(H set) { return 0; }
+int amd_comgr_data_set_add(H set, H data) {
+    return set != 0x8877665544332211ull || data != 0x1122334455667788ull;
+}
+int amd_comgr_create_action_info(H *info) { *info = 77; return 0; }
+int amd_comgr_destroy_action_info(H info) { return 0; }
+int amd_comgr_action_info_set_language(H info, int value) { language = value; return info != 77; }
+int amd_comgr_action_info_set_isa_name(H info, const char *name) {
+    return strcmp(name, "amdgcn-amd-amdhsa--gfx1100");
+}
+int amd_comgr_action_info_set_option_list(H info, const char **options, size_t count) {
+    for (size_t i = 0; i < count; i++) strcat(strcat(log_text, "|"), options[i]);
+    return 0;
+}
+int amd_comgr_action_info_set_logging(H info, bool logging) { return !logging; }
+int amd_comgr_do_action(int action, H info, H inputs, H outputs) {
+    char said[64];
+    sprintf(said, "|action %d language %d", action, language);
+    strcat(log_text, said);
+    return step > 2 || action != actions[step++] || language != HIP || info != 77;
+}
+int amd_comgr_action_data_count(H set, int kind, size_t *count) {
+    *count = kind == 5 || kind == 8;
+    return 0;
+}
+int amd_comgr_action_data_get_data(H set, int kind, size_t index, H *data) {
+    *data = kind;
+    return 0;
+}
+int amd_comgr_get_data(H data, size_t *size, char *bytes) {
+    const char *text = data == 8 ? "code" : log_text;
+    *size = strlen(text);
+    if (bytes) memcpy(bytes, text, *size);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("major", "hip", "codegen", "link"), [(2, 4, 6, 9), (3, 3, 4, 7)])
+def test_comgr_speaks_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, major: int, hip: int, codegen: int, link: int
+) -> None:
+    values = [f"-DMAJOR={major}", f"-DHIP={hip}", f"-DCODEGEN={codegen}", f"-DLINK={link}"]
+    c_library(COMGR, tmp_path / f"libamd_comgr.so.{major}", *values)
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.comgrs()
+    assert compiler.refusals(arch.table()["gfx1100"]) == []
+    assert f"comgr {major}.1" in compiler.refusals(arch.table()["gfx1030"])[0]
+    assert compile_scale(compiler) == b"code"
+
+
+def test_comgrs_log_reaches_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ["-DMAJOR=3", "-DHIP=9", "-DCODEGEN=4", "-DLINK=7"]  # a language of another version
+    c_library(COMGR, tmp_path / "libamd_comgr.so", *values)
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.comgrs()
+    with pytest.raises(CompileError, match="WRONG") as caught:
+        compile_scale(compiler)
+    assert caught.value.log.startswith("int a;|") and "|-std=c++17|-O3|-DLDS" in caught.value.log
+    assert caught.value.log.endswith("|action 2 language 3")
+
+
+def test_an_unknown_comgr_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ["-DMAJOR=4", "-DHIP=3", "-DCODEGEN=4", "-DLINK=7"]
+    c_library(COMGR, tmp_path / "libamd_comgr.so.4", *values)
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.comgrs()
+    (reason,) = compiler.refusals(arch.table()["gfx1100"])
+    assert "4.1" in reason and "versions 2 and 3" in reason
+
+
+def test_dependencies_beside_a_library_are_found_under_their_unversioned_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in torch's ROCm wheels: what needs libamd_comgr.so.3 finds it as libamd_comgr.so."""
+    build, wheel = tmp_path / "build", tmp_path / "wheel"
+    named = c_library(
+        "int needed(void) { return 0; }", build / "libneeded.so.3", "-Wl,-soname,libneeded.so.3"
+    )
+    c_library(
+        HIPRTC + "int needed(void); int use(void) { return needed(); }",
+        wheel / "libhiprtc.so",
+        str(named),
+        "-Wl,--no-as-needed",
+    )
+    named.rename(wheel / "libneeded.so")
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [wheel])
+    (compiler,) = library_compilers.hiprtcs()
+    assert compiler.refusals(arch.table()["gfx1100"]) == []
+    assert compile_scale(compiler) == b"a\0b\0c"
+    (wheel / "libneeded.so").unlink()
+    with pytest.raises(CompileError, match=r"libneeded\.so\.3"):
+        compile_scale(compiler)
+
+
+def test_hiprtc_can_open_the_comgr_beside_it_by_its_versioned_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c_library("int nothing;", tmp_path / "libamd_comgr.so", "-Wl,-soname,libamd_comgr.so.3")
+    opens = "#include <dlfcn.h>\n" + HIPRTC.replace(
+        "*major = 9", '*major = dlopen("libamd_comgr.so.3", RTLD_NOW) ? 9 : 0'
+    )
+    path = c_library(opens, tmp_path / "libhiprtc.so", "-ldl")
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.hiprtcs()
+    assert isinstance(compiler, LibraryCompiler) and compiler.path == path
+    assert compiler.facts()["version"] == "9.1"
+
+
+def test_a_library_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libamd_comgr.so").write_bytes(b"\0amd_comgr_do_action\0")
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    (compiler,) = library_compilers.comgrs()
+    assert str(tmp_path) in compiler.refusals(arch.table()["gfx1100"])[0]
+
+
+def test_a_file_twice_under_two_names_is_one_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = c_library(HIPRTC, tmp_path / "libhiprtc.so.7.1")
+    (tmp_path / "libhiprtc.so.7").symlink_to(path)
+    (tmp_path / "libhiprtc.so").symlink_to(path)
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    assert len(library_compilers.hiprtcs()) == 1
+
+
+def test_the_facade_of_code_objects() -> None:
+    """The stand-in code objects of the other tests pass the same check as real ones."""
+    assert codeobject.refusals(code_object(), "scale", arch.table()["gfx1100"]) == []

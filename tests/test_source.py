@@ -1,0 +1,80 @@
+"""Flattening of kernel sources, and the numbered source in a compile error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lib_rocm_sd import arch
+from lib_rocm_sd.errors import numbered
+from lib_rocm_sd.runtime import source
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernels/ folder with two headers that include one another and a kernel."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "a.h").write_text('#pragma once\n#include "b.h"\nint a;\n')
+    (tmp_path / "common" / "b.h").write_text("#pragma once\nint b;\n")
+    (tmp_path / "k.hip").write_text('// k\n#include "common/b.h"\n#include "common/a.h"\nint k;\n')
+    monkeypatch.setattr(arch, "KERNELS_DIR", tmp_path)
+    return tmp_path
+
+
+def test_each_header_once_in_place_with_lines_kept(kernels: Path) -> None:
+    assert source.flatten("k.hip").splitlines() == [
+        '#line 1 "k.hip"',
+        "// k",
+        '#line 1 "common/b.h"',
+        "",
+        "int b;",
+        '#line 3 "k.hip"',
+        '#line 1 "common/a.h"',
+        "",
+        '#line 3 "common/a.h"',
+        "int a;",
+        '#line 4 "k.hip"',
+        "int k;",
+    ]
+
+
+def test_a_change_of_a_header_is_seen(kernels: Path) -> None:
+    before = source.flatten("k.hip")
+    (kernels / "common" / "b.h").write_text("long long b;\n")
+    assert "long long b;" in source.flatten("k.hip")
+    assert "long long b;" not in before
+
+
+def test_a_missing_header_is_named(kernels: Path) -> None:
+    (kernels / "k.hip").write_text('#include "common/c.h"\n')
+    with pytest.raises(FileNotFoundError, match=r'k\.hip includes "common/c\.h"'):
+        source.flatten("k.hip")
+
+
+def test_a_missing_kernel_is_an_error(kernels: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        source.flatten("none.hip")
+
+
+def test_the_shims_header_stays(kernels: Path) -> None:
+    (kernels / "k.hip").write_text('#if defined(SIMT_SHIM)\n#include "simt.h"\n#endif\n')
+    assert '#include "simt.h"' in source.flatten("k.hip")
+
+
+@pytest.mark.parametrize("kernel", sorted(path.name for path in arch.KERNELS_DIR.glob("*.hip")))
+def test_the_shipped_kernels_include_nothing_more(kernel: str) -> None:
+    left = re.findall(r"^\s*#\s*include.*", source.flatten(kernel), re.MULTILINE)
+    assert left == ['#include "simt.h"']
+
+
+def test_numbers_follow_line_directives() -> None:
+    shown = numbered('#line 1 "k.hip"\nint a;\n#line 7 "common/b.h"\nint b;\nint c;')
+    assert shown.splitlines() == [
+        "k.hip:",
+        "    1  int a;",
+        "common/b.h:",
+        "    7  int b;",
+        "    8  int c;",
+    ]
