@@ -31,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("fresh_cache", "brief_tuning")
 def test_performance_measures_configs_and_takes_the_fastest() -> None:
     engine, _ = engine_of(GFX1100)
     engine.level = "Performance"
-    tiles = {Tile(1): sleeping(3e-3), Tile(2): sleeping(1e-4), Tile(3): sleeping(2e-3)}
+    tiles = {Tile(1): sleeping(1.5e-2), Tile(2): sleeping(1e-4), Tile(3): sleeping(1e-2)}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
-    op = op_of(ours, Doubler("theirs", work=sleeping(5e-3)))
+    op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
     plan = engine.plan(Doubling(10, 8), CPU, op)
     assert (plan.variant.name, plan.config) == ("ours", Tile(2))
     assert "measured" in plan.why
@@ -42,16 +42,16 @@ def test_performance_measures_configs_and_takes_the_fastest() -> None:
 def test_performance_prefers_a_faster_variant_to_a_preferred_one() -> None:
     engine, _ = engine_of()
     engine.level = "Performance"
-    op = op_of(Doubler("preferred", 9, work=sleeping(5e-3)), Doubler("quick", work=sleeping(1e-4)))
+    op = op_of(Doubler("preferred", 9, work=sleeping(2e-2)), Doubler("quick", work=sleeping(1e-4)))
     assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "quick"
 
 
 def test_a_wrong_config_is_never_timed_however_fast() -> None:
     engine, report = engine_of(GFX1100)
     engine.level = "Performance"
-    tiles = {Tile(1): sleeping(2e-3), Tile(2): lambda x: x * 3}
+    tiles = {Tile(1): sleeping(1e-2), Tile(2): lambda x: x * 3}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
-    op = op_of(ours, Doubler("theirs", work=sleeping(5e-3)))
+    op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
     plan = engine.plan(Doubling(10, 8), CPU, op)
     assert plan.config == Tile(1)
     assert [config for _, config, shape in ours.seen if shape[0] == 10] == [
@@ -64,10 +64,10 @@ def test_measured_times_come_from_the_cache_in_the_next_process() -> None:
     def run() -> tuple[int, Any]:
         engine, _ = engine_of(GFX1100)
         engine.level = "Performance"
-        tiles = {Tile(1): sleeping(2e-3), Tile(2): sleeping(1e-4)}
+        tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4)}
         ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
         plan = engine.plan(
-            Doubling(10, 8), CPU, op_of(ours, Doubler("theirs", work=sleeping(5e-3)))
+            Doubling(10, 8), CPU, op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
         )
         return ours.calls(10), plan.config
 
@@ -80,7 +80,7 @@ def stored(content: bytes) -> tuple[Any, list[str]]:
     cache.write("tune", "gfx1100/doubling.json", content)
     engine, report = engine_of(GFX1100)
     engine.level = "Performance"
-    op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs", work=sleeping(2e-3)))
+    op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs", work=sleeping(1e-2)))
     return engine.plan(Doubling(10, 8), CPU, op), report.snapshot()["events"]
 
 
