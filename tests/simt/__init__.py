@@ -1,8 +1,9 @@
-"""Kernel source executed on the CPU: compiles a KernelSpec with clang against simt.h and runs it as a program of its own.
+"""Kernel source executed on the CPU: compiled by clang against simt.h, run as a program of its own.
 
-The program is the kernel, a scheduler that runs work-items as fibers, and the documented semantics of the cross-lane and matrix
-instructions. It reads a job (grid, parameters, buffers) from standard input and writes the buffers back, so that a crash, a
-sanitizer's report or a divergence is an error of the run and never of the test process.
+The program is the kernel, a scheduler that runs work-items as fibers, and the documented semantics
+of the cross-lane and matrix instructions. It reads a job (grid, parameters, buffers) from standard
+input and writes the buffers back, so that a crash, a sanitizer's report or a divergence is an error
+of the run and never of the test process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +27,8 @@ from lib_rocm_sd.ops.base import KernelSpec
 
 SIMT_DIR = Path(__file__).resolve().parent
 CACHE_DIR = Path(os.environ.get("ROCM_SD_SIMT_CACHE") or SIMT_DIR.parent.parent / ".cache" / "simt")
+CACHE_SECONDS = 7 * 24 * 3600
+"""A cache entry that was not used for so long is removed."""
 RUNTIME = ("instructions.cpp", "scheduler.cpp", "job.cpp")
 LANGUAGE = ("-x", "c++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-g1")
 SANITIZERS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -33,18 +37,24 @@ SANITIZERS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
         ("-DSIMT_ASAN",),
     ),
-    "thread": (("-fsanitize=thread",), ("-DSIMT_TSAN",)),
+    "thread": (
+        ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
+        ("-DSIMT_TSAN",),
+    ),
 }
-"""Per sanitizer: flags for the kernel and the link, definitions for the shim's own files."""
+"""Per sanitizer: flags for the kernel and the link, definitions for the shim's own files.
+
+The lanes of a wave are one thread with many stacks: no call stack can be kept for it.
+"""
 
 
 class SimtError(RuntimeError):
-    """The kernel did not compile for the shim, or its run ended in anything but success; `str()` has the program's words."""
+    """A kernel does not compile, or its run did not end well; with the program's words."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of this process that a kernel may touch: copied in before a run and back after it."""
+    """Memory of this process, copied in before a run and back after it."""
 
     address: int
     nbytes: int
@@ -61,21 +71,21 @@ def find_clang() -> str | None:
 
 
 def _clang_major(path: str) -> int:
-    words = _output([path, "--version"]).split("clang version ")
+    words = _version(path).split("clang version ")
     return int(words[1].split(".")[0]) if len(words) > 1 else 0
 
 
-def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+@lru_cache(maxsize=16)
+def _version(clang: str) -> str:
+    return _run([clang, "--version"]).stdout.decode(errors="replace")
 
 
 @lru_cache(maxsize=4)
 def missing(sanitize: str | None = None) -> str | None:
     """Why no kernel can be compiled and run here (with this sanitizer), or None."""
-    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
-        return (
-            f"the SIMT shim is written for Linux on x86-64 and aarch64, not {platform.platform()}"
-        )
+    machine = f"{platform.system()} {platform.machine()}"
+    if machine not in ("Linux x86_64", "Linux aarch64"):
+        return f"the SIMT shim is written for Linux on x86-64 and aarch64, not {machine}"
     clang = find_clang()
     if clang is None:
         return "no clang 17 or newer on PATH"
@@ -93,10 +103,13 @@ def missing(sanitize: str | None = None) -> str | None:
 
 def _run(
     command: Sequence[str], stdin: bytes = b"", timeout_s: float = 120.0, cwd: Path | None = None
-):  # noqa: ANN202
-    return subprocess.run(
-        command, input=stdin, capture_output=True, timeout=timeout_s, cwd=cwd, check=False
-    )
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            command, input=stdin, capture_output=True, timeout=timeout_s, cwd=cwd, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SimtError(f"{command[0]}: not done after {timeout_s:.0f} s") from error
 
 
 @lru_cache(maxsize=1)
@@ -107,52 +120,62 @@ def _cpu_flags() -> tuple[str, ...]:
     return tuple(f"-m{name}" for name in ("avx2", "f16c", "fma") if name in words)
 
 
-def _build(
-    key_files: Sequence[Path], command: Sequence[str], inputs: Sequence[str], product: str
-) -> Path:
-    """Runs `command` + `inputs` in an empty folder and keeps what it makes under a hash of everything that went in."""
+def _build(files: Sequence[Path], command: Sequence[str], product: str) -> Path:
+    """What clang makes in an empty folder, kept under a hash of `files`, `command` and clang."""
     clang = find_clang()
     assert clang is not None, missing()
-    digest = hashlib.sha256(repr((_output([clang, "--version"]), command, inputs)).encode())
-    for path in key_files:
+    digest = hashlib.sha256(repr((_version(clang), command)).encode())
+    for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     final = CACHE_DIR / digest.hexdigest()[:32]
     if not (final / product).exists():
-        CACHE_DIR.mkdir(parents=True, exist_ok=True)
+        _prune()
         with tempfile.TemporaryDirectory(dir=CACHE_DIR) as folder:
             made = Path(folder, "made")
             made.mkdir()
-            result = _run([clang, *command, *inputs], timeout_s=300.0, cwd=made)
+            result = _run([clang, *command], timeout_s=300.0, cwd=made)
             if result.returncode != 0:
                 raise SimtError(result.stderr.decode(errors="replace"))
-            if not final.exists():
-                made.replace(final)
+            _keep(made, final)
+    os.utime(final)
     return final / product
+
+
+def _keep(made: Path, final: Path) -> None:
+    """Moves a folder into the cache; whoever comes second leaves the first one's."""
+    try:
+        made.rename(final)
+    except OSError:
+        if not final.is_dir():
+            raise
+
+
+def _prune() -> None:
+    CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    for entry in CACHE_DIR.iterdir():
+        if entry.stat().st_mtime < time.time() - CACHE_SECONDS:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _runtime(sanitize: str | None) -> list[str]:
     """The shim's own object files, never instrumented."""
     files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
     command = [*LANGUAGE, "-O2", *_cpu_flags(), *SANITIZERS[sanitize][1], "-c"]
-    first = _build(files, command, [str(SIMT_DIR / name) for name in RUNTIME], "job.o")
+    first = _build(files, [*command, *(str(SIMT_DIR / name) for name in RUNTIME)], "job.o")
     return [str(first.with_name(f"{Path(name).stem}.o")) for name in RUNTIME]
 
 
 def compile_shim(
     spec: KernelSpec, arch: Arch, sanitize: str | None = None, kernels_dir: Path = KERNELS_DIR
 ) -> Path:
-    """The program that runs `spec` as `arch` would; cached by content. Raises SimtError with clang's log.
+    """The program that runs `spec` as `arch` would, from the cache where nothing has changed.
 
-    `sanitize`: None, "address,undefined" or "thread". `kernels_dir` holds the spec's source file, and common/.
+    `sanitize`: None, "address,undefined" or "thread". `kernels_dir` holds the source file; its
+    common/ is used where it has one. Raises SimtError with clang's log.
     """
     defines = {**arch.defines(), **dict(spec.defines), "SIMT_SHIM": 1}
     source = kernels_dir / spec.source
-    sources = [
-        *sorted(kernels_dir.glob("**/*.h")),
-        source,
-        SIMT_DIR / "simt.h",
-        SIMT_DIR / "entry.cpp",
-    ]
+    headers = sorted({*kernels_dir.glob("**/*.h"), *KERNELS_DIR.glob("**/*.h")})
     command = [
         *LANGUAGE,
         "-O1",
@@ -162,12 +185,39 @@ def compile_shim(
         *(f"-D{name}={value}" for name, value in defines.items()),
         f'-DSIMT_SOURCE="{source}"',
         f"-DSIMT_ENTRY={spec.entry}",
-        f"-I{SIMT_DIR}",
-        f"-I{kernels_dir}",
-        *("-o", "program"),
+        *(f"-I{folder}" for folder in (SIMT_DIR, kernels_dir, KERNELS_DIR)),
+        *("-o", "program", str(SIMT_DIR / "entry.cpp")),
+        *("-x", "none", *_runtime(sanitize), "-lm"),
     ]
-    inputs = [str(SIMT_DIR / "entry.cpp"), "-x", "none", *_runtime(sanitize), "-lm"]
-    return _build(sources, command, inputs, "program")
+    files = [*headers, source, SIMT_DIR / "simt.h", SIMT_DIR / "entry.cpp"]
+    return _build(files, command, "program")
+
+
+def planted(name: str, old: str, new: str, occurrence: int = 0) -> Path:
+    """A copy of kernels/ in which one occurrence of `old` in the file `name` was replaced.
+
+    Raises ValueError when there is no such occurrence. The folder's name depends on the sources
+    only, so that what is compiled from it stays in the cache.
+    """
+    texts = {
+        str(path.relative_to(KERNELS_DIR)): path.read_text(encoding="utf-8")
+        for path in sorted(KERNELS_DIR.rglob("*"))
+        if path.suffix in (".h", ".hip")
+    }
+    parts = texts[name].split(old)
+    if occurrence >= len(parts) - 1:
+        raise ValueError(f"{name} has {len(parts) - 1} times, {old!r}, not more than {occurrence}")
+    texts[name] = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
+    _prune()
+    final = CACHE_DIR / hashlib.sha256(repr(texts).encode()).hexdigest()[:32]
+    with tempfile.TemporaryDirectory(dir=CACHE_DIR) as folder:
+        made = Path(folder, "made")
+        for path, text in texts.items():
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            (made / path).write_text(text, encoding="utf-8")
+        _keep(made, final)
+    os.utime(final)
+    return final
 
 
 def run(
@@ -179,11 +229,11 @@ def run(
     seed: int = 1,
     timeout_s: float = 120.0,
 ) -> None:
-    """Runs all work-groups; `memory` is what the kernel may touch, and holds the results afterwards.
+    """Runs all work-groups; `memory` is what the kernel may touch, and has the results afterwards.
 
-    A word of `params` (at a multiple of eight bytes) that is an address within `memory` is a pointer. Odd seeds keep waves as far
-    apart as barriers allow, even seeds interleave them. Raises SimtError with the program's message: a divergence, a
-    sanitizer's report, a crash.
+    A word of `params` (at a multiple of eight bytes) that is an address within `memory` is a
+    pointer. Odd seeds keep waves as far apart as barriers allow, even seeds interleave them. Raises
+    SimtError with the program's message: a divergence, a sanitizer's report, a crash, too long.
     """
     job = _job(bytes(params), memory, (grid, block, seed))
     result = _run([str(program)], job, timeout_s)
@@ -191,18 +241,18 @@ def run(
         raise SimtError(f"status {result.returncode}: {result.stderr.decode(errors='replace')}")
     offset = 0
     for region in memory:
-        ctypes.memmove(
-            region.address, result.stdout[offset : offset + region.nbytes], region.nbytes
-        )
+        part = result.stdout[offset : offset + region.nbytes]
+        ctypes.memmove(region.address, part, region.nbytes)
         offset += region.nbytes
 
 
 def _job(params: bytes, memory: Sequence[Region], launch: tuple[int, int, int]) -> bytes:
+    """The bytes that job.cpp reads."""
     pointers: list[int] = []
     for offset in range(0, len(params) - 7, 8):
         (word,) = struct.unpack_from("<Q", params, offset)
         for index, region in enumerate(memory):
-            if region.address <= word < region.address + max(region.nbytes, 1):
+            if region.address <= word < region.address + region.nbytes:
                 pointers += [offset, index, word - region.address]
     numbers = [*launch, len(params), len(memory), len(pointers) // 3]
     numbers += [*(region.nbytes for region in memory), *pointers]

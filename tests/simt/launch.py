@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.simt import Region, compile_shim, run
 
 
 class Allocations(TorchDispatchMode):
-    """Keeps every tensor that an operator of torch returns while this is active."""
+    """Keeps every tensor that an operator of torch returns; memory without contents gets NaN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,13 +29,17 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
+            if "empty" in str(func) and result.is_floating_point():
+                result.fill_(math.nan)
             self.tensors.append(result)
         return result
 
 
 class ShimLaunch:
-    """Runs kernels as `arch` would. Pointers among the parameters must lie in the storages of tensors given to `knows` or
-    made while it is active; each storage becomes one allocation of exactly its size. Raises SimtError.
+    """Runs kernels as `arch` would.
+
+    Pointers among the parameters must lie in the storages of tensors given to `knows` or made while
+    it is active; each storage becomes one allocation of exactly its size. Raises SimtError.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class ShimLaunch:
         self._allocations = Allocations()
 
     def knows(self, *tensors: torch.Tensor | None) -> AbstractContextManager[Any]:
-        """Makes the storages of these tensors, and of all that are made within the `with`, visible to kernels."""
+        """Shows kernels the storages of these tensors, and of all made within the `with`."""
         self._allocations.tensors = [tensor for tensor in tensors if tensor is not None]
         return self._allocations
 
@@ -65,9 +70,7 @@ class ShimLaunch:
         device: torch.device,
     ) -> None:
         storages = [tensor.untyped_storage() for tensor in self._allocations.tensors]
-        regions = dict.fromkeys(
-            Region(storage.data_ptr(), storage.nbytes()) for storage in storages
-        )
+        regions = {storage.data_ptr(): storage.nbytes() for storage in storages}
         program = compile_shim(spec, self.arch, self.sanitize, self.kernels_dir)
-        memory = [region for region in regions if region.address]
+        memory = [Region(address, nbytes) for address, nbytes in regions.items() if address]
         run(program, params, memory, grid, block, self.seed, self.timeout_s)

@@ -29,38 +29,30 @@ constexpr bool kRaceDetector = true;
 constexpr unsigned kSwitchIsNoSync = 1;
 inline void acquire(void* address) { __tsan_acquire(address); }
 inline void release(void* address) { __tsan_release(address); }
+inline void* this_thread() { return __tsan_get_current_fiber(); }
+inline void* create_thread() { return __tsan_create_fiber(0); }
+inline void destroy_thread(void* thread) { __tsan_destroy_fiber(thread); }
+inline void switch_thread(void* thread) { __tsan_switch_to_fiber(thread, kSwitchIsNoSync); }
 #else
 constexpr bool kRaceDetector = false;
 inline void acquire(void*) {}
 inline void release(void*) {}
+inline void* this_thread() { return nullptr; }
+inline void* create_thread() { return nullptr; }
+inline void destroy_thread(void*) {}
+inline void switch_thread(void*) {}
 #endif
 
-// What a sanitizer keeps per stack.
+// What the address sanitizer keeps per stack.
 struct Shadow {
-    void* asan = nullptr;
-    const void* bottom = nullptr;
-    size_t bytes = 0;
-    void* tsan = nullptr;
+    void* fake_stack;
+    const void* bottom;
+    size_t bytes;
 
-    void create(void* stack, size_t stack_bytes) {
-        bottom = stack, bytes = stack_bytes;
-#if defined(SIMT_TSAN)
-        tsan = __tsan_create_fiber(0);
-#endif
-    }
-    void destroy() {
-#if defined(SIMT_TSAN)
-        __tsan_destroy_fiber(tsan);
-#endif
-    }
     // Before a switch from this stack to `to`; `last`: it will never be switched to again.
     void leave([[maybe_unused]] Shadow& to, [[maybe_unused]] bool last) {
 #if defined(SIMT_ASAN)
-        __sanitizer_start_switch_fiber(last ? nullptr : &asan, to.bottom, to.bytes);
-#endif
-#if defined(SIMT_TSAN)
-        if (!tsan) tsan = __tsan_get_current_fiber();
-        __tsan_switch_to_fiber(to.tsan, kSwitchIsNoSync);
+        __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack, to.bottom, to.bytes);
 #endif
     }
     // After a switch to this stack from `from`, whose bounds are learnt if it is the program's own.
@@ -68,7 +60,7 @@ struct Shadow {
 #if defined(SIMT_ASAN)
         const void* old_bottom;
         size_t old_bytes;
-        __sanitizer_finish_switch_fiber(asan, &old_bottom, &old_bytes);
+        __sanitizer_finish_switch_fiber(fake_stack, &old_bottom, &old_bytes);
         if (!from.bottom) from.bottom = old_bottom, from.bytes = old_bytes;
 #endif
     }

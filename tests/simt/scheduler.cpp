@@ -3,8 +3,9 @@
 // far as it can, to a barrier or its end, before the next one starts, which drives waves as far apart as a missing barrier lets
 // them; with even seeds any wave may go on at any rendezvous.
 //
-// Under the race detector every lane is a thread of its own, ordered with the others by barriers only (and within a wave by
-// wave_barrier): two lanes that touch the same LDS or global memory between two barriers, one of them writing, are reported.
+// To the race detector a wave is a thread. Waves are ordered by barriers only, and work-groups not at all. Two waves that touch the same LDS or global memory between two barriers, one of them writing, are
+// reported. Lanes of one wave that hand something to each other without a rendezvous give wrong results instead, as their order
+// is random; that they store the same word to one place, which hardware allows, does not count.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,6 +83,8 @@ constexpr int kSavedWords = 20, kReturnWord = 11;
 
 namespace simt {
 
+typedef unsigned long long u64;
+
 enum class State { kReady, kWaveOp, kBarrier, kReturned };
 
 struct Lane {
@@ -107,8 +110,11 @@ static Job job;
 static u32 running_group;
 static unsigned char* group_lds;
 static unsigned group_lds_bytes;
-static char barrier_token, wave_token[kMaxLanes], end_token;
-static unsigned long long random_state;
+static void* wave_threads[kMaxLanes];
+static void* scheduler_thread;
+static u64* barrier_tokens;  // two per group: waves leave their times at one and take all others' from the other, in turns
+static u64 end_token;
+static u64 random_state;
 
 static u32 random_below(u32 limit) {  // xorshift64*
     random_state ^= random_state >> 12, random_state ^= random_state << 25, random_state ^= random_state >> 27;
@@ -161,19 +167,13 @@ void wave_op(const char* name, WaveCompute compute, void* operands) {
     Lane& lane = *current;
     lane.state = State::kWaveOp, lane.waits_at = name, lane.compute = compute, lane.operands = operands;
     lane.call_site = __builtin_return_address(0);
-    const bool orders_memory = compute == compute::wave_barrier;
-    char* token = &wave_token[lane.id / simt_wave_size];
-    if (orders_memory) release(token);
     yield_to_scheduler();
-    if (orders_memory) acquire(token);
 }
 
 void group_barrier() {
     Lane& lane = *current;
     lane.state = State::kBarrier, lane.waits_at = "barrier", lane.call_site = __builtin_return_address(0);
-    release(&barrier_token);
     yield_to_scheduler();
-    acquire(&barrier_token);
 }
 
 unsigned char* lds(unsigned bytes) {
@@ -208,13 +208,11 @@ static void prepare(Lane& lane, u32 id) {
     memset(words, 0, kSavedWords * sizeof(void*));
     words[kReturnWord] = (void*)simt_lane_main;
     lane.id = id, lane.state = State::kReady, lane.stack_pointer = words;
-    lane.shadow.asan = nullptr;
-    lane.shadow.create(lane.stack + kPage, kStackBytes - kPage);
+    lane.shadow = {nullptr, lane.stack + kPage, kStackBytes - kPage};
 }
 
-static void retire(Lane& lane) {
-    lane.shadow.destroy();
-    if (kRaceDetector) munmap(lane.stack, kStackBytes), lane.stack = nullptr;  // forgets the accesses to it
+static void forget_stack(Lane& lane) {  // the next group's accesses to it are another thread's
+    if (kRaceDetector) munmap(lane.stack, kStackBytes), lane.stack = nullptr;
 }
 
 // "lanes 0-15 wait at barrier, lanes 16-31 have returned" for the lanes from `first` on.
@@ -256,14 +254,18 @@ static bool step_wave(u32 wave) {
 }
 
 // One interval between barriers, for all waves. False when the group has ended.
-static bool run_to_barrier(bool far_apart) {
+static bool run_to_barrier(bool far_apart, u64* from_barrier, u64* to_barrier) {
     u32 runnable[kMaxLanes], count = 0;
     for (u32 wave = 0; wave < job.group_size / simt_wave_size; ++wave) runnable[count++] = wave;
     while (count) {
         const u32 pick = random_below(count);
         bool more = true;
+        switch_thread(wave_threads[runnable[pick]]);
+        acquire(from_barrier);
         do more = step_wave(runnable[pick]);
         while (more && (far_apart || random_below(4)));
+        if (!more) release(to_barrier), release(&end_token);
+        switch_thread(scheduler_thread);
         if (!more) runnable[pick] = runnable[--count];
     }
     for (u32 i = 1; i < job.group_size; ++i)
@@ -273,8 +275,25 @@ static bool run_to_barrier(bool far_apart) {
     return true;
 }
 
+static void run_group(u32 group) {
+    running_group = group;
+    const u32 waves = job.group_size / simt_wave_size;
+    for (u32 id = 0; id < job.group_size; ++id) prepare(lanes[id], id);
+    for (u32 wave = 0; wave < waves; ++wave) wave_threads[wave] = create_thread();
+    u64 *from = barrier_tokens + 2 * group, *to = from + 1;
+    while (run_to_barrier(job.seed % 2 == 1, from, to)) {
+        u64* last = from;
+        from = to, to = last;
+    }
+    for (u32 wave = 0; wave < waves; ++wave) destroy_thread(wave_threads[wave]);
+    for (u32 id = 0; id < job.group_size; ++id) forget_stack(lanes[id]);
+    free_lds();
+}
+
 void run_job(const Job& the_job) {
     job = the_job;
+    scheduler_thread = this_thread();
+    barrier_tokens = (u64*)malloc(2 * sizeof(u64) * job.groups);
     random_state = job.seed * 0x9e3779b97f4a7c15ull + 0x632be59bd9b4e019ull;
     for (int i = 0; i < 8; ++i) random_below(2);
     if (simt_wave_size > kMaxWave || job.group_size > kMaxLanes || job.group_size % simt_wave_size || !job.group_size)
@@ -284,13 +303,7 @@ void run_job(const Job& the_job) {
         const u32 j = random_below(i + 1);
         order[i] = order[j], order[j] = i;
     }
-    for (u32 i = 0; i < job.groups; ++i) {
-        running_group = order[i];
-        for (u32 id = 0; id < job.group_size; ++id) prepare(lanes[id], id);
-        while (run_to_barrier(job.seed % 2 == 1)) {}
-        for (u32 id = 0; id < job.group_size; ++id) retire(lanes[id]);
-        free_lds();
-    }
+    for (u32 i = 0; i < job.groups; ++i) run_group(order[i]);
     acquire(&end_token);
     free(order);
 }
@@ -302,7 +315,6 @@ extern "C" void simt_lane_main() {
     current->shadow.enter(scheduler_shadow);
     simt_call_kernel(job.params);
     current->state = State::kReturned;
-    release(&end_token);
     yield_to_scheduler();
     abort();
 }

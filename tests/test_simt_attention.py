@@ -1,0 +1,197 @@
+"""kernels/attention.hip, unchanged, executed as each matrix unit would, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, reference
+from tests import simt
+from tests.simt.attention import (
+    HEAD_DIMS,
+    LAYOUTS,
+    UNITS,
+    Setting,
+    attend,
+    draw,
+    errors,
+    lay_out,
+    random_mask,
+)
+
+pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+
+LENGTHS = ((1, 1), (17, 15), (77, 203), (113, 77), (64, 64), (65, 63), (15, 129), (33, 1), (1, 231))
+"""Queries, keys: ones, primes, whole tiles and their neighbours."""
+HALVES = ("float16", "bfloat16")
+
+
+def check(setting: Setting, *inputs: torch.Tensor | None, scale: float | None = None) -> None:
+    """At most twice torch's own error. NaN anywhere fails too."""
+    q, k, v, mask = (*inputs, None)[:4]
+    assert q is not None and k is not None and v is not None
+    ours, theirs = errors(setting, q, k, v, mask, scale)
+    assert ours <= 2 * theirs, f"error {ours:.3g}, torch's own {theirs:.3g}"
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_head_dims(gfx: str, head_dim: int) -> None:
+    """Every unit sees every head_dim; half type, lengths, layouts and scheduling go round."""
+    turn = UNITS.index(gfx) + HEAD_DIMS.index(head_dim)
+    for step in (0, 1):
+        seq_q, seq_k = LENGTHS[(2 * turn + step) % len(LENGTHS)]
+        problem = AttentionProblem(2, 3, seq_q, seq_k, head_dim, HALVES[turn % 2])
+        layouts = [LAYOUTS[(turn + step + i) % len(LAYOUTS)] for i in range(3)]
+        check(Setting(gfx, seed=turn + step), *draw(problem, layouts))
+
+
+@pytest.mark.parametrize("gfx", UNITS)
+def test_lengths(gfx: str) -> None:
+    dtype = HALVES[UNITS.index(gfx) % 2]
+    for seed, (seq_q, seq_k) in enumerate(LENGTHS):
+        check(Setting(gfx, seed), *draw(AttentionProblem(1, 2, seq_q, seq_k, 40, dtype)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 160, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_every_config(gfx: str, head_dim: int) -> None:
+    dtype = HALVES[(UNITS.index(gfx) + head_dim // 32) % 2]
+    problem = AttentionProblem(1, 2, 77, 131, head_dim, dtype)
+    configs = MatrixAttention().configs(Setting(gfx).arch, problem)
+    for index in range(1, len(configs)):
+        check(Setting(gfx, index, config=index), *draw(problem))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_layouts(gfx: str, layout: str) -> None:
+    dtype = HALVES[UNITS.index(gfx) % 2]
+    problem = AttentionProblem(2, 2, 49, 77, 40, dtype)
+    check(Setting(gfx), *draw(problem, (layout,) * 3))
+
+
+def test_one_tensor_for_q_k_and_v() -> None:
+    qkv = torch.randn((2, 33, 3, 2, 64), generator=torch.Generator().manual_seed(1)).half()
+    check(Setting("gfx1100"), qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2])
+
+
+def test_scale() -> None:
+    q, k, v = draw(AttentionProblem(1, 2, 20, 40, 64))
+    check(Setting("gfx1200"), q, k, v, scale=0.5)
+    check(Setting("gfx1200"), q, k, v, scale=0.0)
+
+
+MASKS = ("bool", "float16", "bfloat16", "float32")
+MASK_SHAPES = ((2, 3, 50, 77), (2, 1, 50, 77), (1, 3, 1, 77), (1, 1, 1, 77), (2, 3, 50, 1))
+"""Against (batch, heads, queries, keys) = (2, 3, 50, 77): what is 1 is broadcast by stride 0."""
+
+
+@pytest.mark.parametrize("dtype", MASKS)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_masks(gfx: str, dtype: str) -> None:
+    turn = UNITS.index(gfx) + MASKS.index(dtype)
+    head_dim = (40, 64, 160, 512)[turn % 4]
+    problem = AttentionProblem(2, 3, 50, 77, head_dim, HALVES[turn % 2])
+    inputs = draw(problem)
+    for step in range(2):
+        shape = MASK_SHAPES[(turn + 2 * step) % len(MASK_SHAPES)]
+        check(Setting(gfx, turn + step), *inputs, random_mask(shape, dtype))
+
+
+@pytest.mark.parametrize("gfx", UNITS)
+def test_strided_masks(gfx: str) -> None:
+    inputs = draw(AttentionProblem(2, 3, 50, 77, 64))
+    transposed = random_mask((2, 3, 77, 50), "float32").transpose(2, 3)
+    transposed[..., 0] = 0.0
+    check(Setting(gfx), *inputs, transposed)
+    check(Setting(gfx), *inputs, random_mask((50, 155), "float32")[:, 1::2].fill_(0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+@pytest.mark.parametrize("head_dim", [40, 160, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_fully_masked_queries_give_zeros(gfx: str, head_dim: int, dtype: str) -> None:
+    problem = AttentionProblem(1, 2, 35, 131, head_dim)
+    q, k, v = draw(problem)
+    mask = random_mask((1, 2, 35, 131), dtype)
+    mask[:, 1, 7] = False if dtype == "bool" else -math.inf
+    # Nothing in the first tiles of keys, something in the last.
+    mask[:, :, 9, :130] = False if dtype == "bool" else -math.inf
+    mask[:, :, 9, 130] = True if dtype == "bool" else 1.0
+    out = attend(Setting(gfx), q, k, v, mask)
+    exact = reference(q, k, v, mask)
+    assert (out.view(1, 35, 2, head_dim)[:, 7, 1] == 0).all()
+    assert (out - exact).abs().max() < 4e-3
+
+
+def planted_specials(what: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v (1, 20, 2, 40), (1, 70, 2, 40) with one NaN or infinity."""
+    q, k, v = draw(AttentionProblem(1, 2, 20, 70, 40))
+    where, value = what.split(" ")
+    target = {"q": q[0, 3, 1, 5:6], "k": k[0, 66, 1, 5:6], "v": v[0, 66, 1, 5:6]}[where]
+    target.fill_(float(value))
+    return q, k, v
+
+
+@pytest.mark.parametrize(
+    "what", [f"{x} {value}" for x in "qkv" for value in ("nan", "inf", "-inf")]
+)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_nan_and_infinity_propagate(gfx: str, what: str) -> None:
+    inputs = planted_specials(what)
+    out, exact = attend(Setting(gfx), *inputs).double(), reference(*inputs)
+    assert not exact.isfinite().all()
+    torch.testing.assert_close(out, exact, rtol=0, atol=2e-3, equal_nan=True)
+
+
+def test_a_row_of_minus_infinity_without_a_mask_is_nan() -> None:
+    q, k, v = draw(AttentionProblem(1, 1, 5, 70, 40))
+    q[0, 2] = 1.0
+    k[:] = -math.inf
+    assert attend(Setting("gfx1100"), q, k, v)[0, 2].isnan().all()
+
+
+def sanitized(sanitize: str) -> str:
+    reason = simt.missing(sanitize)
+    if reason:
+        pytest.skip(reason)
+    return sanitize
+
+
+@pytest.mark.parametrize("head_dim", [40, 160, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_memory_and_undefined_behaviour(gfx: str, head_dim: int) -> None:
+    """Every buffer an allocation of exactly its size: one element too far is an error."""
+    turn = UNITS.index(gfx) + HEAD_DIMS.index(head_dim)
+    setting = Setting(gfx, turn, sanitized("address,undefined"))
+    problem = AttentionProblem(1, 2, 17, 77, head_dim, HALVES[turn % 2])
+    mask = random_mask((1, 2, 17, 77), MASKS[turn % 4])
+    for layout in ("plain", "misaligned"):
+        check(setting, *draw(problem, (layout,) * 3), mask)
+
+
+@pytest.mark.parametrize("head_dim", [40, 160, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_no_races(gfx: str, head_dim: int) -> None:
+    """Lanes share memory across barriers only, work-groups write apart."""
+    turn = UNITS.index(gfx) + HEAD_DIMS.index(head_dim)
+    setting = Setting(gfx, turn, sanitized("thread"))
+    problem = AttentionProblem(2, 2, 65, 131, head_dim, HALVES[turn % 2])
+    check(setting, *draw(problem))
+
+
+def test_misaligned_differs_from_plain_in_nothing() -> None:
+    q, k, v = draw(AttentionProblem(1, 2, 33, 77, 72))
+    plain = attend(Setting("gfx942"), q, k, v)
+    q, k, v = (lay_out(x, "misaligned") for x in (q, k, v))
+    other = attend(Setting("gfx942"), q, k, v)
+    assert torch.equal(plain, other)
+
+
+def test_the_order_of_waves_changes_nothing() -> None:
+    q, k, v = draw(AttentionProblem(1, 2, 33, 131, 160))
+    outs = [attend(Setting("gfx1100", seed), q, k, v) for seed in range(6)]
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
