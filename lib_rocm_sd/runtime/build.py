@@ -118,7 +118,7 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
         _store(key, compiler.identity(), made)
         return made
     title = f"no compiler made {spec.entry} of {spec.source} for {arch.gfx}"
-    _failures[key] = CompileError(title, "\n  ".join(["", *said]), "\n".join(logs), text)
+    _failures[key] = CompileError(title, " | ".join(said), "\n".join(logs), text)
     raise _failures[key]
 
 

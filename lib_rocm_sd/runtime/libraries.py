@@ -25,14 +25,21 @@ _SYSTEM_FOLDERS = (
 )
 
 
-def package_folder(name: str) -> Path | None:
-    """The folder of an installed top-level package, found without importing it."""
+def package_folders(name: str) -> list[Path]:
+    """The folders of an installed top-level package, more than one for a namespace package.
+
+    Found without importing it.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return None
-    places = list(spec.submodule_search_locations or []) if spec else []
-    return Path(places[0]) if places else None
+        return []
+    return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+
+
+def package_folder(name: str) -> Path | None:
+    """The first folder of an installed top-level package."""
+    return next(iter(package_folders(name)), None)
 
 
 def rocm_roots() -> list[Path]:
@@ -70,8 +77,7 @@ def cuda_library_folders() -> list[Path]:
     """Folders that may hold NVRTC: torch's, NVIDIA's Python packages', the CUDA toolkit's."""
     torch = package_folder("torch")
     folders = [torch / "lib"] if torch else []
-    nvidia = package_folder("nvidia")
-    if nvidia:
+    for nvidia in package_folders("nvidia"):
         folders += sorted(
             [*nvidia.glob("cu*/lib"), *nvidia.glob("cu*/bin"), *nvidia.glob("cu*/bin/x86_64")],
             reverse=True,

@@ -85,7 +85,7 @@ class LibraryCompiler(Compiler):
 
     def _options(self, arch: Arch) -> tuple[str, ...]:
         if self.name == "nvrtc":
-            return (f"--gpu-architecture={arch.gfx}",)
+            return (f"--gpu-architecture={arch.gfx}", "-default-device")  # for lambdas, CUDA 13.0
         if self.name == "hiprtc":
             return (f"--offload-arch={arch.gfx}", "-nogpuinc")
         return ("-nogpuinc", "-nogpulib", "-nostdinc")
