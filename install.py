@@ -190,7 +190,11 @@ def demo(python: Path, arguments: "list[str]") -> int:
 
 def test(python: Path, arguments: "list[str]") -> int:
     """Every check, pytest last; the status of the last one that failed."""
-    checks = ["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]
+    checks = (
+        ["ruff", "check", "--output-format", "concise", "."],
+        ["ruff", "format", "--check", "."],
+        ["mypy"],
+    )
     status = 0
     for check in (*checks, ["pytest", *arguments]):
         say(f"== {' '.join(check)}")

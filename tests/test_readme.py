@@ -42,3 +42,13 @@ def test_documented_commands_exist() -> None:
     main = (ROOT / "lib_rocm_sd" / "__main__.py").read_text(encoding="utf-8")
     assert named == {"doctor", "compile", "inspect", "bench", "demo"}
     assert all(f'"{name}"' in main for name in named)
+
+
+def test_ruff_has_one_version() -> None:
+    pinned = re.findall(r"^ruff==(\S+)$", _text("requirements/test.txt"), re.MULTILINE)
+    assert len(pinned) == 1
+    assert set(re.findall(r'"ruff==([^"]+)"', _text(".pre-commit-config.yaml"))) == set(pinned)
+
+
+def _text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
