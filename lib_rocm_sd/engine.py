@@ -21,12 +21,14 @@ from lib_rocm_sd.planner import (
     Planner,
     default_launcher,
     free_bytes,
-    is_compiling,
     is_recording,
 )
 from lib_rocm_sd.report import Report, Row
 from lib_rocm_sd.report import report as process_report
 from lib_rocm_sd.selftest import Check
+
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+"""True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
 
 
 class _Route:
@@ -109,7 +111,7 @@ class Engine:
 
     def run(self, op: Op[Any], *inputs: Any) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
-        if is_compiling():
+        if _is_compiling():
             return _traced(op, inputs)
         key = _key(op, inputs)
         route = self._routes.get(key)

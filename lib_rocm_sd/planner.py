@@ -40,12 +40,6 @@ def default_launcher(device: torch.device, arch: Arch) -> Launch:
     return driver.launcher_for(device, arch)
 
 
-def is_compiling() -> bool:
-    """True while torch.compile traces; False in a torch that cannot tell."""
-    tell = getattr(torch.compiler, "is_compiling", None)
-    return bool(tell and tell())
-
-
 def is_recording(device: torch.device) -> bool:
     """True during a graph capture: calls are recorded, so nothing can be tested or timed."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

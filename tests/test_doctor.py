@@ -20,8 +20,6 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention, reference
 from tests.toy_op import GFX1100, engine_of
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 class Kernel(MatrixAttention):
     """Our variant with `work` in place of the launch."""
@@ -46,6 +44,16 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     return examine
 
 
+def torchs_best() -> str:
+    """What runs in half precision on this torch's CPU: an old one has no SDPA there."""
+    half = torch.ones(1, 1, 8, 8, dtype=torch.float16)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(half, half, half)
+    except RuntimeError:
+        return "sliced"
+    return "sdpa"
+
+
 def test_without_a_gpu_nothing_is_broken() -> None:
     findings = doctor.examine()
     assert findings["broken"] == []
@@ -58,7 +66,7 @@ def test_without_a_gpu_nothing_is_broken() -> None:
         assert problem["variant"] in ("sdpa", "sliced")
         assert "no GPU" in problem["reasons"]["rocm_sd"][0]
         for test in problem["self_tests"].values():
-            assert test["error"] <= test["tolerance"]
+            assert test["reason"] or test["error"] <= test["tolerance"]
     assert {found["gfx"] for found in findings["compilers"]} == {doctor.EXAMPLE_GFX}
     assert findings["kernels"][0]["shipped"] > 0
 
@@ -87,7 +95,7 @@ def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> No
     findings = examined(lambda *inputs: reference(*inputs) * 1.1)
     assert "our kernel cannot be used: self-test failed" in findings["broken"][0]
     (row,) = findings["work"]
-    assert {problem["variant"] for problem in row["problems"]} == {"sdpa"}
+    assert {problem["variant"] for problem in row["problems"]} == {torchs_best()}
     text = doctor_text.render(findings)
     assert "rocm_sd FAILED 1.0e-01 / 2.0e-03" in text
     assert "broken: cpu: our kernel cannot be used" in text

@@ -44,11 +44,11 @@ def test_a_variant_with_garbage_at_head_dim_512_is_used_elsewhere_only(
     head_dim: int, runs: str
 ) -> None:
     engine, report = engine_of()
-    q, k, v = (torch.randn(1, 9, 1, head_dim, dtype=torch.float16) for _ in range(3))
+    q, k, v = (torch.randn(1, 9, 1, head_dim, dtype=torch.bfloat16) for _ in range(3))
     output = engine.run(attention_with(Garbage()), q, k, v, None, None)
     assert report.snapshot()["rows"][0]["variant"] == runs
     expected = reference(q, k, v)
-    assert (output.double() - expected).abs().max() < 3e-3 * expected.abs().max()
+    assert (output.double() - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("level", ["Auto", "Performance", "Memory"])
@@ -88,7 +88,7 @@ def test_attention_with_gradients_or_a_last_stride_other_than_1_is_not_for_our_k
     engine, report = engine_of(GFX1100)
     ours = FakeKernel()
     op = replace(ATTENTION, variants=(ours, *ATTENTION.variants[1:]))
-    q = torch.randn(1, 9, 2, 8, dtype=torch.float16)
+    q = torch.randn(1, 9, 2, 8, dtype=torch.bfloat16)
     engine.run(op, q, q, q, None, None)
     engine.run(op, q.clone().requires_grad_(), q, q, None, None).sum().backward()
     turned = q.transpose(1, 3).contiguous().transpose(1, 3)
