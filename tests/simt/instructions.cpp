@@ -10,21 +10,11 @@
 
 namespace simt {
 
-static float to_float(u16 half, int bf16) {
-    if (bf16) return __builtin_bit_cast(float, (u32)half << 16);
-    return (float)__builtin_bit_cast(_Float16, half);
-}
-
 // V_EXP_F32: denormals are flushed to zero, arguments and results alike.
 float exp2_flushed(float x) {
     constexpr float kSmallestNormal = 0x1p-126f;
     const float y = exp2f(fabsf(x) < kSmallestNormal ? 0.0f : x);
     return y < kSmallestNormal ? 0.0f : y;
-}
-
-float dot2(const u16* a, const u16* b, float c, bool bf16) {
-    const float sum = to_float(a[0], bf16) * to_float(b[0], bf16) + to_float(a[1], bf16) * to_float(b[1], bf16);
-    return sum + c;
 }
 
 namespace compute {

@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from tests.simt import Region, compile_shim, run
 
 
-class Allocations(TorchDispatchMode):
-    """Keeps every tensor that an operator of torch returns; memory without contents gets NaN."""
+class Allocations(TorchFunctionMode):
+    """Keeps every tensor that a function of torch returns; memory without contents gets NaN."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            if "empty" in str(func) and result.is_floating_point():
+            if "empty" in getattr(func, "__name__", "") and result.is_floating_point():
                 result.fill_(math.nan)
             self.tensors.append(result)
         return result

@@ -104,6 +104,7 @@ constexpr size_t kPage = 4096, kStackBytes = 1 << 20;
 
 static Lane lanes[kMaxLanes];
 static Lane* current;
+static Lane** queue;
 static void* scheduler_stack_pointer;
 static Shadow scheduler_shadow;
 static Job job;
@@ -116,10 +117,11 @@ static u64* barrier_tokens;  // two per group: waves leave their times at one an
 static u64 end_token;
 static u64 random_state;
 
-static u32 random_below(u32 limit) {  // xorshift64*
+static u32 random_word() {  // xorshift64*
     random_state ^= random_state >> 12, random_state ^= random_state << 25, random_state ^= random_state >> 27;
-    return (u32)((random_state * 2685821657736338717ull >> 32) % limit);
+    return (u32)(random_state * 2685821657736338717ull >> 32);
 }
+static u32 random_below(u32 limit) { return random_word() % limit; }
 
 void fail(const char* format, ...) {
     va_list arguments;
@@ -148,32 +150,34 @@ IgnoreRaces::~IgnoreRaces() {
 u32 item_id() { return current->id; }
 u32 group_id() { return running_group; }
 
-static void yield_to_scheduler() {
+// The current lane waits: on to the next one in the queue, the last one to the scheduler.
+static void yield() {
     Lane& lane = *current;
-    lane.shadow.leave(scheduler_shadow, lane.state == State::kReturned);
-    simt_switch(&lane.stack_pointer, scheduler_stack_pointer);
+    Lane* next = current = *++queue;
+    lane.shadow.leave(next ? next->shadow : scheduler_shadow, lane.state == State::kReturned);
+    simt_switch(&lane.stack_pointer, next ? next->stack_pointer : scheduler_stack_pointer);
     lane.shadow.enter(scheduler_shadow);
 }
 
-static void resume(Lane& lane) {
-    current = &lane;
-    scheduler_shadow.leave(lane.shadow, false);
-    simt_switch(&scheduler_stack_pointer, lane.stack_pointer);
-    scheduler_shadow.enter(lane.shadow);
-    current = nullptr;
+// Runs lanes, each until it waits; a null ends the list.
+static void resume(Lane** list) {
+    queue = list, current = *list;
+    scheduler_shadow.leave(current->shadow, false);
+    simt_switch(&scheduler_stack_pointer, current->stack_pointer);
+    scheduler_shadow.enter(scheduler_shadow);
 }
 
 void wave_op(const char* name, WaveCompute compute, void* operands) {
     Lane& lane = *current;
     lane.state = State::kWaveOp, lane.waits_at = name, lane.compute = compute, lane.operands = operands;
     lane.call_site = __builtin_return_address(0);
-    yield_to_scheduler();
+    yield();
 }
 
 void group_barrier() {
     Lane& lane = *current;
     lane.state = State::kBarrier, lane.waits_at = "barrier", lane.call_site = __builtin_return_address(0);
-    yield_to_scheduler();
+    yield();
 }
 
 unsigned char* lds(unsigned bytes) {
@@ -215,15 +219,17 @@ static void forget_stack(Lane& lane) {  // the next group's accesses to it are a
     if (kRaceDetector) munmap(lane.stack, kStackBytes), lane.stack = nullptr;
 }
 
+static bool meets(const Lane& a, const Lane& b) {
+    return a.state == b.state && (a.state == State::kReturned || a.call_site == b.call_site) &&
+           (a.state != State::kWaveOp || a.compute == b.compute);
+}
+
 // "lanes 0-15 wait at barrier, lanes 16-31 have returned" for the lanes from `first` on.
 [[noreturn]] static void report_divergence(u32 first, u32 count, const char* unit) {
     char text[2048];
     int length = snprintf(text, sizeof text, "divergence: ");
-    const auto same = [](const Lane& a, const Lane& b) {
-        return a.state == b.state && (a.state == State::kReturned || (a.waits_at == b.waits_at && a.call_site == b.call_site));
-    };
     for (u32 begin = first, end; begin < first + count && length < 1800; begin = end) {
-        for (end = begin + 1; end < first + count && same(lanes[begin], lanes[end]);) ++end;
+        for (end = begin + 1; end < first + count && meets(lanes[begin], lanes[end]);) ++end;
         length += snprintf(text + length, sizeof text - length, "%swork-items %u-%u ", begin == first ? "" : ", ", begin, end - 1);
         if (lanes[begin].state == State::kReturned) length += snprintf(text + length, sizeof text - length, "have returned");
         else
@@ -233,16 +239,14 @@ static void forget_stack(Lane& lane) {  // the next group's accesses to it are a
     fail("%s (all of a %s must meet at the same one)", text, unit);
 }
 
-static bool meets(const Lane& a, const Lane& b) {
-    return a.state == b.state && (a.state == State::kReturned || a.call_site == b.call_site) &&
-           (a.state != State::kWaveOp || strcmp(a.waits_at, b.waits_at) == 0);
-}
-
 // Runs the lanes of a wave to their next rendezvous; computes it if it is the wave's own. False when the wave can go no further alone.
 static bool step_wave(u32 wave) {
     const u32 size = simt_wave_size, first = wave * size;
-    const u32 start = random_below(size), stride = 2 * random_below(size / 2) + 1;
-    for (u32 i = 0; i < size; ++i) resume(lanes[first + (start + i * stride) % size]);
+    const u32 random = random_word(), start = random >> 16, stride = random | 1;
+    static Lane* order[kMaxWave + 1];
+    order[size] = nullptr;
+    for (u32 i = 0; i < size; ++i) order[i] = &lanes[first + (start + i * stride) % size];
+    resume(order);
     for (u32 i = 1; i < size; ++i)
         if (!meets(lanes[first], lanes[first + i])) report_divergence(first, size, "wave");
     if (lanes[first].state != State::kWaveOp) return false;
@@ -315,6 +319,6 @@ extern "C" void simt_lane_main() {
     current->shadow.enter(scheduler_shadow);
     simt_call_kernel(job.params);
     current->state = State::kReturned;
-    yield_to_scheduler();
+    yield();
     abort();
 }

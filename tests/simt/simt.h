@@ -39,7 +39,6 @@ unsigned char* lds(unsigned bytes);  // the work-group's array: `bytes` exactly,
 u32 item_id();
 u32 group_id();
 float exp2_flushed(float x);
-float dot2(const u16* a, const u16* b, float c, bool bf16);
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 typedef _Float16 v2h __attribute__((ext_vector_type(2)));
@@ -54,6 +53,10 @@ typedef float v4f __attribute__((ext_vector_type(4)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
 #define SIMT_INLINE __attribute__((always_inline)) inline
+
+SIMT_INLINE float to_float(u16 half, bool bf16) {
+    return bf16 ? __builtin_bit_cast(float, (u32)half << 16) : (float)__builtin_bit_cast(_Float16, half);
+}
 
 template <typename Vector> SIMT_INLINE void copy(void* to, const Vector& from) {
     __builtin_memcpy_inline(to, &from, sizeof(Vector));
@@ -73,6 +76,12 @@ template <typename AB, typename D> SIMT_INLINE D product(const char* name, WaveC
     D d;
     __builtin_memcpy_inline(&d, operands.d, sizeof(D));
     return d;
+}
+
+SIMT_INLINE float dot2(v2s a, v2s b, float c, bool clamp, bool bf16) {  // V_DOT2_F32_F16 and V_DOT2_F32_BF16
+    const float low = to_float((u16)a[0], bf16) * to_float((u16)b[0], bf16);
+    const float d = low + to_float((u16)a[1], bf16) * to_float((u16)b[1], bf16) + c;
+    return !clamp ? d : d > 1.0f ? 1.0f : d > 0.0f ? d : 0.0f;
 }
 
 SIMT_INLINE void mma_m16n8k16(float* d, const u32* a, const u32* b, const float* c, int bf16) {
@@ -140,16 +149,10 @@ SIMT_INLINE unsigned long __builtin_amdgcn_ballot_w64(bool x) {
 SIMT_INLINE float __builtin_amdgcn_exp2f(float x) { return simt::exp2_flushed(x); }
 SIMT_INLINE float __builtin_amdgcn_rcpf(float x) { return 1.0f / x; }
 SIMT_INLINE float __builtin_amdgcn_fdot2(simt::v2h a, simt::v2h b, float c, bool clamp) {
-    simt::u16 x[2], y[2];
-    simt::copy(x, a), simt::copy(y, b);
-    const float d = simt::dot2(x, y, c, false);
-    return clamp ? (d > 1.0f ? 1.0f : d < 0.0f ? 0.0f : d) : d;
+    return simt::dot2(__builtin_bit_cast(simt::v2s, a), __builtin_bit_cast(simt::v2s, b), c, clamp, false);
 }
 SIMT_INLINE float __builtin_amdgcn_fdot2_f32_bf16(simt::v2s a, simt::v2s b, float c, bool clamp) {
-    simt::u16 x[2], y[2];
-    simt::copy(x, a), simt::copy(y, b);
-    const float d = simt::dot2(x, y, c, true);
-    return clamp ? (d > 1.0f ? 1.0f : d < 0.0f ? 0.0f : d) : d;
+    return simt::dot2(a, b, c, clamp, true);
 }
 SIMT_INLINE unsigned __builtin_amdgcn_perm(unsigned high, unsigned low, unsigned select) {  // V_PERM_B32: `low` has bytes 0..3
     const unsigned long long both = (unsigned long long)high << 32 | low;
