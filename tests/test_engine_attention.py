@@ -10,6 +10,8 @@ import torch
 
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, MatrixAttention, reference
 from lib_rocm_sd.ops.base import Op
+from tests import simt
+from tests.simt.launch import ShimLaunch
 from tests.toy_op import (
     CPU,
     GFX1100,
@@ -104,3 +106,19 @@ class FakeKernel(MatrixAttention):
 
     def run(self, launch: Any, config: Any, q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
         return reference(q, k, v, *rest).to(q.dtype)
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_our_kernels_source_is_tested_and_run_by_the_engine() -> None:
+    """All of the way but the GPU: gfx1100's kernel, under the shim, behind the engine."""
+    assert GFX1100.arch is not None
+    launch = ShimLaunch(GFX1100.arch)
+    engine, report = engine_of(GFX1100, launcher=lambda device, arch: launch)
+    problem = AttentionProblem(1, 2, 5, 9, 40, "float16", "bool")
+    with launch.knows():
+        inputs = ATTENTION.make_inputs(problem, CPU, 1)
+        output = engine.attention(*inputs)
+    assert report.summary() == "attention: rocm_sd"
+    assert report.snapshot()["events"] == []
+    expected = reference(*inputs)
+    assert (output.double() - expected).abs().max() <= 2e-3 * expected.abs().max()
