@@ -438,6 +438,11 @@ assert hip.library()._handle == own._handle
     assert done.stderr == ""
 
 
+def test_a_device_of_another_type_is_a_launch_error() -> None:
+    with pytest.raises(LaunchError, match="cpu is no GPU"):
+        driver.launcher_for(torch.device("cpu"), ROW)
+
+
 def test_no_hip_runtime_is_a_launch_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip, "loaded_libraries", lambda: iter(()))
     monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])

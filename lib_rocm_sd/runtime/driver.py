@@ -70,8 +70,11 @@ class Driver(ABC):
 
 @dataclass(frozen=True)
 class _Kernel:
+    """A loaded kernel. Its code is kept, since a runtime may refer to it instead of copying it."""
+
     function: int
     lds_bytes: int
+    code: bytes
 
 
 class Launcher:
@@ -130,7 +133,7 @@ class Launcher:
         self._check_params(code, spec, params)
         module = self._driver.load(code)
         function = self._driver.function(module, spec.entry)
-        kernel = _Kernel(function, self._driver.dynamic_lds_bytes(module, function))
+        kernel = _Kernel(function, self._driver.dynamic_lds_bytes(module, function), code)
         self._kernels[spec] = kernel
         return kernel
 
@@ -156,6 +159,8 @@ def launcher_for(device: torch.device, arch: Arch) -> Launch:
     """
     import torch
 
+    if device.type != "cuda":
+        raise LaunchError(f"{device} is no GPU that torch drives through HIP or CUDA")
     index = torch.cuda.current_device() if device.index is None else device.index
     key = (index, arch.gfx)
     if key not in _launchers:
