@@ -27,7 +27,7 @@ from shapes import Captioner, Scenes, random_scenes, render, words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-KL_WEIGHT = 2e-4
+KL_WEIGHT = 1e-4
 EMPTY_CAPTIONS = 0.1
 
 
@@ -133,7 +133,7 @@ def train_autoencoder(
         )
         with half(device):
             pixel, edge, kl = losses_of(vae, pictures, noise)
-        loss = pixel + 2 * edge + KL_WEIGHT * kl
+        loss = pixel + edge + KL_WEIGHT * kl
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(average.live, 1.0)
@@ -148,10 +148,10 @@ def train_autoencoder(
 def autoencoder_loss(
     vae: AutoencoderKL, pictures: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean absolute error of pixels and of edges, and the mean KL divergence per latent number."""
+    """Absolute plus squared error of pixels, absolute error of edges, KL per latent number: means."""
     posterior = vae.encode(pictures).latent_dist
     restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
-    pixel = F.l1_loss(restored, pictures)
+    pixel = F.l1_loss(restored, pictures) + F.mse_loss(restored, pictures)
     down, across = (F.l1_loss(a, b) for a, b in zip(edges(restored), edges(pictures), strict=True))
     return pixel, down + across, posterior.kl().float().mean() / noise[0].numel()
 
@@ -160,7 +160,7 @@ def autoencoder_loss(
 def encode_pool(
     vae: AutoencoderKL, count: int, batch: int, generator: torch.Generator
 ) -> tuple[Scenes, Tensor]:
-    """`count` scenes and their latents, float16 (count, 4, 16, 16), not yet scaled."""
+    """`count` scenes and their latents, float16 (count, 4, 32, 32), not yet scaled."""
     scenes, latents = [], []
     for _ in range(0, count, batch):
         part = random_scenes(batch, generator)
@@ -233,16 +233,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--compile", action="store_true", help="compile both models with torch.compile"
     )
-    parser.add_argument("--vae-steps", type=int, default=4000)
-    parser.add_argument("--vae-seconds", type=float, default=150.0)
-    parser.add_argument("--vae-batch", type=int, default=128)
+    parser.add_argument("--vae-steps", type=int, default=30_000)
+    parser.add_argument("--vae-seconds", type=float, default=170.0)
+    parser.add_argument("--vae-batch", type=int, default=64)
     parser.add_argument("--vae-rate", type=float, default=1.5e-3)
     parser.add_argument(
-        "--pool", type=int, default=262_144, help="number of encoded pictures to train on"
+        "--pool", type=int, default=131_072, help="number of encoded pictures to train on"
     )
-    parser.add_argument("--unet-steps", type=int, default=12_000)
-    parser.add_argument("--unet-seconds", type=float, default=330.0)
-    parser.add_argument("--unet-batch", type=int, default=512)
+    parser.add_argument("--unet-steps", type=int, default=30_000)
+    parser.add_argument("--unet-seconds", type=float, default=300.0)
+    parser.add_argument("--unet-batch", type=int, default=256)
     parser.add_argument("--unet-rate", type=float, default=1e-3)
     parser.add_argument("--log-every", type=int, default=100)
     return parser.parse_args(argv)
