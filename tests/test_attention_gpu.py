@@ -52,7 +52,7 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 
 def allowed(exact: torch.Tensor, *inputs: Any) -> float:
     """Twice the error that torch makes with the formula in the same half type on the CPU."""
-    on_cpu = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
+    on_cpu: list[Any] = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
     return 2 * error(eager(*on_cpu), exact) + 1e-7
 
 
@@ -61,7 +61,8 @@ def allowed(exact: torch.Tensor, *inputs: Any) -> float:
 def test_every_head_dim_and_config(run: Run, head_dim: int, dtype: str) -> None:
     arch = identify(DEVICE).arch
     assert arch is not None
-    inputs = [t.to(DEVICE) for t in draw(AttentionProblem(2, 3, 113, 203, head_dim, dtype))]
+    drawn = draw(AttentionProblem(2, 3, 113, 203, head_dim, dtype))
+    inputs: list[Any] = [t.to(DEVICE) for t in drawn]
     exact = reference(*inputs)
     most = allowed(exact, *inputs)
     for index in range(len(kernel.configs(arch, head_dim))):
@@ -78,7 +79,7 @@ def test_the_odd_cases(run: Run, problem: AttentionProblem) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strided_and_misaligned_views(run: Run, layout: str) -> None:
     problem = AttentionProblem(2, 3, 65, 77, 40)
-    inputs = draw(problem, (layout,) * 3)
+    inputs: list[Any] = draw(problem, (layout,) * 3)
     on_gpu = [_same_layout(t) for t in inputs]
     exact = reference(*inputs)
     assert error(run(*on_gpu), exact) <= allowed(exact, *inputs)
@@ -113,7 +114,8 @@ def test_indices_beyond_two_to_the_31(run: Run) -> None:
     if torch.cuda.mem_get_info(DEVICE)[0] < 3 * far * 2:
         pytest.skip("needs 13 GB of free device memory")
     storage = torch.zeros(far * 2, dtype=torch.float16, device=DEVICE)
-    views = [storage[i * 64 :].as_strided((2, 33, 1, 40), (far, 192, 40, 1)) for i in range(3)]
+    shape, strides = (2, 33, 1, 40), (far, 192, 40, 1)
+    views: list[Any] = [storage[i * 64 :].as_strided(shape, strides) for i in range(3)]
     for view, drawn in zip(views, draw(AttentionProblem(2, 1, 33, 33, 40)), strict=True):
         view.copy_(drawn)
     exact = reference(*views)
