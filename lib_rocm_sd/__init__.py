@@ -1,3 +1,3 @@
-"""Fused kernels for Stable Diffusion on AMD GPUs. Importing this package does no work and needs no GPU."""
+"""Fused kernels for Stable Diffusion on AMD GPUs; importing this does no work, needs no GPU."""
 
 __version__ = "0.1.0"
