@@ -58,14 +58,14 @@ def unload() -> None:
         return
     listed = host.optimizers()
     listed[:] = [item for item in listed if item is not ours]
-    applied = host.current_optimizer() is ours
-    if applied:
-        ours.undo()
-    ours.aside = False
-    if applied:
+    if host.current_optimizer() is ours:
         _apply_choice()
+    ours.aside = False
 
 
 def _apply_choice() -> None:
-    apply: Any = host.attribute("modules.sd_hijack", "apply_optimizations")
-    apply()
+    """Let the WebUI pick and apply, as it does for the first model."""
+    hijack: Any = host.module("modules.sd_hijack")
+    hijack.current_optimizer.undo()
+    hijack.current_optimizer = None
+    hijack.apply_optimizations()

@@ -36,6 +36,8 @@ class RocmSdOptimization:
         self._replaced: dict[type, host.Forward] = {}
         self._hosts_own: dict[type, host.Forward] = {}
         self._lock = threading.Lock()
+        self._cross = attention.cross_attention(self.hosts_own)
+        self._block = attention.attn_block(self.hosts_own)
 
     def is_available(self) -> bool:
         """Device supported, kernels compiled, self-test passed. Never raises."""
@@ -99,9 +101,7 @@ class RocmSdOptimization:
 
     def _forwards(self) -> dict[type, host.Forward]:
         cross, block = host.attention_classes()
-        found = dict.fromkeys(cross, attention.cross_attention(self.hosts_own))
-        found.update(dict.fromkeys(block, attention.attn_block(self.hosts_own)))
-        return found
+        return {**dict.fromkeys(cross, self._cross), **dict.fromkeys(block, self._block)}
 
     def _ask_host(self) -> dict[type, host.Forward]:
         """Apply the WebUI's choice without us, note its forwards, and put ours back."""

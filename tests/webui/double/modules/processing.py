@@ -1,0 +1,276 @@
+"""Double of modules/processing.py.
+
+The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
+One generation, with the script hooks in the real order. The sampler is a plain Euler loop with
+classifier-free guidance, in place of sd_samplers_kdiffusion.py.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from modules import devices, errors, infotext_utils, scripts, sd_models, shared
+from modules.sd_samplers_common import (
+    InterruptedException,
+    decode_first_stage,
+    images_tensor_to_samples,
+    store_latent,
+)
+from modules.shared import opts, state
+
+opt_f = 8
+
+
+def stop_if_asked():
+    if state.interrupted or state.skipped:
+        raise InterruptedException
+
+
+class DecodedSamples(list):
+    already_decoded = True
+
+
+@dataclass(repr=False)
+class StableDiffusionProcessing:
+    sd_model: Any = None
+    prompt: str = "a red circle"
+    negative_prompt: str = ""
+    seed: int = 1
+    batch_size: int = 1
+    n_iter: int = 1
+    steps: int = 3
+    cfg_scale: float = 5.0
+    width: int = 64
+    height: int = 64
+    override_settings: dict = field(default_factory=dict)
+    override_settings_restore_afterwards: bool = True
+    extra_generation_params: dict = field(default_factory=dict)
+    refiner_checkpoint: str | None = None
+
+    def __post_init__(self):
+        self.scripts = None
+        self.script_args: tuple = ()
+        self.comments: dict = {}
+        self.iteration = 0
+        self.decoded: list = []
+
+    def close(self):
+        self.sd_model = None
+
+    def comment(self, text):
+        self.comments[text] = 1
+
+    def init(self, all_prompts, all_seeds, all_subseeds):
+        pass
+
+    def sample(self, conditioning, unconditional_conditioning, seeds):
+        raise NotImplementedError
+
+    def noise(self, seeds, height, width):
+        shape = (4, height // opt_f, width // opt_f)
+        made = [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
+        return torch.stack(made).to(devices.dtype_unet)
+
+    def denoise(self, x, start, cond, uncond):
+        """Euler from step `start` on; may be interrupted; the refiner changes the model."""
+        latent = x
+        try:
+            for step in range(start, self.steps):
+                stop_if_asked()
+                if self.refiner_checkpoint and step == self.steps // 2:
+                    sd_models.reload_model_weights(info=self.refiner_checkpoint)
+                    cond = shared.sd_model.get_learned_conditioning(self.prompts)
+                    uncond = shared.sd_model.get_learned_conditioning(self.negative_prompts)
+                sigma = 1.0 - step / self.steps
+                t = torch.full((2 * len(x),), sigma)
+                both = shared.sd_model.apply_model(
+                    torch.cat([latent, latent]), t, torch.cat([cond, uncond])
+                )
+                positive, negative = both.chunk(2)
+                guided = negative + self.cfg_scale * (positive - negative)
+                latent = latent - guided * (0.1 / self.steps)
+                state.sampling_step = step
+                store_latent(latent)
+        except InterruptedException:
+            pass
+        return latent
+
+
+@dataclass(repr=False)
+class StableDiffusionProcessingTxt2Img(StableDiffusionProcessing):
+    enable_hr: bool = False
+    hr_scale: float = 2.0
+    denoising_strength: float = 0.75
+
+    def sample(self, conditioning, unconditional_conditioning, seeds):
+        x = self.noise(seeds, self.height, self.width)
+        self._before_every(x, conditioning, unconditional_conditioning)
+        samples = self.denoise(x, 0, conditioning, unconditional_conditioning)
+        if not self.enable_hr or state.interrupted:
+            return samples
+        samples = torch.nn.functional.interpolate(
+            samples, scale_factor=self.hr_scale, mode="nearest"
+        )
+        noise = self.noise(seeds, samples.shape[2] * opt_f, samples.shape[3] * opt_f)
+        self._before_every(samples, conditioning, unconditional_conditioning)
+        start = self.steps - int(self.steps * self.denoising_strength)
+        mixed = samples + noise * self.denoising_strength
+        samples = self.denoise(mixed, start, conditioning, unconditional_conditioning)
+        return decode_latent_batch(self.sd_model, samples, check_for_nans=True)
+
+    def _before_every(self, x, c, uc):
+        if self.scripts is not None:
+            self.scripts.process_before_every_sampling(p=self, x=x, noise=x, c=c, uc=uc)
+
+
+@dataclass(repr=False)
+class StableDiffusionProcessingImg2Img(StableDiffusionProcessing):
+    init_images: list = field(default_factory=list)
+    denoising_strength: float = 0.75
+
+    def init(self, all_prompts, all_seeds, all_subseeds):
+        pixels = np.asarray(self.init_images[0].convert("RGB"), dtype=np.float32) / 255.0
+        image = torch.from_numpy(np.moveaxis(pixels, 2, 0).copy())[None]
+        self.init_latent = images_tensor_to_samples(image, model=self.sd_model)
+
+    def sample(self, conditioning, unconditional_conditioning, seeds):
+        height, width = (size * opt_f for size in self.init_latent.shape[2:])
+        x = self.noise(seeds, height, width)
+        if self.scripts is not None:
+            self.scripts.process_before_every_sampling(
+                p=self, x=self.init_latent, noise=x, c=conditioning, uc=unconditional_conditioning
+            )
+        start = self.steps - int(self.steps * self.denoising_strength)
+        mixed = self.init_latent.to(x.dtype) + x * self.denoising_strength
+        return self.denoise(mixed, start, conditioning, unconditional_conditioning)
+
+
+class Processed:
+    def __init__(self, p, images_list, infotexts=None):
+        self.images = images_list
+        self.infotexts = infotexts or [create_infotext(p)]
+        self.info = self.infotexts[0]
+        self.decoded = p.decoded
+        self.extra_generation_params = p.extra_generation_params
+
+
+def decode_latent_batch(model, batch, target_device=None, check_for_nans=False):
+    samples = DecodedSamples()
+    if check_for_nans:
+        devices.test_for_nans(batch, "unet")
+    for i in range(batch.shape[0]):
+        sample = decode_first_stage(model, batch[i : i + 1])[0]
+        if check_for_nans:
+            try:
+                devices.test_for_nans(sample, "vae")
+            except devices.NansException:
+                if not opts.auto_vae_precision or devices.dtype_vae == torch.float32:
+                    raise
+                devices.dtype_vae = torch.float32
+                model.first_stage_model.to(devices.dtype_vae)
+                sample = decode_first_stage(model, batch[i : i + 1])[0]
+        samples.append(sample if target_device is None else sample.to(target_device))
+    return samples
+
+
+def create_infotext(p, index=0):
+    params = {
+        "Steps": p.steps,
+        "CFG scale": p.cfg_scale,
+        "Seed": p.seed + index,
+        "Size": f"{p.width}x{p.height}",
+        **p.extra_generation_params,
+    }
+    for key, value in params.items():
+        try:
+            if isinstance(value, list):
+                params[key] = value[index]
+            elif callable(value):
+                params[key] = value(**locals())
+        except Exception:
+            errors.report(f'Error creating infotext for key "{key}"', exc_info=True)
+            params[key] = None
+    text = ", ".join(f"{k}: {infotext_utils.quote(v)}" for k, v in params.items() if v is not None)
+    return f"{p.prompt}\n{text}"
+
+
+def process_images(p):
+    if p.scripts is not None:
+        p.scripts.before_process(p)
+    stored = {k: opts.data[k] for k in p.override_settings if k in opts.data}
+    try:
+        if "sd_model_checkpoint" not in p.override_settings:
+            sd_models.reload_model_weights()
+        for key, value in p.override_settings.items():
+            opts.set(key, value, is_api=True, run_callbacks=False)
+            if key == "sd_model_checkpoint":
+                sd_models.reload_model_weights()
+        p.sd_model = shared.sd_model
+        return process_images_inner(p)
+    finally:
+        if p.override_settings_restore_afterwards:
+            for key, value in stored.items():
+                setattr(opts, key, value)
+
+
+def process_images_inner(p):
+    devices.torch_gc()
+    total = p.batch_size * p.n_iter
+    all_prompts, all_negative = [p.prompt] * total, [p.negative_prompt] * total
+    all_seeds = [p.seed + i for i in range(total)]
+    if p.scripts is not None:
+        p.scripts.process(p)
+    images, infotexts = [], []
+    with torch.no_grad(), p.sd_model.ema_scope():
+        with devices.autocast():
+            p.init(all_prompts, all_seeds, all_seeds)
+        for n in range(p.n_iter):
+            p.iteration = n
+            if state.interrupted:
+                break
+            sd_models.reload_model_weights()
+            p.sd_model = shared.sd_model
+            part = slice(n * p.batch_size, (n + 1) * p.batch_size)
+            p.prompts, p.negative_prompts = all_prompts[part], all_negative[part]
+            seeds = all_seeds[part]
+            batch = {"batch_number": n, "prompts": p.prompts, "seeds": seeds, "subseeds": seeds}
+            if p.scripts is not None:
+                p.scripts.before_process_batch(p, **batch)
+                p.scripts.process_batch(p, **batch)
+            cond = shared.sd_model.get_learned_conditioning(p.prompts)
+            uncond = shared.sd_model.get_learned_conditioning(p.negative_prompts)
+            if n == 0:
+                Processed(p, [])  # writes params.txt
+            with devices.without_autocast() if devices.unet_needs_upcast else devices.autocast():
+                samples = p.sample(cond, uncond, seeds)
+            if p.scripts is not None:
+                ps = scripts.PostSampleArgs(samples)
+                p.scripts.post_sample(p, ps)
+                samples = ps.samples
+            if not getattr(samples, "already_decoded", False):
+                devices.test_for_nans(samples, "unet")
+                samples = decode_latent_batch(
+                    p.sd_model, samples, target_device=devices.cpu, check_for_nans=True
+                )
+            decoded = torch.clamp((torch.stack(list(samples)).float() + 1.0) / 2.0, 0.0, 1.0)
+            p.decoded.append(decoded)
+            if p.scripts is not None:
+                p.scripts.postprocess_batch(p, decoded, batch_number=n)
+                listed = scripts.PostprocessBatchListArgs(list(decoded))
+                p.scripts.postprocess_batch_list(p, listed, batch_number=n)
+                decoded = listed.images
+            for i, sample in enumerate(decoded):
+                array = (255.0 * np.moveaxis(sample.cpu().numpy(), 0, 2)).astype(np.uint8)
+                text = create_infotext(p, n * p.batch_size + i)
+                image = Image.fromarray(array)
+                image.info["parameters"] = text
+                images.append(image)
+                infotexts.append(text)
+    devices.torch_gc()
+    res = Processed(p, images, infotexts)
+    if p.scripts is not None:
+        p.scripts.postprocess(p, res)
+    return res

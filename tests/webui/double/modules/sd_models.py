@@ -1,0 +1,34 @@
+"""Double of modules/sd_models.py.
+
+The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
+Loading a model hijacks it; a change of checkpoint does so again.
+"""
+
+import ldm.models.diffusion.ddpm
+
+from modules import devices, script_callbacks, sd_hijack, shared
+
+loaded = {"name": None, "family": "ldm"}
+
+
+def load_model(name=None):
+    name = name or shared.opts.sd_model_checkpoint
+    if shared.sd_model is not None:
+        sd_hijack.model_hijack.undo_hijack(shared.sd_model)
+    seed = int(name.rsplit("-", 1)[1])
+    model = ldm.models.diffusion.ddpm.LatentDiffusion(loaded["family"], seed)
+    model.model.to(devices.dtype_unet)
+    model.model.diffusion_model.dtype = devices.dtype_unet
+    model.first_stage_model.to(devices.dtype_vae)
+    loaded["name"] = name
+    sd_hijack.model_hijack.hijack(model)
+    shared.sd_model = model
+    script_callbacks.model_loaded_callback(model)
+    return model
+
+
+def reload_model_weights(sd_model=None, info=None, forced_reload=False):
+    name = info or shared.opts.sd_model_checkpoint
+    if name != loaded["name"] or forced_reload:
+        load_model(name)
+    return shared.sd_model

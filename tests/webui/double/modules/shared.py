@@ -1,0 +1,100 @@
+"""Double of modules/shared.py with parts of options.py and shared_state.py.
+
+The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from modules.shared_cmd_options import cmd_opts, parser
+
+__all__ = ["cmd_opts", "parser"]
+
+
+class OptionInfo:
+    def __init__(
+        self,
+        default=None,
+        label="",
+        component=None,
+        component_args=None,
+        onchange=None,
+        section=None,
+        refresh=None,
+        comment_before="",
+        comment_after="",
+        infotext=None,
+        restrict_api=False,
+        category_id=None,
+    ):
+        self.default = default
+        self.label = label
+        self.component_args = component_args
+        self.onchange = onchange
+        self.infotext = infotext
+
+
+class Options:
+    def __init__(self, data_labels):
+        self.__dict__["data_labels"] = dict(data_labels)
+        self.__dict__["data"] = {key: info.default for key, info in data_labels.items()}
+
+    def __setattr__(self, key, value):
+        self.data[key] = value
+
+    def __getattr__(self, key):
+        try:
+            return self.data[key]
+        except KeyError as error:
+            raise AttributeError(key) from error
+
+    def add_option(self, key, info):
+        self.data_labels[key] = info
+        self.data.setdefault(key, info.default)
+
+    def onchange(self, key, func, call=True):
+        self.data_labels[key].onchange = func
+
+    def set(self, key, value, is_api=False, run_callbacks=True):
+        """What "Apply settings" does with one option."""
+        if self.data.get(key) == value:
+            return False
+        self.data[key] = value
+        changed = self.data_labels[key].onchange
+        if run_callbacks and changed is not None:
+            changed()
+        return True
+
+
+class State:
+    def __init__(self):
+        self.interrupted = False
+        self.skipped = False
+        self.sampling_step = 0
+        self.current_latent = None
+        self.current_image = None
+
+    def assign_current_image(self, image):
+        self.current_image = image
+
+
+opts = Options(
+    {
+        "cross_attention_optimization": OptionInfo("Automatic"),
+        "upcast_attn": OptionInfo(False),
+        "sd_model_checkpoint": OptionInfo("model-0"),
+        "live_previews_enable": OptionInfo(True),
+        "show_progress_every_n_steps": OptionInfo(0),
+        "infotext_skip_pasting": OptionInfo([]),
+        "enable_pnginfo": OptionInfo(True),
+        "auto_vae_precision": OptionInfo(True),
+    }
+)
+state = State()
+device = torch.device("cpu")
+loaded_hypernetworks = []
+xformers_available = False
+sd_model = None
+demo = None
+prompt_styles = SimpleNamespace()

@@ -1,0 +1,32 @@
+"""Double of sgm/modules/diffusionmodules/model.py: AttnBlock through SDPA.
+
+The surface was read in Stability-AI/generative-models 0ad7de9.
+"""
+
+import torch.nn.functional as F
+from ldm.modules.diffusionmodules.model import Decoder, Encoder, nonlinearity, normalize
+from torch import nn
+
+__all__ = ["AttnBlock", "Decoder", "Encoder", "nonlinearity"]
+
+
+class AttnBlock(nn.Module):
+    def __init__(self, in_channels):
+        super().__init__()
+        self.in_channels = in_channels
+        self.norm = normalize(in_channels)
+        self.q, self.k, self.v, self.proj_out = (
+            nn.Conv2d(in_channels, in_channels, kernel_size=1) for _ in range(4)
+        )
+
+    def attention(self, h_):
+        normed = self.norm(h_)
+        q, k, v = (
+            layer(normed).flatten(2).transpose(1, 2)[:, None].contiguous()
+            for layer in (self.q, self.k, self.v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return out[:, 0].transpose(1, 2).reshape(h_.shape)
+
+    def forward(self, x, **kwargs):
+        return x + self.proj_out(self.attention(x))

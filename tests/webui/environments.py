@@ -1,0 +1,84 @@
+"""The pinned gradio of A1111 and of Forge, each in a folder of its own, made once from PyPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+INSTALL_LIMIT_S = 150
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Packages that shadow those of the interpreter, whose torch and pytest are used."""
+
+    name: str
+    packages: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the packages lie: in $ROCM_SD_TEST_CACHE, else in the checkout's .cache."""
+        base = os.environ.get("ROCM_SD_TEST_CACHE") or CHECKOUT / ".cache"
+        version = f"{sys.version_info.major}{sys.version_info.minor}"
+        return Path(base) / f"{self.name}-py{version}"
+
+
+# Pillow 9.5, which both pin, has no wheel for Python 3.12 and newer.
+PILLOW = "pillow==9.5.*" if sys.version_info < (3, 12) else "pillow<11"
+A1111 = Environment(
+    "gradio3",
+    (
+        "gradio==3.41.2",
+        "fastapi==0.94.0",
+        "pydantic==1.10.*",
+        "numpy==1.26.*",
+        PILLOW,
+        "httpx==0.24.1",
+        "huggingface-hub<0.26",
+    ),
+)
+FORGE = Environment(
+    "gradio4",
+    (
+        "gradio==4.40.0",
+        "fastapi==0.104.1",
+        "pydantic==2.8.2",
+        "numpy==1.26.*",
+        PILLOW,
+        "httpx==0.24.1",
+        "huggingface-hub==0.26.2",
+    ),
+)
+
+
+def prepare(environment: Environment) -> str:
+    """Install the packages if that was not done; the reason why it cannot be done, or ''."""
+    folder = environment.folder
+    stamp = folder / "complete.txt"
+    wanted = "\n".join(environment.packages)
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return ""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
+    command += ["--only-binary=:all:", "--disable-pip-version-check", "--target", str(folder)]
+    try:
+        subprocess.run(
+            [*command, *environment.packages],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{environment.name}: pip took more than {INSTALL_LIMIT_S} s"
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.strip().splitlines()[-1:] or ["no message"]
+        return f"{environment.name} cannot be installed: {last[0]}"
+    stamp.write_text(wanted, encoding="utf-8")
+    return ""

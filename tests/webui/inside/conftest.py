@@ -1,0 +1,250 @@
+"""Starts the double, with or without this extension, as often as a test wants, from nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradio import routes
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
+EXTENSION = "rocm-sd"
+
+torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
+
+
+def forget() -> None:
+    """Drop the double and this extension from the process."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ROOTS:
+            del sys.modules[name]
+
+
+class WebUI:
+    """One start of the double. `modules.<name>` of it are attributes."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return importlib.import_module(f"modules.{name}")
+
+    @property
+    def errors_reported(self) -> list[str]:
+        return self.errors.records
+
+    @property
+    def targets(self) -> list[tuple[str, type]]:
+        """The four classes whose forward an optimizer replaces."""
+        return [
+            (f"{family} {name}", getattr(importlib.import_module(f"{family}.modules.{path}"), name))
+            for family in ("ldm", "sgm")
+            for path, name in (
+                ("attention", "CrossAttention"),
+                ("diffusionmodules.model", "AttnBlock"),
+            )
+        ]
+
+    @property
+    def forwards(self) -> list[Any]:
+        return [cls.forward for _, cls in self.targets]  # type: ignore[attr-defined]
+
+    @property
+    def ours(self) -> Any:
+        return self.library("hosts.a1111_state").optimizer()
+
+    @property
+    def status(self) -> str:
+        return self.library("hosts.a1111_state").status()
+
+    @property
+    def applied(self) -> str | None:
+        current = self.sd_hijack.current_optimizer
+        return None if current is None else current.name
+
+    @staticmethod
+    def library(name: str) -> Any:
+        return importlib.import_module(f"lib_rocm_sd.{name}")
+
+    @staticmethod
+    def api_server() -> Any:
+        return importlib.import_module("modules.api.api").Api()
+
+    def is_ours(self) -> bool:
+        """Whether all four forwards are this extension's."""
+        return all(f.__module__.startswith("lib_rocm_sd.") for f in self.forwards)
+
+    def txt2img(self, *args: Any, **fields: Any) -> Any:
+        """A generation as the button makes it; `args` are this extension's arguments."""
+        kind = self.processing.StableDiffusionProcessingTxt2Img
+        return self._generate(kind, self.scripts.scripts_txt2img, args, fields)
+
+    def img2img(self, *args: Any, **fields: Any) -> Any:
+        kind = self.processing.StableDiffusionProcessingImg2Img
+        return self._generate(kind, self.scripts.scripts_img2img, args, fields)
+
+    def _generate(self, kind: Any, runner: Any, args: tuple[Any, ...], fields: Any) -> Any:
+        with self.call_queue.queue_lock:
+            p = kind(sd_model=self.shared.sd_model, **fields)
+            p.scripts = runner
+            p.script_args = self.script_args(runner, args)
+            return self.processing.process_images(p)
+
+    @staticmethod
+    def script_args(runner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        values = [0, *(component.value for component in runner.inputs[1:])]
+        script = runner.script("rocm sd optimization")
+        if script is not None:
+            values[script.args_from : script.args_from + len(args)] = args
+        return tuple(values)
+
+    def callbacks(self) -> dict[str, list[Any]]:
+        return {
+            category: [entry.callback for entry in entries]
+            for category, entries in self.script_callbacks.callback_map.items()
+        }
+
+
+class FakeGpu:
+    """A GPU of ours that is the CPU: an engine whose kernel is a few lines of torch.
+
+    `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
+    whether it takes float32.
+    """
+
+    def __init__(self, why_not: tuple[str, ...] = ()) -> None:
+        self.why_not = why_not
+        self.wrong = False
+        self.floats = True
+        self.seen: list[tuple[torch.Tensor, ...]] = []
+        self.kernel: Any = None
+
+    def install(self, folder: Path) -> None:
+        """Put the engine in place before the WebUI executes the extension's script."""
+        before = sys.path
+        sys.path = [str(folder), *before]
+        try:
+            module = importlib.import_module("lib_rocm_sd.engine")
+            attention = importlib.import_module("lib_rocm_sd.ops.attention")
+            device = importlib.import_module("lib_rocm_sd.device")
+            arch = importlib.import_module("lib_rocm_sd.arch")
+        finally:
+            sys.path = before
+        self.kernel = _kernel(attention.MatrixAttention)(self)
+        op = replace(
+            attention.ATTENTION,
+            variants=(self.kernel, *attention.ATTENTION.variants[1:]),
+            test_problems=lambda problem: (replace(problem, batch=1, heads=1, seq_q=5, seq_k=7),),
+        )
+        info = device.DeviceInfo(
+            0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", arch.by_gfx("gfx1100"), self.why_not
+        )
+        module.ATTENTION = op  # type: ignore[attr-defined]
+        module.engine = module.Engine(  # type: ignore[attr-defined]
+            identify=lambda asked: info, launcher=lambda asked, row: object()
+        )
+
+
+def _kernel(base: Any) -> Any:
+    class Kernel(base):  # type: ignore[misc]
+        """Ours by name. Its pictures differ from the WebUI's by rounding."""
+
+        def __init__(self, gpu: FakeGpu) -> None:
+            self.gpu = gpu
+
+        def refusals(self, arch: Any, problem: Any) -> list[str]:
+            if problem.dtype == "float32" and not self.gpu.floats:
+                return ["float32: the kernel takes fp16 and bf16"]
+            return []
+
+        def configs(self, arch: Any, problem: Any) -> Any:
+            return (None,)
+
+        def run(
+            self,
+            launch: Any,
+            config: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            mask: Any = None,
+            scale: Any = None,
+        ) -> torch.Tensor:
+            self.gpu.seen.append((q, k, v))
+            scale = q.shape[3] ** -0.5 if scale is None else scale
+            scores = torch.einsum("bihd,bjhd->bhij", q.float() * (scale * 1.0000001), k.float())
+            if mask is not None and mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, float("-inf"))
+            elif mask is not None:
+                scores = scores + mask.float()
+            empty = (scores == float("-inf")).all(-1, keepdim=True)
+            weights = scores.softmax(-1).masked_fill(empty, 0.0)
+            out = torch.einsum("bhij,bjhd->bihd", weights, v.float()).flatten(2)
+            return (out * (2.0 if self.gpu.wrong else 1.0)).to(q.dtype)
+
+    return Kernel
+
+
+Start = Callable[..., WebUI]
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a WebUI: `extension` linked into its extensions folder, on `gpu` (None: the real CPU).
+
+    `cuda` is what torch.cuda.is_available() says, on which the WebUI's own priorities hang.
+    `before` is called with the WebUI before its scripts are loaded. `serve`: with gradio's web
+    server, which gradio 4 takes a second to make.
+    """
+    count = 0
+
+    def begin(
+        *,
+        extension: bool = True,
+        gpu: FakeGpu | None = None,
+        cuda: bool = True,
+        args: str = "",
+        family: str = "ldm",
+        dtype: torch.dtype = torch.float32,
+        before: Callable[[WebUI], None] = lambda webui: None,
+        ui: bool = True,
+        serve: bool = False,
+    ) -> WebUI:
+        nonlocal count
+        count += 1
+        forget()
+        data = tmp_path / f"webui-{count}"
+        folder = data / "extensions" / EXTENSION
+        folder.parent.mkdir(parents=True)
+        if extension:
+            folder.symlink_to(CHECKOUT, target_is_directory=True)
+        monkeypatch.setenv("ROCM_SD_DOUBLE_DATA", str(data))
+        monkeypatch.setenv("ROCM_SD_DOUBLE_ARGS", args)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        if not serve:
+            monkeypatch.setattr(routes.App, "create_app", lambda *args, **kwargs: object())
+        webui = WebUI(data)
+        if gpu is not None and extension:
+            gpu.install(folder)
+        webui.devices.dtype_unet = webui.devices.dtype_vae = dtype
+        webui.sd_models.loaded["family"] = family
+        before(webui)
+        webui.initialize.initialize()
+        if ui:
+            webui.initialize.start_ui()
+        return webui
+
+    yield begin
+    forget()

@@ -1,0 +1,268 @@
+"""The accordion in real gradio, arguments, infotext, and WebUIs that lack something."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+import torch
+from conftest import CHECKOUT, FakeGpu, Start, WebUI
+
+TITLE = "ROCm SD Optimization"
+
+
+def script(webui: WebUI, tab: str = "txt2img") -> Any:
+    return getattr(webui.scripts, f"scripts_{tab}").script(TITLE)
+
+
+def components(webui: WebUI, kind: str) -> list[dict[str, Any]]:
+    config = webui.shared.demo.get_config_file()
+    return [c["props"] for c in config["components"] if c["type"] == kind]
+
+
+@pytest.mark.parametrize("tab", ["txt2img", "img2img"])
+def test_accordion(start: Start, gpu: FakeGpu, tab: str) -> None:
+    webui = start(gpu=gpu, serve=True)
+    enable, level = script(webui, tab).controls
+    assert isinstance(enable, gr.Checkbox)
+    assert (enable.value, level.value) == (True, "Auto")
+    assert (enable.label, level.label) == (TITLE, "Optimization Level")
+    info = script(webui, tab).api_info
+    assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
+        (TITLE, True, None),
+        ("Optimization Level", "Auto", ["Auto", "Performance", "Memory"]),
+    ]
+    assert enable.elem_id == f"script_{tab}_rocm_sd_optimization_enable-checkbox"
+    accordions = [c for c in components(webui, "accordion") if c.get("label") == TITLE]
+    assert len({c["elem_id"] for c in accordions}) == 2
+    assert not webui.errors_reported
+
+
+def test_status_line(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    lines = [c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or "")]
+    assert len(lines) == 2
+    assert all("our kernel (gfx1100)" in line["value"] for line in lines)
+
+    webui = start(gpu=FakeGpu(("<b>no such card</b>",)))
+    line = next(c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or ""))
+    assert "&lt;b&gt;no such card&lt;/b&gt;" in line["value"]
+
+
+def test_status_is_asked_again_when_a_control_changes(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    level = script(webui).controls[1]
+    dependencies = webui.shared.demo.get_config_file()["dependencies"]
+
+    def triggers(dependency: dict[str, Any]) -> list[Any]:
+        if "trigger" in dependency and dependency["trigger"]:  # gradio 3
+            return [(target, dependency["trigger"]) for target in dependency["targets"]]
+        return [tuple(target) for target in dependency["targets"]]
+
+    index = next(i for i, d in enumerate(dependencies) if (level._id, "change") in triggers(d))
+    fns = webui.shared.demo.fns
+    function = fns[index].fn
+    assert "our kernel" in function()
+    webui.shared.opts.set("cross_attention_optimization", "Doggettx")
+    assert "&#x27;Doggettx&#x27;" in function()
+
+
+def test_without_input_accordion(start: Start, gpu: FakeGpu) -> None:
+    def remove(webui: WebUI) -> None:
+        del webui.ui_components.InputAccordion
+
+    webui = start(gpu=gpu, before=remove)
+    enable, level = script(webui).controls
+    assert (enable.label, enable.value) == ("Enable", True)
+    assert len([c for c in components(webui, "accordion") if c.get("label") == TITLE]) == 2
+    assert "Memory" in webui.txt2img(True, "Memory").info
+    assert not webui.errors_reported
+
+
+def test_infotext_names_what_ran(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    assert 'ROCm SD: "Auto, attention: rocm_sd"' in webui.txt2img().info
+    result = webui.txt2img(True, "Performance", n_iter=2)
+    assert all('ROCm SD: "Performance, attention: ' in text for text in result.infotexts)
+    assert result.images[0].info["parameters"] == result.infotexts[0]
+    assert "ROCm SD: off" in webui.txt2img(False).info
+
+    def explode(*args: Any) -> torch.Tensor:
+        raise RuntimeError("planted")
+
+    webui.library("engine").engine.attention = explode
+    assert 'ROCm SD: "Auto, left to the WebUI: ' in webui.txt2img().info
+
+
+@pytest.mark.parametrize(
+    ("enable", "level"), [(True, "Auto"), (True, "Performance"), (True, "Memory"), (False, "Auto")]
+)
+def test_infotext_round_trip(start: Start, gpu: FakeGpu, enable: bool, level: str) -> None:
+    webui = start(gpu=gpu)
+    info = webui.txt2img(enable, level).info
+    for tab in ("txt2img", "img2img"):
+        controls = script(webui, tab).controls
+        updates = webui.infotext_utils.paste(tab, info)
+        pasted = [value_of(updates[control]) for control in controls]
+        assert pasted == [enable, level if enable else None]
+        assert script(webui, tab).paste_field_names == ["ROCm SD"]
+
+
+def value_of(update: Any) -> Any:
+    """What a gradio update sets; None where it leaves the component alone."""
+    return update.get("value") if isinstance(update, dict) else update.value
+
+
+def test_foreign_infotext_changes_nothing(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    for text in ("a cat\nSteps: 3, Seed: 1, Size: 64x64", 'a\nSteps: 1, ROCm SD: "?", Seed: 2'):
+        updates = webui.infotext_utils.paste("txt2img", text)
+        assert value_of(updates[script(webui).controls[1]]) is None
+    updates = webui.infotext_utils.paste("txt2img", "a cat\nSteps: 3, Seed: 1")
+    assert value_of(updates[script(webui).controls[0]]) is None
+
+
+API_ARGS: dict[str, tuple[list[Any], str]] = {
+    "none": ([], "Auto, attention"),
+    "one": ([True], "Auto, attention"),
+    "both": ([True, "Memory"], "Memory, attention"),
+    "off": ([False], "off"),
+    "off in words": (["False", "Memory"], "off"),
+    "numbers": ([1, "performance"], "Performance, attention"),
+    "nulls": ([None, None], "Auto, attention"),
+}
+
+
+@pytest.mark.parametrize(("args", "expected"), API_ARGS.values(), ids=API_ARGS)
+@pytest.mark.parametrize("name", [TITLE, TITLE.lower()])
+def test_api(start: Start, gpu: FakeGpu, args: list[Any], expected: str, name: str) -> None:
+    webui = start(gpu=gpu)
+    api = webui.api_server()
+    result = api.text2imgapi(alwayson_scripts={name: {"args": args}})
+    assert f'ROCm SD: "{expected}' in result.info or f"ROCm SD: {expected}" in result.info
+    assert not webui.errors_reported
+
+
+def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    api = webui.api_server()
+    assert "Auto, attention: rocm_sd" in api.text2imgapi().info
+    assert "Auto, attention: rocm_sd" in api.text2imgapi(alwayson_scripts={TITLE: {}}).info
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["maybe", "Auto"], "Enable is 'maybe', expected true or false; True is used"),
+        ([True, "Turbo"], "Optimization Level is 'Turbo', expected one of Auto, Performance"),
+        ([True, 3], "Optimization Level is 3, expected one of"),
+        ([{"a": 1}, ["x"]], "Enable is {'a': 1}"),
+    ],
+)
+def test_bad_arguments(
+    start: Start, gpu: FakeGpu, capsys: Any, args: list[Any], message: str
+) -> None:
+    webui = start(gpu=gpu)
+    result = webui.api_server().text2imgapi(alwayson_scripts={TITLE: {"args": args}})
+    assert 'ROCm SD: "Auto, attention: rocm_sd"' in result.info
+    assert capsys.readouterr().out.count(f"ROCm SD: {message}") == 1
+
+
+def test_tensors_are_never_printed(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """The AMD fork replaces torch.Tensor.__str__ by a function that returns None."""
+    monkeypatch.setattr(torch.Tensor, "__str__", lambda self: None)
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: None)
+    webui = start(gpu=gpu)
+    gpu.floats = False
+    webui.txt2img()
+    webui.txt2img(False)
+    assert not webui.errors_reported
+
+
+def forge(webui: WebUI) -> None:
+    """Forge dfdcbab6: nothing calls the callback; no SdOptimization; an empty sd_hijack."""
+    optimizer = webui.sd_hijack_optimizations.SdOptimizationDoggettx()
+    del webui.sd_hijack_optimizations.SdOptimization
+    for name in ("apply_optimizations", "list_optimizers", "optimizers", "current_optimizer"):
+        delattr(webui.sd_hijack, name)
+    webui.sd_hijack.model_hijack.apply_optimizations = optimizer.apply
+
+
+def reforge(webui: WebUI) -> None:
+    """reForge 3b56b268: on_list_optimizers itself is commented out."""
+    forge(webui)
+    del webui.script_callbacks.on_list_optimizers
+
+
+def old(webui: WebUI) -> None:
+    """A WebUI without the callbacks that came later."""
+    del webui.script_callbacks.on_before_ui
+    del webui.script_callbacks.on_script_unloaded
+
+
+@pytest.mark.parametrize("lacks", [forge, reforge], ids=lambda f: f.__name__)
+def test_host_without_optimizers(start: Start, gpu: FakeGpu, lacks: Any) -> None:
+    """The script loads, the accordion says why nothing runs, generations are the host's."""
+
+    expected = start(extension=False, before=lacks).txt2img()
+    webui = start(gpu=gpu, before=lacks)
+    for args in ((), (False,), (True, "Memory")):
+        result = webui.txt2img(*args)
+        assert torch.equal(result.decoded[0], expected.decoded[0])
+        assert "ROCm SD" not in result.info
+    line = next(c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or ""))
+    assert "this WebUI has no place for an attention optimizer" in line["value"]
+    assert len(gpu.seen) == 0
+    webui.initialize.reload_ui()
+    assert script(webui) is not None
+    assert not webui.errors_reported
+
+
+def test_host_without_later_callbacks(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu, before=old)
+    assert webui.is_ours()
+    assert "rocm_sd" in webui.txt2img().info
+    webui.initialize.reload_ui()
+    assert webui.is_ours()
+    assert not webui.errors_reported
+
+
+def test_loading_leaves_sys_path_alone(start: Start, tmp_path: Path) -> None:
+    """The real library, imported while the script is executed; data elsewhere, through a link."""
+    before = list(sys.path)
+    webui = start(cuda=False)
+    assert sys.path == before
+    assert str(CHECKOUT) not in sys.path
+    folder = webui.data / "extensions" / "rocm-sd"
+    assert Path(webui.library("hosts.a1111").__file__).is_relative_to(folder)
+    assert webui.library("arch").table()
+    webui.library("doctor")  # a module that nothing had imported yet
+    assert not webui.errors_reported
+
+
+def test_cache_lies_in_the_hosts(start: Start, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.delenv("ROCM_SD_CACHE_DIR", raising=False)
+    monkeypatch.delenv("SD_WEBUI_CACHE_DIR", raising=False)
+    webui = start(cuda=False)
+    assert webui.library("cache")._state.host == webui.data / "cache"
+    monkeypatch.setenv("SD_WEBUI_CACHE_DIR", str(tmp_path / "elsewhere"))
+    webui = start(cuda=False)
+    assert webui.library("cache")._state.host == tmp_path / "elsewhere"
+
+
+def test_preload_sets_no_environment_variable(start: Start) -> None:
+    """One that changes what torch's own attention computes would show with Enable off."""
+    before = dict(os.environ)
+    webui = start(cuda=False)
+    changed = {k for k in os.environ if os.environ[k] != before.get(k)}
+    assert changed <= {"ROCM_SD_DOUBLE_DATA", "ROCM_SD_DOUBLE_ARGS"}
+    assert webui.shared.cmd_opts.opt_rocm_sd is False
+
+
+def test_metadata(start: Start) -> None:
+    webui = start(cuda=False)
+    assert [e.declared_name for e in webui.extensions.active()] == ["rocm-sd"]
