@@ -63,11 +63,12 @@ def prepare_kernels() -> None:
     gpus = find_gpus()
     if not gpus:
         say(f"{NAME}: no AMD GPU is reported by this system. The WebUI works as before.")
+    elif not any(arch for _, arch in gpus):
+        names = ", ".join(name for name, _ in gpus)
+        say(f"{NAME}: not among the GPUs known here: {names}. The WebUI works as before.")
     deadline = time.monotonic() + COMPILE_LIMIT_S
-    for name, arch in gpus:
-        if arch is None:
-            say(f"{NAME}: {name} is not among the GPUs known here. The WebUI works as before.")
-        else:
+    for _, arch in gpus:
+        if arch is not None:
             compile_for(arch, deadline)
 
 

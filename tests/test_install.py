@@ -140,8 +140,12 @@ def test_no_gpu_and_an_unknown_gpu(
     assert "no AMD GPU" in capsys.readouterr().out
     gpus(monkeypatch, "gfx803")
     assert install.main() == 0
-    assert "gfx803 is not among the GPUs known here" in capsys.readouterr().out
+    assert "not among the GPUs known here: gfx803." in capsys.readouterr().out
     assert not builder.built
+    gpus(monkeypatch, "gfx1100", "gfx803")
+    assert install.main() == 0
+    assert "gfx803" not in capsys.readouterr().out
+    assert builder.built
 
 
 # --- which cache, which GPUs
