@@ -1,0 +1,141 @@
+"""Mistakes planted in copies of the kernel's source: each must be caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.attention import AttentionProblem
+from tests import simt
+from tests.simt.attention import Setting, compare, draw, random_mask
+
+pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+
+BARRIERS = (KERNELS_DIR / "attention.hip").read_text(encoding="utf-8").count("barrier();")
+WAYS = (("gfx1100", 40, "float16"), ("gfx1200", 256, "bfloat16"), ("gfx942", 512, "float16"))
+"""Between them they have every barrier: waves with queries of their own, shared, tiles in parts."""
+
+
+def verdict(
+    setting: Setting,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None = None,
+) -> str:
+    """ "right", "wrong", or what the program said."""
+    try:
+        return "wrong" if compare(setting, *inputs, mask) else "right"
+    except simt.SimtError as error:
+        return str(error)
+
+
+def inputs_of(
+    head_dim: int, dtype: str, seq_q: int = 65, seq_k: int = 131
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = draw(AttentionProblem(1, 1, seq_q, seq_k, head_dim, dtype))
+    return q, k, v
+
+
+def test_the_source_has_barriers() -> None:
+    assert BARRIERS >= 5
+
+
+@pytest.mark.parametrize("barrier", range(BARRIERS))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_removed_barrier_gives_wrong_results(barrier: int, seed: int) -> None:
+    """Seed 1 drives waves apart, seed 2 interleaves them."""
+    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
+    verdicts = []
+    for gfx, head_dim, dtype in WAYS:
+        setting = Setting(gfx, seed, kernels_dir=kernels_dir)
+        verdicts.append(verdict(setting, inputs_of(head_dim, dtype)))
+        if verdicts[-1] != "right":
+            return
+    pytest.fail(f"not caught: {verdicts}")
+
+
+@pytest.mark.parametrize("barrier", range(BARRIERS))
+def test_a_removed_barrier_is_a_race(barrier: int) -> None:
+    reason = simt.missing("thread")
+    if reason:
+        pytest.skip(reason)
+    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
+    verdicts = []
+    for gfx, head_dim, dtype in reversed(WAYS):
+        setting = Setting(gfx, 1, "thread", kernels_dir)
+        verdicts.append(verdict(setting, inputs_of(head_dim, dtype)))
+        if "data race" in verdicts[-1]:
+            return
+    pytest.fail(f"not caught: {verdicts}")
+
+
+WRONG = {
+    "the tail of the keys is one too long": (
+        "attention.hip",
+        "x = key < (int)p.seq_k ?",
+        "x = key <= (int)p.seq_k ?",
+        131,
+    ),
+    "a last tile that lacks one key is not masked": (
+        "attention.hip",
+        "tail = first_k + BLOCK_K > (int)p.seq_k;",
+        "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
+        127,
+    ),
+    "the columns after head_dim are not cleared": (
+        "common/tile.h",
+        "if constexpr (kValidChunks < kChunks)",
+        "if constexpr (false)",
+        131,
+    ),
+    "the sum is not rescaled": ("attention.hip", "l[t][c] *= shrink[c];", "", 131),
+}
+"""File, text, what it becomes, number of keys."""
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
+def test_a_mistake_gives_wrong_results(gfx: str, mistake: str) -> None:
+    name, old, new, seq_k = WRONG[mistake]
+    setting = Setting(gfx, kernels_dir=simt.planted(name, old, new))
+    assert verdict(setting, inputs_of(40, "float16", 65, seq_k)) != "right"
+    assert verdict(Setting(gfx), inputs_of(40, "float16", 65, seq_k)) == "right"
+
+
+def test_another_units_layout_gives_wrong_results() -> None:
+    """RDNA3's rows of D, taken for RDNA4's."""
+    old = "return 2 * e + lane_id() / 16;"
+    kernels_dir = simt.planted("common/mma.h", old, "return 8 * (lane_id() / 16) + e;")
+    assert verdict(Setting("gfx1100", kernels_dir=kernels_dir), inputs_of(40, "float16")) == "wrong"
+
+
+OUT_OF_BOUNDS = {
+    "a row of k after the last": ("common/tile.h", "min2(row, rows - 1)", "min2(row, rows)"),
+    "an output row after the last": (
+        "attention.hip",
+        "if (tile_q + n < (int)p.seq_q &&",
+        "if (tile_q + n <= (int)p.seq_q &&",
+    ),
+    "a mask's column after the last": (
+        "attention.hip",
+        "min2(key, (int)p.seq_k - 1)",
+        "min2(key, (int)p.seq_k)",
+    ),
+    "a mask's row after the last": (
+        "attention.hip",
+        "+ Unit::column(c), (int)p.seq_q - 1);",
+        "+ Unit::column(c), (int)p.seq_q);",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", OUT_OF_BOUNDS)
+def test_one_element_out_of_bounds_is_seen(mistake: str) -> None:
+    reason = simt.missing("address,undefined")
+    if reason:
+        pytest.skip(reason)
+    kernels_dir = simt.planted(*OUT_OF_BOUNDS[mistake])
+    setting = Setting("gfx1200", 1, "address,undefined", kernels_dir)
+    mask = random_mask((1, 1, 33, 77), "float32")
+    report = verdict(setting, inputs_of(40, "float16", 33, 77), mask)
+    assert "AddressSanitizer: heap-buffer-overflow" in report
