@@ -16,7 +16,8 @@
 //
 // Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; first_of_column, true in one of the lanes that share
 // a column, and reduce_column over them; load_a, load_b; multiply; pack, which turns a D into the B of a following product with
-// k = m; pieces, which walks a B by memory access.
+// k = m; pieces, which walks a B by memory access; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an
+// element of column 0 to the one of column c in the same row.
 #pragma once
 #include "platform.h"
 
@@ -61,18 +62,27 @@ template <int kHalves, int kElements> struct OneColumnUnit {
     static constexpr int kColumns = 1;
     static DEVICE int column(int) { return lane_id() % 16; }
     static CONSTEXPR int column_of(int) { return 0; }
+    static CONSTEXPR int element_step(int) { return 0; }
     static DEVICE bool first_of_column() { return lane_id() < 16; }
+    static DEVICE bool first_of_row() { return lane_id() % 16 == 0; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
 
-    static DEVICE B load_b(const u16* tile, int ld) {
+    // Columns past last_column repeat it: the caller ignores what they give.
+    static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
         B b;
-        load_words<kHalves / 2>(b.w, tile + (lane_id() % 16) * ld + first_k());
+        load_words<kHalves / 2>(b.w, tile + min2(lane_id() % 16, last_column) * ld + first_k());
         return b;
     }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<16>(x));
         if constexpr (WAVE_SIZE == 64) x = combine(x, lane_xor<32>(x));
         return x;
+    }
+    template <typename F> static DEVICE float reduce_row(float x, F combine) {
+        x = combine(x, lane_xor<1>(x));
+        x = combine(x, lane_xor<2>(x));
+        x = combine(x, lane_xor<4>(x));
+        return combine(x, lane_xor<8>(x));
     }
     template <typename Half> static DEVICE B pack_in_lane(const D& d) {
         B b;
@@ -89,6 +99,7 @@ typedef short v16s __attribute__((ext_vector_type(16)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
 template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+    static constexpr int kDistinctLanes = 16;
     static DEVICE int row(int e) { return 2 * e + lane_id() / 16; }
     // Rows past last_row repeat it: the caller ignores what they give.
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
@@ -131,6 +142,7 @@ typedef short v8s __attribute__((ext_vector_type(8)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
 template <typename Half> struct Mma : OneColumnUnit<8, 8> {
+    static constexpr int kDistinctLanes = 32;
     static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
@@ -159,6 +171,7 @@ typedef short v4s __attribute__((ext_vector_type(4)));
 typedef float v4f __attribute__((ext_vector_type(4)));
 
 template <typename Half> struct Mma : OneColumnUnit<4, 4> {
+    static constexpr int kDistinctLanes = 64;
     static DEVICE int row(int e) { return 4 * (lane_id() / 16) + e; }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
@@ -189,6 +202,7 @@ typedef _Float16 v2h __attribute__((ext_vector_type(2)));
 // holds A rotated by eight rows, so that row_share:e is row e below and row e + 8 above. bfloat16 has no such dot product
 // on these chips and takes two FMAs.
 template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+    static constexpr int kDistinctLanes = 32;
     static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
@@ -238,14 +252,21 @@ template <typename Half> struct Mma {
     using A = Fragment<4>;
     using B = Fragment<4>;
     using D = Accumulator<8>;
-    static constexpr int kColumns = 2;
+    static constexpr int kColumns = 2, kDistinctLanes = 32;
     static DEVICE int column(int c) { return lane_id() / 4 + 8 * c; }
     static CONSTEXPR int column_of(int e) { return (e / 2) % 2; }
+    static CONSTEXPR int element_step(int c) { return 2 * c; }
     static DEVICE bool first_of_column() { return lane_id() % 4 == 0; }
+    static DEVICE bool first_of_row() { return lane_id() < 4; }
     static DEVICE int row(int e) { return 8 * (e / 4) + 2 * (lane_id() % 4) + e % 2; }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<1>(x));
         return combine(x, lane_xor<2>(x));
+    }
+    template <typename F> static DEVICE float reduce_row(float x, F combine) {
+        x = combine(x, lane_xor<4>(x));
+        x = combine(x, lane_xor<8>(x));
+        return combine(x, lane_xor<16>(x));
     }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
@@ -254,11 +275,11 @@ template <typename Half> struct Mma {
             load_words<1>(a.w + i, tile + min2(lane_id() / 4 + 8 * (i / 2), last_row) * ld + 2 * (lane_id() % 4) + 8 * (i % 2));
         return a;
     }
-    static DEVICE B load_b(const u16* tile, int ld) {
+    static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
         B b;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            load_words<1>(b.w + i, tile + (lane_id() / 4 + 8 * (i % 2)) * ld + 2 * (lane_id() % 4) + 8 * (i / 2));
+            load_words<1>(b.w + i, tile + min2(lane_id() / 4 + 8 * (i % 2), last_column) * ld + 2 * (lane_id() % 4) + 8 * (i / 2));
         return b;
     }
     static DEVICE void instruction(float* d, const u32* a, const u32* b) {

@@ -65,6 +65,7 @@ DEVICE u32 wave_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(u32 x) { return __uint_as_float(x); }
 DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
 template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
@@ -88,6 +89,7 @@ DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 #else
 DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 #endif
+DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }  // within 1 unit in the last place
 DEVICE float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
@@ -106,6 +108,7 @@ template <int MASK> DEVICE u32 lane_xor(u32 x) {
 
 #endif
 
+DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
 DEVICE float infinity() { return bits_float(0x7f800000u); }
 
 template <int MASK> DEVICE float lane_xor(float x) { return bits_float(lane_xor<MASK>(float_bits(x))); }

@@ -1,4 +1,4 @@
-// Reductions over the lanes that share a column of a D fragment (see mma.h).
+// Reductions over the lanes that share a column, or a row, of a D fragment (see mma.h).
 #pragma once
 #include "mma.h"
 
@@ -11,3 +11,4 @@ struct Sum {
 
 template <typename Unit> DEVICE float column_max(float x) { return Unit::reduce_column(x, Max()); }
 template <typename Unit> DEVICE float column_sum(float x) { return Unit::reduce_column(x, Sum()); }
+template <typename Unit> DEVICE float row_sum(float x) { return Unit::reduce_row(x, Sum()); }

@@ -1,0 +1,224 @@
+"""Convolutions of the VAE, channels-last, with GroupNorm + SiLU, shortcut and statistics fused.
+
+x (N, H, W, Ci) contiguous, Ci a multiple of 16 (more than the weight has are ignored); the output
+is (N, Ho, Wo, Co), Co padded with zeros to a multiple of 8. Kinds: "3x3" with padding 1;
+"3x3 stride 2" with padding 0 before and 1 after, as in Stable Diffusion's encoder; "upsample",
+nearest x2 and then 3x3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.ops import conv_kernel as kernel
+from lib_rocm_sd.ops import conv_problem as problems
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
+from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
+from lib_rocm_sd.ops.conv_problem import ConvProblem, NextNorm, norm_from
+from lib_rocm_sd.ops.conv_weights import ConvWeights
+
+__all__ = ["CONVS", "KINDS", "ConvProblem", "ConvWeights", "NextNorm", "conv", "norm_from"]
+
+Result = tuple[torch.Tensor, "torch.Tensor | None"]
+
+
+class MatrixConv(Variant[ConvProblem]):
+    """kernels/conv3x3.hip and kernels/upsample_conv.hip."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        rows, columns = p.out_size
+        return reasons(
+            (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+            (
+                p.shortcut != "none" and (p.out_channels % 16 or p.shortcut_channels % 16),
+                f"a shortcut of {p.shortcut_channels} to {p.out_channels} channels: no whole tiles",
+            ),
+            (
+                p.kind == "upsample" and (p.norm or p.shortcut != "none"),
+                "upsampling has neither norm nor shortcut",
+            ),
+            (max(rows, columns) > 1 << 16, f"{rows} x {columns} is more than 65,536 a side"),
+        )
+
+    def input_refusals(self, *inputs: Any) -> list[str]:
+        x, weight, _, shortcut = inputs[:4]
+        return reasons(
+            (not x.is_contiguous(), "x is not contiguous"),
+            (shortcut is not None and not shortcut.is_contiguous(), "shortcut is not contiguous"),
+            (
+                torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
+                "gradients are wanted, the kernel is forward only",
+            ),
+        )
+
+    def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
+        return kernel.configs(arch, problem.kind, problem.out_channels) if arch else ()
+
+    @staticmethod
+    def form(problem: ConvProblem) -> Form:
+        """What the kernel is compiled for."""
+        p = problem
+        return Form(
+            p.kind, p.dtype, p.norm, p.shortcut, p.statistics, kernel.chunk_of(p.in_channels)
+        )
+
+    def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
+        return (kernel.spec(self.form(problem), config), kernel.pack_spec(problem.dtype))
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: ConvConfig,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm: torch.Tensor | None,
+        shortcut: torch.Tensor | None,
+        weights: ConvWeights,
+        next_norm: NextNorm | None,
+        overflow: torch.Tensor | None,
+    ) -> Any:
+        if launch is None:
+            raise ValueError("MatrixConv needs a launch")
+        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm)
+        packed = weights.packed(self.kind, x, shortcut, launch, config)
+        rows, columns = problem.out_size
+        step = 2 if self.kind == "upsample" else 1
+        grid_h, grid_w = rows // step, columns // step
+        channels = (problem.out_channels + 7) // 8 * 8
+        y = x.new_empty((x.shape[0], rows, columns, channels))
+        tiles = (-(-grid_w // 16), -(-grid_h // config.rows))
+        blocks = -(-packed.co // config.block_co)
+        parts = tiles[0] * tiles[1] * step * step * config.waves_pix
+        statistics = None
+        if next_norm is not None:
+            statistics = x.new_empty((x.shape[0], parts, packed.co, 4), dtype=torch.float32)
+        params = ConvParams(
+            *(0 if t is None else t.data_ptr() for t in (x, packed.weights, packed.bias, norm)),
+            *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
+            *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
+            *(*x.shape[1:3], x.shape[3], grid_h, grid_w, packed.co),
+            *(channels, problem.shortcut_channels, *tiles, blocks, rows, columns),
+        )
+        grid = blocks * tiles[0] * tiles[1] * step * step * x.shape[0]
+        launch(kernel.spec(self.form(problem), config), grid, config.block, params, x.device)
+        return y, _finalize(statistics, next_norm)
+
+
+def _finalize(statistics: torch.Tensor | None, next_norm: NextNorm | None) -> torch.Tensor | None:
+    from lib_rocm_sd.ops import group_norm
+
+    if statistics is None or next_norm is None:
+        return None
+    return group_norm.finalize(
+        statistics, next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
+    )
+
+
+class TorchConv(Variant[ConvProblem]):
+    """torch's convolution (MIOpen, cuDNN or its own) on a channels-last view; the rest eager."""
+
+    name = "torch"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: ConvProblem) -> int:
+        """Images that the kernel never makes: normalised, upsampled, padded, unfused shortcut."""
+        rows, columns = problem.out_size
+        of_input = problem.height * problem.width * problem.in_channels
+        of_output = rows * columns * problem.out_channels
+        images = of_input * 2 * problem.norm + of_output * (problem.shortcut != "none")
+        images += rows * columns * problem.in_channels * (problem.kind != "3x3")
+        return 2 * problem.batch * images
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm: torch.Tensor | None,
+        shortcut: torch.Tensor | None,
+        weights: ConvWeights,
+        next_norm: NextNorm | None,
+        overflow: torch.Tensor | None,
+    ) -> Any:
+        y = problems.convolve(self.kind, x, weights, norm, shortcut)
+        if overflow is not None and not y.isfinite().all():
+            overflow.fill_(1)
+        made = None
+        if next_norm is not None:
+            from lib_rocm_sd.ops import group_norm
+
+            made = group_norm.norm_of(
+                y[..., : weight.shape[0]],
+                next_norm.gamma,
+                next_norm.beta,
+                next_norm.groups,
+                next_norm.eps,
+            )
+        return y, made
+
+
+def _op(kind: str) -> Op[ConvProblem]:
+    def problem_of(*inputs: Any) -> ConvProblem:
+        x, _, norm, shortcut, weights, next_norm, _ = inputs
+        return problems.problem_of(kind, x, weights, norm, shortcut, next_norm)
+
+    return Op(
+        name=f"conv {kind}",
+        variants=(MatrixConv(kind), TorchConv(kind)),
+        problem_of=problem_of,
+        reference=partial(problems.reference, kind),
+        make_inputs=problems.make_inputs,
+        tolerance=problems.tolerance,
+        output_shape=problems.output_shape,
+        test_problems=problems.test_problems,
+        cases=tuple(problem for _, problem in problems.usual(kind)),
+        usual=problems.usual(kind),
+    )
+
+
+CONVS: dict[str, Op[ConvProblem]] = {kind: _op(kind) for kind in KINDS}
+
+
+def conv(
+    kind: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: torch.Tensor | None = None,
+    shortcut: torch.Tensor | None = None,
+    next_norm: NextNorm | None = None,
+    overflow: torch.Tensor | None = None,
+) -> Result:
+    """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
+
+    `norm` (N, Ci, 2): x is normalised by it and SiLU'd while it is read. `shortcut` (N, Ho, Wo, Cs)
+    is added, multiplied by the shortcut weight where there is one. `overflow` (1) int32 is set to 1
+    where a value does not fit the dtype. Raises ValueError, with shapes, on a caller's mistake.
+    """
+    if kind not in CONVS:
+        raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
+    result: Result = engine.run(
+        CONVS[kind], x, weights.weight, norm, shortcut, weights, next_norm, overflow
+    )
+    return result

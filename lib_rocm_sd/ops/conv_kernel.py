@@ -1,0 +1,122 @@
+"""What conv3x3.hip, upsample_conv.hip and pack.hip are compiled with and called with; no torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec
+
+KINDS = ("3x3", "3x3 stride 2", "upsample")
+SHORTCUTS = ("none", "identity", "conv")
+"""In the order of Shortcut in common/conv.h."""
+DTYPES = ("float16", "bfloat16")
+
+
+class ConvParams(ctypes.Structure):
+    """The one argument of the convolutions; the same struct stands in common/conv.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("in_", "weights", "bias", "norm", "shortcut")),
+        *((name, ctypes.c_uint64) for name in ("shortcut_weights", "out", "statistics")),
+        ("overflow", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("h", "w", "ci", "out_h", "out_w", "co")),
+        *((name, ctypes.c_uint32) for name in ("out_channels", "shortcut_ci", "tiles_x")),
+        *((name, ctypes.c_uint32) for name in ("tiles_y", "blocks_co", "image_h", "image_w")),
+    ]
+
+
+class PackParams(ctypes.Structure):
+    """The one argument of pack_tiles; the same struct stands in pack.hip."""
+
+    _fields_ = [("tiles", ctypes.c_uint64), ("packed", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True)
+class ConvConfig:
+    """Tile sizes of a convolution; common/conv.h says what each means."""
+
+    waves_co: int
+    waves_pix: int
+    tiles_co: int
+    tiles_pix: int
+    wave_size: int
+    tile_halves: int
+    """Halves that one 16 x 16 tile of packed weights takes."""
+
+    @property
+    def block(self) -> int:
+        """Work-items of one work-group."""
+        return self.waves_co * self.waves_pix * self.wave_size
+
+    @property
+    def block_co(self) -> int:
+        """Output channels of one work-group."""
+        return self.waves_co * self.tiles_co * 16
+
+    @property
+    def rows(self) -> int:
+        """Pixel rows of one work-group; each is 16 pixels wide."""
+        return self.waves_pix * self.tiles_pix
+
+
+@dataclass(frozen=True)
+class Form:
+    """What else a convolution is compiled for: what is fused into it."""
+
+    kind: str = "3x3"
+    dtype: str = "float16"
+    norm: bool = False
+    shortcut: str = "none"
+    statistics: bool = False
+    chunk_c: int = 32
+
+
+def chunk_of(in_channels: int) -> int:
+    """Input channels that are staged at a time; `in_channels` is a multiple of 16."""
+    return 32 if in_channels % 32 == 0 else 16
+
+
+def configs(arch: Arch, kind: str, out_channels: int) -> tuple[ConvConfig, ...]:
+    """The search space, the safe default first. None of the defaults spills registers."""
+
+    tile_halves = 512 if arch.matrix == "dot2" else 256  # dot2 holds each row twice
+
+    def of(waves_co: int, waves_pix: int, tiles_co: int, tiles_pix: int) -> ConvConfig:
+        return ConvConfig(waves_co, waves_pix, tiles_co, tiles_pix, arch.wave_size, tile_halves)
+
+    if out_channels <= 16:
+        return (of(1, 4, 1, 1 if kind == "3x3 stride 2" else 2),)
+    if kind == "3x3 stride 2":
+        return (of(2, 2, 2, 2),)
+    if arch.matrix in ("mfma", "mma_sm80"):
+        return (of(2, 2, 4, 4), of(2, 2, 4, 2), of(4, 2, 2, 2))
+    return (of(2, 2, 4, 2), of(4, 2, 2, 2))
+
+
+@cache
+def spec(form: Form, config: ConvConfig) -> KernelSpec:
+    """The kernel of one form and config."""
+    defines = {
+        "BF16_HALVES": int(form.dtype == "bfloat16"),
+        "NORM": int(form.norm),
+        "SHORTCUT": SHORTCUTS.index(form.shortcut),
+        "STATISTICS": int(form.statistics),
+        "CHUNK_C": form.chunk_c,
+        "WAVES_CO": config.waves_co,
+        "WAVES_PIX": config.waves_pix,
+        "TILES_CO": config.tiles_co,
+        "TILES_PIX": config.tiles_pix,
+    }
+    if form.kind == "upsample":
+        return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))
+    defines["CONV_STRIDE"] = 2 if form.kind == "3x3 stride 2" else 1
+    return KernelSpec("conv3x3.hip", "conv3x3", tuple(defines.items()))
+
+
+@cache
+def pack_spec(dtype: str) -> KernelSpec:
+    """The kernel that puts weights into the order of the matrix unit's lanes."""
+    return KernelSpec("pack.hip", "pack_tiles", (("BF16_HALVES", int(dtype == "bfloat16")),))

@@ -1,0 +1,244 @@
+"""Convolutions without a way to run them: problems, their checks, the formula, inputs, cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.conv_kernel import KINDS
+from lib_rocm_sd.ops.conv_weights import ConvWeights
+
+
+@dataclass(frozen=True, eq=False)
+class NextNorm:
+    """The GroupNorm that reads a convolution's output: gamma and beta (C), groups, eps."""
+
+    gamma: torch.Tensor
+    beta: torch.Tensor
+    groups: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS."""
+
+    kind: str
+    batch: int
+    height: int
+    width: int
+    in_channels: int
+    out_channels: int
+    dtype: str = "float16"
+    norm: bool = False
+    shortcut: str = "none"
+    shortcut_channels: int = 0
+    statistics: bool = False
+
+    def __str__(self) -> str:
+        fused = [name for name in ("norm", "statistics") if getattr(self, name)]
+        fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
+        shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
+        return " ".join([self.kind, shape, self.dtype, *fused])
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        return out_size(self.kind, self.height, self.width)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the direct form."""
+        rows, columns = self.out_size
+        per_pixel = 9 * self.in_channels + self.shortcut_channels * (self.shortcut == "conv")
+        return 2 * self.batch * rows * columns * self.out_channels * per_pixel
+
+
+def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns that a convolution of this kind gives."""
+    if kind == "upsample":
+        return 2 * height, 2 * width
+    if kind == "3x3 stride 2":
+        return (height - 2) // 2 + 1, (width - 2) // 2 + 1
+    return height, width
+
+
+DTYPES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+def problem_of(
+    kind: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+    next_norm: NextNorm | None,
+) -> ConvProblem:
+    if x.ndim != 4 or x.dtype not in DTYPES:
+        raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
+    batch, height, width, channels = x.shape
+    out, taken = weights.weight.shape[:2]
+    rows, columns = out_size(kind, height, width)
+    wrong = reasons(
+        (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
+        (channels % 16 or channels < taken, f"{channels} channels for a weight of {taken}"),
+        (rows < 1 or columns < 1, f"{height} x {width} is too small for {kind}"),
+        (
+            norm is not None and norm.shape != (batch, channels, 2),
+            f"norm must be (N, Ci, 2): {None if norm is None else tuple(norm.shape)}",
+        ),
+        (
+            shortcut is not None and shortcut.shape[:3] != (batch, rows, columns),
+            f"shortcut must be (N, {rows}, {columns}, C)",
+        ),
+        (
+            next_norm is not None and out % next_norm.groups != 0,
+            f"{out} channels do not divide into the next norm's groups",
+        ),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: x {tuple(x.shape)}")
+    with_weights = "conv" if weights.shortcut_weight is not None else "identity"
+    how = "none" if shortcut is None else with_weights
+    return ConvProblem(
+        kind,
+        batch,
+        height,
+        width,
+        channels,
+        out,
+        DTYPES[x.dtype],
+        norm is not None,
+        how,
+        0 if shortcut is None else shortcut.shape[3],
+        next_norm is not None,
+    )
+
+
+def convolve(
+    kind: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+) -> torch.Tensor:
+    """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least."""
+    if norm is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale, offset = norm.to(wide)[:, None, None].unbind(-1)
+        x = F.silu(x.to(wide) * scale + offset).to(x.dtype)
+    weight, bias, shortcut_weight = weights.plain(x)
+    image = x[..., : weight.shape[1]].permute(0, 3, 1, 2)
+    if kind == "upsample":
+        image = F.interpolate(image, scale_factor=2.0, mode="nearest")
+    if kind == "3x3 stride 2":
+        y = F.conv2d(F.pad(image, (0, 1, 0, 1)), weight, bias, stride=2)
+    else:
+        y = F.conv2d(image, weight, bias, padding=1)
+    y = y.permute(0, 2, 3, 1)
+    if shortcut is not None:
+        y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
+    return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+
+
+def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> torch.Tensor:
+    """Scale and shift (N, C, 2) from the moments (N, groups) of the groups."""
+    each = norm.gamma.shape[0] // norm.groups
+    rstd = (variance + norm.eps).rsqrt().repeat_interleave(each, 1)
+    scale = rstd * norm.gamma.to(rstd)
+    return torch.stack((scale, norm.beta.to(rstd) - mean.repeat_interleave(each, 1) * scale), -1)
+
+
+def reference(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+    weights: ConvWeights,
+    next_norm: NextNorm | None,
+    overflow: torch.Tensor | None,
+) -> Any:
+    """y in float64, and the next norm if one is asked for."""
+    wide = [None if t is None else t.double() for t in (x, norm, shortcut)]
+    assert wide[0] is not None
+    y = convolve(kind, wide[0], weights, wide[1], wide[2])
+    if next_norm is None:
+        return y, None
+    groups = y[..., : weight.shape[0]].unflatten(-1, (next_norm.groups, -1))
+    variance, mean = torch.var_mean(groups, (1, 2, 4), correction=0)
+    return y, norm_from(mean, variance, next_norm)
+
+
+def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Random inputs, drawn on the CPU; the same on every device."""
+    p = problem
+    dtype = next(dtype for dtype, name in DTYPES.items() if name == p.dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def image(height: int, width: int, channels: int) -> torch.Tensor:
+        return draw(p.batch, height, width, channels).to(dtype).to(device)
+
+    taken, out = p.in_channels, p.out_channels
+    rows, columns = p.out_size
+    share = (9 * taken) ** -0.5
+    weights = ConvWeights(
+        (draw(out, taken, 3, 3) * share).to(dtype).to(device),
+        draw(out).to(dtype).to(device),
+        (draw(out, p.shortcut_channels) * p.shortcut_channels**-0.5).to(dtype).to(device)
+        if p.shortcut == "conv"
+        else None,
+    )
+    norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
+    groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
+    next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
+    return (
+        image(p.height, p.width, taken),
+        weights.weight,
+        norm if p.norm else None,
+        image(rows, columns, p.shortcut_channels) if p.shortcut != "none" else None,
+        weights,
+        next_norm if p.statistics else None,
+        None,
+    )
+
+
+def tolerance(problem: ConvProblem) -> float:
+    """Largest max |out - reference| / max |reference|: a few units in the last place."""
+    return {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+
+
+def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
+    """The same channels and fusions on an image with ragged edges."""
+    return (replace(problem, batch=2, height=11, width=19),)
+
+
+def output_shape(problem: ConvProblem) -> tuple[int, ...]:
+    rows, columns = problem.out_size
+    return (problem.batch, rows, columns, (problem.out_channels + 7) // 8 * 8)
+
+
+def usual(kind: str) -> tuple[tuple[str, ConvProblem], ...]:
+    """The decoder's (or encoder's) layers at 1024x1024."""
+    if kind == "upsample":
+        sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256))
+        return tuple(
+            (f"{c} channels at {s}", ConvProblem(kind, 1, s, s, c, o)) for s, c, o in sizes
+        )
+    sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256), (1024, 128, 128))
+    return tuple(
+        (f"{c} channels at {s}", ConvProblem(kind, 1, s, s, c, o, norm=True, statistics=True))
+        for s, c, o in sizes
+    )
