@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +36,7 @@ class RocmSdOptimization:
         self._stand_in: Any = None
         self._replaced: dict[type, host.Forward] = {}
         self._hosts_own: dict[type, host.Forward] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too
         self._cross = attention.cross_attention(self.hosts_own)
         self._block = attention.attn_block(self.hosts_own)
 
@@ -55,37 +56,40 @@ class RocmSdOptimization:
 
     def apply(self) -> None:
         """Replace the forwards of ldm's and sgm's CrossAttention and AttnBlock."""
-        if self._replaced:
-            self.undo()
-        ours = self._forwards()
-        self._replaced = {cls: cls.forward for cls in ours}  # type: ignore[attr-defined]
-        self._hosts_own = {}
-        if not self.aside:
-            _set(ours)
-            return
-        self._stand_in = host.choice(without=self)
-        if self._stand_in is not None:
-            self._stand_in.apply()
+        with self._lock:
+            if self._replaced:
+                self.undo()
+            ours = self._forwards()
+            self._replaced = _get(ours)
+            self._hosts_own = {}
+            if not self.aside:
+                _set(ours)
+                return
+            self._stand_in = host.choice(without=self)
+            if self._stand_in is not None:
+                self._stand_in.apply()
 
     def undo(self) -> None:
         """Put back what `apply` replaced; where it replaced nothing, the WebUI's default."""
-        if self._stand_in is not None:
-            self._stand_in.undo()
-            self._stand_in = None
-        super().undo()  # type: ignore[misc]
-        _set(self._replaced)
-        self._replaced = {}
+        with self._lock:
+            if self._stand_in is not None:
+                self._stand_in.undo()
+                self._stand_in = None
+            super().undo()  # type: ignore[misc]
+            _set(self._replaced)
+            self._replaced = {}
 
     def step_aside(self, aside: bool) -> None:
         """Let what the WebUI would have picked without us work, until called with False."""
-        if aside == self.aside:
-            return
-        applied = host.current_optimizer() is self
-        if applied:
-            self.undo()
-        self.aside = aside
-        if applied:
-            self.apply()
+        with self._lock:
+            if aside == self.aside:
+                return
+            applied = host.current_optimizer() is self
+            if applied:
+                self.undo()
+            self.aside = aside
+            if applied:
+                self.apply()
 
     def hosts_own(self, module: torch.nn.Module) -> host.Forward:
         """The forward that the WebUI would have used for `module` without us."""
@@ -105,20 +109,26 @@ class RocmSdOptimization:
 
     def _ask_host(self) -> dict[type, host.Forward]:
         """Apply the WebUI's choice without us, note its forwards, and put ours back."""
-        now = {cls: cls.forward for cls in self._replaced}  # type: ignore[attr-defined]
+        now = _get(self._forwards())
+        if self.aside or not self._replaced:
+            return now
         stand_in = host.choice(without=self)
         _set(self._replaced)
         try:
             with suppress(Exception):  # the WebUI's default forwards, then
                 if stand_in is not None:
                     stand_in.apply()
-            found = {cls: cls.forward for cls in now}  # type: ignore[attr-defined]
+            found = _get(now)
             with suppress(Exception):
                 if stand_in is not None:
                     stand_in.undo()
         finally:
             _set(now)
         return found
+
+
+def _get(classes: Iterable[type]) -> dict[type, host.Forward]:
+    return {cls: cls.forward for cls in classes}  # type: ignore[attr-defined]
 
 
 def _set(forwards: dict[type, host.Forward]) -> None:

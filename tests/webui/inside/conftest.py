@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gradio
 import pytest
 import torch
 from gradio import routes
@@ -18,6 +19,8 @@ ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
+if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
+    gradio.component_meta.create_or_modify_pyi = lambda *args: None
 
 
 def forget() -> None:

@@ -332,3 +332,7 @@ def test_a_class_that_borrowed_our_forward(webui: WebUI) -> None:
     assert torch.equal(ours(copy, x, text), expected)
     webui.library("engine").engine.attention = None
     torch.testing.assert_close(ours(copy, x, text), expected)
+    for undo in (lambda: webui.ours.step_aside(True), webui.ours.undo):
+        undo()
+        torch.testing.assert_close(ours(copy, x, text), expected)
+        assert not webui.is_ours()

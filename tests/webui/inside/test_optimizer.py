@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -148,6 +149,24 @@ def test_model_loaded_before_the_list_is_filled(start: Start, gpu: FakeGpu) -> N
     """Some extension asks for the model early: the WebUI applies once the list is there."""
     webui = start(gpu=gpu, before=lambda webui: webui.sd_models.load_model())
     assert webui.applied == "ROCm SD"
+
+
+def test_two_threads_apply_at_once(start: Start, gpu: FakeGpu) -> None:
+    """After "Reload UI" the thread that loads the model may apply while the UI is made."""
+    webui = start(gpu=gpu)
+    webui.sd_hijack.current_optimizer = None
+    webui.ours.undo()
+    before = webui.forwards
+    threads = [
+        threading.Thread(target=lambda: [webui.ours.apply() for _ in range(300)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert webui.is_ours()
+    webui.ours.undo()
+    assert webui.forwards == before
 
 
 def test_step_aside_picks_what_the_list_without_us_gives(start: Start, gpu: FakeGpu) -> None:
