@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.attention import (
 )
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.runtime import driver
-from tests.simt.attention import DTYPES, LAYOUTS, draw, eager
+from tests.simt.attention import DTYPES, LAYOUTS, draw, torchs_own
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
@@ -51,9 +51,9 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def allowed(exact: torch.Tensor, *inputs: Any) -> float:
-    """Twice the error that torch makes with the formula in the same half type on the CPU."""
+    """Twice the error that torch makes in the same half type on the CPU."""
     on_cpu: list[Any] = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
-    return 2 * error(eager(*on_cpu), exact) + 1e-7
+    return 2 * error(torchs_own(*on_cpu), exact) + 1e-7
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
