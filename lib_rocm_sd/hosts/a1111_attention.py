@@ -41,7 +41,7 @@ def cross_attention(fall_back: FallBack) -> host.Forward:
 
     Other keyword arguments are taken and ignored, as by the WebUI's own optimizers.
     """
-    shared: Any = host.module("modules.shared")
+    core = _Core()
     hypernetwork: Any = host.module("modules.hypernetworks.hypernetwork")
 
     def rocm_sd_cross_attention_forward(
@@ -49,11 +49,11 @@ def cross_attention(fall_back: FallBack) -> host.Forward:
     ) -> torch.Tensor:
         q = self.to_q(x)
         context_k, context_v = hypernetwork.apply_hypernetworks(
-            shared.loaded_hypernetworks, x if context is None else context
+            core.shared.loaded_hypernetworks, x if context is None else context
         )
         k = self.to_k(context_k)
         v = self.to_v(context_v)
-        out = _attend(q, k, v, self.heads, mask, getattr(self, "scale", None))
+        out = core.attend(q, k, v, self.heads, mask, getattr(self, "scale", None))
         if out is None:
             del q, k, v, context_k, context_v
             return fall_back(self)(self, x, context, mask, **kwargs)
@@ -70,12 +70,13 @@ def attn_block(fall_back: FallBack) -> host.Forward:
     of q, k and v, none where a convolution gave channels-last. The output goes back to NCHW, so
     that the decoder's convolutions keep their layout.
     """
+    core = _Core()
 
     def rocm_sd_attn_block_forward(self: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         normed = self.norm(x)
         q, k, v = (_pixels(layer(normed)) for layer in (self.q, self.k, self.v))
         del normed
-        out = _attend(q, k, v, 1, None, None)
+        out = core.attend(q, k, v)
         if out is None:
             del q, k, v
             return fall_back(self)(self, x)
@@ -90,37 +91,55 @@ def _pixels(image: torch.Tensor) -> torch.Tensor:
     return image.flatten(2).transpose(1, 2).contiguous()
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: Any, scale: float | None
-) -> torch.Tensor | None:
-    """Attention of (B, S, heads*D) tensors, by views; None when the WebUI has to compute it."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        calls.left_to_host += 1
-        report.event("a call that needs gradients was left to the WebUI's own attention")
+class _Core:
+    """Attention between the projections, on the WebUI's terms. Its modules are looked up once."""
+
+    def __init__(self) -> None:
+        self.shared: Any = host.module("modules.shared")
+        self.devices: Any = host.module("modules.devices")
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int = 1,
+        mask: Any = None,
+        scale: float | None = None,
+    ) -> torch.Tensor | None:
+        """(B, Sq, heads*D) from tensors like it, by views; None if the WebUI has to compute it."""
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            calls.left_to_host += 1
+            report.event("a call that needs gradients was left to the WebUI's own attention")
+            return None
+        try:
+            return self._compute(q, k, v, heads, mask, scale)
+        except Exception as error:
+            if selftest.is_out_of_memory(error):
+                raise
+            calls.left_to_host += 1
+            why = selftest.describe(error)
+            report.event(f"a call was left to the WebUI's own attention: {why}")
         return None
-    try:
-        return _compute(q, k, v, heads, mask, scale)
-    except Exception as error:
-        if selftest.is_out_of_memory(error):
-            raise
-        calls.left_to_host += 1
-        report.event(f"a call was left to the WebUI's own attention: {selftest.describe(error)}")
-    return None
 
-
-def _compute(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: Any, scale: float | None
-) -> torch.Tensor:
-    devices: Any = host.module("modules.devices")
-    upcast = bool(getattr(host.attribute("modules.shared", "opts"), "upcast_attn", False))
-    dtype = q.dtype
-    if upcast:
-        q, k, v = q.float(), k.float(), v.float()
-    q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
-    if mask is not None:
-        mask = mask_of_keys(mask, q.shape[0], k.shape[1])
-    with devices.without_autocast(disable=not upcast):
-        return engine.attention(q, k, v, mask, scale).to(dtype)
+    def _compute(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: Any,
+        scale: float | None,
+    ) -> torch.Tensor:
+        upcast = self.shared.opts.upcast_attn
+        dtype = q.dtype
+        if upcast:
+            q, k, v = q.float(), k.float(), v.float()
+        q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
+        if mask is not None:
+            mask = mask_of_keys(mask, q.shape[0], k.shape[1])
+        with self.devices.without_autocast(disable=not upcast):
+            return engine.attention(q, k, v, mask, scale).to(dtype)
 
 
 def mask_of_keys(mask: torch.Tensor, batch: int, keys: int) -> torch.Tensor:
