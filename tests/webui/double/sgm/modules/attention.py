@@ -1,6 +1,6 @@
 """Double of sgm/modules/attention.py: CrossAttention with the arguments for video.
 
-The surface was read in Stability-AI/generative-models 0ad7de9.
+The surface was read in Stability-AI/generative-models 45c443b.
 Its forward goes through torch's SDPA; the block passes only x and context, as for images there.
 """
 

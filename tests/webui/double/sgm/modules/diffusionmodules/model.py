@@ -1,6 +1,6 @@
 """Double of sgm/modules/diffusionmodules/model.py: AttnBlock through SDPA.
 
-The surface was read in Stability-AI/generative-models 0ad7de9.
+The surface was read in Stability-AI/generative-models 45c443b.
 """
 
 import torch.nn.functional as F
