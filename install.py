@@ -66,6 +66,11 @@ def prepare_kernels() -> None:
     elif not any(arch for _, arch in gpus):
         names = ", ".join(name for name, _ in gpus)
         say(f"{NAME}: not among the GPUs known here: {names}. The WebUI works as before.")
+    elif cache.directory() is None:
+        say(f"{NAME}: nothing is compiled now, it could not be kept. The WebUI works as before.")
+        for reason in cache.reasons():
+            say(f"  {reason}")
+        return
     deadline = time.monotonic() + COMPILE_LIMIT_S
     for _, arch in gpus:
         if arch is not None:

@@ -273,6 +273,24 @@ def test_without_a_compiler_the_reasons_are_shown(
     assert lines[0].endswith("no compiler here can serve. The WebUI works as before.")
 
 
+def test_without_a_cache_nothing_is_compiled(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(tmp_path / "file" / "below"))
+    cache.reset()
+    try:
+        assert install.main() == 0
+    finally:
+        cache.reset()
+    assert not builder.built
+    assert f"  {tmp_path / 'file' / 'below'} cannot be" in capsys.readouterr().out
+
+
 def test_the_whole_script_in_a_webuis_folder(tmp_path: Path) -> None:
     """Started as the WebUI starts it, on this machine, whatever GPU that has."""
     extension = tmp_path / "extensions" / "rocm-sd"
