@@ -1,6 +1,6 @@
 """Draw docs/images/tiny-sd-grid.png: sixteen prompts and what models/tiny-sd makes of them.
 
-python tools/make_grid.py
+python -m tools.make_grid
 """
 
 from __future__ import annotations

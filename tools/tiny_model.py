@@ -5,17 +5,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tiny_tokenizer
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from tools import tiny_tokenizer
+
 PICTURE = 128
 LATENT = 32
 TEXT_WIDTH = 96
-GUIDANCE = 3.0
+PIPELINE = {
+    "_class_name": "StableDiffusionPipeline",
+    "_diffusers_version": "0.30.0",
+    "feature_extractor": [None, None],
+    "image_encoder": [None, None],
+    "requires_safety_checker": False,
+    "safety_checker": [None, None],
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
 
 
 def autoencoder() -> AutoencoderKL:
@@ -122,19 +135,6 @@ def save(
         directory / "text_encoder" / "model.safetensors",
         {"format": "pt"},
     )
-    index = {
-        "_class_name": "StableDiffusionPipeline",
-        "_diffusers_version": "0.30.0",
-        "feature_extractor": [None, None],
-        "image_encoder": [None, None],
-        "requires_safety_checker": False,
-        "safety_checker": [None, None],
-        "scheduler": ["diffusers", "DDIMScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "tokenizer": ["transformers", "CLIPTokenizer"],
-        "unet": ["diffusers", "UNet2DConditionModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
     (directory / "model_index.json").write_text(
-        json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        json.dumps(PIPELINE, indent=2) + "\n", encoding="utf-8"
     )

@@ -1,10 +1,10 @@
 """Train models/tiny-sd from nothing: first the autoencoder, then text encoder and UNet together.
 
-    python tools/train_tiny_sd.py --out models/tiny-sd
+    python -m tools.train_tiny_sd --compile --out models/tiny-sd
 
-Minutes on a data-centre GPU, which makes the pictures and captions while it trains. Seeded; the
-learning rate follows the step count, or the clock where `--vae-seconds` or `--unet-seconds` runs
-out first. Losses go to <out>/training.json.
+Eight minutes on a data-centre GPU, which makes the pictures and captions while it trains. Seeded;
+the learning rate follows the step count, or the clock where `--vae-seconds` or `--unet-seconds`
+runs out first. Losses go to <out>/training.json.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tiny_model
-import tiny_tokenizer
 import torch
 from diffusers import AutoencoderKL
-from shapes import Captioner, Scenes, random_scenes, render, words
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tools import tiny_model, tiny_tokenizer
+from tools.shapes import Captioner, Scenes, random_scenes, render, words
 
 KL_WEIGHT = 1e-4
 EMPTY_CAPTIONS = 0.1
@@ -70,7 +70,7 @@ class Averaged:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.live = [p for p in module.parameters() if p.requires_grad]
+        self.live: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.mean = [p.detach().clone() for p in self.live]
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class Averaged:
             live.copy_(mean)
 
 
-def optimizer_of(parameters: list[nn.Parameter], rate: float) -> torch.optim.AdamW:
+def optimizer_of(parameters: list[Tensor], rate: float) -> torch.optim.AdamW:
     """AdamW, fused where the parameters are on a GPU."""
     return torch.optim.AdamW(
         parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.01, fused=parameters[0].is_cuda
@@ -148,7 +148,7 @@ def train_autoencoder(
 def autoencoder_loss(
     vae: AutoencoderKL, pictures: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Absolute plus squared error of pixels, absolute error of edges, KL per latent number: means."""
+    """Means: absolute plus squared error of pixels, that of edges, KL per latent number."""
     posterior = vae.encode(pictures).latent_dist
     restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
     pixel = F.l1_loss(restored, pictures) + F.mse_loss(restored, pictures)
@@ -208,8 +208,8 @@ def train_denoiser(
         ids = torch.where(dropped[:, None], captioner.empty(args.unet_batch), ids)
         noise = torch.randn(clean.shape, generator=generator, device=device)
         times = torch.randint(len(alphas), (args.unet_batch,), generator=generator, device=device)
-        signal = alphas[times].sqrt().view(-1, 1, 1, 1)
-        sigma = (1 - alphas[times]).sqrt().view(-1, 1, 1, 1)
+        alpha = alphas[times].view(-1, 1, 1, 1)
+        signal, sigma = alpha.sqrt(), (1 - alpha).sqrt()
         noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
         with half(device):
             predicted = forward(noisy, times, ids)
@@ -266,7 +266,7 @@ def main(argv: list[str]) -> int:
     print(f"{len(latents)} latents, scaling factor {scale:.5f}", flush=True)
 
     model = Denoiser(len(tiny_tokenizer.vocabulary_of(words())))
-    model.to(device, memory_format=torch.channels_last)
+    model.to(device).unet.to(memory_format=torch.channels_last)
     losses["denoiser"] = train_denoiser(model, (scenes, latents), args, generator)
     tiny_model.save(args.out, words(), vae, model.text, model.unet)
     facts = {
