@@ -70,7 +70,9 @@ def test_a_capture_before_any_self_test_uses_torchs_own() -> None:
     engine, report, device = fresh()
     problem = AttentionProblem(1, 2, 65, 77, 64)
     q, k, v, _, _ = ATTENTION.make_inputs(problem, device, 3)
-    torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    )
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
