@@ -47,6 +47,13 @@ def test_head_dims(gfx: str, head_dim: int) -> None:
         check(Setting(gfx, seed=turn + step), *draw(problem, layouts))
 
 
+@pytest.mark.parametrize("head_dim", sorted({*range(8, 257, 8)} - {*HEAD_DIMS}))
+def test_the_other_head_dims(head_dim: int) -> None:
+    turn = head_dim // 8
+    problem = AttentionProblem(1, 2, 37, 77, head_dim, HALVES[turn % 2])
+    check(Setting(UNITS[turn % len(UNITS)], turn), *draw(problem))
+
+
 @pytest.mark.parametrize("gfx", UNITS)
 def test_lengths(gfx: str) -> None:
     dtype = HALVES[UNITS.index(gfx) % 2]

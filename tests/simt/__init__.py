@@ -124,11 +124,8 @@ def _build(files: Sequence[Path], command: Sequence[str], product: str) -> Path:
     """What clang makes in an empty folder, kept under a hash of `files`, `command` and clang."""
     clang = find_clang()
     assert clang is not None, missing()
-    digest = hashlib.sha256(repr((_version(clang), command)).encode())
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    final = CACHE_DIR / digest.hexdigest()[:32]
-    if not (final / product).exists():
+    final = CACHE_DIR / _key(clang, files, command)
+    while not (final / product).exists():
         _prune()
         with tempfile.TemporaryDirectory(dir=CACHE_DIR) as folder:
             made = Path(folder, "made")
@@ -136,9 +133,18 @@ def _build(files: Sequence[Path], command: Sequence[str], product: str) -> Path:
             result = _run([clang, *command], timeout_s=300.0, cwd=made)
             if result.returncode != 0:
                 raise SimtError(result.stderr.decode(errors="replace"))
-            _keep(made, final)
+            before, final = final, CACHE_DIR / _key(clang, files, command)
+            if final == before:  # else a source was edited meanwhile
+                _keep(made, final)
     os.utime(final)
     return final / product
+
+
+def _key(clang: str, files: Sequence[Path], command: Sequence[str]) -> str:
+    digest = hashlib.sha256(repr((_version(clang), command)).encode())
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
 
 
 def _keep(made: Path, final: Path) -> None:
