@@ -66,6 +66,7 @@ DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 DEVICE float bits_float(u32 x) { return __uint_as_float(x); }
 DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float reciprocal_sqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
 template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
@@ -90,6 +91,7 @@ DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 #endif
 DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }  // within 1 unit in the last place
+DEVICE float reciprocal_sqrt(float x) { return __builtin_amdgcn_rsqf(x); }  // likewise
 DEVICE float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }

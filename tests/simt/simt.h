@@ -148,6 +148,7 @@ SIMT_INLINE unsigned long __builtin_amdgcn_ballot_w64(bool x) {
 // Arithmetic within a lane.
 SIMT_INLINE float __builtin_amdgcn_exp2f(float x) { return simt::exp2_flushed(x); }
 SIMT_INLINE float __builtin_amdgcn_rcpf(float x) { return 1.0f / x; }
+SIMT_INLINE float __builtin_amdgcn_rsqf(float x) { return 1.0f / __builtin_sqrtf(x); }
 SIMT_INLINE float __builtin_amdgcn_fdot2(simt::v2h a, simt::v2h b, float c, bool clamp) {
     return simt::dot2(__builtin_bit_cast(simt::v2s, a), __builtin_bit_cast(simt::v2s, b), c, clamp, false);
 }
