@@ -94,7 +94,7 @@ def build(processor: Any, **options: Any) -> Any:
     return attn.eval().requires_grad_(False)
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias and residual": {"bias": True, "residual_connection": True, "rescale_output_factor": 1.5},
     "group norm": {"norm_num_groups": 4},
