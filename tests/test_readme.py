@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.arch import amd_table
-from tools import card_table
+from tools import card_table, results_table
 
 ROOT = card_table.README.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -20,6 +20,11 @@ def test_the_table_of_cards_is_arch_json() -> None:
     for gfx, arch in amd_table().items():
         assert f"| {gfx} | {arch.family} |" in text
         assert all(name in text for name in arch.names)
+
+
+def test_the_figures_are_those_of_the_result_file() -> None:
+    text = results_table.README.read_text(encoding="utf-8")
+    assert results_table.with_table(text) == text, "run `python tools/results_table.py --write`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
