@@ -1,0 +1,53 @@
+"""The mid-block's attention: keys and values of the whole image, queries a chunk at a time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.ops import group_norm
+from lib_rocm_sd.vae.weights import ReadyAttention
+
+CHUNK_BYTES = 32 << 20
+"""Largest size of a chunk's queries. Beside the image, keys and values, five such are alive."""
+
+
+def chunk_rows(batch: int, width: int, channels: int, itemsize: int) -> int:
+    """Rows of an image whose queries are computed together."""
+    return max(CHUNK_BYTES // max(batch * width * channels * itemsize, 1), 1)
+
+
+def workspace_bytes(batch: int, height: int, width: int, channels: int, itemsize: int) -> int:
+    """Bytes that `attend` needs beside x."""
+    row = batch * width * channels * itemsize
+    return 2 * height * row + 5 * min(chunk_rows(batch, width, channels, itemsize), height) * row
+
+
+def attend(
+    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x (N, H, W, C) plus attention over its pixels, in place; and the norm of what it is then."""
+    batch, height, width, channels = x.shape
+    step = chunk_rows(batch, width, channels, x.element_size())
+    parts = [(first, min(first + step, height)) for first in range(0, height, step)]
+    heads = ready.step.heads
+    shape = (batch, height * width, heads, channels // heads)
+    k, v = x.new_empty((2, *x.shape)).unbind(0)
+    for first, last in parts:
+        normed = group_norm.apply(x[:, first:last].contiguous(), norm, False)
+        k[:, first:last] = F.linear(normed, *ready.k)
+        v[:, first:last] = F.linear(normed, *ready.v)
+    for first, last in parts:
+        normed = group_norm.apply(x[:, first:last].contiguous(), norm, False)
+        q = F.linear(normed, *ready.q).view(batch, -1, *shape[2:])
+        del normed
+        mixed = engine.attention(q, k.view(shape), v.view(shape))
+        del q
+        x[:, first:last] += F.linear(mixed, *ready.out).view(batch, -1, width, channels)
+    following = ready.next_norm
+    if following is None:
+        return x, None
+    return x, group_norm.norm_of(
+        x, following.gamma, following.beta, following.groups, following.eps
+    )

@@ -1,0 +1,222 @@
+"""Makes images of a chain from stored ones: whole, or in bands of rows that come to the same.
+
+A band is computed from all the rows that it depends on, so each of its values is what it would be
+in the whole image. A GroupNorm needs statistics of the whole image first: they are gathered in a
+pass over the bands of the image that it reads, which is kept or made again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from lib_rocm_sd.errors import RocmSdError
+from lib_rocm_sd.ops import group_norm
+from lib_rocm_sd.ops.conv import conv
+from lib_rocm_sd.vae import trace as traces
+from lib_rocm_sd.vae.attention import attend
+from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.steps import Rows
+from lib_rocm_sd.vae.store import DeviceRows, HostRows, InputRows, OutputRows, Source
+from lib_rocm_sd.vae.trace import Action, Chain
+from lib_rocm_sd.vae.weights import Ready, ReadyAttention
+
+
+class Interrupted(RocmSdError):  # noqa: N818 - nothing went wrong
+    """The caller's `interrupt` said so, between two bands."""
+
+
+class Overflow(RocmSdError):  # noqa: N818 - answered by a smaller scale
+    """A value did not fit the dtype."""
+
+
+class Sink(Protocol):
+    """Takes rows in order."""
+
+    def write(self, first: int, rows: torch.Tensor) -> None: ...
+
+
+def nothing(done: int, total: int) -> None:
+    """A progress callback that shows nothing."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One image (or, whole, one batch) on its way. `norms`: of images whose reader wants one.
+
+    `strict`: raise Overflow where the statistics of an image are not finite.
+    """
+
+    chain: Chain
+    ready: tuple[Ready, ...]
+    dtype: torch.dtype
+    device: torch.device
+    norms: dict[int, torch.Tensor] = field(default_factory=dict)
+    progress: Callable[[int, int], None] = nothing
+    interrupt: Callable[[], bool] = bool
+    strict: bool = False
+    total: int = 1
+    done: int = 0
+
+    def tick(self) -> None:
+        """One band is done. Raises Interrupted if the caller wants no more."""
+        self.done += 1
+        self.progress(self.done, max(self.total, self.done))
+        if self.interrupt():
+            raise Interrupted("interrupted between two bands")
+
+
+def make(
+    run: Run,
+    image: int,
+    rows: Rows,
+    stored: Mapping[int, Source],
+    release: Mapping[int, int] | None = None,
+) -> torch.Tensor:
+    """Rows of an image (N, rows, W, C) from those that are `stored`.
+
+    `release`: per stored image the row below which nothing will be read after this. Where a whole
+    image is made on the way, the norm for its reader is noted in `run.norms`.
+    """
+    chain = run.chain
+    values: dict[int, tuple[Rows, torch.Tensor]] = {}
+    for action in traces.trace(chain.sizes, chain.steps, image, rows, set(stored)):
+        if action.source is None:
+            values[action.image] = (action.rows, stored[action.image].read(action.rows))
+            if release is not None:
+                stored[action.image].release(release[action.image])
+        else:
+            values[action.image] = (action.rows, _compute(run, action, values))
+        for used in action.drop:
+            del values[used]
+    return values[image][1]
+
+
+def _compute(
+    run: Run, action: Action, values: Mapping[int, tuple[Rows, torch.Tensor]]
+) -> torch.Tensor:
+    """The action's rows of its image; notes the norm where that is the whole image."""
+    image, source = action.image, action.source
+    assert source is not None
+    ready = run.ready[image - 1]
+    x = _cut(values[image - 1], source)
+    if isinstance(ready, ReadyAttention):
+        y, norm = attend(ready, x, run.norms[image - 1])
+    else:
+        step = ready.step
+        whole = source == run.chain.rows(image - 1)
+        y, norm = conv(
+            step.kind,
+            x,
+            ready.weights,
+            norm=None if step.norm is None else run.norms[image - 1],
+            shortcut=_cut(values[image - 2], source) if step.residual else None,
+            next_norm=ready.next_norm if whole and image not in run.norms else None,
+        )
+    if norm is not None:
+        run.norms[image] = norm
+    return _cut((action.made, y), action.rows)
+
+
+def _cut(have: tuple[Rows, torch.Tensor], rows: Rows) -> torch.Tensor:
+    (first, last), values = have
+    if (first, last) == rows:
+        return values
+    return values[:, rows[0] - first : rows[1] - first]
+
+
+def sweep(
+    run: Run,
+    image: int,
+    rows: int,
+    stored: Mapping[int, Source],
+    sink: Sink | None = None,
+    consume: bool = False,
+) -> None:
+    """One pass over an image in bands of `rows`: its norm is noted, its rows go to `sink`.
+
+    `consume`: nothing `stored` is read again later, so its memory is given back on the way.
+    """
+    parts = []
+    wanted = run.ready[image - 1].next_norm if image not in run.norms else None
+    ahead = traces.bands(run.chain.sizes[image].height, rows)
+    for index, band in enumerate(ahead):
+        release = _release(run, image, ahead[index + 1 :], stored) if consume else None
+        y = make(run, image, band, stored, release)
+        if wanted is not None and image not in run.norms:
+            parts.append(_merged(group_norm.statistics(y)))
+        if sink is not None:
+            sink.write(band[0], y)
+        del y
+        run.tick()
+    if wanted is not None and parts:
+        run.norms[image] = group_norm.finalize(
+            torch.cat(parts, 1), wanted.gamma, wanted.beta, wanted.groups, wanted.eps
+        )
+    if run.strict and wanted is not None and not bool(run.norms[image].isfinite().all()):
+        raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
+
+
+def _release(
+    run: Run, image: int, ahead: list[Rows], stored: Mapping[int, Source]
+) -> dict[int, int]:
+    """For each stored image the first row that the next band reads; all are done with after it."""
+    chain = run.chain
+    first = {index: chain.sizes[index].height for index in stored}
+    if ahead:
+        for action in traces.trace(chain.sizes, chain.steps, image, ahead[0], set(stored)):
+            if action.source is None:
+                first[action.image] = action.rows[0]
+    return first
+
+
+def _merged(statistics: torch.Tensor) -> torch.Tensor:
+    """(N, parts, C, 4) as one part, by Chan's formula."""
+    mean, squares, count = statistics.double()[..., :3].unbind(-1)
+    total = count.sum(1, keepdim=True)
+    middle = (mean * count).sum(1, keepdim=True) / total
+    spread = (squares + count * (mean - middle) ** 2).sum(1, keepdim=True)
+    merged = torch.stack((middle, spread, total, torch.zeros_like(total)), -1)
+    return merged.to(statistics.dtype)
+
+
+def run_plan(
+    run: Run, plan: Plan, image: torch.Tensor, output: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """The chain's output for the input (N, C, H, W); `output()` gives the tensor to be filled."""
+    store: Source = InputRows(image, run.dtype)
+    for leg in plan.legs:
+        sink = _sink(leg.keep, image.device, output)
+        _run_leg(run, leg, store, sink)
+        store = sink  # type: ignore[assignment]
+    assert isinstance(store, OutputRows)
+    return store.image
+
+
+def _run_leg(run: Run, leg: Leg, store: Source, sink: Sink) -> None:
+    """Make the leg's last image from its first, which is given back."""
+    stored: dict[int, Source] = {leg.start: store}
+    if leg.rows is None:
+        everything = run.chain.rows(leg.stop)
+        release = {leg.start: run.chain.sizes[leg.start].height}
+        sink.write(0, make(run, leg.stop, everything, stored, release))
+        run.tick()
+        return
+    for image in leg.passes(run.chain):
+        rows = leg.band_rows(run.chain, image)
+        hidden = _sink(leg.hidden, run.device, None) if leg.hidden and image != leg.stop else None
+        sweep(run, image, rows, stored, hidden if image != leg.stop else sink, image == leg.stop)
+        if hidden is not None:
+            stored[image] = hidden  # type: ignore[assignment]
+
+
+def _sink(
+    keep: str, device: torch.device, output: Callable[[], torch.Tensor] | None
+) -> DeviceRows | HostRows | OutputRows:
+    if keep == "output":
+        assert output is not None
+        return OutputRows(output())
+    return HostRows(device) if keep == "host" else DeviceRows()

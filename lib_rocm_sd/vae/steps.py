@@ -1,0 +1,128 @@
+"""What a VAE's encoder or decoder does, as a flat list of steps over numbered images.
+
+Image 0 is the input; step i reads image i and makes image i + 1. A residual step also adds image
+i - 1, the one that its block began with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+Rows = tuple[int, int]
+"""First row and the one after the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvStep:
+    """A 3x3 convolution of a kind of ops.conv.KINDS.
+
+    `norm`: GroupNorm, then SiLU, while the input is read. `residual`: image i - 1 is added, through
+    the 1x1 convolution `shortcut` where there is one.
+    """
+
+    name: str
+    kind: str
+    conv: nn.Conv2d
+    norm: nn.GroupNorm | None = None
+    residual: bool = False
+    shortcut: nn.Conv2d | None = None
+
+    @property
+    def in_channels(self) -> int:
+        return self.conv.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.conv.out_channels
+
+    @property
+    def leaves(self) -> tuple[nn.Module | None, ...]:
+        """The modules whose parameters it uses."""
+        return (self.norm, self.conv, self.shortcut)
+
+    def flops(self, rows: int, columns: int) -> int:
+        """Multiplications and additions for this many rows and columns of output."""
+        taps = 4 if self.kind == "upsample" else 9
+        extra = self.shortcut.in_channels if self.shortcut is not None else 0
+        return 2 * rows * columns * self.out_channels * (taps * self.in_channels + extra)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionStep:
+    """x + out(attention(q(n), k(n), v(n))) with n = norm(x), over all pixels of the image."""
+
+    name: str
+    norm: nn.GroupNorm
+    q: nn.Module
+    k: nn.Module
+    v: nn.Module
+    out: nn.Module
+    heads: int = 1
+    residual = False
+
+    @property
+    def in_channels(self) -> int:
+        return self.norm.num_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.norm.num_channels
+
+    @property
+    def leaves(self) -> tuple[nn.Module | None, ...]:
+        """The modules whose parameters it uses."""
+        return (self.norm, self.q, self.k, self.v, self.out)
+
+    def flops(self, rows: int, columns: int) -> int:
+        """Multiplications and additions for a whole image."""
+        pixels, channels = rows * columns, self.in_channels
+        return 8 * pixels * channels * channels + 4 * pixels * pixels * channels
+
+
+Step = ConvStep | AttentionStep
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What was read of a module: its steps, or the reasons why there are none."""
+
+    role: str
+    steps: tuple[Step, ...]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def in_channels(self) -> int:
+        return self.steps[0].in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.steps[-1].out_channels
+
+    def layout(self) -> list[tuple[object, ...]]:
+        """Equal for recipes that do the same with the same modules."""
+        return [(s.name, s.leaves, s.residual, getattr(s, "kind", s.leaves)) for s in self.steps]
+
+
+def needed_rows(kind: str, rows: Rows, height: int) -> Rows:
+    """The input rows, of `height`, that output `rows` depend on."""
+    first, last = rows
+    if kind == "upsample":
+        first, last = first // 2, (last + 1) // 2
+    if kind == "3x3 stride 2":
+        return 2 * first, min(2 * last + 1, height)
+    return max(first - 1, 0), min(last + 1, height)
+
+
+def made_rows(kind: str, rows: Rows, height: int) -> Rows:
+    """The output rows that a convolution of input `rows` alone makes, wrong ones at cuts included.
+
+    Wrong are those that would need rows outside of `rows` which the image has.
+    """
+    first, last = rows
+    if kind == "upsample":
+        return 2 * first, 2 * last
+    if kind == "3x3 stride 2":
+        return first // 2, first // 2 + (last - first - 2) // 2 + 1
+    return rows

@@ -1,0 +1,162 @@
+"""What must be read, computed and dropped, in order, to make some rows of an image.
+
+The same list is executed by bands.py and added up by plan.py, so what is predicted is what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from lib_rocm_sd.ops.conv_problem import out_size
+from lib_rocm_sd.vae.steps import AttentionStep, Recipe, Rows, Step, made_rows, needed_rows
+
+
+@dataclass(frozen=True)
+class Size:
+    """One image: `channels` as stored, padded."""
+
+    height: int
+    width: int
+    channels: int
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A recipe at one input size: images 0 to len(steps), `batch` of each, and bytes of a value."""
+
+    recipe: Recipe
+    sizes: tuple[Size, ...]
+    batch: int
+    itemsize: int
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.recipe.steps
+
+    @property
+    def last(self) -> int:
+        """The number of the output."""
+        return len(self.steps)
+
+    def rows(self, image: int) -> Rows:
+        """All rows of an image."""
+        return (0, self.sizes[image].height)
+
+    def image_bytes(self, image: int, rows: Rows | None = None) -> int:
+        """Bytes of some rows of an image, default all."""
+        size = self.sizes[image]
+        first, last = rows or (0, size.height)
+        return self.batch * (last - first) * size.width * size.channels * self.itemsize
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of what the caller gets, without padding."""
+        size = self.sizes[-1]
+        return self.batch * size.height * size.width * self.recipe.out_channels * self.itemsize
+
+
+def chain(recipe: Recipe, batch: int, height: int, width: int, itemsize: int) -> Chain:
+    """`recipe` on an input of this size. Raises ValueError where an image would be empty."""
+    sizes = [Size(height, width, _padded(recipe.in_channels, 16))]
+    for step in recipe.steps:
+        if not isinstance(step, AttentionStep):
+            height, width = out_size(step.kind, height, width)
+        if height < 1 or width < 1:
+            raise ValueError(f"{sizes[0].height} x {sizes[0].width} is too small: {step.name}")
+        sizes.append(Size(height, width, _padded(step.out_channels, 8)))
+    return Chain(recipe, tuple(sizes), batch, itemsize)
+
+
+def _padded(channels: int, multiple: int) -> int:
+    return (channels + multiple - 1) // multiple * multiple
+
+
+@dataclass(frozen=True)
+class Action:
+    """Read `rows` of a stored image, or compute them from `source` rows of the image before.
+
+    A computation makes `made` rows, of which `rows` are kept. `drop`: images needed no more then.
+    """
+
+    image: int
+    rows: Rows
+    source: Rows | None
+    made: Rows
+    drop: tuple[int, ...]
+
+
+def trace(
+    sizes: tuple[Size, ...],
+    steps: tuple[Step, ...],
+    image: int,
+    rows: Rows,
+    stored: Collection[int],
+) -> list[Action]:
+    """The actions that end in `rows` of `image`, whose forerunners `stored` hold all rows of."""
+    needs: dict[int, Rows] = {image: rows}
+    for index in range(image, -1, -1):
+        if index not in needs or (index in stored and index != image):
+            continue
+        step = steps[index - 1]
+        source = _source(step, needs[index], sizes[index - 1].height)
+        needs[index - 1] = _union(needs.get(index - 1), source)
+        if step.residual:
+            needs[index - 2] = _union(needs.get(index - 2), source)
+    last_use = {index: index for index in needs}
+    for index in needs:
+        if index in stored and index != image:
+            continue
+        for used in (index - 1, index - 2)[: 1 + steps[index - 1].residual]:
+            last_use[used] = max(last_use[used], index)
+    actions = []
+    for index in sorted(needs):
+        kept = needs[index]
+        drop = tuple(key for key in needs if last_use[key] == index and key != index)
+        if index in stored and index != image:
+            actions.append(Action(index, kept, None, kept, drop))
+            continue
+        step = steps[index - 1]
+        source = _source(step, kept, sizes[index - 1].height)
+        made = source
+        if not isinstance(step, AttentionStep):
+            made = made_rows(step.kind, source, sizes[index - 1].height)
+        actions.append(Action(index, kept, source, made, drop))
+    return actions
+
+
+def _source(step: Step, rows: Rows, height: int) -> Rows:
+    if isinstance(step, AttentionStep):
+        return (0, height)
+    return needed_rows(step.kind, rows, height)
+
+
+def _union(one: Rows | None, other: Rows) -> Rows:
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+def peak_bytes(
+    chain: Chain, actions: list[Action], workspace: Callable[[int, Rows], int] | None = None
+) -> int:
+    """The most bytes alive at once while `actions` are done; the result is alive at the end.
+
+    `workspace(image, made)`: bytes that computing `made` rows of an image needs beside them.
+    """
+    alive: dict[int, int] = {}
+    peak = 0
+    for action in actions:
+        alive[action.image] = chain.image_bytes(action.image, action.made)
+        if action.source is not None and isinstance(chain.steps[action.image - 1], AttentionStep):
+            alive[action.image - 1] = 0  # attention works in place
+        extra = 0
+        if action.source is not None and workspace is not None:
+            extra = workspace(action.image, action.made)
+        peak = max(peak, sum(alive.values()) + extra)
+        for image in action.drop:
+            del alive[image]
+    return peak
+
+
+def bands(height: int, rows: int) -> list[Rows]:
+    """0 to `height` in bands of `rows`, the last perhaps lower."""
+    return [(first, min(first + rows, height)) for first in range(0, height, max(rows, 1))]

@@ -1,0 +1,126 @@
+"""The parameters of a recipe's steps, ready to be multiplied, and a way to see that they changed.
+
+Everything in memory between two steps carries a factor, a power of two: convolutions that read a
+normalised image have it in their weights, those that read the image itself have it already, and a
+GroupNorm takes it out again (its eps is scaled by the square). So fp16 holds what would overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lib_rocm_sd.ops.conv import ConvWeights, NextNorm
+from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyConv:
+    """A ConvStep with its weights. `next_norm`: the GroupNorm that reads its output, if any."""
+
+    step: ConvStep
+    weights: ConvWeights
+    next_norm: NextNorm | None
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyAttention:
+    """An AttentionStep with weight (C, C) and bias (C) of q, k, v and out."""
+
+    step: AttentionStep
+    q: tuple[torch.Tensor, torch.Tensor | None]
+    k: tuple[torch.Tensor, torch.Tensor | None]
+    v: tuple[torch.Tensor, torch.Tensor | None]
+    out: tuple[torch.Tensor, torch.Tensor | None]
+    next_norm: NextNorm | None
+
+
+Ready = ReadyConv | ReadyAttention
+
+
+class Signature:
+    """What a recipe's parameters were when it was made; equal while they are the same.
+
+    A parameter is known by its storage, its place in it, dtype, device and version counter. Writing
+    through `.data` is the one change that torch does not count. Storages are held weakly: their
+    memory may be freed, their identity is not given away again.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        parameters = _parameters(recipe)
+        self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]
+        self._facts = [_facts(tensor) for tensor in parameters]
+
+    def matches(self, recipe: Recipe) -> bool:
+        """True if nothing has changed since."""
+        return self._facts == [_facts(tensor) for tensor in _parameters(recipe)]
+
+
+def _parameters(recipe: Recipe) -> list[torch.Tensor]:
+    """Weight and bias of each leaf, read from the module now."""
+    leaves = [leaf for step in recipe.steps for leaf in step.leaves if leaf is not None]
+    both = [leaf._parameters.get(key) for leaf in leaves for key in ("weight", "bias")]
+    return [tensor for tensor in both if tensor is not None]
+
+
+def _facts(tensor: torch.Tensor) -> Hashable:
+    # An inference tensor counts no versions: it is taken as changed each time.
+    version: Any = object() if tensor.is_inference() else tensor._version
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        version,
+    )
+
+
+def prepare(recipe: Recipe, scale: float) -> tuple[Ready, ...]:
+    """The steps ready to run, every image between them multiplied by `scale`, a power of two."""
+    return tuple(_prepare(recipe.steps, index, scale) for index in range(len(recipe.steps)))
+
+
+def _prepare(steps: Sequence[Step], index: int, scale: float) -> Ready:
+    step, last = steps[index], index == len(steps) - 1
+    following = None if last else steps[index + 1].norm
+    next_norm = None if following is None else _next_norm(following, scale)
+    if isinstance(step, AttentionStep):
+        q, k, v = (_matrix(layer, 1.0) for layer in (step.q, step.k, step.v))
+        return ReadyAttention(step, q, k, v, _matrix(step.out, scale), next_norm)
+    made = 1.0 if last else scale
+    read = 1.0 if index == 0 or step.norm is not None else scale
+    through: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if step.shortcut is not None:
+        through = _matrix(step.shortcut, made, made / scale)
+    weight, bias = _scaled(step.conv.weight, made / read), _scaled(step.conv.bias, made)
+    assert weight is not None
+    return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm)
+
+
+def _next_norm(norm: nn.GroupNorm, scale: float) -> NextNorm:
+    wide = torch.promote_types(norm.weight.dtype, torch.float32)
+    gamma, beta = norm.weight.detach().to(wide), norm.bias.detach().to(wide)
+    return NextNorm(gamma, beta, norm.num_groups, norm.eps * scale * scale)
+
+
+def _matrix(
+    layer: Any, bias_scale: float, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight (Co, Ci) and bias of a Linear or a 1x1 convolution; `scale` as the bias's."""
+    weight = _scaled(layer.weight, bias_scale if scale is None else scale)
+    assert weight is not None
+    return weight.flatten(1), _scaled(layer.bias, bias_scale)
+
+
+def _scaled(tensor: torch.Tensor | None, factor: float) -> torch.Tensor | None:
+    """`tensor * factor`, itself where there is nothing to do."""
+    if tensor is None:
+        return None
+    return tensor.detach() if factor == 1.0 else tensor.detach() * factor
