@@ -1,4 +1,4 @@
-"""Prints README's table of attention from docs/results/attention-h200.json; `--write` puts it in."""
+"""Prints README's table of attention from its result file; `--write` puts it into README.md."""
 
 from __future__ import annotations
 
