@@ -199,7 +199,7 @@ class Engine:
         self._report.describe(f"{info.name} ({info.gfx or info.backend})", self.level)
         if any(tensor.numel() == 0 for tensor in tensors):
             row = self._report.row(op.name, problem, "zeros", None, "an input has no elements")
-            return _Route(_zeros(op.output_shape(problem)), row, problem, device)
+            return _Route(_zeros(op, problem), row, problem, device)
         extra = {variant.name: variant.input_refusals(*inputs) for variant in op.variants}
         plan = self._planner.plan(self._policy, op, problem, device, extra)
         variant = plan.variant
@@ -265,9 +265,11 @@ def _traced(op: Op[Any], inputs: Sequence[Any]) -> Any:
     raise NotSupportedError(problem, {})
 
 
-def _zeros(shape: tuple[int, ...]) -> Callable[..., torch.Tensor]:
+def _zeros(op: Op[Any], problem: Any) -> Callable[..., torch.Tensor]:
+    shape = op.output_shape(problem)
+
     def zeros(launch: Any, config: Any, first: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return first.new_zeros(shape)
+        return first.new_zeros(shape, dtype=op.output_dtype(problem) if op.output_dtype else None)
 
     return zeros
 

@@ -66,7 +66,8 @@ def check(
             if is_out_of_memory(error):
                 raise
             return Check(math.inf, tolerance, f"{problem}: {describe(error)}")
-        return _compare_all(output, inputs[0].dtype, reference, tolerance, problem)
+        dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
+        return _compare_all(output, dtype, reference, tolerance, problem)
 
 
 def _compare_all(

@@ -123,6 +123,7 @@ class Op(Generic[P]):
     the same for all problems of a class (attention: same dtype, head_dim, mask kind) and names the
     class; more may follow, such as one with the real problem's tails.
     `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
+    `output_dtype(problem)`: where it is not the first input's.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Op(Generic[P]):
     test_problems: Callable[[P], Sequence[P]]
     cases: Sequence[P] = field(default_factory=tuple)
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
+    output_dtype: Callable[[P], torch.dtype] | None = None
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:
