@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from lib_rocm_sd.demo_report import Sides, comparison, difference, summary, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "tiny-sd"
@@ -27,28 +28,8 @@ PROMPTS = (
     "an orange heart above a purple ring on a black background",
 )
 GUIDANCE = 3.0
-AGREE_FLOAT32 = 2
-"""Most that a pixel may differ in float32, of 255."""
-INVISIBLE = 0.5
-"""A mean difference, of 255, that is never held against anyone in half precision."""
-NO_GPU = (
-    "The speed means nothing here: there is no GPU, and both sides run the same torch on the CPU."
-)
-NOT_OURS = "The speed says nothing of our kernels: they did not run here."
+Context = Callable[[], AbstractContextManager[Any]]
 MISSING = "this needs {}: use `python3 install.py demo`, which installs it"
-
-
-@dataclass(frozen=True)
-class Sides:
-    """One prompt's pictures, uint8 (height, width, 3), and how long each took in seconds."""
-
-    prompt: str
-    without: Any
-    with_: Any
-    without_s: float
-    with_s: float
-    reference: Any = None
-    """The picture without the extension in float32, where the others are in half precision."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16", "float32"),
+        help="default: float16 on a GPU, float32 on the CPU",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="how often each picture is timed (default: 3 on a GPU, 1 on the CPU)",
     )
     parser.add_argument("--model", type=Path, default=MODEL, metavar="DIR")
 
@@ -74,7 +66,6 @@ def main(args: argparse.Namespace) -> int:
         return 2
     sides, findings = run(args)
     findings["seconds"] = round(time.perf_counter() - started, 1)
-    args.out.mkdir(parents=True, exist_ok=True)
     from lib_rocm_sd import demo_sheet
 
     text = summary(findings)
@@ -100,6 +91,26 @@ def _problem(args: argparse.Namespace) -> str:
         return f"there is no model in {args.model}"
     if args.steps < 1:
         return f"--steps is {args.steps}, it has to be at least 1"
+    if args.repeats is not None and args.repeats < 1:
+        return f"--repeats is {args.repeats}, it has to be at least 1"
+    return _device_problem(args.device) or _folder_problem(args.out)
+
+
+def _device_problem(name: str | None) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        return f"--device {name} cannot be used: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _folder_problem(folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"--out {folder} cannot be written: {error.strerror}"
     return ""
 
 
@@ -113,7 +124,8 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
     from lib_rocm_sd.hosts.diffusers import patched
 
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    on_cpu = device.type == "cpu"
+    dtype = getattr(torch, args.dtype or ("float32" if on_cpu else "float16"))
     info = devices.identify(device)
     say(f"device: {info.name} ({info.gfx or info.backend}), {_short(dtype)}")
     say(f"loading {args.model.name}")
@@ -124,10 +136,8 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
         generate(args.prompts[0], steps=1)
     generate(args.prompts[0], steps=1)
     report.begin()
-    sides = [
-        _both(generate, lambda: patched(pipeline), prompt, f"[{index}/{len(args.prompts)}]")
-        for index, prompt in enumerate(args.prompts, 1)
-    ]
+    repeats = args.repeats or (1 if on_cpu else 3)
+    sides = _all(generate, lambda: patched(pipeline), args.prompts, repeats)
     ran = report.snapshot()
     if dtype != torch.float32:
         sides = _with_references(sides, pipeline.to(torch.float32), generate)
@@ -138,7 +148,7 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
         "patched": {"replaced": patch.replaced, "left_alone": dict(patch.left_alone)},
         "ran": ran,
         "versions": versions(),
-        "settings": {"steps": args.steps, "seed": args.seed, "guidance": GUIDANCE},
+        "settings": {"steps": args.steps, "seed": args.seed, "repeats": repeats},
         **comparison(sides, info.backend, ran, dtype == torch.float32),
     }
     return sides, findings
@@ -187,25 +197,31 @@ class Generator:
         return (image * 255).round().clip(0, 255).astype("uint8"), seconds
 
 
-def _both(
-    generate: Generator,
-    patched: Callable[[], AbstractContextManager[Any]],
-    prompt: str,
-    label: str,
-) -> Sides:
-    """One prompt without, then with."""
-    pictures = []
-    for context in (nullcontext(), patched()):
-        with context:
-            pictures.append(generate(prompt))
-    (without, without_s), (with_, with_s) = pictures
-    sides = Sides(prompt, without, with_, without_s, with_s)
-    largest, _ = difference(without, with_)
-    say(
-        f"{label} {prompt}\n      without {without_s:.2f} s, with {with_s:.2f} s, "
-        f"largest difference {largest}/255"
-    )
-    return sides
+def _all(generate: Generator, patched: Context, prompts: list[str], repeats: int) -> list[Sides]:
+    """Every prompt without and with, a line of progress for each."""
+    made = []
+    for index, prompt in enumerate(prompts, 1):
+        side = _both(generate, patched, prompt, repeats)
+        made.append(side)
+        largest, _ = difference(side.without, side.with_)
+        say(
+            f"[{index}/{len(prompts)}] {prompt}\n      without {side.without_s:.2f} s, "
+            f"with {side.with_s:.2f} s, largest difference {largest}/255"
+        )
+    return made
+
+
+def _both(generate: Generator, patched: Context, prompt: str, repeats: int) -> Sides:
+    """One prompt without, then with, `repeats` times; the times are medians."""
+    pictures: dict[Any, Any] = {}
+    times: dict[Any, list[float]] = {nullcontext: [], patched: []}
+    for _ in range(repeats):
+        for context, taken in times.items():
+            with context():
+                pictures[context], seconds = generate(prompt)
+            taken.append(seconds)
+    without_s, with_s = (statistics.median(taken) for taken in times.values())
+    return Sides(prompt, pictures[nullcontext], pictures[patched], without_s, with_s)
 
 
 def _with_references(sides: list[Sides], pipeline: Any, generate: Generator) -> list[Sides]:
@@ -215,114 +231,6 @@ def _with_references(sides: list[Sides], pipeline: Any, generate: Generator) -> 
         Sides(s.prompt, s.without, s.with_, s.without_s, s.with_s, generate(s.prompt)[0])
         for s in sides
     ]
-
-
-def difference(a: Any, b: Any) -> tuple[int, float]:
-    """The largest and the mean absolute difference of two uint8 pictures, of 255."""
-    gap = abs(a.astype("int16") - b.astype("int16"))
-    return int(gap.max()), float(gap.mean())
-
-
-def comparison(
-    sides: Sequence[Sides], backend: str, ran: dict[str, Any], exact: bool
-) -> dict[str, Any]:
-    """Times, differences, and what they mean."""
-    rows = []
-    for side in sides:
-        largest, mean = difference(side.without, side.with_)
-        row: dict[str, Any] = {
-            "prompt": side.prompt,
-            "without_s": round(side.without_s, 4),
-            "with_s": round(side.with_s, 4),
-            "largest_difference": largest,
-            "mean_difference": round(mean, 4),
-        }
-        if side.reference is not None:
-            row["half_vs_float32_mean"] = round(difference(side.without, side.reference)[1], 4)
-        rows.append(row)
-    without_s = statistics.median(row["without_s"] for row in rows)
-    with_s = statistics.median(row["with_s"] for row in rows)
-    ours = any(row["variant"] == "rocm_sd" for row in ran["rows"])
-    speed = NO_GPU if backend == "cpu" else "" if ours else NOT_OURS
-    return {
-        "pictures": rows,
-        "median_without_s": without_s,
-        "median_with_s": with_s,
-        "ratio": round(without_s / with_s, 3),
-        "speed": speed,
-        "largest_difference": max(row["largest_difference"] for row in rows),
-        "agree": _agree(rows, exact),
-    }
-
-
-def _agree(rows: Sequence[dict[str, Any]], exact: bool) -> bool:
-    """Float32: no pixel differs much. Half: the mean differs no more than half from float32."""
-    if exact:
-        return all(row["largest_difference"] <= AGREE_FLOAT32 for row in rows)
-    of_half = statistics.mean(row["half_vs_float32_mean"] for row in rows)
-    return statistics.mean(row["mean_difference"] for row in rows) <= max(of_half, INVISIBLE)
-
-
-def versions() -> dict[str, str | None]:
-    """What is installed."""
-    import diffusers
-    import torch
-    import transformers
-
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "torch": str(torch.__version__),
-        "hip": getattr(torch.version, "hip", None),
-        "diffusers": diffusers.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def summary(findings: dict[str, Any]) -> str:
-    """The report for people."""
-    device, found = findings["device"], findings["versions"]
-    hip = f", HIP {found['hip']}" if found["hip"] else ""
-    count = len(findings["pictures"])
-    lines = [
-        f"Device     {device['name']} ({device['gfx'] or device['backend']}), {findings['dtype']}",
-        f"Versions   Python {found['python']}, torch {found['torch']}{hip}, "
-        f"diffusers {found['diffusers']}, transformers {found['transformers']}",
-        f"Extension  {findings['status']}",
-        *_ran(findings),
-        f"Time       median of {count} pictures, {findings['settings']['steps']} steps each: "
-        f"{findings['median_without_s']:.2f} s without, {findings['median_with_s']:.2f} s with",
-    ]
-    if findings["speed"]:
-        lines.append(f"           {findings['speed']}")
-    largest = f"largest difference of any pixel {findings['largest_difference']}/255"
-    verdict = "they agree" if findings["agree"] else "THEY DO NOT AGREE: please report this"
-    lines.append(f"Pictures   {largest}: {verdict}")
-    half = "half_vs_float32_mean"
-    halves = [row[half] for row in findings["pictures"] if half in row]
-    if halves:
-        ours = statistics.mean(row["mean_difference"] for row in findings["pictures"])
-        lines.append(
-            f"           mean difference {ours:.3f}/255; "
-            f"half precision itself, against float32: {statistics.mean(halves):.3f}/255"
-        )
-    return "\n".join(lines)
-
-
-def _ran(findings: dict[str, Any]) -> list[str]:
-    """What ran, most often first, and what was left alone."""
-    rows = sorted(findings["ran"]["rows"], key=lambda row: -row["calls"])
-    lines = [
-        f"{row['calls']:6d} x {row['op']} by {row['variant']}: {row['problem']}" for row in rows
-    ]
-    left = findings["patched"]["left_alone"]
-    if left:
-        lines.append(
-            "left alone: " + ", ".join(f"{count} x {kind}" for kind, count in left.items())
-        )
-    modules = findings["patched"]["replaced"]
-    lines.insert(0, f"{modules} attention modules go through the engine")
-    return [f"{'Ran' if not index else '':10s} {line}" for index, line in enumerate(lines)]
 
 
 def _short(dtype: Any) -> str:

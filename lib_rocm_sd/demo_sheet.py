@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, ImageDraw, ImageFont
 
 if TYPE_CHECKING:
-    from lib_rocm_sd.demo import Sides
+    from lib_rocm_sd.demo_report import Sides
 
 AMPLIFIED = 32
 CELL, GAP, HEAD, CAPTION = 256, 16, 118, 30

@@ -18,7 +18,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 image = pytest.importorskip("PIL.Image")
 
-from lib_rocm_sd import demo, demo_sheet  # noqa: E402
+from lib_rocm_sd import demo, demo_report, demo_sheet  # noqa: E402
 from lib_rocm_sd.hosts import diffusers as host  # noqa: E402
 
 PROMPTS = ["a red circle left of a blue square", "a big green star"]
@@ -56,7 +56,7 @@ def test_the_report_says_what_ran_and_how_long(finished: Path) -> None:
     assert [row["prompt"] for row in found["pictures"]] == PROMPTS
     assert all(row["without_s"] > 0 and row["with_s"] > 0 for row in found["pictures"])
     assert found["agree"] is True
-    assert found["largest_difference"] <= demo.AGREE_FLOAT32
+    assert found["largest_difference"] <= demo_report.AGREE_FLOAT32
     assert found["patched"] == {"replaced": 16, "left_alone": {}}
     assert sum(row["calls"] for row in found["ran"]["rows"]) == 2 * (2 * 14 + 1)
     assert found["device"]["backend"] == "cpu"
@@ -67,7 +67,7 @@ def test_the_report_says_what_ran_and_how_long(finished: Path) -> None:
 
 def test_without_a_gpu_it_says_that_the_speed_means_nothing(finished: Path) -> None:
     text = (finished / "report.txt").read_text(encoding="utf-8")
-    assert demo.NO_GPU in text
+    assert demo_report.NO_GPU in text
     assert "not active" in text
     assert "torch's own attention" in text
     assert "they agree" in text
@@ -86,7 +86,7 @@ def test_the_sheet_shows_both_sides_and_the_difference(finished: Path) -> None:
         ]
         assert columns[0].std() > 5
         assert abs(columns[0].astype(int) - columns[1]).max() <= 3
-        assert columns[2].max() <= demo.AGREE_FLOAT32 * demo_sheet.AMPLIFIED
+        assert columns[2].max() <= demo_report.AGREE_FLOAT32 * demo_sheet.AMPLIFIED
 
 
 def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +95,17 @@ def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"[1/1] {PROMPTS[0]}" in shown
     assert "loading tiny-sd" in shown
     assert str(tmp_path / "demo.png") in shown
+
+
+def test_in_half_precision_it_says_what_half_itself_costs(tmp_path: Path) -> None:
+    more = ["--prompts", PROMPTS[0], "--dtype", "bfloat16", "--repeats", "2"]
+    demo.main(arguments(tmp_path, *more))
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert found["dtype"] == "bfloat16"
+    assert found["pictures"][0]["half_vs_float32_mean"] > 0
+    assert sum(row["calls"] for row in found["ran"]["rows"]) == 2 * (2 * 14 + 1)
+    text = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "half precision itself, against float32" in text
 
 
 def test_wrong_attention_is_told_and_is_the_exit_status(
@@ -115,6 +126,9 @@ def test_wrong_attention_is_told_and_is_the_exit_status(
     [
         (["--model", "nowhere"], "there is no model in nowhere"),
         (["--steps", "0"], "--steps is 0"),
+        (["--repeats", "0"], "--repeats is 0"),
+        (["--device", "nonsense"], "--device nonsense cannot be used"),
+        (["--out", str(Path(__file__) / "below")], "cannot be written: Not a directory"),
     ],
 )
 def test_what_cannot_run_is_said_in_a_line(
@@ -142,12 +156,12 @@ def test_without_diffusers_it_names_the_command_that_installs_it(tmp_path: Path)
 # --- what the numbers mean
 
 
-def sides(without: int, with_: int, reference: int | None = None) -> demo.Sides:
+def sides(without: int, with_: int, reference: int | None = None) -> demo_report.Sides:
     def flat(value: int) -> np.ndarray[Any, Any]:
         return np.full((8, 8, 3), value, np.uint8)
 
     whole = None if reference is None else flat(reference)
-    return demo.Sides("a circle", flat(without), flat(with_), 3.0, 2.0, whole)
+    return demo_report.Sides("a circle", flat(without), flat(with_), 3.0, 2.0, whole)
 
 
 OURS = {"rows": [{"variant": "rocm_sd"}]}
@@ -156,21 +170,21 @@ THEIRS: dict[str, Any] = {"rows": [{"variant": "sdpa"}]}
 
 @pytest.mark.parametrize(("with_", "agree"), [(102, True), (103, False), (97, False)])
 def test_float32_may_differ_by_two(with_: int, agree: bool) -> None:
-    assert demo.comparison([sides(100, with_)], "cpu", THEIRS, True)["agree"] is agree
+    assert demo_report.comparison([sides(100, with_)], "cpu", THEIRS, True)["agree"] is agree
 
 
 @pytest.mark.parametrize(("with_", "agree"), [(104, True), (105, False)])
 def test_half_may_differ_as_much_as_half_does(with_: int, agree: bool) -> None:
-    found = demo.comparison([sides(100, with_, 96)], "hip", OURS, False)
+    found = demo_report.comparison([sides(100, with_, 96)], "hip", OURS, False)
     assert found["agree"] is agree
     assert found["pictures"][0]["half_vs_float32_mean"] == 4
 
 
 @pytest.mark.parametrize(
     ("backend", "ran", "said"),
-    [("cpu", THEIRS, demo.NO_GPU), ("hip", THEIRS, demo.NOT_OURS), ("hip", OURS, "")],
+    [("cpu", THEIRS, demo_report.NO_GPU), ("hip", THEIRS, demo_report.NOT_OURS), ("hip", OURS, "")],
 )
 def test_when_the_speed_means_something(backend: str, ran: dict[str, Any], said: str) -> None:
-    found = demo.comparison([sides(1, 1)], backend, ran, True)
+    found = demo_report.comparison([sides(1, 1)], backend, ran, True)
     assert found["speed"] == said
     assert found["ratio"] == 1.5
