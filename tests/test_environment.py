@@ -17,10 +17,15 @@ from tools import environment as setup
 Answer = Callable[[list[str]], tuple[int, str]]
 
 
-def report_of(*packages: str) -> dict[str, Any]:
-    """pip's report with these 'name version' in it."""
+def report_of(*packages: str, host: str = "https://download.pytorch.org") -> dict[str, Any]:
+    """pip's report with these 'name version' in it, all from `host`."""
     items = (package.split() for package in packages)
-    return {"install": [{"metadata": {"name": n, "version": v}} for n, v in items]}
+    return {
+        "install": [
+            {"metadata": {"name": n, "version": v}, "download_info": {"url": f"{host}/{n}.whl"}}
+            for n, v in items
+        ]
+    }
 
 
 CPU_REPORT = report_of("torch 2.13.0+cpu", "sympy 1.14.0", "filelock 3.20", "setuptools 80.0")
@@ -144,6 +149,35 @@ def test_resolve_reads_pips_report(
     assert all("--dry-run" in words for words in calls)
     assert "--timeout" in calls[0]
     assert "--timeout" not in calls[2]
+
+
+@pytest.mark.parametrize(
+    ("host", "counts"),
+    [
+        ("https://download.pytorch.org", True),
+        ("https://download-r2.pytorch.org", True),
+        ("https://notpytorch.org", False),
+        ("file:///srv/wheels", False),
+    ],
+)
+def test_a_torch_from_an_extra_index_does_not_count_for_pytorchs(
+    host: str,
+    counts: bool,
+    venv: Path,
+    calls: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = report_of("filelock 3", "torch 2.13.0+cpu", host=host)
+
+    def pip(words: list[str]) -> tuple[int, str]:
+        Path(words[words.index("--report") + 1]).write_text(json.dumps(report))
+        return 0, ""
+
+    answer(monkeypatch, calls, pip)
+    found, why = setup.resolve(setup.CPU)
+    assert (found == report) is counts
+    assert ("could not be reached" in why) is not counts
+    assert setup.resolve(setup.CONFIGURED) == (report, "")
 
 
 # --- the virtual environment

@@ -18,6 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -228,7 +229,11 @@ def choose_torch(*, amd_gpu: bool, allow_large: bool) -> TorchSource:
 
 
 def resolve(source: TorchSource) -> tuple[dict[str, Any], str]:
-    """pip's report of what it would install from `source`; else empty, and why."""
+    """pip's report of what it would install from `source`; else empty, and why.
+
+    pip also looks into the extra indexes and folders that it is set up for. A torch from there does
+    not count for a source with an index of its own: CONFIGURED finds it, without that index.
+    """
     quick = ["--timeout", "8", "--retries", "0"] if source.index else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -238,7 +243,19 @@ def resolve(source: TorchSource) -> tuple[dict[str, Any], str]:
             return {}, "its package index could not be reached, or has none for this Python"
         if done.returncode or not report.is_file():
             return {}, last_line(done.stdout)
-        return json.loads(report.read_text(encoding="utf-8")), ""
+        found = json.loads(report.read_text(encoding="utf-8"))
+    if source.index and not _from_pytorch(found):
+        return {}, "its package index could not be reached; what was found came from elsewhere"
+    return found, ""
+
+
+def _from_pytorch(report: dict[str, Any]) -> bool:
+    """Whether torch in pip's `report` comes from PyTorch's own index, not from an extra one."""
+    for item in report.get("install", ()):
+        if item["metadata"]["name"].lower() == "torch":
+            host = urlsplit(item["download_info"]["url"]).hostname or ""
+            return host == "pytorch.org" or host.endswith(".pytorch.org")
+    return False
 
 
 def foreign_packages(report: dict[str, Any]) -> list[str]:
