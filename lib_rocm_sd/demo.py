@@ -170,8 +170,18 @@ def load(model: Path, dtype: Any) -> Any:
     return pipeline
 
 
+def latents(pipeline: Any, seed: int) -> Any:
+    """The noise to start from. Drawn in float32: torch draws other numbers in other dtypes."""
+    import torch
+
+    size = pipeline.unet.config.sample_size
+    shape = (1, pipeline.unet.config.in_channels, size, size)
+    noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))
+    return noise.to(pipeline.device, pipeline.dtype)
+
+
 class Generator:
-    """Makes a picture from a prompt; the same latents for the same seed on every device."""
+    """Makes a picture from a prompt; a seed gives the same noise on every device, in any dtype."""
 
     def __init__(self, pipeline: Any, steps: int, seed: int, device: Any) -> None:
         self.pipeline = pipeline
@@ -183,12 +193,13 @@ class Generator:
         """The picture, uint8 (height, width, 3), and the seconds that it took."""
         import torch
 
+        noise = latents(self.pipeline, self.seed)
         started = time.perf_counter()
         image = self.pipeline(
             prompt,
             num_inference_steps=steps or self.steps,
             guidance_scale=GUIDANCE,
-            generator=torch.Generator("cpu").manual_seed(self.seed),
+            latents=noise,
             output_type="np",
         ).images[0]
         if self.device.type == "cuda":

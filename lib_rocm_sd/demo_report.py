@@ -10,7 +10,7 @@ from typing import Any
 
 AGREE_FLOAT32 = 2
 """Most that a pixel may differ in float32, of 255."""
-INVISIBLE = 0.5
+INVISIBLE = 0.1
 """A mean difference, of 255, that is never held against anyone in half precision."""
 NO_GPU = (
     "The speed means nothing here: there is no GPU, and both sides run the same torch on the CPU."

@@ -73,7 +73,7 @@ def picture(pipeline: Any, steps: int = STEPS) -> np.ndarray[Any, Any]:
         PROMPT,
         num_inference_steps=steps,
         guidance_scale=demo.GUIDANCE,
-        generator=torch.Generator().manual_seed(0),
+        latents=demo.latents(pipeline, seed=0),
         output_type="np",
     ).images[0]
 
@@ -287,7 +287,7 @@ def test_half_precision_differs_no_more_than_half_itself_does(exact: Exact) -> N
     plain = picture(pipeline)
     with host.patched(pipeline):
         ours = picture(pipeline)
-    assert np.abs(ours - plain).mean() <= np.abs(plain - whole).mean()
+    assert 0 < np.abs(ours - plain).mean() <= np.abs(plain - whole).mean() < 4 / 255
 
 
 @pytest.mark.gpu
@@ -301,4 +301,4 @@ def test_our_kernel_makes_the_same_pictures() -> None:
         ours = picture(pipeline)
     assert not engine.usable(device)
     assert {row["variant"] for row in report.snapshot()["rows"]} == {"rocm_sd"}
-    assert np.abs(ours - plain).mean() <= np.abs(plain - whole).mean()
+    assert 0 < np.abs(ours - plain).mean() <= np.abs(plain - whole).mean() < 4 / 255
