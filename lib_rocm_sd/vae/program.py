@@ -21,10 +21,11 @@ from lib_rocm_sd.vae.bands import Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.weights import Ready, Signature, prepare
+from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 
-SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
-"""What the images between the steps are multiplied by, tried in order where fp16 overflows."""
+_EXPONENTS = ((0, 0), (-5, 0), (-10, 0), (-15, 0), (-5, -5), (-15, -5), (-15, -10))
+SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS)
+"""Tried in order where fp16 overflows."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Program:
         return self._recipe.reasons
 
     @property
-    def scale(self) -> float:
-        """The power of two that images between steps are multiplied by; found by running."""
+    def scales(self) -> Scales:
+        """What the images between the steps are multiplied by; found by running."""
         return SCALES[self._scale]
 
     def refresh(self) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ class Program:
                 return self._within(request, strict=False) if output is None else output
             del output
             self.release()
-            if self._scale == len(SCALES) - 1:
+            if self._scale == len(SCALES) - 1 or not all_finite(self._recipe):
                 report.event(f"the {self._recipe.role} gives NaN or infinity at any scale")
                 self._scale, self._hopeless = 0, True
             else:
@@ -148,7 +149,7 @@ class Program:
     def _within(self, request: _Request, strict: bool) -> torch.Tensor:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
-            self._ready = prepare(self._recipe, self.scale)
+            self._ready = prepare(self._recipe, self.scales)
         budget = request.budget_bytes
         while True:
             plan, each = self._plan(request, budget)

@@ -136,6 +136,8 @@ def _attention(found: Findings, made: list[Step], block: Any, name: str) -> None
     if not found.block(block, name, _ATTENTION, children, own_forward=False):
         return
     norm = found.group_norm(getattr(block, "norm", None), f"{name}.norm")
-    layers = [found.projection(getattr(block, key, None), f"{name}.{key}") for key in children[1:]]
-    if norm is not None and all(layer is not None for layer in layers):
-        made.append(AttentionStep(name, norm, *layers))  # type: ignore[arg-type]
+    q, k, v, out = (
+        found.projection(getattr(block, key, None), f"{name}.{key}") for key in children[1:]
+    )
+    if norm is not None and q is not None and k is not None and v is not None and out is not None:
+        made.append(AttentionStep(name, norm, q, k, v, out))

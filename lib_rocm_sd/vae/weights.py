@@ -1,7 +1,7 @@
 """The parameters of a recipe's steps, ready to be multiplied, and a way to see that they changed.
 
-Everything in memory between two steps carries a factor, a power of two: convolutions that read a
-normalised image have it in their weights, those that read the image itself have it already, and a
+Images in memory between two steps may carry a factor, a power of two: convolutions that read a
+normalised image have it in their weights, those that read an image as it is find it there, and a
 GroupNorm takes it out again (its eps is scaled by the square). So fp16 holds what would overflow.
 """
 
@@ -68,6 +68,11 @@ def _parameters(recipe: Recipe) -> list[torch.Tensor]:
     return [tensor for tensor in both if tensor is not None]
 
 
+def all_finite(recipe: Recipe) -> bool:
+    """True if no parameter has NaN or infinity. Waits for the device."""
+    return all(bool(tensor.isfinite().all()) for tensor in _parameters(recipe))
+
+
 def _facts(tensor: torch.Tensor) -> Hashable:
     # An inference tensor counts no versions: it is taken as changed each time.
     version: Any = object() if tensor.is_inference() else tensor._version
@@ -82,23 +87,37 @@ def _facts(tensor: torch.Tensor) -> Hashable:
     )
 
 
-def prepare(recipe: Recipe, scale: float) -> tuple[Ready, ...]:
-    """The steps ready to run, every image between them multiplied by `scale`, a power of two."""
-    return tuple(_prepare(recipe.steps, index, scale) for index in range(len(recipe.steps)))
+@dataclass(frozen=True)
+class Scales:
+    """What images in memory are multiplied by, powers of two.
+
+    `stream`: the images that blocks add to. `hidden`: those within a residual block. Input and
+    output have 1.
+    """
+
+    stream: float = 1.0
+    hidden: float = 1.0
 
 
-def _prepare(steps: Sequence[Step], index: int, scale: float) -> Ready:
-    step, last = steps[index], index == len(steps) - 1
-    following = None if last else steps[index + 1].norm
-    next_norm = None if following is None else _next_norm(following, scale)
+def prepare(recipe: Recipe, scales: Scales) -> tuple[Ready, ...]:
+    """The steps ready to run, the images between them multiplied by `scales`."""
+    steps = recipe.steps
+    factors = [scales.hidden if step.residual else scales.stream for step in steps]
+    factors = [1.0, *factors[1:], 1.0]
+    return tuple(_prepare(steps, index, factors) for index in range(len(steps)))
+
+
+def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Ready:
+    step, made = steps[index], factors[index + 1]
+    following = None if index == len(steps) - 1 else steps[index + 1].norm
+    next_norm = None if following is None else _next_norm(following, made)
     if isinstance(step, AttentionStep):
-        q, k, v = (_matrix(layer, 1.0) for layer in (step.q, step.k, step.v))
-        return ReadyAttention(step, q, k, v, _matrix(step.out, scale), next_norm)
-    made = 1.0 if last else scale
-    read = 1.0 if index == 0 or step.norm is not None else scale
+        q, k, v = (_matrix(layer, 1.0, 1.0) for layer in (step.q, step.k, step.v))
+        return ReadyAttention(step, q, k, v, _matrix(step.out, made, made), next_norm)
+    read = factors[index] if step.norm is None else 1.0
     through: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if step.shortcut is not None:
-        through = _matrix(step.shortcut, made, made / scale)
+        through = _matrix(step.shortcut, made / factors[index - 1], made)
     weight, bias = _scaled(step.conv.weight, made / read), _scaled(step.conv.bias, made)
     assert weight is not None
     return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm)
@@ -111,10 +130,10 @@ def _next_norm(norm: nn.GroupNorm, scale: float) -> NextNorm:
 
 
 def _matrix(
-    layer: Any, bias_scale: float, scale: float | None = None
+    layer: Any, scale: float, bias_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight (Co, Ci) and bias of a Linear or a 1x1 convolution; `scale` as the bias's."""
-    weight = _scaled(layer.weight, bias_scale if scale is None else scale)
+    """Weight (Co, Ci) and bias of a Linear or a 1x1 convolution, multiplied."""
+    weight = _scaled(layer.weight, scale)
     assert weight is not None
     return weight.flatten(1), _scaled(layer.bias, bias_scale)
 

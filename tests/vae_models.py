@@ -1,0 +1,107 @@
+"""Small random VAEs of every kind that is read, for tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+LDM = "double_of_ldm.modules.diffusionmodules.model"
+
+
+def ldm() -> ModuleType:
+    """The double of ldm's module, under a name that ends like ldm's."""
+    if LDM not in sys.modules:
+        path = Path(__file__).parent / "data" / "vae_model.py"
+        spec = importlib.util.spec_from_file_location(LDM, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[LDM] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[LDM])
+    return sys.modules[LDM]
+
+
+def fill(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights at which each block changes its input by about its size."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for name, tensor in module.named_parameters():
+        share = (tensor.numel() / tensor.shape[0]) ** -0.5 if tensor.ndim > 1 else 0.3
+        values = torch.randn(tensor.shape, generator=generator) * share
+        is_gain = "norm" in name and name.endswith("weight")
+        tensor.data.copy_(values + 1 if is_gain else values)
+    return module.eval()
+
+
+def ldm_coder(role: str, widths: tuple[int, ...] = (16, 32, 32), **settings: Any) -> nn.Module:
+    """ldm's Decoder or Encoder."""
+    return fill(getattr(ldm(), role.capitalize())(widths, **settings))
+
+
+def diffusers_coder(
+    role: str, widths: tuple[int, ...] = (16, 32, 32), **settings: Any
+) -> nn.Module:
+    """The decoder or encoder of diffusers' AutoencoderKL."""
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    made = diffusers.AutoencoderKL(
+        block_out_channels=widths,
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("DownEncoderBlock2D",) * len(widths),
+        up_block_types=("UpDecoderBlock2D",) * len(widths),
+        **settings,
+    )
+    return fill(getattr(made, role))
+
+
+def coder(kind: str) -> nn.Module:
+    """By name: family, role, and what is special."""
+    family, role, *special = kind.split()
+    settings: dict[str, Any] = {}
+    if special == ["16-channel"]:
+        settings = {"z": 16} if family == "ldm" else {"latent_channels": 16}
+    if special == ["no-attention"]:
+        settings = {"mid": False} if family == "ldm" else {"mid_block_add_attention": False}
+    if special == ["inner-attention"]:
+        settings = {"inner": True}
+    return (ldm_coder if family == "ldm" else diffusers_coder)(role, **settings)
+
+
+KINDS = (
+    "ldm decoder",
+    "ldm encoder",
+    "ldm decoder 16-channel",
+    "ldm decoder no-attention",
+    "ldm decoder inner-attention",
+    "ldm encoder inner-attention",
+    "diffusers decoder",
+    "diffusers encoder",
+    "diffusers decoder 16-channel",
+    "diffusers encoder no-attention",
+)
+
+
+def image(
+    kind: str, height: int = 9, width: int = 13, batch: int = 1, seed: int = 1
+) -> torch.Tensor:
+    """A random input: latents, or pixels of 4 times the size."""
+    channels, factor = (3, 4) if "encoder" in kind else (16 if "16" in kind else 4, 1)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn((batch, channels, height * factor, width * factor), generator=generator)
+
+
+def own(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the module itself gives."""
+    with torch.no_grad():
+        made: torch.Tensor = module(x)
+    return made
+
+
+def error(one: torch.Tensor, other: torch.Tensor) -> float:
+    """max |one - other| / max |other|, in float64."""
+    wide = other.double()
+    return float((one.double() - wide).abs().max() / wide.abs().max())
