@@ -37,7 +37,7 @@ def _head(pen: ImageDraw.ImageDraw, findings: dict[str, Any], width: int) -> Non
     lines = [f"{name}. Extension: {findings['status']}"]
     lines.append(
         f"Largest difference of any pixel: {findings['largest_difference']}/255. "
-        f"{findings['speed'] or _times(findings)}"
+        + findings["speed"]
     )
     top = 10
     for line in lines:
@@ -51,10 +51,6 @@ def _head(pen: ImageDraw.ImageDraw, findings: dict[str, Any], width: int) -> Non
     )
     for column, title in enumerate(titles):
         pen.text((GAP + column * (CELL + GAP), HEAD - 28), title, fill=INK, font=_font(17))
-
-
-def _times(findings: dict[str, Any]) -> str:
-    return f"Median time per picture: {findings['ratio']:.2f} x as fast."
 
 
 def _visible(side: Sides) -> Any:
