@@ -15,7 +15,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #if defined(SIMT_SHIM)
-#define DEVICE inline
+#define DEVICE __attribute__((convergent)) inline  // as in the languages of GPUs: no call of a barrier is copied
 #define CONSTEXPR constexpr
 #define KERNEL(threads) extern "C" void
 #elif defined(__CUDACC__)
