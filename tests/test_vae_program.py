@@ -13,7 +13,9 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.weights import Scales
 from tests import vae_models
-from tests.vae_models import coder, error, image, own
+from tests.vae_models import coder, error, image, one_thread, own
+
+__all__ = ["one_thread"]
 
 
 @pytest.mark.parametrize("kind", vae_models.KINDS)

@@ -81,6 +81,19 @@ def _fp8(module: nn.Module) -> None:
     module.to(torch.float8_e4m3fn)
 
 
+def _half(module: nn.Module) -> None:
+    module.get_submodule("conv_out").half()
+
+
+def _meta(module: nn.Module) -> None:
+    module.to("meta")
+
+
+def _dropout(module: nn.Module) -> None:
+    dropout: Any = module.get_submodule("mid.block_1.dropout").train()
+    dropout.p = 0.5
+
+
 LDM_CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
     "forward of the decoder": (_set("", forward=len), "decoder.forward has been replaced"),
     "forward of a block": (_set("mid.block_1", forward=len), "block_1.forward has been replaced"),
@@ -113,13 +126,10 @@ LDM_CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
         "do not go together",
     ),
     "wrong channels": (_set("mid.block_2", conv1=nn.Conv2d(16, 32, 3, padding=1)), "16 channels"),
-    "dtypes": (lambda m: m.get_submodule("conv_out").half() and None, "several dtypes"),
+    "dtypes": (_half, "several dtypes"),
     "fp8": (_fp8, "weights are torch.float8_e4m3fn"),
-    "meta": (lambda m: m.to("meta") and None, "weights lie on meta"),
-    "dropout at work": (
-        lambda m: m.get_submodule("mid.block_1.dropout").train().__setattr__("p", 0.5),
-        "not a dropout at rest",
-    ),
+    "meta": (_meta, "weights lie on meta"),
+    "dropout at work": (_dropout, "not a dropout at rest"),
 }
 
 
