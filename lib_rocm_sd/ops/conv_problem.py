@@ -232,6 +232,7 @@ def output_shape(problem: ConvProblem) -> tuple[int, ...]:
 
 def usual(kind: str) -> tuple[tuple[str, ConvProblem], ...]:
     """The decoder's (or encoder's) layers at 1024x1024."""
+    sizes: tuple[tuple[int, int, int], ...]
     if kind == "upsample":
         sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256))
         return tuple(
