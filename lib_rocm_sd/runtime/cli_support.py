@@ -10,7 +10,10 @@ from typing import Any
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.ops.base import KernelSpec
 
-OPS = {"attention": "lib_rocm_sd.ops.attention_kernel"}
+OPS = {
+    "attention": "lib_rocm_sd.ops.attention_kernel",
+    "group_norm": "lib_rocm_sd.ops.group_norm_kernel",
+}
 
 
 class UsageError(ValueError):
