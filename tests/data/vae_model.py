@@ -42,7 +42,8 @@ class Downsample(nn.Module):
 class ResnetBlock(nn.Module):
     def __init__(self, channels, out, groups, conv_shortcut=False, temb_channels=0, dropout=0.0):
         super().__init__()
-        self.norm1, self.conv1 = group_norm(channels, groups), nn.Conv2d(channels, out, 3, padding=1)
+        self.norm1 = group_norm(channels, groups)
+        self.conv1 = nn.Conv2d(channels, out, 3, padding=1)
         self.norm2, self.conv2 = group_norm(out, groups), nn.Conv2d(out, out, 3, padding=1)
         self.dropout = nn.Dropout(dropout)
         if temb_channels:
@@ -121,7 +122,7 @@ class Encoder(nn.Module):
         x = self.conv_in(x)
         for made in self.down:
             x = run_level(made, x)
-            x = made.downsample(x) if hasattr(made, "downsample") else x
+            x = getattr(made, "downsample", nn.Identity())(x)
         x = self.mid.block_2(self.mid.attn_1(self.mid.block_1(x, None)), None)
         return self.conv_out(nonlinearity(self.norm_out(x)))
 
@@ -149,7 +150,7 @@ class Decoder(nn.Module):
         x = self.mid.block_2(self.mid.attn_1(self.mid.block_1(x, None)), None)
         for made in reversed(self.up):
             x = run_level(made, x)
-            x = made.upsample(x) if hasattr(made, "upsample") else x
+            x = getattr(made, "upsample", nn.Identity())(x)
         if self.give_pre_end:
             return x
         x = self.conv_out(nonlinearity(self.norm_out(x)))
