@@ -15,7 +15,7 @@ from lib_rocm_sd.vae import attention, bands, plan, program, store
 from lib_rocm_sd.vae.plan import Leg, Plan, Planner
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.trace import chain
+from lib_rocm_sd.vae.trace import Chain, chain
 from tests import vae_models
 from tests.vae_models import coder, error, image, one_thread, own
 
@@ -34,13 +34,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Fixed:
-    """Plans that are one plan."""
+    """Plans that are one plan, for one image at a time."""
 
-    def __init__(self, plan: Plan, each: bool = False) -> None:
-        self._plan = plan, each
+    def __init__(self, module: nn.Module, plan: Plan) -> None:
+        self._module, self._plan = module, plan
 
-    def plan(self, *_: object) -> tuple[Plan, bool]:
-        return self._plan
+    def plan(self, size: tuple[int, int, int], *_: object) -> tuple[Plan, Chain]:
+        return self._plan, chain(read(self._module), 1, *size[1:], 2)
 
 
 def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
@@ -50,7 +50,7 @@ def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
 
 def run(module: nn.Module, x: torch.Tensor, chosen: Plan, **options: Any) -> torch.Tensor:
     made = Program(module)
-    made._plans = _Fixed(chosen, x.shape[0] > 1)  # type: ignore[assignment]
+    made._plans = _Fixed(module, chosen)  # type: ignore[assignment]
     return made(x, **options)
 
 
@@ -179,7 +179,7 @@ def test_no_plan_takes_more_than_it_says(kind: str, monkeypatch: pytest.MonkeyPa
     assert len(chosen) == 4
     for found in chosen:
         made = Program(module)
-        made._plans = _Fixed(found)  # type: ignore[assignment]
+        made._plans = _Fixed(module, found)  # type: ignore[assignment]
         made(x)  # weights prepared, ops verified
         with _Peak() as measured:
             made(x)
@@ -273,7 +273,7 @@ def test_never_black_in_bands() -> None:
     exact = own(module.double(), x.double())
     module.half()
     made = Program(module)
-    made._plans = _Fixed(legs_of(module, 8, "device", None))  # type: ignore[assignment]
+    made._plans = _Fixed(module, legs_of(module, 8, "device", None))  # type: ignore[assignment]
     got = made(x)
     assert made.scales.stream < 1
     assert error(got, exact) < 5e-3
@@ -294,6 +294,8 @@ def test_the_callers_budget_is_kept_to() -> None:
     assert made.last_plan is not None and made.last_plan.whole
     budget = made.last_plan.peak_bytes // 3
     assert error(made(x, budget_bytes=budget), expected) < 1e-12
-    assert not made.last_plan.whole and made.last_plan.peak_bytes <= budget
+    banded: Any = made.last_plan
+    assert not banded.whole and banded.peak_bytes <= budget
     assert error(made(x, budget_bytes=1), expected) < 1e-12
-    assert made.last_plan == made._plans._planner((1, 40, 24)).smallest(0)  # type: ignore[union-attr]
+    plans: Any = made._plans
+    assert made.last_plan == plans._planner((1, 40, 24)).smallest(0)

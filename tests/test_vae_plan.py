@@ -101,8 +101,8 @@ def plans() -> Plans:
 
 def test_auto_takes_the_whole_frame_if_half_of_the_memory_holds_it() -> None:
     size = (1, 128, 128)
-    plan, each = plans().plan(size, "Auto", None, 4 * GIB, 0)
-    assert plan.whole and not each
+    plan, links = plans().plan(size, "Auto", None, 4 * GIB, 0)
+    assert plan.whole and links.batch == 1
     plan, _ = plans().plan(size, "Auto", None, 1 * GIB, 0)
     assert not plan.whole and plan.peak_bytes <= GIB // 2
 
@@ -132,12 +132,12 @@ def test_what_fits_nowhere_gets_the_least() -> None:
 
 def test_a_batch_goes_at_once_where_it_fits() -> None:
     made = plans()
-    plan, each = made.plan((4, 64, 64), "Auto", None, 8 * GIB, 0)
-    assert plan.whole and not each
-    plan, each = made.plan((4, 64, 64), "Auto", None, 1 * GIB, 0)
-    assert plan.whole and each
-    plan, each = made.plan((4, 64, 64), "Memory", None, 8 * GIB, 0)
-    assert each and not plan.whole
+    plan, links = made.plan((4, 64, 64), "Auto", None, 8 * GIB, 0)
+    assert plan.whole and links.batch == 4
+    plan, links = made.plan((4, 64, 64), "Auto", None, 1 * GIB, 0)
+    assert plan.whole and links.batch == 1
+    plan, links = made.plan((4, 64, 64), "Memory", None, 8 * GIB, 0)
+    assert not plan.whole and links.batch == 1
 
 
 def test_plans_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

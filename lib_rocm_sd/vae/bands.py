@@ -16,12 +16,11 @@ import torch
 from lib_rocm_sd.errors import RocmSdError
 from lib_rocm_sd.ops import group_norm
 from lib_rocm_sd.ops.conv import conv
-from lib_rocm_sd.vae import trace as traces
 from lib_rocm_sd.vae.attention import attend
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.store import DeviceRows, HostRows, InputRows, OutputRows, Source
-from lib_rocm_sd.vae.trace import Action, Chain
+from lib_rocm_sd.vae.trace import Action, Chain, bands
 from lib_rocm_sd.vae.weights import Ready, ReadyAttention
 
 
@@ -83,7 +82,7 @@ def make(
     """
     chain = run.chain
     values: dict[int, tuple[Rows, torch.Tensor]] = {}
-    for action in traces.trace(chain.sizes, chain.steps, image, rows, set(stored)):
+    for action in chain.actions(image, rows, frozenset(stored)):
         if action.source is None:
             values[action.image] = (action.rows, stored[action.image].read(action.rows))
             if release is not None:
@@ -142,7 +141,7 @@ def sweep(
     """
     parts = []
     wanted = run.ready[image - 1].next_norm if image not in run.norms else None
-    ahead = traces.bands(run.chain.sizes[image].height, rows)
+    ahead = bands(run.chain.sizes[image].height, rows)
     for index, band in enumerate(ahead):
         release = _release(run, image, ahead[index + 1 :], stored) if consume else None
         y = make(run, image, band, stored, release)
@@ -167,7 +166,7 @@ def _release(
     chain = run.chain
     first = {index: chain.sizes[index].height for index in stored}
     if ahead:
-        for action in traces.trace(chain.sizes, chain.steps, image, ahead[0], set(stored)):
+        for action in chain.actions(image, ahead[0], frozenset(stored)):
             if action.source is None:
                 first[action.image] = action.rows[0]
     return first

@@ -10,7 +10,7 @@ from pathlib import Path
 from lib_rocm_sd import policy as levels
 from lib_rocm_sd.vae.plan import Plan, Planner
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.trace import chain
+from lib_rocm_sd.vae.trace import Chain, chain
 
 FREE_SHARE = 0.9
 """Of the free memory, what Performance may plan with; the rest is for what it cannot foresee."""
@@ -40,7 +40,7 @@ class Plans:
         self._recipe = recipe
         self._itemsize = itemsize
         self._fused = fused
-        self._plans: OrderedDict[object, tuple[Plan, bool]] = OrderedDict()
+        self._plans: OrderedDict[object, tuple[Plan, Chain]] = OrderedDict()
         self._planners: OrderedDict[object, Planner] = OrderedDict()
 
     def plan(
@@ -50,10 +50,10 @@ class Plans:
         budget_bytes: int | None,
         free_bytes: int,
         host_bytes: int,
-    ) -> tuple[Plan, bool]:
-        """The plan for an input (batch, height, width), and whether it is for one image at a time.
+    ) -> tuple[Plan, Chain]:
+        """The plan for an input (batch, height, width), and the chain that it is for.
 
-        A batch goes at once only where its whole frames fit.
+        A batch goes at once only where its whole frames fit, else the chain is of one image.
         """
         free_bytes, host_bytes = _rounded(free_bytes), _rounded(host_bytes)
         key = (size, level, budget_bytes, free_bytes, host_bytes)
@@ -70,17 +70,18 @@ class Plans:
         budget_bytes: int | None,
         free_bytes: int,
         host_bytes: int,
-    ) -> tuple[Plan, bool]:
+    ) -> tuple[Plan, Chain]:
         batch, *image = size
         limit = _limit(level, budget_bytes, free_bytes)
         if batch > 1 and limit is not None:
-            whole = self._planner(size).whole()
-            if whole.peak_bytes <= limit:
-                return whole, False
+            together = self._planner(size)
+            if together.whole().peak_bytes <= limit:
+                return together.whole(), together.chain
         single = self._planner((1, *image))
         others = (batch - 1) * single.chain.output_bytes
         limit = None if limit is None else limit - others
-        return choose(single, limit, max(free_bytes - others, 0), host_bytes), batch > 1
+        plan = choose(single, limit, max(free_bytes - others, 0), host_bytes)
+        return plan, single.chain
 
     def _planner(self, size: tuple[int, ...]) -> Planner:
         if size not in self._planners:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,12 @@ from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.planner import free_bytes
 from lib_rocm_sd.report import report
 from lib_rocm_sd.selftest import is_out_of_memory
-from lib_rocm_sd.vae import policy, trace
+from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae.bands import Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.trace import Chain
 from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 
 _EXPONENTS = ((0, 0), (-5, 0), (-10, 0), (-15, 0), (-5, -5), (-15, -5), (-15, -10))
@@ -39,11 +40,23 @@ class _Request:
     interrupt: Callable[[], bool]
 
 
+class UnknownModuleError(ValueError):
+    """The module has a structure that is not known; `reasons` say what."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
+class _ChangedError(Exception):
+    """The module is not what was run."""
+
+
 class Program:
     """Runs `module` (a Decoder or Encoder, see read.py) without calling it.
 
-    Nothing of the module is changed. Its structure and weights are looked at before each run and
-    read again when they have changed. Not thread-safe.
+    Nothing of the module is changed. Its weights are looked at before each run and its structure
+    while the device works; what has changed is read, and run, again. Not thread-safe.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -70,14 +83,19 @@ class Program:
     def refresh(self) -> tuple[str, ...]:
         """Look at the module; forget what was made of it where it has changed. Gives `reasons`."""
         recipe = read(self._module)
-        known = self._signature
-        same = recipe.layout() == self._recipe.layout() and not recipe.reasons
-        if known is None or not same or not known.matches(recipe):
+        if self._outdated(recipe) or not self._same_weights():
             self._recipe = recipe
             self._signature = Signature(recipe)
             self._scale, self._hopeless, self._plans = 0, False, None
             self.release()
         return self.reasons
+
+    def _outdated(self, recipe: Recipe) -> bool:
+        """True if the module as read now is not what was read last."""
+        return recipe.reasons != self.reasons or recipe.layout() != self._recipe.layout()
+
+    def _same_weights(self) -> bool:
+        return self._signature is not None and self._signature.matches(self._recipe)
 
     def release(self) -> None:
         """Give back the packed weights, as a host short of memory wants; made again when needed."""
@@ -95,18 +113,23 @@ class Program:
         """What the module gives for `image` (N, C, H, W): (N, C', H', W') in the weights' dtype.
 
         `budget_bytes`: device memory to keep to beside the weights, None: by `level`.
-        `progress(done, total)` and `interrupt()` are called between bands. Raises ValueError, with
-        shapes, on a caller's mistake; Interrupted; "out of memory" when the smallest bands do not
-        fit.
+        `progress(done, total)` and `interrupt()` are called between bands. Raises UnknownModuleError;
+        ValueError, with shapes, on a caller's mistake; Interrupted; "out of memory" when the
+        smallest bands do not fit.
         """
         budget = policy.checked_budget(budget_bytes)
         levels.by_name(level)
-        if self.refresh():
-            raise ValueError(f"this module cannot be run: {'; '.join(self.reasons)}")
-        self._check(image)
         request = _Request(image, level, budget, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
-            return self._scaled(request)
+            while True:
+                if self.reasons or not self._same_weights():
+                    self.refresh()
+                if self.reasons:
+                    raise UnknownModuleError(self.reasons)
+                self._check(image)
+                with suppress(_ChangedError):
+                    return self._scaled(request)
+                self.refresh()
 
     @property
     def _weight(self) -> torch.Tensor:
@@ -152,10 +175,10 @@ class Program:
             self._ready = prepare(self._recipe, self.scales)
         budget = request.budget_bytes
         while True:
-            plan, each = self._plan(request, budget)
+            plan, links = self._plan(request, budget)
             self.last_plan = plan
             try:
-                return self._run(request, plan, each, strict)
+                output = self._run(request, plan, links, strict)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -163,10 +186,14 @@ class Program:
                 if budget == 0 or self._plan(request, budget)[0].peak_bytes >= plan.peak_bytes:
                     raise
                 report.event(f"out of memory ({plan}): planned again within {budget >> 20} MiB")
+            else:
+                if self._outdated(read(self._module)):  # here, where the device is still at work
+                    raise _ChangedError
+                return output
             if request.image.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _plan(self, request: _Request, budget_bytes: int | None) -> tuple[Plan, bool]:
+    def _plan(self, request: _Request, budget_bytes: int | None) -> tuple[Plan, Chain]:
         image = request.image
         if self._plans is None:
             fused = self._weight.dtype in (torch.float16, torch.bfloat16)
@@ -177,13 +204,11 @@ class Program:
         size = (max(batch, 1), height, width)
         return self._plans.plan(size, request.level, budget_bytes, free_bytes(image.device), host)
 
-    def _run(self, request: _Request, plan: Plan, each: bool, strict: bool) -> torch.Tensor:
-        """All images of the batch at once, or one after the other."""
-        image, dtype = request.image, self._weight.dtype
-        batch, _, height, width = image.shape
-        group = 1 if each else max(batch, 1)
-        links = trace.chain(self._recipe, group, height, width, dtype.itemsize)
-        shape = (batch, self._recipe.out_channels, links.sizes[-1].height, links.sizes[-1].width)
+    def _run(self, request: _Request, plan: Plan, links: Chain, strict: bool) -> torch.Tensor:
+        """As many images of the batch at once as `links` has, one after the other."""
+        image, dtype, group = request.image, self._weight.dtype, links.batch
+        batch, size = image.shape[0], links.sizes[-1]
+        shape = (batch, self._recipe.out_channels, size.height, size.width)
         output = torch.empty(0, dtype=dtype, device=image.device)
         ticks = plan.ticks * max(batch // group, 1)
         for first in range(0, batch, group):

@@ -6,7 +6,7 @@ The same list is executed by bands.py and added up by plan.py, so what is predic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lib_rocm_sd.ops.conv_problem import out_size
 from lib_rocm_sd.vae.steps import AttentionStep, Recipe, Rows, Step, made_rows, needed_rows
@@ -29,6 +29,7 @@ class Chain:
     sizes: tuple[Size, ...]
     batch: int
     itemsize: int
+    _known: dict[object, list[Action]] = field(default_factory=dict)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -42,6 +43,13 @@ class Chain:
     def rows(self, image: int) -> Rows:
         """All rows of an image."""
         return (0, self.sizes[image].height)
+
+    def actions(self, image: int, rows: Rows, stored: frozenset[int]) -> list[Action]:
+        """What `trace` says, asked once."""
+        key = (image, rows, stored)
+        if key not in self._known:
+            self._known[key] = trace(self.sizes, self.steps, image, rows, stored)
+        return self._known[key]
 
     def image_bytes(self, image: int, rows: Rows | None = None) -> int:
         """Bytes of some rows of an image, default all."""
