@@ -129,8 +129,12 @@ def windows_adapters() -> "list[str]":
 def label(spec: "KernelSpec") -> str:
     """What a person calls this kernel."""
     values = dict(spec.defines)
-    dtype = "bfloat16" if values["BF16_HALVES"] else "float16"
-    return f"{Path(spec.source).stem}, head_dim {values['HEAD_DIM']}, {dtype}"
+    words = [Path(spec.source).stem]
+    if "HEAD_DIM" in values:
+        words.append(f"head_dim {values['HEAD_DIM']}")
+    if "BF16_HALVES" in values:
+        words.append("bfloat16" if values["BF16_HALVES"] else "float16")
+    return ", ".join(words)
 
 
 def compile_for(arch: "Arch", deadline: float) -> None:
