@@ -217,7 +217,7 @@ template <bool kAligned> DEVICE void summarize(const GroupNormImageParams& p, co
         Values values[UNROLL];
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<kAligned>(p.x + place.at(p, batch, pixel, i));
-        moments.template add<UNROLL, batch.whole>([&](int k, int i) { return values[i].at(k); }, batch.valid);
+        moments.template add<UNROLL, decltype(batch)::whole>([&](int k, int i) { return values[i].at(k); }, batch.valid);
     });
 }
 
@@ -248,7 +248,7 @@ template <bool kAligned> DEVICE void transform(const GroupNormImageParams& p, co
         for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<kAligned>(p.x + place.at(p, batch, pixel, i));
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i)
-            if (batch.whole || i < batch.valid)
+            if (decltype(batch)::whole || i < batch.valid)
                 Values::template store<kAligned>(p.out + place.at(p, batch, pixel, i),
                                                  [&](int k) { return result(values[i].at(k), scale[k], shift[k]); });
     });
@@ -309,7 +309,7 @@ DEVICE void statistics(const GroupNormImageParams& p, float* lds) {
         Values values[UNROLL];
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<true>(p.x + place.at(batch, vector, i));
-        moments.template add<UNROLL * VECTOR, batch.whole>([&](int, int i) { return values[i / VECTOR].at(i % VECTOR); },
+        moments.template add<UNROLL * VECTOR, decltype(batch)::whole>([&](int, int i) { return values[i / VECTOR].at(i % VECTOR); },
                                                            batch.valid * VECTOR);
     });
     place.each_single([&](i64 element) {
@@ -334,7 +334,7 @@ template <bool kAligned> DEVICE void transform(const GroupNormImageParams& p, co
         for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<kAligned>(p.x + place.at(batch, vector, i));
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i)
-            if (batch.whole || i < batch.valid)
+            if (decltype(batch)::whole || i < batch.valid)
                 Values::template store<true>(p.out + place.at(batch, vector, i), [&](int k) { return result(values[i].at(k), scale, shift); });
     });
     place.each_single([&](i64 element) { p.out[element] = Half::from(result(Half::to(p.x[element]), scale, shift)); });
