@@ -1,4 +1,4 @@
-"""`python -m lib_rocm_sd bench attention`: every way to run the usual problems, in one run."""
+"""`python -m lib_rocm_sd bench OP`: every way to run an op's usual problems, in one run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__
+from lib_rocm_sd.bench import group_norm
 from lib_rocm_sd.bench.attention import Row, measure
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem
+from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.planner import default_launcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("op", choices=["attention"], help="what to time")
+    parser.add_argument("op", choices=["attention", "group_norm"], help="what to time")
     parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--runs", type=int, default=50, help="timed calls per row (default 50)")
@@ -38,16 +40,38 @@ def main(args: argparse.Namespace) -> int:
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     info = identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
+    machine = _machine(device, info, args.runs)
+    if args.op == "group_norm":
+        return _group_norm(args, device, info, launch, machine)
     rows: list[Row] = []
     for label, problem in _problems(args):
         print(f"{label}: {problem}", file=sys.stderr, flush=True)
         rows += measure(label, problem, device, info, launch, args.runs)
-    machine = _machine(device, info, args.runs)
     print(render(machine, rows))
-    if args.json:
-        document = {"machine": machine, "rows": [_plain(row) for row in rows]}
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _write(args.json, machine, [_plain(row) for row in rows])
     return int(any(row.reason.startswith("wrong") and row.variant == "rocm_sd" for row in rows))
+
+
+def _group_norm(
+    args: argparse.Namespace,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    machine: dict[str, Any],
+) -> int:
+    rows: list[group_norm.Row] = []
+    for label, problem in group_norm.problems(args.small, args.dtype):
+        print(f"{label}: {problem}", file=sys.stderr, flush=True)
+        rows += group_norm.measure(label, problem, device, info, launch, args.runs)
+    print(group_norm.render(_heading(machine), rows))
+    _write(args.json, machine, [group_norm.as_json(row) for row in rows])
+    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
+
+
+def _write(path: str | None, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    if path:
+        document = {"machine": machine, "rows": rows}
+        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _problems(args: argparse.Namespace) -> list[tuple[str, AttentionProblem]]:
@@ -84,8 +108,7 @@ def _plain(row: Row) -> dict[str, Any]:
 def render(machine: dict[str, Any], rows: list[Row]) -> str:
     """The table that a person reads; the fastest row of each problem is marked with *."""
     lines = [
-        f"{machine['device']} ({machine['gfx'] or machine['backend']}), torch {machine['torch']}, "
-        f"median of {machine['runs']} calls, {machine['timing']}",
+        _heading(machine),
         f"{'problem':<40} {'variant':<10} {'us':>10} {'p10..p90':>19} {'TFLOP/s':>8} {'error':>8} "
         f"{'extra MiB':>9}",
     ]
@@ -94,6 +117,13 @@ def render(machine: dict[str, Any], rows: list[Row]) -> str:
         best = min((row.median_us for row in group if not row.reason), default=math.nan)
         lines += [_line(row, row.median_us == best) for row in group]
     return "\n".join(lines)
+
+
+def _heading(machine: dict[str, Any]) -> str:
+    return (
+        f"{machine['device']} ({machine['gfx'] or machine['backend']}), torch {machine['torch']}, "
+        f"median of {machine['runs']} calls, {machine['timing']}"
+    )
 
 
 def _line(row: Row, best: bool) -> str:

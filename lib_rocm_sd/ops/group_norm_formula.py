@@ -16,13 +16,13 @@ def is_channels_last(x: torch.Tensor) -> bool:
     """True if the pixels of x (N, C, H, W) are taken one after the other, False for channels."""
     if x.is_contiguous() and (x.shape[1] % 8 or x.shape[2] * x.shape[3] > 1):
         return False
-    return x.permute(0, 2, 3, 1).is_contiguous() or x.stride(1) == 1
+    return x.is_contiguous(memory_format=torch.channels_last) or x.stride(1) == 1
 
 
 def dense(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """x without gaps in memory, a copy if need be, and whether it is channels-last."""
     if is_channels_last(x):
-        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), True
+        return x.contiguous(memory_format=torch.channels_last), True
     return x.contiguous(), False
 
 

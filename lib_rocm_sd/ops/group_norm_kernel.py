@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
@@ -100,6 +100,7 @@ def configs(arch: Arch) -> tuple[GroupNormConfig, ...]:
     return (GroupNormConfig(256, 4), GroupNormConfig(256, 8), GroupNormConfig(512, 4))
 
 
+@lru_cache(maxsize=256)
 def form_of(dtype: str, channels: int, channels_last: bool) -> Form:
     """The form for an image; halves that belong together must be a multiple of eight."""
     return Form(dtype, channels_last, 1 if channels_last and channels % 8 else 8)
@@ -143,6 +144,7 @@ def merged_parts(parts: int, group_channels: int) -> int:
     return max(1, DIRECT_ENTRIES // 4 // group_channels)
 
 
+@lru_cache(maxsize=1024)
 def tiling(
     batch: int, channels: int, pixels: int, form: Form, config: GroupNormConfig, statistics: bool
 ) -> Tiling:
