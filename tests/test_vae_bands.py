@@ -17,7 +17,7 @@ from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.trace import Chain, chain
 from tests import vae_models
-from tests.vae_models import coder, error, image, one_thread, own
+from tests.vae_models import coder, error, image, legs_of, one_thread, own
 
 HOST = 1 << 40
 
@@ -72,23 +72,6 @@ def test_every_plan_gives_the_whole_frames_result(kind: str) -> None:
     assert sum(not found.whole for found in plans.values()) >= 2
     for found in plans.values():
         assert error(run(module, x, found), expected) < 1e-12, found.legs
-
-
-def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> Plan:
-    """conv_in and mid whole, then each block of the decoder in bands."""
-    steps = read(module).steps
-    first = max(i for i, step in enumerate(steps) if step.name.startswith("mid")) + 1
-    ends = [
-        i + 1
-        for i in range(first, len(steps))
-        if steps[i].residual or i + 1 == len(steps) or not steps[i + 1].residual
-    ]
-    legs = [Leg(0, first, None, keep)]
-    for start, stop in zip([first, *ends[:-1]], ends, strict=True):
-        last = stop == len(steps)
-        inside = hidden if stop == start + 2 else None
-        legs.append(Leg(start, stop, rows, "output" if last else keep, inside))
-    return Plan(tuple(legs), 0, 0, 0.0, 1)
 
 
 @pytest.mark.parametrize("hidden", [None, "device", "host"])

@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.read import read
+
 LDM = "double_of_ldm.modules.diffusionmodules.model"
 
 
@@ -115,3 +118,20 @@ def error(one: torch.Tensor, other: torch.Tensor) -> float:
     """max |one - other| / max |other|, in float64."""
     wide = other.double()
     return float((one.double() - wide).abs().max() / wide.abs().max())
+
+
+def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> Plan:
+    """conv_in and mid whole, then each block of the decoder in bands."""
+    steps = read(module).steps
+    first = max(i for i, step in enumerate(steps) if step.name.startswith("mid")) + 1
+    ends = [
+        i + 1
+        for i in range(first, len(steps))
+        if steps[i].residual or i + 1 == len(steps) or not steps[i + 1].residual
+    ]
+    legs = [Leg(0, first, None, keep)]
+    for start, stop in zip([first, *ends[:-1]], ends, strict=True):
+        last = stop == len(steps)
+        inside = hidden if stop == start + 2 else None
+        legs.append(Leg(start, stop, rows, "output" if last else keep, inside))
+    return Plan(tuple(legs), 0, 0, 0.0, 1)

@@ -7,7 +7,7 @@ pass over the bands of the image that it reads, which is kept or made again late
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -142,15 +142,19 @@ def sweep(
     parts = []
     wanted = run.ready[image - 1].next_norm if image not in run.norms else None
     ahead = bands(run.chain.sizes[image].height, rows)
-    for index, band in enumerate(ahead):
-        release = _release(run, image, ahead[index + 1 :], stored) if consume else None
-        y = make(run, image, band, stored, release)
-        if wanted is not None and image not in run.norms:
-            parts.append(_merged(group_norm.statistics(y)))
-        if sink is not None:
-            sink.write(band[0], y)
-        del y
-        run.tick()
+    try:
+        for band, following in zip(ahead, [*ahead[1:], None], strict=True):
+            reads = _reads(run, image, following, stored)
+            _announce(reads, stored)
+            y = make(run, image, band, stored, _unread(run, reads, stored) if consume else None)
+            if wanted is not None and image not in run.norms:
+                parts.append(_merged(group_norm.statistics(y)))
+            if sink is not None:
+                sink.write(band[0], y)
+            del y
+            run.tick()
+    finally:
+        _settle([*stored.values(), sink])
     if wanted is not None and parts:
         run.norms[image] = group_norm.finalize(
             torch.cat(parts, 1), wanted.gamma, wanted.beta, wanted.groups, wanted.eps
@@ -159,17 +163,34 @@ def sweep(
         raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
 
 
-def _release(
-    run: Run, image: int, ahead: list[Rows], stored: Mapping[int, Source]
-) -> dict[int, int]:
-    """For each stored image the first row that the next band reads; all are done with after it."""
-    chain = run.chain
-    first = {index: chain.sizes[index].height for index in stored}
-    if ahead:
-        for action in chain.actions(image, ahead[0], frozenset(stored)):
-            if action.source is None:
-                first[action.image] = action.rows[0]
-    return first
+def _reads(
+    run: Run, image: int, band: Rows | None, stored: Mapping[int, Source]
+) -> dict[int, Rows]:
+    """The rows of stored images that a band of `image` is made from; none for no band."""
+    if band is None:
+        return {}
+    actions = run.chain.actions(image, band, frozenset(stored))
+    return {action.image: action.rows for action in actions if action.source is None}
+
+
+def _announce(reads: Mapping[int, Rows], stored: Mapping[int, Source]) -> None:
+    """Let host memory send the next band's rows while this one is computed."""
+    for index, rows in reads.items():
+        source = stored[index]
+        if isinstance(source, HostRows):
+            source.prefetch(rows)
+
+
+def _unread(run: Run, reads: Mapping[int, Rows], stored: Mapping[int, Source]) -> dict[int, int]:
+    """For each stored image the first row that the next band `reads`; the end if there is none."""
+    sizes = run.chain.sizes
+    return {index: reads[index][0] if index in reads else sizes[index].height for index in stored}
+
+
+def _settle(stores: Sequence[object]) -> None:
+    for store in stores:
+        if isinstance(store, HostRows):
+            store.settle()
 
 
 def _merged(statistics: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ legs all fit is found by dynamic programming.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -94,6 +94,10 @@ class _Sweep:
     flops: float = 0.0
     read: dict[int, int] = field(default_factory=dict)
     ticks: int = 0
+
+    def ahead(self, images: Iterable[int]) -> int:
+        """Bytes of the next band's rows of `images`, copied while this band is computed."""
+        return sum(self.read.get(image, 0) for image in images) // self.ticks
 
 
 class Planner:
@@ -201,16 +205,22 @@ class Planner:
         hidden = image_bytes(leg.start + 1) if leg.hidden == "device" else 0
         leaving = hidden + (source if state.place == "blocks" else 0)
         staying = source if state.place == "piece" else 0
-        early = max(sweep.peak for sweep in sweeps[:-1]) if sweeps[:-1] else 0
+        on_host = (leg.start, state.place == "host"), (leg.start + 1, leg.hidden == "host")
+        there = [image for image, is_there in on_host if is_there]
+        early = max((sweep.peak + sweep.ahead(there) for sweep in sweeps[:-1]), default=0)
+        if leg.hidden == "host":
+            early += image_bytes(leg.start + 1) // sweeps[0].ticks
+        final = sweeps[-1].peak + sweeps[-1].ahead(there)
+        if leg.keep == "host":
+            final += image_bytes(leg.stop) // sweeps[-1].ticks
         band = max(sweeps[-1].read.values(), default=0) // max(sweeps[-1].ticks, 1)
         if leg.keep == "output":
             late = staying + leaving + kept
         else:
             late = staying + max(leaving, kept) + (2 * band if leaving else 0)
-        peak = max(source + hidden + early, late + sweeps[-1].peak)
-        on_host = (leg.start, state.place == "host"), (leg.start + 1, leg.hidden == "host")
-        moved = sum(sweep.read.get(i, 0) for sweep in sweeps for i, there in on_host if there)
-        copied = sum(sweep.read.get(i, 0) for sweep in sweeps for i, there in on_host if not there)
+        peak = max(source + hidden + early, late + final)
+        moved = sum(sweep.read.get(i, 0) for sweep in sweeps for i in there)
+        copied = sum(sum(sweep.read.values()) for sweep in sweeps) - moved
         host = image_bytes(leg.start) * (state.place == "host")
         host += image_bytes(leg.start + 1) * (leg.hidden == "host")
         moved += image_bytes(leg.start + 1) * (leg.hidden == "host")

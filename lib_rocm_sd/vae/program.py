@@ -113,9 +113,9 @@ class Program:
         """What the module gives for `image` (N, C, H, W): (N, C', H', W') in the weights' dtype.
 
         `budget_bytes`: device memory to keep to beside the weights, None: by `level`.
-        `progress(done, total)` and `interrupt()` are called between bands. Raises UnknownModuleError;
-        ValueError, with shapes, on a caller's mistake; Interrupted; "out of memory" when the
-        smallest bands do not fit.
+        `progress(done, total)` and `interrupt()` are called between bands. Raises
+        UnknownModuleError; ValueError, with shapes, on a caller's mistake; Interrupted; "out of
+        memory" when the smallest bands do not fit.
         """
         budget = policy.checked_budget(budget_bytes)
         levels.by_name(level)

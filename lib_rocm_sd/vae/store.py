@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -77,34 +78,109 @@ class DeviceRows:
         self._blocks = [(rows, block) for rows, block in self._blocks if rows[1] > below]
 
 
+class _Lane:
+    """Copies that run beside the device's work, in order; on a CPU they are done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if self._device is not None else None
+
+    def copy(
+        self, pairs: list[tuple[torch.Tensor, torch.Tensor]], after: list[torch.cuda.Event]
+    ) -> torch.cuda.Event | None:
+        """Copy each (to, from) after the work so far and `after`; the event that this is done."""
+        if self._stream is None:
+            for to, origin in pairs:
+                to.copy_(origin)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for event in after:
+            self._stream.wait_event(event)
+        with torch.cuda.stream(self._stream):
+            for to, origin in pairs:
+                to.copy_(origin, non_blocking=True)
+            return self._stream.record_event()
+
+    def wait(self, event: torch.cuda.Event | None) -> None:
+        """Let the work from now on begin when `event` has come."""
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows in host memory, there when `written` has come."""
+
+    rows: Rows
+    values: torch.Tensor
+    written: torch.cuda.Event | None
+
+
 class HostRows:
-    """Rows in host memory, pinned where the device can copy from there by itself."""
+    """Rows in host memory, pinned where the device can copy from there by itself.
+
+    Copies run beside the device's work: those that `prefetch` announced, and written ones. The
+    tensors that they read or fill are kept until the device is told to wait for them, so their
+    memory is never in use twice; at most one written tensor is kept.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._blocks: list[tuple[Rows, torch.Tensor]] = []
+        self._in, self._out = _Lane(device), _Lane(device)
+        self._blocks: list[_Block] = []
+        self._ahead: dict[Rows, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
+        self._leaving: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
 
     def write(self, first: int, rows: torch.Tensor) -> None:
         """Rows (N, n, W, C) from `first` on."""
         per_row = rows.shape[0] * rows[0, 0].numel() * rows.element_size()
         step = max(HOST_BLOCK_BYTES // max(per_row, 1), 1)
+        self._landed()
+        pairs, spans = [], []
         for start in range(0, rows.shape[1], step):
             part = rows[:, start : start + step]
-            block = torch.empty(
-                part.shape, dtype=part.dtype, pin_memory=self._device.type == "cuda"
-            )
-            block.copy_(part, non_blocking=True)
-            self._blocks.append(((first + start, first + start + part.shape[1]), block))
+            pinned = self._device.type == "cuda"
+            pairs.append((torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned), part))
+            spans.append((first + start, first + start + part.shape[1]))
+        event = self._out.copy(pairs, [])
+        self._leaving = (rows, event)
+        self._blocks += [
+            _Block(span, to, event) for span, (to, _) in zip(spans, pairs, strict=True)
+        ]
+
+    def prefetch(self, rows: Rows) -> None:
+        """Begin to copy what `read` will be asked for next."""
+        if rows in self._ahead:
+            return
+        some = self._blocks[0].values
+        shape = (some.shape[0], rows[1] - rows[0], *some.shape[2:])
+        made = torch.empty(shape, dtype=some.dtype, device=self._device)
+        pairs, after = [], []
+        for block in self._blocks:
+            low, high = max(block.rows[0], rows[0]), min(block.rows[1], rows[1])
+            if low < high:
+                origin = block.values[:, low - block.rows[0] : high - block.rows[0]]
+                pairs.append((made[:, low - rows[0] : high - rows[0]], origin))
+                after += [] if block.written is None else [block.written]
+        self._ahead[rows] = (made, self._in.copy(pairs, after))
 
     def read(self, rows: Rows) -> torch.Tensor:
-        shape = (self._blocks[0][1].shape[0], rows[1] - rows[0], *self._blocks[0][1].shape[2:])
-        made = torch.empty(shape, dtype=self._blocks[0][1].dtype, device=self._device)
-        for (first, last), block in self._blocks:
-            low, high = max(first, rows[0]), min(last, rows[1])
-            if low < high:
-                part = block[:, low - first : high - first]
-                made[:, low - rows[0] : high - rows[0]].copy_(part, non_blocking=True)
+        self.prefetch(rows)
+        made, event = self._ahead.pop(rows)
+        self._in.wait(event)
         return made
 
     def release(self, below: int) -> None:
-        self._blocks = [(rows, block) for rows, block in self._blocks if rows[1] > below]
+        self._blocks = [block for block in self._blocks if block.rows[1] > below]
+
+    def settle(self) -> None:
+        """Let the device wait for what is being copied, and forget what was announced."""
+        self._landed()
+        for _, event in self._ahead.values():
+            self._in.wait(event)
+        self._ahead = {}
+
+    def _landed(self) -> None:
+        if self._leaving is not None:
+            self._out.wait(self._leaving[1])
+            self._leaving = None
