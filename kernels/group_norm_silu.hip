@@ -6,8 +6,8 @@
 //   statistics   (N, parts, C, 4)    float32: mean, sum of squared differences from it, count, unused; of one part of the pixels
 //   norm         (N, C, 2)           float32: scale, shift
 //
-// One kernel per compilation: STEP_STATISTICS x -> statistics, STEP_MERGE statistics -> statistics of fewer parts, STEP_FINALIZE
-// statistics -> norm, STEP_APPLY x, norm -> out.
+// One kernel per compilation, that of the only STEP_ which is defined: STEP_STATISTICS x -> statistics, STEP_MERGE statistics ->
+// statistics of fewer parts, STEP_FINALIZE statistics -> norm, STEP_APPLY x, norm -> out.
 //
 // Numerics. No square of a sum is ever subtracted from a sum of squares. A work-item reads a batch of values into registers and
 // passes over them twice, once for the mean and once for the differences from it; batches, lanes and parts are merged by the
@@ -32,6 +32,7 @@ struct GroupNormImageParams {  // the same in group_norm_kernel.py
     u32 width, column_blocks;  // of a work-group, see above; (N, pixels, C) only: work-groups per row of channels
     u32 units;                 // (N, C, pixels) only: parts of channels in all
     u32 aligned;               // 16-byte accesses may be used
+    u32 groups;                // work-groups of this launch
 };
 
 struct GroupNormMergeParams {  // the same in group_norm_kernel.py
@@ -177,6 +178,10 @@ DEVICE float result(float x, float scale, float shift) {
     const float z = fma_f32(x, scale, shift);
     return SILU ? z * reciprocal(1.0f + exp2_fast(-1.44269504088896341f * z)) : z;
 }
+// From the end of the image on: what the pass for statistics read last may still be in a cache.
+DEVICE u32 block_in_order(const GroupNormImageParams& p) { return p.groups - 1 - block_id(); }
+#else
+DEVICE u32 block_in_order(const GroupNormImageParams&) { return block_id(); }
 #endif
 
 #if CHANNELS_LAST
@@ -188,7 +193,7 @@ struct Place {
     i64 offset;  // of pixel 0, in elements
     bool active;
     DEVICE explicit Place(const GroupNormImageParams& p) {
-        const u32 thread = thread_id(), block = block_id();
+        const u32 thread = thread_id(), block = block_in_order(p);
         row = (int)(thread / p.width), column = (int)(thread % p.width), rows = (int)(THREADS / p.width);
         part = block / p.column_blocks % p.parts, image = block / p.column_blocks / p.parts;
         channel = (block % p.column_blocks * p.width + (u32)column) * VECTOR;
@@ -273,7 +278,7 @@ struct Place {
     DEVICE Place(const GroupNormImageParams& p, const u16* aligned_to) {
         const u32 thread = thread_id();
         lanes = (int)p.width, lane = (int)(thread % p.width), team = (int)(thread / p.width);
-        const i64 unit = (i64)block_id() * (THREADS / p.width) + team;
+        const i64 unit = (i64)block_in_order(p) * (THREADS / p.width) + team;
         active = unit < (i64)p.units;
         run = unit / p.parts, part = (u32)(unit % p.parts);
         start = run * p.pixels + (i64)part * p.part_pixels;

@@ -40,6 +40,7 @@ class ImageParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "out", "statistics", "norm")),
         *((name, ctypes.c_uint32) for name in ("channels", "pixels", "parts", "part_pixels")),
         *((name, ctypes.c_uint32) for name in ("width", "column_blocks", "units", "aligned")),
+        ("groups", ctypes.c_uint32),
     ]
 
 

@@ -52,7 +52,7 @@ def _image_params(
     return ImageParams(
         *(x.data_ptr(), 0, 0, 0),
         *(channels, pixels, tiling.parts, tiling.part_pixels),
-        *(tiling.width, tiling.column_blocks, tiling.units, 0),
+        *(tiling.width, tiling.column_blocks, tiling.units, 0, tiling.grid),
     )
 
 
