@@ -58,9 +58,9 @@ class Driver(ABC):
         stream: int,
         params: ctypes.Structure,
     ) -> None:
-        """Launch on a stream (its handle;
+        """Launch on the stream with this handle; 0 is the default one.
 
-        0 is the default one). `params` is the kernel's one argument, copied at once.
+        `params` is the kernel's one argument, copied at once.
         """
 
     def arch(self, arch: Arch, index: int) -> Arch:
