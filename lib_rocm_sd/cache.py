@@ -56,7 +56,7 @@ def reset() -> None:
 
 
 def directory() -> Path | None:
-    """The folder in use, created when missing; None where there is none, and `reasons()` says why."""
+    """The folder in use, created when missing; where None, `reasons()` says why."""
     if not _state.resolved:
         _state.directory = next((path for path in _candidates() if _usable(path)), None)
         _state.resolved = True
