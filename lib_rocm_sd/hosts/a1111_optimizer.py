@@ -46,7 +46,9 @@ class RocmSdOptimization:
             device = host.device()
             info = identify(device)
             if not info.reasons:
-                host.say_once(f"checking the attention kernel on {info.gfx} (the first start compiles it)")
+                host.say_once(
+                    f"checking the attention kernel for {info.gfx}; the first start compiles it"
+                )
             reasons = engine.usable(device)
         except Exception as error:
             reasons = [f"{type(error).__name__}: {error}"]
