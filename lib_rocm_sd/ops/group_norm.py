@@ -220,7 +220,11 @@ class KernelGroupNorm(_Ours):
 
 
 class TorchGroupNorm(_Torch):
-    """torch's group_norm, then its silu; in float32 where gamma or beta are of another dtype."""
+    """torch's group_norm, then its silu.
+
+    In float32 where gamma or beta are of another dtype, and for halves on the CPU, for which an
+    older torch has neither.
+    """
 
     def workspace(self, problem: GroupNormProblem) -> int:
         """What SiLU reads, and torch's copies on the way from and to channels-last."""
@@ -237,8 +241,8 @@ class TorchGroupNorm(_Torch):
         eps: float,
         silu: bool,
     ) -> torch.Tensor:
-        given = [t for t in (gamma, beta) if t is not None]
-        if any(t.dtype != x.dtype for t in given):
+        others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
+        if others or x.device.type == "cpu":
             wide = formula.wide_of(x)
             gamma, beta = (None if t is None else t.to(wide) for t in (gamma, beta))
             y = F.group_norm(x.to(wide), groups, gamma, beta, eps)
