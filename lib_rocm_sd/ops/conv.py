@@ -57,10 +57,8 @@ class MatrixConv(Variant[ConvProblem]):
         )
 
     def input_refusals(self, *inputs: Any) -> list[str]:
-        x, weight, _, shortcut = inputs[:4]
+        x, weight = inputs[:2]
         return reasons(
-            (not x.is_contiguous(), "x is not contiguous"),
-            (shortcut is not None and not shortcut.is_contiguous(), "shortcut is not contiguous"),
             (
                 torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
                 "gradients are wanted, the kernel is forward only",
@@ -96,6 +94,7 @@ class MatrixConv(Variant[ConvProblem]):
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
         problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm)
+        x, shortcut = x.contiguous(), None if shortcut is None else shortcut.contiguous()
         packed = weights.packed(self.kind, x, shortcut, launch, config)
         rows, columns = problem.out_size
         step = 2 if self.kind == "upsample" else 1
