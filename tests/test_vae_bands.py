@@ -220,10 +220,13 @@ def test_out_of_memory_halves_the_budget(level: str, monkeypatch: pytest.MonkeyP
     x = image("ldm decoder", 23, 7).double()
     whole = planner_of(module, x).whole().peak_bytes
     short = _Short(whole // 3, monkeypatch)
-    assert error(Program(module)(x, level=level), own(module, x)) < 1e-12
+    made = Program(module)
+    assert error(made(x, level=level), own(module, x)) < 1e-12
     peaks = [chosen.peak_bytes for chosen in short.tried]
     assert short.tried[0].whole and not short.tried[-1].whole and len(peaks) == 3
     assert peaks[1] <= peaks[0] // 2 and peaks[2] <= peaks[0] // 4
+    made(x, level=level)
+    assert len(short.tried) == 4 and short.tried[3] is short.tried[2]
     assert any("out of memory (whole frame" in told for told in report.snapshot()["events"])
 
 

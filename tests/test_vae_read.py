@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.vae import read_ldm
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows
 from tests import vae_models
@@ -198,6 +199,23 @@ def test_other_classes_are_not_known() -> None:
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
     tiny = diffusers.AutoencoderTiny().decoder
     assert any("is a DecoderTiny" in reason for reason in read(tiny).reasons)
+
+
+@pytest.mark.parametrize(
+    ("family", "known"),
+    [
+        ("ldm.modules.diffusionmodules.model", True),
+        ("sgm.modules.diffusionmodules.model", True),
+        ("modules.models.sd3.sd3_impls", True),
+        ("flux.modules.autoencoder", True),
+        ("backend.nn.vae", True),
+        ("ldm.modules.diffusionmodules.openaimodel", False),
+        ("somebody.notflux.modules.autoencoder2", False),
+        ("xbackend.nn.vae", False),
+    ],
+)
+def test_families_are_known_by_their_python_module(family: str, known: bool) -> None:
+    assert read_ldm.is_known(family) is known
 
 
 def test_attention_forward_of_an_optimizer_is_expected() -> None:

@@ -67,6 +67,8 @@ class Program:
         self._scale = 0
         self._hopeless = False
         self._plans: policy.Plans | None = None
+        self._held: dict[object, int | None] = {}
+        """Budgets that held where memory was short, so that it is not tried again each time."""
         self.last_plan: Plan | None = None
         self.refresh()
 
@@ -87,6 +89,7 @@ class Program:
             self._recipe = recipe
             self._signature = Signature(recipe)
             self._scale, self._hopeless, self._plans = 0, False, None
+            self._held = {}
             self.release()
         return self.reasons
 
@@ -173,7 +176,8 @@ class Program:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
             self._ready = prepare(self._recipe, self.scales)
-        budget = request.budget_bytes
+        key = (request.image.shape, request.level, request.budget_bytes)
+        budget = self._held.get(key, request.budget_bytes)
         while True:
             plan, links = self._plan(request, budget)
             self.last_plan = plan
@@ -187,6 +191,8 @@ class Program:
                     raise
                 report.event(f"out of memory ({plan}): planned again within {budget >> 20} MiB")
             else:
+                if budget != request.budget_bytes:
+                    self._held[key] = budget
                 if self._outdated(read(self._module)):  # here, where the device is still at work
                     raise _ChangedError
                 return output
