@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import platform
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__
-from lib_rocm_sd.bench import group_norm
+from lib_rocm_sd.bench import group_norm, vae
 from lib_rocm_sd.bench.attention import Row, measure
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem
@@ -24,11 +25,12 @@ from lib_rocm_sd.planner import default_launcher
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("op", choices=["attention", "group_norm"], help="what to time")
+    parser.add_argument("op", choices=["attention", "group_norm", "vae"], help="what to time")
     parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--runs", type=int, default=50, help="timed calls per row (default 50)")
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
+    parser.add_argument("--compile", action="store_true", help="vae: torch.compile as well")
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
 
 
@@ -43,6 +45,8 @@ def main(args: argparse.Namespace) -> int:
     machine = _machine(device, info, args.runs)
     if args.op == "group_norm":
         return _group_norm(args, device, info, launch, machine)
+    if args.op == "vae":
+        return _vae(args, device, machine)
     rows: list[Row] = []
     for label, problem in _problems(args):
         print(f"{label}: {problem}", file=sys.stderr, flush=True)
@@ -66,6 +70,17 @@ def _group_norm(
     print(group_norm.render(_heading(machine), rows))
     _write(args.json, machine, [group_norm.as_json(row) for row in rows])
     return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
+
+
+def _vae(args: argparse.Namespace, device: torch.device, machine: dict[str, Any]) -> int:
+    if importlib.util.find_spec("diffusers") is None:
+        print("bench vae needs diffusers: `pip install diffusers`", file=sys.stderr)
+        return 2
+    dtype = getattr(torch, args.dtype)
+    rows = vae.measure(device, dtype, args.runs, args.small, args.compile)
+    print(vae.render(_heading(machine), rows))
+    _write(args.json, machine, [_plain(row) for row in rows])
+    return 0
 
 
 def _write(path: str | None, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -97,7 +112,7 @@ def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any
     }
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: Row | vae.VaeRow) -> dict[str, Any]:
     """The row as JSON has it: what was not measured is null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,6 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,8 @@ from lib_rocm_sd.vae.program import Program
 
 SIZES = (512, 1024, 2048)
 MEMORY_SIZES = (1024, 2048, 4096)
-"""Pixels a side; the second row is what the Memory level is measured on."""
+SMALL_SIZES = (64,)
+"""Pixels a side: of all ways, of the Memory level, and of all with `--small`."""
 WARM_UP = 2
 
 
@@ -97,18 +97,20 @@ def ways(decoder: nn.Module, with_compile: bool) -> dict[str, Callable[[], Way]]
 
 
 def measure(
-    device: torch.device, dtype: torch.dtype, runs: int, sizes: Sequence[int], with_compile: bool
+    device: torch.device, dtype: torch.dtype, runs: int, small: bool, with_compile: bool
 ) -> list[VaeRow]:
-    """One row per size and way; every output is compared with a float32 decode of the same."""
+    """One row per size and way; every output is compared with a float32 decode of the same.
+
+    A row is printed to stderr as soon as it is there.
+    """
     decoder = sd_decoder(device, dtype)
-    exact = {size: _reference(decoder, device, size) for size in sizes if size <= 2048}
+    sizes = SMALL_SIZES if small else SIZES
+    exact = {size: _reference(decoder, device, size) for size in sizes}
     rows = []
     with torch.no_grad():
         for name, prepare in ways(decoder, with_compile).items():
             way = prepare()
-            for size in (
-                MEMORY_SIZES if name.endswith("Memory") and device.type == "cuda" else sizes
-            ):
+            for size in MEMORY_SIZES if name.endswith("Memory") and not small else sizes:
                 row = _row(name, way, _latent(size, device, dtype), exact.get(size), runs)
                 print(_line(row), file=sys.stderr, flush=True)
                 rows.append(row)
@@ -171,11 +173,10 @@ def _error(output: torch.Tensor, exact: torch.Tensor | None) -> float:
     return ((output.cpu().float() - exact).abs().max() / exact.abs().max()).item()
 
 
-def render(machine: dict[str, Any], rows: Sequence[VaeRow]) -> str:
+def render(heading: str, rows: Sequence[VaeRow]) -> str:
     """The table that a person reads."""
     lines = [
-        f"{machine['device']} ({machine['gfx'] or machine['backend']}), torch {machine['torch']}, "
-        f"decoder of Stable Diffusion with random weights, batch 1, median of {machine['runs']}",
+        f"{heading}; Stable Diffusion's decoder with random weights, batch 1",
         f"{'pixels':>6} {'way':<24} {'ms':>9} {'p10..p90':>17} {'first ms':>9} {'peak MiB':>9} "
         f"{'error':>8}",
     ]
