@@ -78,9 +78,9 @@ def test_every_plan_gives_the_whole_frames_result(kind: str) -> None:
 @pytest.mark.parametrize("keep", ["device", "host"])
 def test_any_height_anywhere(keep: str, hidden: str | None) -> None:
     module = coder("ldm decoder").double()
-    x = image("ldm decoder", 13, 5).double()
+    x = image("ldm decoder", 21, 5).double()
     expected = own(module, x)
-    for rows in (1, 3, 8, 20, 52):
+    for rows in (16, 40, 84):
         assert error(run(module, x, legs_of(module, rows, keep, hidden)), expected) < 1e-12
 
 
@@ -91,18 +91,17 @@ def test_one_leg_makes_everything_again_and_again() -> None:
     assert error(run(module, x, only), own(module, x)) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder"])
-def test_half_in_bands_is_half_whole(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder", "diffusers decoder"])
+def test_half_in_bands_is_half_whole_to_the_bit(kind: str) -> None:
+    """Each value is computed from the same numbers in the same order."""
     module = coder(kind).half()
-    x = image(kind, 23, 9).half()
+    x = image(kind, 39, 9).half()
     planner = planner_of(module, x)
-    banded = planner.cheapest(planner.whole().peak_bytes // 4, HOST)
-    assert banded is not None and not banded.whole
     whole = Program(module)(x)
-    exact = own(module.double(), x.double())
-    tolerance = error(whole, exact)
-    module.half()
-    assert error(run(module, x, banded), whole) <= 2 * tolerance
+    for divisor, host in ((1.5, 0), (2.5, 0), (3, HOST)):
+        banded = planner.cheapest(int(planner.whole().peak_bytes / divisor), host)
+        assert banded is not None and not banded.whole
+        assert torch.equal(run(module, x, banded), whole)
 
 
 def test_a_batch_goes_image_by_image() -> None:
@@ -172,7 +171,7 @@ def test_no_plan_takes_more_than_it_says(kind: str, monkeypatch: pytest.MonkeyPa
 
 def test_progress_rises_to_its_total() -> None:
     module = coder("ldm decoder")
-    x = image("ldm decoder", 13, 5, batch=2)
+    x = image("ldm decoder", 40, 12, batch=2)
     planner = planner_of(module, x[:1])
     chosen = planner.cheapest(planner.whole().peak_bytes // 3, 0)
     assert chosen is not None
@@ -217,7 +216,7 @@ class _Short:
 @pytest.mark.parametrize("level", ["Auto", "Performance"])
 def test_out_of_memory_halves_the_budget(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = coder("ldm decoder").double()
-    x = image("ldm decoder", 23, 7).double()
+    x = image("ldm decoder", 60, 12).double()
     whole = planner_of(module, x).whole().peak_bytes
     short = _Short(whole // 3, monkeypatch)
     made = Program(module)

@@ -11,7 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.vae import read_ldm
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows
+from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows, rows_above
 from tests import vae_models
 
 
@@ -258,5 +258,10 @@ def test_rows_that_a_convolution_needs(kind: str, height: int) -> None:
             low, high = needed_rows(kind, (first, last), height)
             touching = [i for i in range(height) if rows[i][first:last].any()]
             assert low <= touching[0] and touching[-1] < high
-            made = made_rows(kind, (low, high), height)
+            made = made_rows(kind, (first, last))
             assert made[0] <= first and last <= made[1]
+            assert needed_rows(kind, made, height) == (low, high)
+            middle = next(i for i in range(height) if rows[i][made[0]].any())
+            above = rows_above(kind, made, (low, high))
+            assert above == (low < made[0] // (2 if kind == "upsample" else 1)) or "2" in kind
+            assert low + above >= middle

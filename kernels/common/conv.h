@@ -32,6 +32,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
     u32* overflow;               // set to 1 where a value does not fit the half type
     u32 h, w, ci, out_h, out_w, co, out_channels, shortcut_ci;  // out_h, out_w: of this phase's grid; co: padded to 16
     u32 tiles_x, tiles_y, blocks_co, image_h, image_w;  // image_h, image_w: rows and columns of `out`
+    u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
 };
 
 template <typename Unit> struct Packed {
@@ -85,7 +86,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     }
     DEVICE bool inside(int item, int& y, int& x) const {
         const int pixel = item / kEights;
-        y = origin(first_y, phase_y) + pixel / kPatchW, x = origin(first_x, phase_x) + pixel % kPatchW;
+        y = origin(first_y, phase_y) + (int)p.above + pixel / kPatchW, x = origin(first_x, phase_x) + pixel % kPatchW;
         return item < kItems && y >= 0 && y < (int)p.h && x >= 0 && x < (int)p.w;
     }
 

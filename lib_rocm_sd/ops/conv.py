@@ -20,10 +20,12 @@ from lib_rocm_sd.ops import conv_kernel as kernel
 from lib_rocm_sd.ops import conv_problem as problems
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
-from lib_rocm_sd.ops.conv_problem import ConvProblem, NextNorm, norm_from
+from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, norm_from
 from lib_rocm_sd.ops.conv_weights import ConvWeights
+from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig, merge_spec
+from lib_rocm_sd.ops.group_norm_launch import launch_merge
 
-__all__ = ["CONVS", "KINDS", "ConvProblem", "ConvWeights", "NextNorm", "conv", "norm_from"]
+__all__ = ["CONVS", "Band", "KINDS", "ConvProblem", "ConvWeights", "NextNorm", "conv", "norm_from"]
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
 
@@ -77,7 +79,8 @@ class MatrixConv(Variant[ConvProblem]):
         )
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
-        return (kernel.spec(self.form(problem), config), kernel.pack_spec(problem.dtype))
+        merge = (merge_spec(_MERGE),) if problem.statistics else ()
+        return (kernel.spec(self.form(problem), config), kernel.pack_spec(problem.dtype), *merge)
 
     def run(
         self,
@@ -90,13 +93,15 @@ class MatrixConv(Variant[ConvProblem]):
         weights: ConvWeights,
         next_norm: NextNorm | None,
         overflow: torch.Tensor | None,
+        band: Band | None = None,
     ) -> Any:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm)
+        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm, band)
         x, shortcut = x.contiguous(), None if shortcut is None else shortcut.contiguous()
         packed = weights.packed(self.kind, x, shortcut, launch, config)
         rows, columns = problem.out_size
+        rows = rows if band is None else band.rows
         step = 2 if self.kind == "upsample" else 1
         grid_h, grid_w = rows // step, columns // step
         channels = (problem.out_channels + 7) // 8 * 8
@@ -113,19 +118,34 @@ class MatrixConv(Variant[ConvProblem]):
             *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
             *(*x.shape[1:3], x.shape[3], grid_h, grid_w, packed.co),
             *(channels, problem.shortcut_channels, *tiles, blocks, rows, columns),
+            0 if band is None else band.above,
         )
         grid = blocks * tiles[0] * tiles[1] * step * step * x.shape[0]
         launch(kernel.spec(self.form(problem), config), grid, config.block, params, x.device)
-        return y, _finalize(statistics, next_norm)
+        if statistics is None:
+            return y, None
+        each = tiles[0] * config.waves_pix
+        merged = launch_merge(launch, _MERGE, statistics, packed.co, each)
+        return y, _given(merged.unflatten(1, (step * step, -1)), next_norm, band)
 
 
-def _finalize(statistics: torch.Tensor | None, next_norm: NextNorm | None) -> torch.Tensor | None:
+_MERGE = GroupNormConfig(256, 4)
+
+
+def _given(
+    statistics: torch.Tensor, next_norm: NextNorm | None, band: Band | None
+) -> torch.Tensor | None:
+    """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
+
+    Parts are rows of tiles, wherever an image is cut, so that the parts of its bands are the
+    image's own to the bit, and in their order if put together along `parts`.
+    """
     from lib_rocm_sd.ops import group_norm
 
-    if statistics is None or next_norm is None:
-        return None
+    if band is not None or next_norm is None:
+        return statistics
     return group_norm.finalize(
-        statistics, next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
+        statistics.flatten(1, 2), next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
     )
 
 
@@ -160,28 +180,21 @@ class TorchConv(Variant[ConvProblem]):
         weights: ConvWeights,
         next_norm: NextNorm | None,
         overflow: torch.Tensor | None,
+        band: Band | None = None,
     ) -> Any:
-        y = problems.convolve(self.kind, x, weights, norm, shortcut)
+        y = problems.convolve(self.kind, x, weights, norm, shortcut, band)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)
-        made = None
-        if next_norm is not None:
-            from lib_rocm_sd.ops import group_norm
-
-            made = group_norm.norm_of(
-                y[..., : weight.shape[0]],
-                next_norm.gamma,
-                next_norm.beta,
-                next_norm.groups,
-                next_norm.eps,
-            )
-        return y, made
+        if next_norm is None:
+            return y, None
+        statistics = problems.statistics_of_rows(y[..., : weight.shape[0]])
+        return y, _given(statistics[:, None], next_norm, band)
 
 
 def _op(kind: str) -> Op[ConvProblem]:
     def problem_of(*inputs: Any) -> ConvProblem:
-        x, _, norm, shortcut, weights, next_norm, _ = inputs
-        return problems.problem_of(kind, x, weights, norm, shortcut, next_norm)
+        x, _, norm, shortcut, weights, next_norm, _, *band = inputs
+        return problems.problem_of(kind, x, weights, norm, shortcut, next_norm, *band)
 
     return Op(
         name=f"conv {kind}",
@@ -208,8 +221,12 @@ def conv(
     shortcut: torch.Tensor | None = None,
     next_norm: NextNorm | None = None,
     overflow: torch.Tensor | None = None,
+    band: Band | None = None,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
+
+    Of a `band` there are statistics instead, (N, phases, parts, Co or more, 4): those of all bands,
+    put together along `parts` and flattened to (N, phases * parts, ..), give the image's norm.
 
     `norm` (N, Ci, 2): x is normalised by it and SiLU'd while it is read. `shortcut` (N, Ho, Wo, Cs)
     is added, multiplied by the shortcut weight where there is one. `overflow` (1) int32 is set to 1
@@ -218,6 +235,6 @@ def conv(
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
     result: Result = engine.run(
-        CONVS[kind], x, weights.weight, norm, shortcut, weights, next_norm, overflow
+        CONVS[kind], x, weights.weight, norm, shortcut, weights, next_norm, overflow, band
     )
     return result

@@ -25,6 +25,7 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("h", "w", "ci", "out_h", "out_w", "co")),
         *((name, ctypes.c_uint32) for name in ("out_channels", "shortcut_ci", "tiles_x")),
         *((name, ctypes.c_uint32) for name in ("tiles_y", "blocks_co", "image_h", "image_w")),
+        ("above", ctypes.c_uint32),
     ]
 
 

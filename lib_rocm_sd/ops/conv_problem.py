@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS
 from lib_rocm_sd.ops.conv_weights import ConvWeights
+from lib_rocm_sd.ops.group_norm_formula import moments_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,23 @@ class NextNorm:
     beta: torch.Tensor
     groups: int
     eps: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """Only `rows` rows of the output are made, from an x that is cut out of a larger image.
+
+    `above`: rows of x before the one at which the first of them lies, which it needs where the
+    image goes on above: 1, but 0 at the image's top and for "3x3 stride 2". x ends with the last
+    row that is needed. For "upsample", `rows` is even.
+    """
+
+    above: int
+    rows: int
+
+
+STATISTICS_ROWS = 16
+"""Bands that begin and end at multiples of it have, together, the statistics of the whole image."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +100,14 @@ def problem_of(
     norm: torch.Tensor | None,
     shortcut: torch.Tensor | None,
     next_norm: NextNorm | None,
+    band: Band | None = None,
 ) -> ConvProblem:
     if x.ndim != 4 or x.dtype not in DTYPES:
         raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
     batch, height, width, channels = x.shape
     out, taken = weights.weight.shape[:2]
     rows, columns = out_size(kind, height, width)
+    rows = rows if band is None else band.rows
     wrong = reasons(
         (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
         (channels % 16 or channels < taken, f"{channels} channels for a weight of {taken}"),
@@ -130,6 +150,7 @@ def convolve(
     weights: ConvWeights,
     norm: torch.Tensor | None,
     shortcut: torch.Tensor | None,
+    band: Band | None = None,
 ) -> torch.Tensor:
     """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least."""
     if norm is not None:
@@ -145,9 +166,22 @@ def convolve(
     else:
         y = F.conv2d(image, weight, bias, padding=1)
     y = y.permute(0, 2, 3, 1)
+    if band is not None:
+        first = band.above * (2 if kind == "upsample" else 1)
+        y = y[:, first : first + band.rows]
     if shortcut is not None:
         y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
     return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+
+
+def statistics_of_rows(y: torch.Tensor) -> torch.Tensor:
+    """The statistics (N, parts, C, 4) of y (N, H, W, C), a part for STATISTICS_ROWS rows."""
+    whole = y.shape[1] // STATISTICS_ROWS
+    parts = [
+        y[:, : whole * STATISTICS_ROWS].unflatten(1, (whole, STATISTICS_ROWS)).flatten(2, 3),
+        y[:, None, whole * STATISTICS_ROWS :].flatten(2, 3),
+    ]
+    return torch.cat([moments_of(part) for part in parts if part.numel()], 1)
 
 
 def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> torch.Tensor:
@@ -167,13 +201,16 @@ def reference(
     weights: ConvWeights,
     next_norm: NextNorm | None,
     overflow: torch.Tensor | None,
+    band: Band | None = None,
 ) -> Any:
-    """y in float64, and the next norm if one is asked for."""
+    """y in float64, and the next norm (of a band: statistics) if one is asked for."""
     wide = [None if t is None else t.double() for t in (x, norm, shortcut)]
     assert wide[0] is not None
-    y = convolve(kind, wide[0], weights, wide[1], wide[2])
+    y = convolve(kind, wide[0], weights, wide[1], wide[2], band)
     if next_norm is None:
         return y, None
+    if band is not None:
+        return y, statistics_of_rows(y[..., : weight.shape[0]])[:, None]
     groups = y[..., : weight.shape[0]].unflatten(-1, (next_norm.groups, -1))
     variance, mean = torch.var_mean(groups, (1, 2, 4), correction=0)
     return y, norm_from(mean, variance, next_norm)

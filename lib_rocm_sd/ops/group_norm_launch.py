@@ -72,7 +72,7 @@ def launch_finalize(
     channels = channels_of(statistics, gamma, beta)
     fewer = kernel.merged_parts(parts, channels // groups)
     if fewer < parts:
-        statistics = _launch_merge(launch, config, statistics, channels, fewer)
+        statistics = launch_merge(launch, config, statistics, channels, -(-parts // fewer))
         parts, stride = statistics.shape[1:3]
     norm = statistics.new_empty((batch, channels, 2))
     params = MergeParams(
@@ -86,11 +86,11 @@ def launch_finalize(
     return norm
 
 
-def _launch_merge(
-    launch: Launch, config: GroupNormConfig, statistics: torch.Tensor, channels: int, fewer: int
+def launch_merge(
+    launch: Launch, config: GroupNormConfig, statistics: torch.Tensor, channels: int, each: int
 ) -> torch.Tensor:
+    """Statistics (N, parts, >= channels, 4), each run of `each` parts merged into one."""
     batch, parts, stride, _ = statistics.shape
-    each = -(-parts // fewer)
     fewer = -(-parts // each)
     blocks = -(-channels // config.threads)
     out = statistics.new_empty((batch, fewer, channels, 4))

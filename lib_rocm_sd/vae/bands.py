@@ -15,13 +15,13 @@ import torch
 
 from lib_rocm_sd.errors import RocmSdError
 from lib_rocm_sd.ops import group_norm
-from lib_rocm_sd.ops.conv import conv
+from lib_rocm_sd.ops.conv import Band, conv
 from lib_rocm_sd.vae.attention import attend
 from lib_rocm_sd.vae.plan import Leg, Plan
-from lib_rocm_sd.vae.steps import Rows
+from lib_rocm_sd.vae.steps import Rows, rows_above
 from lib_rocm_sd.vae.store import DeviceRows, HostRows, InputRows, OutputRows, Source
 from lib_rocm_sd.vae.trace import Action, Chain, bands
-from lib_rocm_sd.vae.weights import Ready, ReadyAttention
+from lib_rocm_sd.vae.weights import Ready, ReadyAttention, ReadyConv
 
 
 class Interrupted(RocmSdError):  # noqa: N818 - nothing went wrong
@@ -46,7 +46,8 @@ def nothing(done: int, total: int) -> None:
 class Run:
     """One image (or, whole, one batch) on its way. `norms`: of images whose reader wants one.
 
-    `strict`: raise Overflow where the statistics of an image are not finite.
+    `strict`: raise Overflow where the statistics of an image are not finite. `sweeping`: the image
+    that is made in bands, whose `statistics` are gathered.
     """
 
     chain: Chain
@@ -57,6 +58,8 @@ class Run:
     progress: Callable[[int, int], None] = nothing
     interrupt: Callable[[], bool] = bool
     strict: bool = False
+    sweeping: int | None = None
+    statistics: list[torch.Tensor] = field(default_factory=list)
     total: int = 1
     done: int = 0
 
@@ -105,19 +108,43 @@ def _compute(
     if isinstance(ready, ReadyAttention):
         y, norm = attend(ready, x, run.norms[image - 1])
     else:
-        step = ready.step
-        whole = source == run.chain.rows(image - 1)
-        y, norm = conv(
-            step.kind,
-            x,
-            ready.weights,
-            norm=None if step.norm is None else run.norms[image - 1],
-            shortcut=_cut(values[image - 2], source) if step.residual else None,
-            next_norm=ready.next_norm if whole and image not in run.norms else None,
-        )
+        whole = source == run.chain.rows(image - 1) and action.made == run.chain.rows(image)
+        y, norm = _convolve(run, action, x, values, whole)
     if norm is not None:
         run.norms[image] = norm
     return _cut((action.made, y), action.rows)
+
+
+def _convolve(
+    run: Run,
+    action: Action,
+    x: torch.Tensor,
+    values: Mapping[int, tuple[Rows, torch.Tensor]],
+    whole: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The rows that an action makes, and the norm of a whole image that has none yet.
+
+    The last action of a sweep leaves its band's statistics in `run.statistics` instead.
+    """
+    image, made = action.image, action.made
+    ready, source = run.ready[image - 1], action.source
+    assert isinstance(ready, ReadyConv) and source is not None
+    step = ready.step
+    band = None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0])
+    wanted = image not in run.norms and (whole or image == run.sweeping)
+    y, found = conv(
+        step.kind,
+        x,
+        ready.weights,
+        norm=None if step.norm is None else run.norms[image - 1],
+        shortcut=_cut(values[image - 2], made) if step.residual else None,
+        next_norm=ready.next_norm if wanted else None,
+        band=band,
+    )
+    if band is None or found is None:
+        return y, found
+    run.statistics.append(found)
+    return y, None
 
 
 def _cut(have: tuple[Rows, torch.Tensor], rows: Rows) -> torch.Tensor:
@@ -139,27 +166,34 @@ def sweep(
 
     `consume`: nothing `stored` is read again later, so its memory is given back on the way.
     """
-    parts = []
-    wanted = run.ready[image - 1].next_norm if image not in run.norms else None
     ahead = bands(run.chain.sizes[image].height, rows)
+    run.sweeping, run.statistics = image, []
     try:
         for band, following in zip(ahead, [*ahead[1:], None], strict=True):
             reads = _reads(run, image, following, stored)
             _announce(reads, stored)
             y = make(run, image, band, stored, _unread(run, reads, stored) if consume else None)
-            if wanted is not None and image not in run.norms:
-                parts.append(_merged(group_norm.statistics(y)))
             if sink is not None:
                 sink.write(band[0], y)
             del y
             run.tick()
     finally:
         _settle([*stored.values(), sink])
-    if wanted is not None and parts:
+    _note_norm(run, image)
+
+
+def _note_norm(run: Run, image: int) -> None:
+    """The norm of an image that was swept over, from its bands' statistics."""
+    wanted = run.ready[image - 1].next_norm
+    if wanted is None:
+        return
+    if run.statistics:
+        together = torch.cat(run.statistics, 2).flatten(1, 2)
         run.norms[image] = group_norm.finalize(
-            torch.cat(parts, 1), wanted.gamma, wanted.beta, wanted.groups, wanted.eps
+            together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps
         )
-    if run.strict and wanted is not None and not bool(run.norms[image].isfinite().all()):
+    run.sweeping, run.statistics = None, []
+    if run.strict and not bool(run.norms[image].isfinite().all()):
         raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
 
 
@@ -191,16 +225,6 @@ def _settle(stores: Sequence[object]) -> None:
     for store in stores:
         if isinstance(store, HostRows):
             store.settle()
-
-
-def _merged(statistics: torch.Tensor) -> torch.Tensor:
-    """(N, parts, C, 4) as one part, by Chan's formula."""
-    mean, squares, count = statistics.double()[..., :3].unbind(-1)
-    total = count.sum(1, keepdim=True)
-    middle = (mean * count).sum(1, keepdim=True) / total
-    spread = (squares + count * (mean - middle) ** 2).sum(1, keepdim=True)
-    merged = torch.stack((middle, spread, total, torch.zeros_like(total)), -1)
-    return merged.to(statistics.dtype)
 
 
 def run_plan(

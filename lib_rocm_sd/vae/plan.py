@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import Action, Chain, bands, peak_bytes, trace
@@ -51,11 +52,11 @@ class Leg:
         return [i for i in inner if steps[i].norm is not None] + [self.stop]
 
     def band_rows(self, chain: Chain, image: int) -> int:
-        """Rows of a band of `image`."""
+        """Rows of a band of `image`, so that its statistics are parts of the whole image's."""
         heights = [size.height for size in chain.sizes[self.start + 1 : self.stop + 1]]
         height = chain.sizes[image].height
-        rows = self.rows or height
-        return min(max(rows * height // max(heights), 1), height)
+        rows = (self.rows or height) * height // max(heights)
+        return min(max(rows // STATISTICS_ROWS, 1) * STATISTICS_ROWS, height)
 
 
 @dataclass(frozen=True)

@@ -115,14 +115,15 @@ def needed_rows(kind: str, rows: Rows, height: int) -> Rows:
     return max(first - 1, 0), min(last + 1, height)
 
 
-def made_rows(kind: str, rows: Rows, height: int) -> Rows:
-    """The output rows that a convolution of input `rows` alone makes, wrong ones at cuts included.
-
-    Wrong are those that would need rows outside of `rows` which the image has.
-    """
-    first, last = rows
+def made_rows(kind: str, rows: Rows) -> Rows:
+    """The output rows that are made where `rows` are wanted: upsampling makes them in pairs."""
     if kind == "upsample":
-        return 2 * first, 2 * last
-    if kind == "3x3 stride 2":
-        return first // 2, first // 2 + (last - first - 2) // 2 + 1
+        return rows[0] // 2 * 2, (rows[1] + 1) // 2 * 2
     return rows
+
+
+def rows_above(kind: str, made: Rows, source: Rows) -> int:
+    """Rows of `source` before the one at which the first of `made` lies."""
+    if kind == "3x3 stride 2":
+        return 0
+    return (made[0] // 2 if kind == "upsample" else made[0]) - source[0]

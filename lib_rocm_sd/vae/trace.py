@@ -84,7 +84,8 @@ def _padded(channels: int, multiple: int) -> int:
 class Action:
     """Read `rows` of a stored image, or compute them from `source` rows of the image before.
 
-    A computation makes `made` rows, of which `rows` are kept. `drop`: images needed no more then.
+    A residual step takes the same rows of the image before that. `made` may be a row more than
+    `rows` at either end. `drop`: images needed no more then.
     """
 
     image: int
@@ -110,7 +111,7 @@ def trace(
         source = _source(step, needs[index], sizes[index - 1].height)
         needs[index - 1] = _union(needs.get(index - 1), source)
         if step.residual:
-            needs[index - 2] = _union(needs.get(index - 2), source)
+            needs[index - 2] = _union(needs.get(index - 2), needs[index])
     last_use = {index: index for index in needs}
     for index in needs:
         if index in stored and index != image:
@@ -126,9 +127,7 @@ def trace(
             continue
         step = steps[index - 1]
         source = _source(step, kept, sizes[index - 1].height)
-        made = source
-        if not isinstance(step, AttentionStep):
-            made = made_rows(step.kind, source, sizes[index - 1].height)
+        made = kept if isinstance(step, AttentionStep) else made_rows(step.kind, kept)
         actions.append(Action(index, kept, source, made, drop))
     return actions
 

@@ -1,0 +1,98 @@
+"""The little model's VAE, which has real weights: whole and in bands, in single and in half."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.program import Program
+from lib_rocm_sd.vae.read import read
+from lib_rocm_sd.vae.trace import Chain, chain
+from tests.vae_models import error, legs_of, one_thread, own
+
+__all__ = ["one_thread"]
+
+FOLDER = Path(__file__).resolve().parent.parent / "models" / "tiny-sd" / "vae"
+
+
+@lru_cache(maxsize=1)
+def vae() -> Any:
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+    return diffusers.AutoencoderKL.from_pretrained(FOLDER).eval()
+
+
+def coder(role: str, dtype: torch.dtype) -> nn.Module:
+    module: nn.Module = getattr(vae(), role).to(dtype)
+    return module
+
+
+def picture(size: int = 128) -> torch.Tensor:
+    """A blue disc and a red bar on a gradient, as the model was trained on: (1, 3, size, size)."""
+    y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
+    image = torch.stack((0.5 + 0.2 * x, 0.6 + 0.1 * y, 0.5 + 0.0 * x))
+    image[:, (x + 0.3) ** 2 + (y + 0.2) ** 2 < 0.15] = torch.tensor([0.1, 0.2, 0.9])[:, None]
+    image[:, (x > 0.3) & (x < 0.6)] = torch.tensor([0.8, 0.1, 0.1])[:, None]
+    return image[None] * 2 - 1
+
+
+def latent() -> torch.Tensor:
+    mean = own(coder("encoder", torch.float32), picture())
+    return own(vae().quant_conv.float(), mean)[:, :4]
+
+
+def pixels(image: torch.Tensor) -> torch.Tensor:
+    return ((image.float() / 2 + 0.5).clamp(0, 1) * 255).round()
+
+
+class _Fixed:
+    def __init__(self, module: nn.Module, plan: Plan) -> None:
+        self._module, self._plan = module, plan
+
+    def plan(self, size: tuple[int, int, int], *_: object) -> tuple[Plan, Chain]:
+        return self._plan, chain(read(self._module), 1, *size[1:], 2)
+
+
+@pytest.mark.parametrize("role", ["decoder", "encoder"])
+def test_single_precision_is_torchs(role: str) -> None:
+    x = latent() if role == "decoder" else picture()
+    module = coder(role, torch.float32)
+    assert error(Program(module)(x), own(module, x)) < 1e-5
+
+
+@pytest.mark.parametrize("role", ["decoder", "encoder"])
+def test_half_is_no_worse_than_torchs(role: str) -> None:
+    x = (latent() if role == "decoder" else picture()).half()
+    ours, theirs = Program(coder(role, torch.float16))(x), own(coder(role, torch.float16), x)
+    exact = own(coder(role, torch.float64), x.double())
+    assert error(ours, exact) <= 2 * error(theirs, exact)
+
+
+def banded(module: nn.Module, x: torch.Tensor, plan: Plan) -> torch.Tensor:
+    program = Program(module)
+    program._plans = _Fixed(module, plan)  # type: ignore[assignment]
+    return program(x)
+
+
+def test_bands_make_the_same_picture() -> None:
+    """After rounding to bytes: at most 1 apart, on at most one value in ten thousand."""
+    x = latent()
+    for dtype in (torch.float32, torch.float16):
+        module = coder("decoder", dtype)
+        whole = pixels(Program(module)(x.to(dtype)))
+        again = Plan((Leg(0, 6, None, "host"), Leg(6, 14, 64, "output")), 0, 0, 0.0, 1)
+        assert len(read(module).steps) > 14
+        again = Plan((*again.legs[:1], Leg(6, len(read(module).steps), 16, "output")), 0, 0, 0.0, 1)
+        for plan in (
+            legs_of(module, 16, "device", "host"),
+            legs_of(module, 64, "host", None),
+            again,
+        ):
+            difference = (pixels(banded(module, x.to(dtype), plan)) - whole).abs()
+            assert difference.max() <= 1
+            assert (difference > 0).float().mean() <= 1e-4, (dtype, plan)
