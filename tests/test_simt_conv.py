@@ -90,6 +90,13 @@ def test_too_large_a_value_sets_the_overflow_flag(kind: str) -> None:
         assert overflow.item() == flag
 
 
+def test_without_an_overflow_flag_too_large_a_value_is_infinity() -> None:
+    problem = ConvProblem("3x3", 1, 4, 4, 16, 16)
+    x, *rest = CONVS["3x3"].make_inputs(problem, torch.device("cpu"), 1)
+    output, _ = run_shim(problem, "gfx1100", (x * 4e4, *rest[:6]), sanitize="address,undefined")
+    assert output.isinf().any()
+
+
 def test_phase_weights_are_upsampling_and_convolution() -> None:
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64)
     x = torch.randn(1, 2, 5, 7, dtype=torch.float64)

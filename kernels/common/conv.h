@@ -29,7 +29,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
     const u16* shortcut_weights; // packed: (co / 16, shortcut_ci / 16) tiles, or one tile, the identity
     u16* out;                    // (N, out_h, out_w, out_channels)
     float* statistics;           // (N, parts, co, 4): mean, sum of squared differences from it, count, unused
-    u32* overflow;               // set to 1 where a value does not fit the half type
+    u32* overflow;               // set to 1 where a value does not fit the half type; may be null
     u32 h, w, ci, out_h, out_w, co, out_channels, shortcut_ci;  // out_h, out_w: of this phase's grid; co: padded to 16
     u32 tiles_x, tiles_y, blocks_co, image_h, image_w;  // image_h, image_w: rows and columns of `out`
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
@@ -239,7 +239,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                 });
             }
         }
-        if (!fits) *p.overflow = 1;
+        if (!fits && p.overflow) *p.overflow = 1;
     }
 
     DEVICE void run() {
