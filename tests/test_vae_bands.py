@@ -17,7 +17,7 @@ from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.trace import Chain, chain
 from tests import vae_models
-from tests.vae_models import coder, error, image, legs_of, one_thread, own
+from tests.vae_models import coder, error, image, legs_of, needs_half, one_thread, own
 
 HOST = 1 << 40
 
@@ -91,6 +91,7 @@ def test_one_leg_makes_everything_again_and_again() -> None:
     assert error(run(module, x, only), own(module, x)) < 1e-12
 
 
+@needs_half
 @pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder", "diffusers decoder"])
 def test_half_in_bands_is_half_whole_to_the_bit(kind: str) -> None:
     """Each value is computed from the same numbers in the same order."""
@@ -146,6 +147,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4),
+    reason="an older torch's convolutions hold more on the CPU",
+)
 @pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder"])
 def test_no_plan_takes_more_than_it_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured with torch's convolutions, whose temporary images are part of the prediction."""
@@ -248,6 +253,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
         Program(coder("ldm decoder"))(image("ldm decoder"))
 
 
+@needs_half
 def test_never_black_in_bands() -> None:
     module = coder("ldm decoder")
     for name, parameter in module.named_parameters():
@@ -264,6 +270,7 @@ def test_never_black_in_bands() -> None:
     assert error(got, exact) < 5e-3
 
 
+@needs_half
 def test_nan_goes_through_bands() -> None:
     module = coder("ldm decoder").half()
     x = image("ldm decoder", 13, 9).half()

@@ -13,7 +13,7 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program, UnknownModuleError
 from lib_rocm_sd.vae.weights import Scales
 from tests import vae_models
-from tests.vae_models import coder, error, image, one_thread, own
+from tests.vae_models import coder, error, image, needs_half, one_thread, own
 
 __all__ = ["one_thread"]
 
@@ -29,6 +29,7 @@ def test_equal_to_the_module_in_double_and_single(kind: str) -> None:
     assert error(Program(module.float())(x.float()), expected) < 1e-5
 
 
+@needs_half
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder", "diffusers decoder"])
 def test_half_is_no_worse_than_the_modules_own_half(kind: str, dtype: torch.dtype) -> None:
@@ -245,6 +246,7 @@ def loud(kind: str, gain: float, growth: float = 1.0) -> nn.Module:
     return module
 
 
+@needs_half
 @pytest.mark.parametrize(("gain", "growth"), [(2e4, 1.0), (8e4, 8.0), (8e4, 32.0)])
 @pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder", "diffusers decoder"])
 def test_never_black(kind: str, gain: float, growth: float) -> None:
@@ -262,6 +264,7 @@ def test_never_black(kind: str, gain: float, growth: float) -> None:
     assert error(ours, exact) < 4 * usual
 
 
+@needs_half
 def test_within_a_block_there_may_be_too_much_as_well() -> None:
     module = coder("ldm decoder")
     for name, parameter in module.named_parameters():
@@ -276,6 +279,7 @@ def test_within_a_block_there_may_be_too_much_as_well() -> None:
     assert program.scales.hidden < 1
 
 
+@needs_half
 def test_the_scale_is_remembered_until_the_weights_change() -> None:
     module = loud("ldm decoder", 8e4).half()
     x = image("ldm decoder", 8, 8).half()
@@ -292,6 +296,7 @@ def test_the_scale_is_remembered_until_the_weights_change() -> None:
     assert tries == [found, Scales()] and program.scales == Scales()
 
 
+@needs_half
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_nan_in_the_input_comes_out_and_is_reported_once(dtype: torch.dtype) -> None:
     module = coder("ldm decoder").to(dtype)
@@ -309,6 +314,7 @@ def test_nan_in_the_input_comes_out_and_is_reported_once(dtype: torch.dtype) -> 
         assert len(told) == 1
 
 
+@needs_half
 def test_weights_of_nan_are_not_tried_again_and_again() -> None:
     module = coder("ldm decoder").half()
     x = image("ldm decoder", 6, 6).half()

@@ -14,7 +14,7 @@ from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.trace import Chain, chain
-from tests.vae_models import error, legs_of, one_thread, own
+from tests.vae_models import error, legs_of, needs_half, one_thread, own
 
 __all__ = ["one_thread"]
 
@@ -65,6 +65,7 @@ def test_single_precision_is_torchs(role: str) -> None:
     assert error(Program(module)(x), own(module, x)) < 1e-5
 
 
+@needs_half
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 def test_half_is_no_worse_than_torchs(role: str) -> None:
     x = (latent() if role == "decoder" else picture()).half()
@@ -79,6 +80,7 @@ def banded(module: nn.Module, x: torch.Tensor, plan: Plan) -> torch.Tensor:
     return program(x)
 
 
+@needs_half
 def test_bands_make_the_same_picture() -> None:
     """After rounding to bytes: at most 1 apart, on at most one value in ten thousand."""
     x = latent()
