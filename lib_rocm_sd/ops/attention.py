@@ -19,7 +19,6 @@ from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.ops import attention_problem as problems
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention_problem import (
-    DTYPE_NAMES,
     ODD,
     USUAL,
     AttentionProblem,
@@ -30,6 +29,7 @@ from lib_rocm_sd.ops.attention_problem import (
     scale_of,
 )
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
 __all__ = [
     "ATTENTION",

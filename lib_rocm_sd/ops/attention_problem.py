@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,6 @@ class AttentionProblem:
     def flops(self) -> int:
         """Floating-point operations of the two products."""
         return 4 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
-
-
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-"""The float types known here."""
-DTYPE_NAMES = {**{dtype: name for name, dtype in DTYPES.items()}, torch.bool: "bool"}
 
 
 def _shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> str:

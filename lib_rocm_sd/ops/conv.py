@@ -18,6 +18,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops import conv_kernel as kernel
 from lib_rocm_sd.ops import conv_problem as problems
+from lib_rocm_sd.ops import group_norm
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
 from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, norm_from
@@ -140,8 +141,6 @@ def _given(
     Parts are rows of tiles, wherever an image is cut, so that the parts of its bands are the
     image's own to the bit, and in their order if put together along `parts`.
     """
-    from lib_rocm_sd.ops import group_norm
-
     if band is not None or next_norm is None:
         return statistics
     return group_norm.finalize(

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS
 from lib_rocm_sd.ops.conv_weights import ConvWeights
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm_formula import moments_of
 
 
@@ -85,14 +86,6 @@ def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
     return height, width
 
 
-DTYPES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
-
-
 def problem_of(
     kind: str,
     x: torch.Tensor,
@@ -102,7 +95,7 @@ def problem_of(
     next_norm: NextNorm | None,
     band: Band | None = None,
 ) -> ConvProblem:
-    if x.ndim != 4 or x.dtype not in DTYPES:
+    if x.ndim != 4 or x.dtype not in DTYPES.values():
         raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
     batch, height, width, channels = x.shape
     out, taken = weights.weight.shape[:2]
@@ -136,7 +129,7 @@ def problem_of(
         width,
         channels,
         out,
-        DTYPES[x.dtype],
+        DTYPE_NAMES[x.dtype],
         norm is not None,
         how,
         0 if shortcut is None else shortcut.shape[3],
@@ -219,7 +212,7 @@ def reference(
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Random inputs, drawn on the CPU; the same on every device."""
     p = problem
-    dtype = next(dtype for dtype, name in DTYPES.items() if name == p.dtype)
+    dtype = DTYPES[p.dtype]
     generator = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.ops import conv_kernel as kernel
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.conv_kernel import ConvConfig, PackParams
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
-_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
 
@@ -130,5 +130,5 @@ def _launch_pack(
     count = plain.numel() // 256
     packed = x.new_empty((count * config.tile_halves,))
     params = PackParams(plain.data_ptr(), packed.data_ptr())
-    launch(kernel.pack_spec(_NAMES[x.dtype]), count, config.wave_size, params, x.device)
+    launch(kernel.pack_spec(DTYPE_NAMES[x.dtype]), count, config.wave_size, params, x.device)
     return packed

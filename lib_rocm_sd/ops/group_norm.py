@@ -21,8 +21,8 @@ from lib_rocm_sd.ops import group_norm_formula as formula
 from lib_rocm_sd.ops import group_norm_kernel as kernel
 from lib_rocm_sd.ops import group_norm_launch as launches
 from lib_rocm_sd.ops import group_norm_problem as problems
-from lib_rocm_sd.ops.attention_problem import DTYPES
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm_problem import (
     ApplyProblem,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.ops import group_norm_kernel as kernel
-from lib_rocm_sd.ops.attention_problem import DTYPE_NAMES
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
 
 def is_channels_last(x: torch.Tensor) -> bool:

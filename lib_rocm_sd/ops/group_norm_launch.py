@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.ops import group_norm_kernel as kernel
-from lib_rocm_sd.ops.attention_problem import DTYPE_NAMES
 from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.group_norm_formula import channels_of, dense
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig, ImageParams, MergeParams
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.ops import group_norm_kernel as kernel
-from lib_rocm_sd.ops.attention_problem import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm_formula import channels_of, is_channels_last
 
 
