@@ -54,7 +54,7 @@ DEVICE Words<4> half_of(const Fragment<8>& b) {
 }
 
 // What the four AMD units share: a lane holds one row of A and one column of B, `kHalves` consecutive k of it, and
-// `kElements` rows of D.
+// `kElements` rows of D. A unit below states what it has differently.
 template <int kHalves, int kElements> struct OneColumnUnit {
     using A = Fragment<kHalves / 2>;
     using B = Fragment<kHalves / 2>;
@@ -66,7 +66,14 @@ template <int kHalves, int kElements> struct OneColumnUnit {
     static DEVICE bool first_of_column() { return lane_id() < 16; }
     static DEVICE bool first_of_row() { return lane_id() % 16 == 0; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
+    static DEVICE int row(int e) { return kElements * (lane_id() / 16) + e; }
 
+    // Rows past last_row repeat it: the caller ignores what they give.
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+        A a;
+        load_words<kHalves / 2>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
+        return a;
+    }
     // Columns past last_column repeat it: the caller ignores what they give.
     static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
         B b;
@@ -90,6 +97,10 @@ template <int kHalves, int kElements> struct OneColumnUnit {
         for (int i = 0; i < kElements / 2; ++i) b.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
         return b;
     }
+    template <typename F> static DEVICE void pieces(const B& b, F store) {
+        if constexpr (kHalves == 16) store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
+        else store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<kHalves / 2>, b));
+    }
 };
 
 #if defined(MATRIX_UNIT_WMMA_GFX11)
@@ -101,12 +112,6 @@ typedef float v8f __attribute__((ext_vector_type(8)));
 template <typename Half> struct Mma : OneColumnUnit<16, 8> {
     static constexpr int kDistinctLanes = 16;
     static DEVICE int row(int e) { return 2 * e + lane_id() / 16; }
-    // Rows past last_row repeat it: the caller ignores what they give.
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
-        A a;
-        load_words<8>(a.w, tile + min2(lane_id() % 16, last_row) * ld);
-        return a;
-    }
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v8f c = __builtin_bit_cast(v8f, d);
         if constexpr (Half::kIsBF16)
@@ -130,9 +135,6 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
         }
         return b;
     }
-    template <typename F> static DEVICE void pieces(const B& b, F store) {
-        store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
-    }
 };
 
 #elif defined(MATRIX_UNIT_WMMA_GFX12)
@@ -143,12 +145,6 @@ typedef float v8f __attribute__((ext_vector_type(8)));
 
 template <typename Half> struct Mma : OneColumnUnit<8, 8> {
     static constexpr int kDistinctLanes = 32;
-    static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
-        A a;
-        load_words<4>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
-        return a;
-    }
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v8f c = __builtin_bit_cast(v8f, d);
         if constexpr (Half::kIsBF16)
@@ -159,9 +155,6 @@ template <typename Half> struct Mma : OneColumnUnit<8, 8> {
                                           __builtin_bit_cast(v8h, a), __builtin_bit_cast(v8h, b), c));
     }
     static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
-    template <typename F> static DEVICE void pieces(const B& b, F store) {
-        store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<4>, b));
-    }
 };
 
 #elif defined(MATRIX_UNIT_MFMA)
@@ -172,12 +165,6 @@ typedef float v4f __attribute__((ext_vector_type(4)));
 
 template <typename Half> struct Mma : OneColumnUnit<4, 4> {
     static constexpr int kDistinctLanes = 64;
-    static DEVICE int row(int e) { return 4 * (lane_id() / 16) + e; }
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
-        A a;
-        load_words<2>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
-        return a;
-    }
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v4f c = __builtin_bit_cast(v4f, d);
         if constexpr (Half::kIsBF16)
@@ -188,9 +175,6 @@ template <typename Half> struct Mma : OneColumnUnit<4, 4> {
                                           __builtin_bit_cast(v4h, a), __builtin_bit_cast(v4h, b), c, 0, 0, 0));
     }
     static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
-    template <typename F> static DEVICE void pieces(const B& b, F store) {
-        store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<2>, b));
-    }
 };
 
 #elif defined(MATRIX_UNIT_DOT2)
@@ -203,7 +187,6 @@ typedef _Float16 v2h __attribute__((ext_vector_type(2)));
 // on these chips and takes two FMAs.
 template <typename Half> struct Mma : OneColumnUnit<16, 8> {
     static constexpr int kDistinctLanes = 32;
-    static DEVICE int row(int e) { return 8 * (lane_id() / 16) + e; }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
         load_words<8>(a.w, tile + min2((lane_id() + 8 * (lane_id() / 16)) % 16, last_row) * ld);
@@ -240,9 +223,6 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
             b.w[4 + i] = upper ? ours : theirs;
         }
         return b;
-    }
-    template <typename F> static DEVICE void pieces(const B& b, F store) {
-        store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
     }
 };
 
