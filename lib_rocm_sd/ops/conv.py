@@ -18,10 +18,10 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops import conv_kernel as kernel
 from lib_rocm_sd.ops import conv_problem as problems
-from lib_rocm_sd.ops import group_norm
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
-from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, norm_from
+from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, given, norm_from
+from lib_rocm_sd.ops.conv_torch import TorchConv
 from lib_rocm_sd.ops.conv_weights import ConvWeights
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig, merge_spec
 from lib_rocm_sd.ops.group_norm_launch import launch_merge
@@ -127,67 +127,10 @@ class MatrixConv(Variant[ConvProblem]):
             return y, None
         each = tiles[0] * config.waves_pix
         merged = launch_merge(launch, _MERGE, statistics, packed.co, each)
-        return y, _given(merged.unflatten(1, (step * step, -1)), next_norm, band)
+        return y, given(merged.unflatten(1, (step * step, -1)), next_norm, band)
 
 
 _MERGE = GroupNormConfig(256, 4)
-
-
-def _given(
-    statistics: torch.Tensor, next_norm: NextNorm | None, band: Band | None
-) -> torch.Tensor | None:
-    """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
-
-    Parts are rows of tiles, wherever an image is cut, so that the parts of its bands are the
-    image's own to the bit, and in their order if put together along `parts`.
-    """
-    if band is not None or next_norm is None:
-        return statistics
-    return group_norm.finalize(
-        statistics.flatten(1, 2), next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
-    )
-
-
-class TorchConv(Variant[ConvProblem]):
-    """torch's convolution (MIOpen, cuDNN or its own) on a channels-last view; the rest eager."""
-
-    name = "torch"
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
-        return []
-
-    def workspace(self, problem: ConvProblem) -> int:
-        """Images that the kernel never makes: normalised, upsampled, padded, unfused shortcut."""
-        rows, columns = problem.out_size
-        of_input = problem.height * problem.width * problem.in_channels
-        of_output = rows * columns * problem.out_channels
-        images = of_input * 2 * problem.norm + of_output * (problem.shortcut != "none")
-        images += rows * columns * problem.in_channels * (problem.kind != "3x3")
-        return 2 * problem.batch * images
-
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        norm: torch.Tensor | None,
-        shortcut: torch.Tensor | None,
-        weights: ConvWeights,
-        next_norm: NextNorm | None,
-        overflow: torch.Tensor | None,
-        band: Band | None = None,
-    ) -> Any:
-        y = problems.convolve(self.kind, x, weights, norm, shortcut, band)
-        if overflow is not None and not y.isfinite().all():
-            overflow.fill_(1)
-        if next_norm is None:
-            return y, None
-        statistics = problems.statistics_of_rows(y[..., : weight.shape[0]])
-        return y, _given(statistics[:, None], next_norm, band)
 
 
 def _op(kind: str) -> Op[ConvProblem]:

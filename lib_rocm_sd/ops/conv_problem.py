@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
+from lib_rocm_sd.ops import group_norm
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS
 from lib_rocm_sd.ops.conv_weights import ConvWeights
@@ -183,6 +184,21 @@ def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> tor
     rstd = (variance + norm.eps).rsqrt().repeat_interleave(each, 1)
     scale = rstd * norm.gamma.to(rstd)
     return torch.stack((scale, norm.beta.to(rstd) - mean.repeat_interleave(each, 1) * scale), -1)
+
+
+def given(
+    statistics: torch.Tensor, next_norm: NextNorm | None, band: Band | None
+) -> torch.Tensor | None:
+    """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
+
+    Parts are rows of tiles, wherever an image is cut, so that the parts of its bands are the
+    image's own to the bit, and in their order if put together along `parts`.
+    """
+    if band is not None or next_norm is None:
+        return statistics
+    return group_norm.finalize(
+        statistics.flatten(1, 2), next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
+    )
 
 
 def reference(
