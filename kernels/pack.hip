@@ -15,7 +15,7 @@ struct PackParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
 
 KERNEL(WAVE_SIZE) pack_tiles(PackParams p) {
     constexpr int kWords = sizeof(typename Unit::A) / 4;
-    const auto a = Unit::load_a(p.tiles + (i64)block_id() * 256, 16, 15);
+    const auto a = Unit::gather_a(p.tiles + (i64)block_id() * 256, 16, 15);
     u16* to = p.packed + ((i64)block_id() * Unit::kDistinctLanes + lane_id()) * kWords * 2;
     if (lane_id() < Unit::kDistinctLanes)
 #pragma unroll

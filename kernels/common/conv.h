@@ -168,10 +168,10 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                 const auto a = Packed<Unit>::load(p.shortcut_weights);
 #pragma unroll
                 for (int i = 0; i < TILES_CO; ++i)
-                    Unit::template multiply<16>(a, Unit::load_b(from + co_tile(i) * 16, (int)p.shortcut_ci, last), acc[i][j]);
+                    Unit::template multiply<16>(a, Unit::gather_b(from + co_tile(i) * 16, (int)p.shortcut_ci, last), acc[i][j]);
             } else {
                 for (int k = 0; k < steps; ++k) {
-                    const auto b = Unit::load_b(from + k * 16, (int)p.shortcut_ci, last);
+                    const auto b = Unit::gather_b(from + k * 16, (int)p.shortcut_ci, last);
 #pragma unroll
                     for (int i = 0; i < TILES_CO; ++i) {
                         const auto a = Packed<Unit>::load(p.shortcut_weights + (i64)(co_tile(i) * steps + k) * Packed<Unit>::kHalves);

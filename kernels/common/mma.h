@@ -15,9 +15,10 @@
 //                      k = 2(l%4).., 2(l%4)+8.. k = 2(l%4).., 2(l%4)+8..
 //
 // Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; first_of_column, true in one of the lanes that share
-// a column, and reduce_column over them; load_a, load_b; multiply; pack, which turns a D into the B of a following product with
-// k = m; pieces, which walks a B by memory access; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an
-// element of column 0 to the one of column c in the same row.
+// a column, and reduce_column over them; load_a and load_b, from rows in LDS that begin at multiples of 16 bytes, gather_a and
+// gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; pieces, which walks
+// a B by memory access; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an element of column 0 to the
+// one of column c in the same row.
 #pragma once
 #include "platform.h"
 
@@ -80,6 +81,8 @@ template <int kHalves, int kElements> struct OneColumnUnit {
         load_words<kHalves / 2>(b.w, tile + min2(lane_id() % 16, last_column) * ld + first_k());
         return b;
     }
+    static DEVICE A gather_a(const u16* tile, int ld, int last_row) { return load_a(tile, ld, last_row); }
+    static DEVICE B gather_b(const u16* tile, int ld, int last_column) { return load_b(tile, ld, last_column); }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<16>(x));
         if constexpr (WAVE_SIZE == 64) x = combine(x, lane_xor<32>(x));
@@ -192,6 +195,7 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
         load_words<8>(a.w, tile + min2((lane_id() + 8 * (lane_id() / 16)) % 16, last_row) * ld);
         return a;
     }
+    static DEVICE A gather_a(const u16* tile, int ld, int last_row) { return load_a(tile, ld, last_row); }
     static DEVICE float dot(u32 a, u32 b, float c) {
         if constexpr (Half::kIsBF16) {
             c = fma_f32(bits_float(a << 16), bits_float(b << 16), c);
@@ -248,20 +252,45 @@ template <typename Half> struct Mma {
         x = combine(x, lane_xor<8>(x));
         return combine(x, lane_xor<16>(x));
     }
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+    static DEVICE A gather_a(const u16* tile, int ld, int last_row) {
         A a;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             load_words<1>(a.w + i, tile + min2(lane_id() / 4 + 8 * (i / 2), last_row) * ld + 2 * (lane_id() % 4) + 8 * (i % 2));
         return a;
     }
-    static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
+    static DEVICE B gather_b(const u16* tile, int ld, int last_column) {
         B b;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             load_words<1>(b.w + i, tile + min2(lane_id() / 4 + 8 * (i % 2), last_column) * ld + 2 * (lane_id() % 4) + 8 * (i / 2));
         return b;
     }
+    // PTX ISA 9.7.15.5.15, ldmatrix: lane l gives the address of row l % 8 of 8x8 matrix l / 8 and gets word l % 4 of row l / 4 of each.
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+#if defined(SIMT_SHIM)
+        return gather_a(tile, ld, last_row);
+#else
+        return matrices(tile + min2(lane_id() % 8 + 8 * (lane_id() / 16), last_row) * ld + 8 * (lane_id() / 8 % 2));
+#endif
+    }
+    static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
+#if defined(SIMT_SHIM)
+        return gather_b(tile, ld, last_column);
+#else
+        return matrices(tile + min2(lane_id() % 16, last_column) * ld + 8 * (lane_id() / 16));
+#endif
+    }
+#if !defined(SIMT_SHIM)
+    static DEVICE Fragment<4> matrices(const u16* row) {
+        Fragment<4> f;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.w[0]), "=r"(f.w[1]), "=r"(f.w[2]), "=r"(f.w[3])
+                     : "r"((u32)__cvta_generic_to_shared(row))
+                     : "memory");
+        return f;
+    }
+#endif
     static DEVICE void instruction(float* d, const u32* a, const u32* b) {
 #if defined(SIMT_SHIM)
         const float c[4] = {d[0], d[1], d[2], d[3]};
@@ -269,11 +298,11 @@ template <typename Half> struct Mma {
         else simt::mma_m16n8k16_f16(d, a, b, c);
 #else
         if constexpr (Half::kIsBF16)
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
         else
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
