@@ -69,7 +69,7 @@ class MatrixConv(Variant[ConvProblem]):
         )
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
-        return kernel.configs(arch, problem.kind, problem.out_channels) if arch else ()
+        return kernel.configs(arch, self.form(problem), problem.out_channels) if arch else ()
 
     @staticmethod
     def form(problem: ConvProblem) -> Form:

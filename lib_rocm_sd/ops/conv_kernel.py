@@ -80,8 +80,14 @@ def chunk_of(in_channels: int) -> int:
     return 32 if in_channels % 32 == 0 else 16
 
 
-def configs(arch: Arch, kind: str, out_channels: int) -> tuple[ConvConfig, ...]:
-    """The search space, the safe default first. None of the defaults spills registers."""
+def configs(
+    arch: Arch, form: Form, out_channels: int, in_place: bool = False
+) -> tuple[ConvConfig, ...]:
+    """The search space, the safe default first. None of the defaults spills registers.
+
+    `in_place`: the output may lie where the shortcut lies, so that with a 1x1 shortcut one
+    work-group must make all channels of its pixels.
+    """
 
     tile_halves = 512 if arch.matrix == "dot2" else 256  # dot2 holds each row twice
 
@@ -89,8 +95,8 @@ def configs(arch: Arch, kind: str, out_channels: int) -> tuple[ConvConfig, ...]:
         return ConvConfig(waves_co, waves_pix, tiles_co, tiles_pix, arch.wave_size, tile_halves)
 
     if out_channels <= 16:
-        return (of(1, 4, 1, 1 if kind == "3x3 stride 2" else 2),)
-    if kind == "3x3 stride 2":
+        return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
+    if form.kind == "3x3 stride 2":
         return (of(2, 2, 2, 2),)
     if arch.matrix in ("mfma", "mma_sm80"):
         return (of(2, 2, 4, 4), of(2, 2, 4, 2), of(4, 2, 2, 2))
@@ -121,3 +127,39 @@ def spec(form: Form, config: ConvConfig) -> KernelSpec:
 def pack_spec(dtype: str) -> KernelSpec:
     """The kernel that puts weights into the order of the matrix unit's lanes."""
     return KernelSpec("pack.hip", "pack_tiles", (("BF16_HALVES", int(dtype == "bfloat16")),))
+
+
+def _shipped_launches() -> list[tuple[Form, int, bool]]:
+    """Form, output channels and in_place of what Stable Diffusion's decoder and encoder launch."""
+    found: list[tuple[Form, int, bool]] = []
+    for statistics in (True, False):  # of a band that is made again nobody wants statistics
+        found += [
+            (Form("3x3", statistics=statistics, chunk_c=16), 512, False),
+            (Form("3x3 stride 2", statistics=statistics), 512, False),
+            (Form("upsample", statistics=statistics), 512, False),
+        ]
+        for shortcut in SHORTCUTS:
+            form = Form("3x3", norm=True, shortcut=shortcut, statistics=statistics)
+            found += [(form, channels, False) for channels in (512, 256, 128)]
+            if shortcut != "none":
+                found += [(form, channels, True) for channels in (512, 256, 128)]
+    return [*found, (Form("3x3", norm=True), 3, False), (Form("3x3", norm=True), 8, False)]
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """What is compiled ahead for a GPU: all that Stable Diffusion's VAEs launch in fp16."""
+    return _launched(arch, slice(1))
+
+
+def searched_specs(arch: Arch) -> list[KernelSpec]:
+    """Every config of the search space for the same launches."""
+    return _launched(arch, slice(None))
+
+
+def _launched(arch: Arch, which: slice) -> list[KernelSpec]:
+    found = [
+        spec(form, config)
+        for form, out, in_place in _shipped_launches()
+        for config in configs(arch, form, out, in_place)[which]
+    ]
+    return [*dict.fromkeys(found), pack_spec("float16")]
