@@ -10,10 +10,8 @@ import torch
 
 from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae import read as reading
-from lib_rocm_sd.vae.findings import Findings
 from lib_rocm_sd.vae.plan import MIN_ROWS, Planner
 from lib_rocm_sd.vae.policy import Plans, choose
-from lib_rocm_sd.vae.read_ldm import steps
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import chain
 from tests import vae_models
@@ -24,12 +22,7 @@ MIB, GIB = 1 << 20, 1 << 30
 @lru_cache(maxsize=2)
 def recipe(role: str) -> Recipe:
     """Stable Diffusion's coder, its weights on no device."""
-    with torch.device("meta"):
-        module = getattr(vae_models.ldm(), role.capitalize())((128, 256, 512, 512), 32, blocks=2)
-    found = Findings(vae_models.LDM)
-    made = steps(found, module, role)
-    assert not found.reasons
-    return Recipe(role, tuple(made))
+    return vae_models.standard(role)
 
 
 def planner(role: str, pixels: int, fused: bool = True) -> Planner:

@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.vae.findings import Findings
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.read import read
+from lib_rocm_sd.vae.read_ldm import steps
+from lib_rocm_sd.vae.steps import Recipe
 
 LDM = "double_of_ldm.modules.diffusionmodules.model"
 
@@ -65,6 +68,16 @@ def fill(module: nn.Module, seed: int = 0) -> nn.Module:
 def ldm_coder(role: str, widths: tuple[int, ...] = (16, 32, 32), **settings: Any) -> nn.Module:
     """ldm's Decoder or Encoder."""
     return fill(getattr(ldm(), role.capitalize())(widths, **settings))
+
+
+def standard(role: str, latent: int = 4) -> Recipe:
+    """Stable Diffusion's coder with its real channels, its weights, in half, on no device."""
+    with torch.device("meta"):
+        made = getattr(ldm(), role.capitalize())((128, 256, 512, 512), 32, z=latent, blocks=2)
+    found = Findings(LDM)
+    recipe = Recipe(role, tuple(steps(found, made.half(), role)))
+    assert not found.reasons
+    return recipe
 
 
 def diffusers_coder(

@@ -1,0 +1,32 @@
+"""What a VAE launches, so that it can be compiled ahead. Needs no torch, so that install.py can
+use it.
+"""
+
+from __future__ import annotations
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops import attention_kernel, conv_kernel, group_norm_kernel
+from lib_rocm_sd.ops.base import KernelSpec
+
+DTYPE = "float16"
+ATTENTION_HEAD_DIM = 512
+"""Of the mid-block's attention, which has one head."""
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """All kernels of Stable Diffusion's decoders and encoders in fp16, whole and in bands."""
+    return list(
+        dict.fromkeys((*conv_kernel.shipped_specs(arch), *_norm_specs(arch), _attention_spec(arch)))
+    )
+
+
+def _norm_specs(arch: Arch) -> list[KernelSpec]:
+    """Statistics before and after attention, their merge, norms; self-tests apply SiLU as well."""
+    form = group_norm_kernel.form_of(DTYPE, ATTENTION_HEAD_DIM, channels_last=True)
+    config = group_norm_kernel.configs(arch)[0]
+    return [spec for silu in (True, False) for spec in group_norm_kernel.specs(form, silu, config)]
+
+
+def _attention_spec(arch: Arch) -> KernelSpec:
+    config = attention_kernel.configs(arch, ATTENTION_HEAD_DIM)[0]
+    return attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)
