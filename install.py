@@ -30,6 +30,8 @@ OLDEST_PYTHON = (3, 10)
 COMPILE_LIMIT_S = 300
 KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
+MIN_JOBS, MAX_JOBS = 2, 8
+"""Compilations at a time: as many as there are cores, between these. Each takes about 130 MiB."""
 
 
 def say(line: str) -> None:
@@ -130,11 +132,16 @@ def label(spec: "KernelSpec") -> str:
     """What a person calls this kernel."""
     values = dict(spec.defines)
     words = [Path(spec.source).stem]
-    if "HEAD_DIM" in values:
-        words.append(f"head_dim {values['HEAD_DIM']}")
+    words += [spec.entry[len("group_norm_") :]] if spec.entry.startswith("group_norm_") else []
+    words += [f"head_dim {values['HEAD_DIM']}"] if "HEAD_DIM" in values else []
+    words += ["stride 2"] if values.get("CONV_STRIDE") == 2 else []
+    words += ["norm"] if values.get("NORM") else []
+    words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
+    words += ["statistics"] if values.get("STATISTICS") else []
+    words += ["SiLU"] if values.get("SILU") else []
     if "BF16_HALVES" in values:
         words.append("bfloat16" if values["BF16_HALVES"] else "float16")
-    return ", ".join(words)
+    return ", ".join(word for word in words if word)
 
 
 def compile_for(arch: "Arch", deadline: float) -> None:
@@ -142,10 +149,10 @@ def compile_for(arch: "Arch", deadline: float) -> None:
 
     None is started after `deadline`, a reading of time.monotonic().
     """
-    from lib_rocm_sd.ops.attention_kernel import shipped_specs
     from lib_rocm_sd.runtime import build
+    from lib_rocm_sd.runtime.cli_support import AT_START, shipped
 
-    specs = shipped_specs(arch)
+    specs = shipped(arch, AT_START)
     missing = [spec for spec in specs if not build.is_cached(spec, arch)]
     if not missing:
         say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")
@@ -158,31 +165,54 @@ def compile_for(arch: "Arch", deadline: float) -> None:
         for name, reasons in survey.items():
             say(f"  {name}: {'; '.join(reasons)}")
         return
-    say(f"{NAME}: {arch.gfx}: compiling {len(missing)} of {len(specs)} kernels, once.")
+    jobs = min(max(os.cpu_count() or MIN_JOBS, MIN_JOBS), MAX_JOBS)
+    say(
+        f"{NAME}: {arch.gfx}: compiling {len(missing)} of {len(specs)} kernels, once, "
+        f"{jobs} at a time."
+    )
     os.environ.setdefault("ROCM_SD_COMPILE_TIME_LIMIT_S", str(KERNEL_LIMIT_S))
-    compile_each(missing, arch, deadline)
+    compile_each(missing, arch, deadline, jobs)
 
 
-def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float) -> None:
-    """The loop of `compile_for`; ends early at `deadline` or after a few failures."""
-    from lib_rocm_sd.errors import CompileError
-    from lib_rocm_sd.runtime import build
+def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int) -> None:
+    """Compile `missing`, `jobs` at a time; ends early at `deadline` or after a few failures."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    failures = 0
-    for number, spec in enumerate(missing, 1):
-        if time.monotonic() > deadline:
-            say(f"  Time is up; the first use compiles the other {len(missing) - number + 1}.")
-            return
-        what = f"  [{number}/{len(missing)}] {label(spec)}"
-        try:
-            code = build.build(spec, arch)
-            say(f"{what}: {code.compiler}, {code.seconds:.1f} s")
-        except CompileError as error:
-            say(f"{what}: {error}")
-            failures += 1
+    started = time.monotonic()
+    failures = finished = 0
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        running = {pool.submit(attempt, spec, arch, deadline): spec for spec in missing}
+        for done in as_completed(running):
+            outcome = done.result()
+            if outcome is None:
+                continue
+            finished += 1
+            failures += outcome[1]
+            say(f"  [{finished}/{len(missing)}] {label(running[done])}: {outcome[0]}")
             if failures == FAILURES_BEFORE_GIVING_UP:
                 say("  No more is tried now; the first use tries again. The WebUI works as before.")
                 return
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if finished < len(missing):
+        say(f"  Time is up; the first use compiles the other {len(missing) - finished}.")
+    else:
+        say(f"  That took {time.monotonic() - started:.0f} s.")
+
+
+def attempt(spec: "KernelSpec", arch: "Arch", deadline: float) -> "tuple[str, bool] | None":
+    """Compile one; what came of it and whether that is a failure. None: too late to begin."""
+    from lib_rocm_sd.errors import CompileError
+    from lib_rocm_sd.runtime import build
+
+    if time.monotonic() > deadline:
+        return None
+    try:
+        made = build.build(spec, arch)
+    except CompileError as error:
+        return str(error), True
+    return f"{made.compiler}, {made.seconds:.1f} s", False
 
 
 # --- the two commands

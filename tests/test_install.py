@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -19,7 +19,9 @@ import install
 from lib_rocm_sd import arch, cache, device
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.runtime.cli_support import AT_START, shipped
 
 SCRIPT = Path(install.__file__)
 GFX1100 = arch.table()["gfx1100"]
@@ -221,27 +223,89 @@ def test_one_line_for_each_kernel_and_nothing_the_second_time(
     monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus(monkeypatch, "gfx1100")
-    specs = attention_kernel.shipped_specs(GFX1100)
+    specs = list(shipped(GFX1100, AT_START))
     assert install.main() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(specs)
-    assert "attention, head_dim 40, float16: clang, 0.5 s" in lines[1]
-    assert builder.built == specs
+    assert len(lines) == 2 + len(specs)
+    assert [line.split("]")[0] for line in lines[1:-1]] == [
+        f"  [{number}/{len(specs)}" for number in range(1, len(specs) + 1)
+    ]
+    assert any("] attention, head_dim 40, float16: clang, 0.5 s" in line for line in lines)
+    assert any("] conv3x3, norm, 1x1 shortcut, statistics, float16: " in line for line in lines)
+    assert len(set(builder.built)) == len(builder.built) == len(specs)
     assert install.main() == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{install.NAME}: gfx1100: all {len(specs)} kernels are ready."
     ]
 
 
+def test_attention_comes_first_and_the_whole_vae_is_there() -> None:
+    specs = list(shipped(GFX1100, AT_START))
+    attention = attention_kernel.shipped_specs(GFX1100)
+    assert specs[: len(attention)] == attention
+    others = {spec.source for spec in specs[len(attention) :]}
+    assert others == {"conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip"}
+
+
+def test_several_are_compiled_at_a_time(monkeypatch: pytest.MonkeyPatch, builder: Builder) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    together = threading.Barrier(3)
+    builder.outcome = lambda: together.wait(10) if len(builder.built) == 0 else None
+    assert install.main() == 0
+    assert len(builder.built) == len(shipped(GFX1100, AT_START))
+
+
+@pytest.mark.parametrize(("cores", "jobs"), [(None, 2), (1, 2), (4, 4), (64, install.MAX_JOBS)])
+def test_how_many_at_a_time(
+    cores: int | None,
+    jobs: int,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert install.main() == 0
+    assert f"once, {jobs} at a time." in capsys.readouterr().out
+
+
+def test_an_interruption_ends_it(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    gpus(monkeypatch, "gfx1100")
+    builder.outcome = interrupt
+    assert install.main() == 0
+    assert not builder.built
+    assert "KeyboardInterrupt: interrupted. The WebUI works" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("defines", "name"),
+    [
+        ({"CONV_STRIDE": 2, "STATISTICS": 1, "BF16_HALVES": 0}, "x, stride 2, statistics, float16"),
+        ({"NORM": 1, "SHORTCUT": 1, "BF16_HALVES": 1}, "x, norm, shortcut, bfloat16"),
+        ({"STEP_MERGE": 1, "THREADS": 256}, "x"),
+    ],
+)
+def test_what_a_kernel_is_called(defines: dict[str, int], name: str) -> None:
+    assert install.label(KernelSpec("x.hip", "x", tuple(defines.items()))) == name
+
+
 def test_compiling_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus(monkeypatch, "gfx1100")
-    clock = itertools.count(0, install.COMPILE_LIMIT_S // 2)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        time, "monotonic", lambda: float(install.COMPILE_LIMIT_S) * (len(builder.built) >= 2) * 2
+    )
     assert install.main() == 0
-    left = len(attention_kernel.shipped_specs(GFX1100)) - 2
-    assert len(builder.built) == 2
+    made = len(builder.built)
+    left = len(shipped(GFX1100, AT_START)) - made
+    assert 2 <= made <= 2 + (os.cpu_count() or 2)
     assert f"the first use compiles the other {left}" in capsys.readouterr().out
 
 
@@ -313,10 +377,10 @@ def test_the_whole_script_in_a_webuis_folder(tmp_path: Path) -> None:
 PRETEND = """
 import runpy, sys
 from lib_rocm_sd import device
-from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.runtime import cli_support
 device.kfd_gpus = lambda: ["gfx1100"]
-every = attention_kernel.shipped_specs
-attention_kernel.shipped_specs = lambda arch: every(arch)[:{count}]
+every = cli_support.shipped
+cli_support.shipped = lambda arch, names: dict(list(every(arch, names).items())[:{count}])
 sys.argv = [{script!r}]
 try:
     runpy.run_path({script!r}, run_name="__main__")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +22,8 @@ SPECS = [KernelSpec(SCALE, "scale", (("THREADS", threads),)) for threads in (64,
 def _small_op(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> None:
     """The only op is the test kernel, in two sizes."""
     module = SimpleNamespace(shipped_specs=lambda row: SPECS, searched_specs=lambda row: SPECS)
-    for command in (compile_cli, inspect_cli):
-        monkeypatch.setattr(command, "kernel_modules_of", lambda choice: [module])
+    monkeypatch.setattr(inspect_cli, "kernel_modules_of", lambda choice: [module])
+    monkeypatch.setattr(compile_cli, "shipped", lambda row, names: dict.fromkeys(SPECS, "small"))
     build.forget_failures()
 
 
@@ -40,8 +42,8 @@ def test_compile_says_what_it_does_and_ends_with_a_table(
     assert __main__.main(["compile", "--arch", gfx1100]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("[1/2] gfx1100 scale THREADS=64: ") and lines[0].endswith(" s")
-    assert lines[2].split()[:4] == ["arch", "kernel", "compiler", "variants"]
-    assert lines[3].split()[:2] == ["gfx1100", "scale"]
+    assert lines[2].split()[:5] == ["arch", "op", "kernel", "compiler", "variants"]
+    assert lines[3].split()[:3] == ["gfx1100", "small", "scale"]
     assert __main__.main(["compile", "--arch", gfx1100, "--jobs", "2"]) == 0
     assert "cached" in capsys.readouterr().out.splitlines()[0]
 
@@ -50,6 +52,7 @@ def test_compile_as_json(gfx1100: str, capsys: pytest.CaptureFixture[str]) -> No
     assert __main__.main(["compile", "--arch", gfx1100, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["defines"]["THREADS"] for row in rows] == [64, 128]
+    assert all(row["op"] == "small" for row in rows)
     assert all(row["arch"] == gfx1100 and row["failure"] == "" for row in rows)
     assert all(row["vgpr_spills"] == 0 and row["code_bytes"] > 500 for row in rows)
 
@@ -86,6 +89,30 @@ def test_every_op_has_kernels_to_ship_and_to_inspect() -> None:
     for module in cli_support.kernel_modules_of("all"):
         for row in arch.table().values():
             assert module.shipped_specs(row) and module.searched_specs(row)
+
+
+@pytest.mark.parametrize("gfx", arch.table())
+def test_each_kernel_is_shipped_once_and_under_one_op(gfx: str) -> None:
+    row = arch.table()[gfx]
+    names = (*cli_support.OPS, *cli_support.PROGRAMS)
+    found = cli_support.shipped(row, names)
+    assert set(found.values()) <= set(names)
+    assert [spec for spec, op in found.items() if op == "attention"]
+    assert [spec for spec, op in found.items() if op == "conv"]
+    vae = cli_support.shipped(row, ["vae"])
+    assert set(vae) <= set(found)
+    assert set(cli_support.shipped(row, cli_support.AT_START)) >= set(vae)
+
+
+def test_the_lists_of_kernels_need_no_torch() -> None:
+    code = (
+        "import sys; from lib_rocm_sd import arch\n"
+        "from lib_rocm_sd.runtime import cli_support as c\n"
+        "c.shipped(arch.table()['gfx1100'], (*c.OPS, *c.PROGRAMS))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    root = arch.KERNELS_DIR.parent
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
 
 
 def test_inspect_shows_what_the_metadata_says(

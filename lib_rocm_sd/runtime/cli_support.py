@@ -1,10 +1,13 @@
-"""What the commands `compile` and `inspect` share: the choice of rows and ops, a plain table."""
+"""What `compile`, `inspect`, `doctor` and install.py share: which kernels there are, a plain table.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lib_rocm_sd.arch import Arch, amd_table, table
@@ -13,20 +16,25 @@ from lib_rocm_sd.ops.base import KernelSpec
 OPS = {
     "attention": "lib_rocm_sd.ops.attention_kernel",
     "group_norm": "lib_rocm_sd.ops.group_norm_kernel",
+    "conv": "lib_rocm_sd.ops.conv_kernel",
 }
+PROGRAMS = {"vae": "lib_rocm_sd.vae.ahead"}
+"""What is made of several ops; its kernels are theirs."""
+AT_START = ("attention", "vae")
+"""What the WebUI's start compiles, what is needed first first."""
 
 
 class UsageError(ValueError):
     """The command line names something that does not exist; the message lists what does."""
 
 
-def add_choices(parser: argparse.ArgumentParser) -> None:
+def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = OPS) -> None:
     """--arch, --op and --json."""
     parser.add_argument(
         "--arch", default="all", help="'all', or gfx ids separated by commas (default: all)"
     )
     parser.add_argument(
-        "--op", default="all", help=f"'all', or of: {', '.join(OPS)} (default: all)"
+        "--op", default="all", help=f"'all', or of: {', '.join(known)} (default: all)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
 
@@ -45,13 +53,29 @@ def arches_of(choice: str) -> list[Arch]:
     return [rows[name] for name in dict.fromkeys(names)]
 
 
+def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
+    """The ops that --op names, of those `known`. Raises UsageError for an unknown one."""
+    known = list(known)
+    names = known if choice == "all" else [name.strip() for name in choice.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no op {', '.join(unknown)}; known: {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
 def kernel_modules_of(choice: str) -> list[Any]:
     """The kernel modules of the ops that --op names. Raises UsageError for an unknown one."""
-    names = list(OPS) if choice == "all" else [name.strip() for name in choice.split(",")]
-    unknown = [name for name in names if name not in OPS]
-    if unknown:
-        raise UsageError(f"no op {', '.join(unknown)}; known: {', '.join(OPS)}")
-    return [importlib.import_module(OPS[name]) for name in names]
+    return [importlib.import_module(OPS[name]) for name in ops_of(choice)]
+
+
+def shipped(arch: Arch, names: Iterable[str]) -> dict[KernelSpec, str]:
+    """What is compiled ahead for `arch`, in order; beside each the first of `names` that has it."""
+    found: dict[KernelSpec, str] = {}
+    for name in names:
+        module: Any = importlib.import_module({**OPS, **PROGRAMS}[name])
+        for spec in module.shipped_specs(arch):
+            found.setdefault(spec, name)
+    return found
 
 
 def label(spec: KernelSpec) -> str:

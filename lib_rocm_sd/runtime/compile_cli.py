@@ -17,18 +17,24 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject
 from lib_rocm_sd.runtime.cli_support import (
+    OPS,
+    PROGRAMS,
     UsageError,
     add_choices,
     arches_of,
     as_table,
-    kernel_modules_of,
     label,
+    ops_of,
+    shipped,
 )
+
+Job = tuple[KernelSpec, Arch, str]
+"""What to compile, for what, and the op that it is listed under."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel on one arch.
+    """One kernel on one arch; `op` is the first that was asked for and needs it.
 
     `failure` is empty when it compiled; `failures` are compilers that were tried first.
     """
@@ -36,6 +42,7 @@ class Row:
     arch: str
     kernel: str
     defines: dict[str, int]
+    op: str = ""
     compiler: str = ""
     seconds: float = 0.0
     cached: bool = False
@@ -47,7 +54,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--arch, --op, --json, --jobs."""
-    add_choices(parser)
+    add_choices(parser, (*OPS, *PROGRAMS))
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilations at the same time (default: 1)"
     )
@@ -58,19 +65,17 @@ def main(args: argparse.Namespace) -> int:
     unknown.
     """
     try:
-        arches, modules = arches_of(args.arch), kernel_modules_of(args.op)
+        arches, names = arches_of(args.arch), ops_of(args.op, (*OPS, *PROGRAMS))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    jobs = [
-        (spec, arch) for arch in arches for module in modules for spec in module.shipped_specs(arch)
-    ]
+    jobs = [(spec, arch, op) for arch in arches for spec, op in shipped(arch, names).items()]
     progress = sys.stderr if args.json else sys.stdout
     rows: list[Row] = []
     for row in _rows(jobs, max(args.jobs, 1)):
         rows.append(row)
         print(f"[{len(rows)}/{len(jobs)}] {_progress(row)}", file=progress, flush=True)
-    order = {(arch.gfx, label(spec)): number for number, (spec, arch) in enumerate(jobs)}
+    order = {(arch.gfx, label(spec)): number for number, (spec, arch, _) in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.arch, _label(row)])
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
@@ -81,17 +86,13 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(row.failure for row in rows) else 0
 
 
-def compile_row(spec: KernelSpec, arch: Arch) -> Row:
+def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> Row:
     """Build one spec; a failure is part of the row, not raised."""
     try:
         made = build.build(spec, arch)
     except CompileError as error:
-        return Row(
-            arch.gfx,
-            spec.entry,
-            dict(spec.defines),
-            failure=error.full() if error.log else str(error),
-        )
+        failure = error.full() if error.log else str(error)
+        return Row(arch.gfx, spec.entry, dict(spec.defines), op, failure=failure)
     spills = None
     if arch.is_amd:
         spills = sum(
@@ -103,6 +104,7 @@ def compile_row(spec: KernelSpec, arch: Arch) -> Row:
         arch.gfx,
         spec.entry,
         dict(spec.defines),
+        op,
         made.compiler,
         round(made.seconds, 3),
         made.cached,
@@ -112,12 +114,12 @@ def compile_row(spec: KernelSpec, arch: Arch) -> Row:
     )
 
 
-def _rows(jobs: Sequence[tuple[KernelSpec, Arch]], workers: int) -> Iterator[Row]:
+def _rows(jobs: Sequence[Job], workers: int) -> Iterator[Row]:
     if workers == 1:
-        yield from (compile_row(spec, arch) for spec, arch in jobs)
+        yield from (compile_row(*job) for job in jobs)
         return
     with ThreadPoolExecutor(workers) as pool:
-        for done in as_completed([pool.submit(compile_row, spec, arch) for spec, arch in jobs]):
+        for done in as_completed([pool.submit(compile_row, *job) for job in jobs]):
             yield done.result()
 
 
@@ -134,12 +136,14 @@ def _progress(row: Row) -> str:
 
 
 def _summary(rows: Sequence[Row]) -> list[list[object]]:
-    """One line per arch, kernel and compiler."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    """One line per arch, op, kernel and compiler."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.arch, row.kernel, row.compiler or "FAILED"), []).append(row)
+        key = (row.arch, row.op, row.kernel, row.compiler or "FAILED")
+        groups.setdefault(key, []).append(row)
     heads: list[object] = [
         "arch",
+        "op",
         "kernel",
         "compiler",
         "variants",
