@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,33 @@ def test_the_second_time_comes_from_the_cache(use: Use, tmp_path: Path) -> None:
     second = build.build(SPEC, ROW)
     assert (second.code, second.compiler, second.cached) == (first.code, "fake", True)
     assert second.seconds == first.seconds and fake.calls == 1
+
+
+def test_several_are_built_at_a_time_each_once(
+    use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two compilations wait for each other, which only ends where both run."""
+    (fake,) = use(Fake(tmp_path / "cc"))
+    together = threading.Barrier(2, timeout=20)
+    compile_one = fake.compile
+
+    def both(*question: Any) -> bytes:
+        together.wait()
+        return compile_one(*question)
+
+    monkeypatch.setattr(fake, "compile", both)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    specs = [KernelSpec(SCALE, "scale", (("THREADS", threads),)) for threads in (64, 128)]
+    build.build_all([*specs, *specs], ROW)
+    assert fake.calls == 2 and all(build.is_cached(spec, ROW) for spec in specs)
+
+
+def test_a_failure_among_several_is_told_by_build(use: Use, tmp_path: Path) -> None:
+    use(Fake(tmp_path / "cc", CompileError("fake", "it does not", "log", "source")))
+    build.build_all([SPEC], ROW)
+    with pytest.raises(CompileError, match="it does not"):
+        build.build(SPEC, ROW)
+    build.build_all([], ROW)
 
 
 def test_each_part_of_the_question_is_in_the_key(use: Use, tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lib_rocm_sd import cache
@@ -54,6 +58,23 @@ def build(spec: KernelSpec, arch: Arch) -> CodeObject:
         raise _failures[key]
     with cache.lock(key, limit_s=process.time_limit_s()):
         return _lookup(key) or _compile(text, key, spec, arch)
+
+
+def build_all(specs: Iterable[KernelSpec], arch: Arch) -> None:
+    """`build` of each, as many at a time as there are cores.
+
+    A failure is not raised here: `build` says it again.
+    """
+
+    def attempt(spec: KernelSpec) -> None:
+        with suppress(CompileError):
+            build(spec, arch)
+
+    wanted = list(dict.fromkeys(specs))
+    if not wanted:
+        return
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+        list(pool.map(attempt, wanted))
 
 
 def is_cached(spec: KernelSpec, arch: Arch) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,6 +114,15 @@ class Launcher:
                 self._launch(spec, grid, block, params)
         else:
             self._launch(spec, grid, block, params)
+
+    def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+        """Those that would have to be compiled before their first launch."""
+        unloaded = [spec for spec in dict.fromkeys(specs) if spec not in self._kernels]
+        return [spec for spec in unloaded if not build.is_cached(spec, self._arch)]
+
+    def build(self, specs: Iterable[KernelSpec]) -> None:
+        """Compile several at a time; a failure is told by the launch."""
+        build.build_all(specs, self._arch)
 
     def _launch(self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure) -> None:
         kernel = self._kernels.get(spec) or self._load(spec, params)
