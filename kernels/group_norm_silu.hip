@@ -7,7 +7,8 @@
 //   norm         (N, C, 2)           float32: scale, shift
 //
 // One kernel per compilation, that of the only STEP_ which is defined: STEP_STATISTICS x -> statistics, STEP_MERGE statistics ->
-// statistics of fewer parts, STEP_FINALIZE statistics -> norm, STEP_APPLY x, norm -> out.
+// statistics of fewer parts, STEP_FINALIZE statistics -> norm, STEP_APPLY x, norm -> out, and STEP_FINISH, what is left to do after
+// a library's convolution, in one pass: out = x + bias (+ shortcut), its statistics, and a flag where a value does not fit.
 //
 // Numerics. No square of a sum is ever subtracted from a sum of squares. A work-item reads a batch of values into registers and
 // passes over them twice, once for the mean and once for the differences from it; batches, lanes and parts are merged by the
@@ -20,7 +21,8 @@
 // bytes, up to seven values before the first and after the last whole vector are read one by one.
 #include "common/tile.h"
 
-// BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, THREADS, UNROLL come as definitions (lib_rocm_sd/ops/group_norm_kernel.py).
+// BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, SHORTCUT, STATISTICS, THREADS, UNROLL come as definitions
+// (lib_rocm_sd/ops/group_norm_kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
 
 struct GroupNormImageParams {  // the same in group_norm_kernel.py
@@ -33,6 +35,9 @@ struct GroupNormImageParams {  // the same in group_norm_kernel.py
     u32 units;                 // (N, C, pixels) only: parts of channels in all
     u32 aligned;               // 16-byte accesses may be used
     u32 groups;                // work-groups of this launch
+    const float* bias;         // (C), STEP_FINISH only, as what follows
+    const u16* shortcut;       // like x
+    u32* overflow;             // set to 1 where a value does not fit the half type; may be null
 };
 
 struct GroupNormMergeParams {  // the same in group_norm_kernel.py
@@ -170,7 +175,7 @@ template <bool kWhole> struct Batch {
     int valid;
 };
 
-#if STEP_STATISTICS || STEP_APPLY
+#if STEP_STATISTICS || STEP_APPLY || STEP_FINISH
 using Values = Vector<VECTOR>;
 
 #if STEP_APPLY
@@ -215,6 +220,15 @@ struct Place {
     }
 };
 
+#if STEP_STATISTICS || STEP_FINISH
+DEVICE void write_part(const GroupNormImageParams& p, const Place& place, const Moments<VECTOR>& moments) {
+    if (!place.active || place.row != 0) return;
+    float* to = p.statistics + (((i64)place.image * p.parts + place.part) * p.channels + place.channel) * 4;
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) write_moments(to + 4 * k, moments.mean[k], moments.m2[k], moments.count);
+}
+#endif
+
 #if STEP_STATISTICS
 
 template <bool kAligned> DEVICE void summarize(const GroupNormImageParams& p, const Place& place, Moments<VECTOR>& moments) {
@@ -232,10 +246,51 @@ DEVICE void statistics(const GroupNormImageParams& p, float* lds) {
     if (p.aligned) summarize<true>(p, place, moments);
     else summarize<false>(p, place, moments);
     merge_rows(moments, lds, place.row, place.column, place.rows, (int)p.width);
-    if (place.active && place.row == 0) {
-        float* to = p.statistics + (((i64)place.image * p.parts + place.part) * p.channels + place.channel) * 4;
+    write_part(p, place, moments);
+}
+
+#elif STEP_FINISH
+
+template <bool kAligned> DEVICE void complete(const GroupNormImageParams& p, const Place& place, Moments<VECTOR>& moments) {
+    if (!place.active) return;
+    float bias[VECTOR];
+    bool fits = true;
 #pragma unroll
-        for (int k = 0; k < VECTOR; ++k) write_moments(to + 4 * k, moments.mean[k], moments.m2[k], moments.count);
+    for (int k = 0; k < VECTOR; ++k) bias[k] = p.bias[place.channel + k];
+    place.each_batch([&](auto batch, u32 pixel) {
+        Values values[UNROLL], added[SHORTCUT ? UNROLL : 1];
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<kAligned>(p.x + place.at(p, batch, pixel, i));
+        if constexpr (SHORTCUT)
+#pragma unroll
+            for (int i = 0; i < UNROLL; ++i) added[i] = Values::template load<kAligned>(p.shortcut + place.at(p, batch, pixel, i));
+        float sums[UNROLL][VECTOR];
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i)
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) {
+                sums[i][k] = values[i].at(k) + bias[k];
+                if constexpr (SHORTCUT) sums[i][k] += added[i].at(k);
+                if (!Half::kIsBF16 && !(abs_f32(sums[i][k]) < 65520.0f)) fits = false;  // those past the end repeat the last
+            }
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i)
+            if (decltype(batch)::whole || i < batch.valid)
+                Values::template store<kAligned>(p.out + place.at(p, batch, pixel, i), [&](int k) { return sums[i][k]; });
+        if constexpr (STATISTICS)
+            moments.template add<UNROLL, decltype(batch)::whole>([&](int k, int i) { return sums[i][k]; }, batch.valid);
+    });
+    if (!fits && p.overflow) *p.overflow = 1;
+}
+
+DEVICE void finish(const GroupNormImageParams& p, float* lds) {
+    const Place place(p);
+    Moments<VECTOR> moments;
+    if (p.aligned) complete<true>(p, place, moments);
+    else complete<false>(p, place, moments);
+    if constexpr (STATISTICS) {
+        merge_rows(moments, lds, place.row, place.column, place.rows, (int)p.width);
+        write_part(p, place, moments);
     }
 }
 
@@ -365,6 +420,17 @@ EXPORT_LDS_BYTES(kLdsBytes)
 KERNEL(THREADS) group_norm_statistics(GroupNormImageParams p) {
     LDS(memory, kLdsBytes);
     statistics(p, (float*)memory);
+}
+
+#elif STEP_FINISH
+
+constexpr int kLdsBytes = STATISTICS ? kExchangeBytes<VECTOR> : 16;
+static_assert(kLdsBytes <= LDS_BYTES, "the exchange does not fit the LDS of this GPU");
+EXPORT_LDS_BYTES(kLdsBytes)
+
+KERNEL(THREADS) group_norm_finish(GroupNormImageParams p) {
+    LDS(memory, kLdsBytes);
+    finish(p, (float*)memory);
 }
 
 #elif STEP_APPLY

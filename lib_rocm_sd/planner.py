@@ -91,7 +91,7 @@ class Planner:
         asked = {v.name: self.refusals(op, v, problem, device) for v in op.variants}
         able = [variant for variant in op.variants if not asked[variant.name]]
         measured = policy.rank_by == "measured"
-        times = self._measured(op, problem, device, able) if measured else {}
+        times = self._measured(op, op.measured_as(problem), device, able) if measured else {}
         refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
         candidates = [
             Candidate(v, v.workspace(problem), times[v.name].time_us if v.name in times else None)
@@ -234,7 +234,7 @@ class Planner:
         times, reason = tune.load(op, info, problem)
         if reason:
             self._report.event(reason)
-        missing = [variant for variant in able if variant.name not in times]
+        missing = [v for v in able if v.name not in times and not v.last_resort]
         if missing:
             times = {**times, **self._measure(op, problem, device, missing)}
             tune.save(op, info, problem, times)

@@ -71,6 +71,9 @@ class Variant(ABC, Generic[P]):
     The highest that does not refuse is taken first.
     """
 
+    last_resort = False
+    """True for what is never measured, and runs where nothing else can."""
+
     @abstractmethod
     def refusals(self, arch: Arch | None, problem: P) -> list[str]:
         """Why this variant cannot run `problem`.
@@ -107,6 +110,10 @@ class Variant(ABC, Generic[P]):
         """Compute. The signature after `config` is the op's."""
 
 
+def _itself(problem: P) -> P:
+    return problem
+
+
 @dataclass(frozen=True)
 class Op(Generic[P]):
     """An op as the engine, the tests, the benchmark and the tuner see it.
@@ -124,6 +131,8 @@ class Op(Generic[P]):
     class; more may follow, such as one with the real problem's tails.
     `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
     `output_dtype(problem)`: where it is not the first input's.
+    `measured_as(problem)`: the problem whose measured times decide for `problem` too, so that a new
+    size of an image is not always measured anew.
     """
 
     name: str
@@ -137,6 +146,7 @@ class Op(Generic[P]):
     cases: Sequence[P] = field(default_factory=tuple)
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
     output_dtype: Callable[[P], torch.dtype] | None = None
+    measured_as: Callable[[P], P] = _itself
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

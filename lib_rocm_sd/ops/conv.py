@@ -21,7 +21,7 @@ from lib_rocm_sd.ops import conv_problem as problems
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
 from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, given, norm_from
-from lib_rocm_sd.ops.conv_torch import TorchConv
+from lib_rocm_sd.ops.conv_torch import LibraryConv, TorchConv
 from lib_rocm_sd.ops.conv_weights import ConvWeights
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig, merge_spec
 from lib_rocm_sd.ops.group_norm_launch import launch_merge
@@ -140,7 +140,7 @@ def _op(kind: str) -> Op[ConvProblem]:
 
     return Op(
         name=f"conv {kind}",
-        variants=(MatrixConv(kind), TorchConv(kind)),
+        variants=(MatrixConv(kind), LibraryConv(kind), TorchConv(kind)),
         problem_of=problem_of,
         reference=partial(problems.reference, kind),
         make_inputs=problems.make_inputs,
@@ -149,6 +149,7 @@ def _op(kind: str) -> Op[ConvProblem]:
         test_problems=problems.test_problems,
         cases=tuple(problem for _, problem in problems.usual(kind)),
         usual=problems.usual(kind),
+        measured_as=problems.measured_as,
     )
 
 

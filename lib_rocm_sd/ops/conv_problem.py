@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,8 @@ class Band:
     rows: int
 
 
+MOST_DRAWN = 1 << 21
+"""Random values that one image is made of."""
 STATISTICS_ROWS = 16
 """Bands that begin and end at multiples of it have, together, the statistics of the whole image."""
 
@@ -153,6 +156,20 @@ def convolve(
         x = F.silu(x.to(wide) * scale + offset).to(x.dtype)
     weight, bias, shortcut_weight = weights.plain(x)
     image = x[..., : weight.shape[1]].permute(0, 3, 1, 2)
+    y = convolve_plain(kind, image, weight, band, bias)
+    if shortcut is not None:
+        y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
+    return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+
+
+def convolve_plain(
+    kind: str,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    band: Band | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(N, Ho, Wo, Co) by torch's convolution of the image (N, Ci, H, W)."""
     if kind == "upsample":
         image = F.interpolate(image, scale_factor=2.0, mode="nearest")
     if kind == "3x3 stride 2":
@@ -160,12 +177,10 @@ def convolve(
     else:
         y = F.conv2d(image, weight, bias, padding=1)
     y = y.permute(0, 2, 3, 1)
-    if band is not None:
-        first = band.above * (2 if kind == "upsample" else 1)
-        y = y[:, first : first + band.rows]
-    if shortcut is not None:
-        y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
-    return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+    if band is None:
+        return y
+    first = band.above * (2 if kind == "upsample" else 1)
+    return y[:, first : first + band.rows]
 
 
 def statistics_of_rows(y: torch.Tensor) -> torch.Tensor:
@@ -226,7 +241,7 @@ def reference(
 
 
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Random inputs, drawn on the CPU; the same on every device."""
+    """Random inputs, drawn on the CPU; the same on every device. Large images repeat themselves."""
     p = problem
     dtype = DTYPES[p.dtype]
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -235,7 +250,10 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[
         return torch.randn(shape, generator=generator)
 
     def image(height: int, width: int, channels: int) -> torch.Tensor:
-        return draw(p.batch, height, width, channels).to(dtype).to(device)
+        shape = (p.batch, height, width, channels)
+        count = math.prod(shape)
+        values = draw(min(count, MOST_DRAWN)).to(dtype).to(device)
+        return values.repeat(-(-count // MOST_DRAWN))[:count].view(shape)
 
     taken, out = p.in_channels, p.out_channels
     rows, columns = p.out_size
@@ -269,6 +287,13 @@ def tolerance(problem: ConvProblem) -> float:
 def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
     """The same channels and fusions on an image with ragged edges."""
     return (replace(problem, batch=2, height=11, width=19),)
+
+
+def measured_as(problem: ConvProblem) -> ConvProblem:
+    """The square of the nearest power of two, up to 1024, that has about as many pixels."""
+    side = max(problem.height * problem.width, 1) ** 0.5
+    nearest = 1 << min(max(round(math.log2(side)), 4), 10)
+    return replace(problem, batch=1, height=nearest, width=nearest)
 
 
 def output_shape(problem: ConvProblem) -> tuple[int, ...]:

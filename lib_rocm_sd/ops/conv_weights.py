@@ -46,15 +46,23 @@ class ConvWeights:
         self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
         self._plain: dict[object, _Plain] = {}
         self._packed: dict[object, PackedWeights] = {}
+        self._biases: dict[torch.device, torch.Tensor] = {}
 
     def plain(self, like: torch.Tensor) -> _Plain:
         """weight, bias and shortcut weight in the dtype and on the device of `like`."""
         key = (like.dtype, like.device)
         if key not in self._plain:
             weight, bias = (t.to(like) for t in (self.weight, self.bias))
+            weight = weight.contiguous(memory_format=torch.channels_last)
             shortcut = None if self.shortcut_weight is None else self.shortcut_weight.to(like)
             self._plain[key] = (weight, bias, shortcut)
         return self._plain[key]
+
+    def bias_on(self, device: torch.device) -> torch.Tensor:
+        """The bias (Co) in float32, the shortcut's added to it."""
+        if device not in self._biases:
+            self._biases[device] = self.bias.to(device, torch.float32)
+        return self._biases[device]
 
     def packed(
         self,

@@ -32,7 +32,7 @@ DIRECT_ENTRIES = 8192
 
 
 class ImageParams(ctypes.Structure):
-    """The argument of group_norm_statistics and group_norm_apply; the same struct stands in
+    """The argument of group_norm_statistics, _apply and _finish; the same struct stands in
     group_norm_silu.hip.
     """
 
@@ -41,6 +41,7 @@ class ImageParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("channels", "pixels", "parts", "part_pixels")),
         *((name, ctypes.c_uint32) for name in ("width", "column_blocks", "units", "aligned")),
         ("groups", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("bias", "shortcut", "overflow")),
     ]
 
 
@@ -146,6 +147,13 @@ def merged_parts(parts: int, group_channels: int) -> int:
 
 
 @lru_cache(maxsize=1024)
+def finish_tiling(batch: int, channels: int, height: int, width: int) -> Tiling:
+    """The work-groups of group_norm_finish: a part of the statistics is a row of the image."""
+    columns, blocks = _columns(channels, 8)
+    return Tiling(height, width, columns, blocks, 0, batch * height * blocks)
+
+
+@lru_cache(maxsize=1024)
 def tiling(
     batch: int, channels: int, pixels: int, form: Form, config: GroupNormConfig, statistics: bool
 ) -> Tiling:
@@ -178,6 +186,15 @@ def statistics_spec(form: Form, config: GroupNormConfig) -> KernelSpec:
 def apply_spec(form: Form, silu: bool, config: GroupNormConfig) -> KernelSpec:
     """x, norm -> out."""
     return _spec("APPLY", config, **form.defines(), SILU=int(silu))
+
+
+@cache
+def finish_spec(
+    dtype: str, shortcut: bool, statistics: bool, config: GroupNormConfig
+) -> KernelSpec:
+    """x, bias, shortcut -> out, statistics; channels-last, channels in eights."""
+    form = Form(dtype, True, 8).defines()
+    return _spec("FINISH", config, **form, SHORTCUT=int(shortcut), STATISTICS=int(statistics))
 
 
 @cache

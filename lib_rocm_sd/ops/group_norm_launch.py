@@ -46,6 +46,35 @@ def launch_apply(
     return out
 
 
+def launch_finish(
+    launch: Launch,
+    config: GroupNormConfig,
+    y: torch.Tensor,
+    bias: torch.Tensor,
+    shortcut: torch.Tensor | None,
+    overflow: torch.Tensor | None,
+    statistics: bool,
+) -> torch.Tensor | None:
+    """y (N, H, W, C), contiguous, C a multiple of 8, plus bias (C) float32 plus shortcut, in place.
+
+    Returns the statistics (N, H, C, 4), a part per row, if wanted.
+    """
+    batch, height, width, channels = y.shape
+    tiling = kernel.finish_tiling(batch, channels, height, width)
+    params = _image_params(y, channels, height * width, tiling)
+    params.out, params.bias = y.data_ptr(), bias.data_ptr()
+    params.shortcut = 0 if shortcut is None else shortcut.data_ptr()
+    params.overflow = 0 if overflow is None else overflow.data_ptr()
+    params.aligned = (params.out | params.shortcut) % 16 == 0
+    out = None
+    if statistics:
+        out = y.new_empty((batch, tiling.parts, channels, 4), dtype=torch.float32)
+        params.statistics = out.data_ptr()
+    spec = kernel.finish_spec(DTYPE_NAMES[y.dtype], shortcut is not None, statistics, config)
+    launch(spec, tiling.grid, config.threads, params, y.device)
+    return out
+
+
 def _image_params(
     x: torch.Tensor, channels: int, pixels: int, tiling: kernel.Tiling
 ) -> ImageParams:
