@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from lib_rocm_sd import __version__, arch, cache, device, doctor_text
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.runtime import cli_support
 
 if TYPE_CHECKING:
     import torch
 
     from lib_rocm_sd.engine import Engine
+    from lib_rocm_sd.ops.base import Op
 
 EXAMPLE_GFX = "gfx1100"
 """Whose compilers and kernels are looked at on a machine without a supported GPU."""
@@ -66,6 +67,7 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
     """
     broken: list[str] = []
     found = _devices(broken)
+    engine = engine or _engine(found)
     infos = [info for _, info in found]
     arches = _arches(infos)
     findings = {
@@ -79,6 +81,7 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
         "compilers": [row for row_arch in arches for row in _compilers(row_arch)],
         "cache": _cache(),
         "work": _work(found, engine, broken),
+        "vae": _vae(found, engine, broken),
         "kernels": [_kernels(row_arch) for row_arch in arches],
         "broken": broken,
     }
@@ -193,60 +196,103 @@ def _kernels(row: Arch) -> dict[str, Any]:
     """How many of the kernels that are compiled ahead for this GPU are in the cache."""
     from lib_rocm_sd.runtime import build
 
-    specs = attention_kernel.shipped_specs(row)
+    specs = cli_support.shipped(row, cli_support.AT_START)
+    counts = {op: {"shipped": 0, "compiled": 0} for op in cli_support.AT_START}
+    found: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
     try:
-        ready = sum(build.is_cached(spec, row) for spec in specs)
+        for spec, op in specs.items():
+            ready = build.is_cached(spec, row)
+            found["compiled"] += ready
+            counts[op]["shipped"] += 1
+            counts[op]["compiled"] += ready
     except TROUBLE as error:
-        return {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "reason": _line(error)}
-    return {"gfx": row.gfx, "shipped": len(specs), "compiled": ready}
+        found["reason"] = _line(error)
+    return found
+
+
+def _engine(found: Sequence[object]) -> Engine | None:
+    """An engine with a report of its own; None without torch."""
+    if not found:
+        return None
+    from lib_rocm_sd.engine import Engine
+    from lib_rocm_sd.report import Report
+
+    return Engine(report=Report())
 
 
 def _work(
     found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
 ) -> list[dict[str, Any]]:
-    """Per device: is our kernel usable, the self-tests, and what runs the usual problems."""
-    if not found:
+    """Per device: is our attention usable, the self-tests, and what runs the usual problems."""
+    if engine is None:
         return []
-    from lib_rocm_sd.engine import Engine
-    from lib_rocm_sd.report import Report
+    from lib_rocm_sd.ops.attention import ATTENTION
 
-    engine = engine or Engine(report=Report())
+    usual = [(name, ATTENTION, problem) for name, problem in ATTENTION.usual]
     rows = []
     for place, info in found:
-        trouble: list[str] = []
-        why = _tried(partial(engine.usable, place), trouble) or []
-        if not info.reasons:
-            trouble += [f"our kernel cannot be used: {reason}" for reason in why]
-        rows.append(
-            {
-                "device": str(place),
-                "usable": not why and not trouble,
-                "status": _tried(partial(engine.status_line, place), trouble),
-                "problems": list(_problems(engine, place, trouble)),
-            }
-        )
-        broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
+        row = _examined(place, info, engine, usual, "our kernel", broken)
+        status: list[str] = []
+        rows.append({**row, "status": _tried(partial(engine.status_line, place), status)})
+        broken += [f"{place}: {text}" for text in status]
     return rows
 
 
-def _problems(engine: Engine, place: torch.device, broken: list[str]) -> Iterator[dict[str, Any]]:
-    from lib_rocm_sd.ops.attention import ATTENTION
+def _vae_ops() -> tuple[Op[Any], ...]:
+    from lib_rocm_sd.ops import conv, group_norm
 
-    for name, problem in ATTENTION.usual:
-        row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
-        plan = _tried(partial(engine.plan, problem, place), broken)
-        checks = _tried(partial(engine.checks, problem, place), broken) or {}
-        if plan is not None:
-            row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
-        row["self_tests"] = {
-            variant: {
-                "error": check.error if check.error < float("inf") else None,
-                "tolerance": check.tolerance,
-                "reason": check.reason,
-            }
-            for variant, check in checks.items()
+    return (*conv.CONVS.values(), group_norm.STATISTICS, group_norm.FINALIZE, group_norm.APPLY)
+
+
+def _vae(
+    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
+) -> list[dict[str, Any]]:
+    """The same for the VAE: what runs a convolution and a norm of each kind at 1024 x 1024."""
+    if engine is None:
+        return []
+    usual = [(op.name, op, op.usual[0][1]) for op in _vae_ops()]
+    return [
+        _examined(place, info, engine, usual, "our convolution", broken) for place, info in found
+    ]
+
+
+def _examined(
+    place: torch.device,
+    info: DeviceInfo,
+    engine: Engine,
+    usual: Sequence[tuple[str, Op[Any], Any]],
+    what: str,
+    broken: list[str],
+) -> dict[str, Any]:
+    """What would run `usual`: name, op, problem. `what` of ours has to be usable on a known GPU."""
+    trouble: list[str] = []
+    op = usual[0][1]
+    why = _tried(partial(engine.usable, place, op), trouble) or []
+    if not info.reasons:
+        trouble += [f"{what} cannot be used: {reason}" for reason in why]
+    why, usable = list(dict.fromkeys(why)), not why and not trouble
+    problems = [_problem(engine, place, *item, trouble) for item in usual]
+    broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
+    return {"device": str(place), "usable": usable, "why": why, "problems": problems}
+
+
+def _problem(
+    engine: Engine, place: torch.device, name: str, op: Op[Any], problem: Any, broken: list[str]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
+    plan = _tried(partial(engine.plan, problem, place, op), broken)
+    checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
+    if plan is not None:
+        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
+    row["self_tests"] = {
+        variant: {
+            "error": check.error if check.error < float("inf") else None,
+            "tolerance": check.tolerance,
+            "reason": check.reason,
         }
-        yield row
+        for variant, check in checks.items()
+    }
+    return row
 
 
 def _tried(ask: Callable[[], Any], broken: list[str]) -> Any:

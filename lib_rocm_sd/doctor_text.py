@@ -50,6 +50,7 @@ def render(findings: dict[str, Any]) -> str:
         ("Compilers", _compilers(findings)),
         ("Cache", _cache(findings)),
         ("Attention", _work(findings)),
+        ("VAE decode and encode", _vae(findings)),
         ("Verdict", _verdict(findings)),
     )
     blocks = ["\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in sections]
@@ -90,7 +91,8 @@ def _compilers(findings: dict[str, Any]) -> Iterator[str]:
         yield f"{row['name']} for {row['gfx']}: {state}{where}"
     for row in findings["kernels"]:
         reason = f" ({row['reason']})" if row.get("reason") else ""
-        yield f"kernels for {row['gfx']}: {row['compiled']} of {row['shipped']} compiled{reason}"
+        each = (f"{name} {n['compiled']} of {n['shipped']}" for name, n in row["ops"].items())
+        yield f"kernels for {row['gfx']} compiled: {', '.join(each)}{reason}"
 
 
 def _cache(findings: dict[str, Any]) -> Iterator[str]:
@@ -105,20 +107,37 @@ def _cache(findings: dict[str, Any]) -> Iterator[str]:
 def _work(findings: dict[str, Any]) -> Iterator[str]:
     for row in findings["work"]:
         yield f"{row['device']}: {row['status']}"
-        told: dict[str, None] = {}
-        for problem in row["problems"]:
-            why = f" ({problem['why']})" if problem["variant"] else ""
-            runs = problem["variant"] or "nothing can run this"
-            yield f"  {problem['name']}, {problem['problem']}: {runs}{why}"
-            for variant, reasons in problem.get("reasons", {}).items():
-                told[f"  not {variant}: {'; '.join(reasons)}"] = None
-        yield from told
-        yield "  self-tests, error against float64 / tolerance:"
-        for problem in row["problems"]:
-            tests = (f"{name} {_test(test)}" for name, test in problem["self_tests"].items())
-            yield f"    {problem['problem']}: {', '.join(tests)}"
+        yield from _problems(row)
     if not findings["work"]:
         yield "not tried without torch"
+
+
+def _vae(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["vae"]:
+        if row["usable"]:
+            yield f"{row['device']}: its convolutions run on our kernels"
+        else:
+            why = "; ".join(row["why"]) or "see the verdict"
+            yield f"{row['device']}: its convolutions run on torch's: {why}"
+        yield from _problems(row)
+    if not findings["vae"]:
+        yield "not tried without torch"
+
+
+def _problems(row: dict[str, Any]) -> Iterator[str]:
+    """What runs each problem, why nothing else does, and the self-tests."""
+    told: dict[str, None] = {}
+    for problem in row["problems"]:
+        why = f" ({problem['why']})" if problem["variant"] else ""
+        runs = problem["variant"] or "nothing can run this"
+        yield f"  {problem['name']}, {problem['problem']}: {runs}{why}"
+        for variant, reasons in problem.get("reasons", {}).items():
+            told[f"  not {variant}: {'; '.join(reasons)}"] = None
+    yield from told
+    yield "  self-tests, error against float64 / tolerance:"
+    for problem in row["problems"]:
+        tests = (f"{name} {_test(test)}" for name, test in problem["self_tests"].items())
+        yield f"    {problem['problem']}: {', '.join(tests)}"
 
 
 def _test(test: dict[str, Any]) -> str:
@@ -132,7 +151,9 @@ def _verdict(findings: dict[str, Any]) -> Iterator[str]:
     yield from (f"broken: {line}" for line in findings["broken"])
     if findings["broken"]:
         return
-    if any(row["usable"] for row in findings["work"]):
-        yield "healthy: attention runs on our kernel"
+    parts = {"attention": findings["work"], "VAE": findings["vae"]}
+    ours = [name for name, rows in parts.items() if any(row["usable"] for row in rows)]
+    if ours:
+        yield f"healthy: our kernels run {' and '.join(ours)}"
     else:
         yield "nothing is broken; without a supported GPU our kernel has nothing to run on"

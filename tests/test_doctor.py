@@ -17,7 +17,10 @@ import torch
 from lib_rocm_sd import arch, device, doctor, doctor_text
 from lib_rocm_sd import engine as engine_module
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops import attention
 from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention, reference
+from lib_rocm_sd.ops.conv import CONVS, MatrixConv
+from lib_rocm_sd.ops.conv_torch import TorchConv
 from tests.toy_op import GFX1100, engine_of
 
 
@@ -31,13 +34,28 @@ class Kernel(MatrixAttention):
         return self.work(*inputs).to(inputs[0].dtype)
 
 
+class Convolution(MatrixConv):
+    """Our convolution with `share` times the formula in place of the launch."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__("3x3")
+        self.share = share
+
+    def run(self, launch: Any, config: Any, *inputs: Any, **options: Any) -> Any:
+        y, norm = CONVS["3x3"].reference(*inputs)
+        return (y * self.share).to(inputs[0].dtype), None if norm is None else norm.float()
+
+
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Findings on a machine whose one device is a gfx1100 with `work` as its kernel."""
 
-    def examine(work: Callable[..., torch.Tensor]) -> dict[str, Any]:
+    def examine(work: Callable[..., torch.Tensor], share: float = 1.0) -> dict[str, Any]:
         op = replace(ATTENTION, variants=(Kernel(work), *ATTENTION.variants[1:]))
-        monkeypatch.setattr(engine_module, "ATTENTION", op)
+        for module in (engine_module, attention):
+            monkeypatch.setattr(module, "ATTENTION", op)
+        conv = replace(CONVS["3x3"], variants=(Convolution(share), TorchConv("3x3")))
+        monkeypatch.setattr(doctor, "_vae_ops", lambda: (conv,))
         monkeypatch.setattr(device, "identify", lambda place: GFX1100)
         return doctor.examine(engine_of(GFX1100)[0])
 
@@ -68,7 +86,23 @@ def test_without_a_gpu_nothing_is_broken() -> None:
         for test in problem["self_tests"].values():
             assert test["reason"] or test["error"] <= test["tolerance"]
     assert {found["gfx"] for found in findings["compilers"]} == {doctor.EXAMPLE_GFX}
-    assert findings["kernels"][0]["shipped"] > 0
+    (kernels,) = findings["kernels"]
+    assert set(kernels["ops"]) == {"attention", "vae"}
+    assert kernels["shipped"] == sum(op["shipped"] for op in kernels["ops"].values())
+    assert all(op["shipped"] > 0 for op in kernels["ops"].values())
+
+
+def test_without_a_gpu_the_vae_is_torchs_and_why_is_said() -> None:
+    (row,) = doctor.examine()["vae"]
+    assert not row["usable"]
+    assert row["why"] == ["no GPU: this is the CPU"]
+    names = [problem["name"] for problem in row["problems"]]
+    assert names[:3] == ["conv 3x3", "conv 3x3 stride 2", "conv upsample"]
+    for problem in row["problems"]:
+        assert problem["variant"] == "torch"
+        assert "no GPU" in problem["reasons"]["rocm_sd"][0]
+        test = problem["self_tests"]["torch"]
+        assert test["reason"] or test["error"] <= test["tolerance"]
 
 
 def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +122,26 @@ def test_a_working_kernel_is_healthy(examined: Callable[..., dict[str, Any]]) ->
     (row,) = findings["work"]
     assert row["usable"]
     assert {problem["variant"] for problem in row["problems"]} == {"rocm_sd"}
-    assert "healthy: attention runs on our kernel" in doctor_text.render(findings)
+    (vae,) = findings["vae"]
+    assert vae["usable"]
+    assert {problem["variant"] for problem in vae["problems"]} == {"rocm_sd"}
+    text = doctor_text.render(findings)
+    assert "convolutions run on our kernels" in text
+    assert "healthy: our kernels run attention and VAE" in text
+
+
+def test_a_wrong_convolution_is_broken_and_attention_still_ours(
+    examined: Callable[..., dict[str, Any]],
+) -> None:
+    findings = examined(reference, share=1.1)
+    (line,) = findings["broken"]
+    assert "our convolution cannot be used: self-test failed" in line
+    assert findings["work"][0]["usable"]
+    assert not findings["vae"][0]["usable"]
+    assert findings["vae"][0]["problems"][0]["variant"] == "torch"
+    text = doctor_text.render(findings)
+    assert "convolutions run on torch's: self-test failed" in text
+    assert "healthy" not in text
 
 
 def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> None:
@@ -139,7 +192,7 @@ def test_without_torch_it_says_so_and_ends_with_1(tmp_path: Path) -> None:
     assert findings["broken"] == [
         "torch cannot be used: ImportError: this torch is for another Python"
     ]
-    assert findings["work"] == []
+    assert findings["work"] == findings["vae"] == []
     assert findings["compilers"]
     assert "not tried without torch" in doctor_text.render(findings)
 
