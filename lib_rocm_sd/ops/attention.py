@@ -28,6 +28,7 @@ from lib_rocm_sd.ops.attention_problem import (
     reference,
     scale_of,
 )
+from lib_rocm_sd.ops.attention_scores import ScoresAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
@@ -37,6 +38,7 @@ __all__ = [
     "USUAL",
     "AttentionProblem",
     "MatrixAttention",
+    "ScoresAttention",
     "SdpaAttention",
     "SlicedAttention",
     "problem_of",
@@ -228,7 +230,7 @@ class SlicedAttention(Variant[AttentionProblem]):
 
 ATTENTION: Op[AttentionProblem] = Op(
     name="attention",
-    variants=(MatrixAttention(), SdpaAttention(), SlicedAttention()),
+    variants=(MatrixAttention(), ScoresAttention(), SdpaAttention(), SlicedAttention()),
     problem_of=problem_of,
     reference=reference,
     make_inputs=problems.make_inputs,

@@ -9,7 +9,7 @@ what the host would have done, is measured never and runs where all else failed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 def no_search() -> Iterator[None]:
     """torch's convolutions are computed without a search for the fastest algorithm."""
     cudnn = torch.backends.cudnn
-    flags = nullcontext()
+    flags: AbstractContextManager[Any] = nullcontext()
     if cudnn.benchmark:
         flags = cudnn.flags(cudnn.enabled, False, None, cudnn.deterministic, cudnn.allow_tf32)
     miopen = getattr(torch.backends, "miopen", None)
@@ -163,8 +163,10 @@ class TorchConv(Variant[ConvProblem]):
         next_norm: NextNorm | None,
         overflow: torch.Tensor | None,
         band: Band | None = None,
+        out: torch.Tensor | None = None,
     ) -> Any:
         y = problems.convolve(self.kind, x, weights, norm, shortcut, band)
+        y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)
         if next_norm is None:

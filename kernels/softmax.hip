@@ -1,0 +1,80 @@
+// The weights of attention from a matrix of scores that a library's product made, where head_dim is so large that a score matrix
+// (in slices) costs less than keeping a query's output in registers:
+//
+//   x[r, k] = scale scores[r, k],  weights[r, k] = 2^(x[r, k] - max_k x[r, k]),  sums[r] = sum_k weights[r, k]
+//
+//   scores (rows, keys) float32, weights (rows, keys) fp16 or bf16, sums (rows) float32; all contiguous
+//
+// Weights are not divided by their sum, which would push those of long rows below what a half resolves; the caller divides the
+// product with the values instead. A work-group takes a row and reads it twice, the second time from a cache.
+#include "common/platform.h"
+
+#if BF16_HALVES
+using Half = BF16;
+#else
+using Half = F16;
+#endif
+
+struct SoftmaxParams {  // the same in lib_rocm_sd/ops/attention_scores.py
+    const float* scores;
+    u16* weights;
+    float* sums;
+    u32 keys;
+    float scale;  // times log2(e)
+};
+
+constexpr int kLdsBytes = THREADS * 4;
+EXPORT_LDS_BYTES(kLdsBytes)
+
+// combine over all work-items, the same order always; every work-item gets the result.
+template <typename F> DEVICE float over_group(float* lds, float x, F combine) {
+    const int thread = (int)thread_id();
+    barrier();
+    lds[thread] = x;
+    barrier();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (thread < half) lds[thread] = combine(lds[thread], lds[thread + half]);
+        barrier();
+    }
+    return lds[0];
+}
+
+// use(first key, values) for this work-item's keys, four or one at a time.
+template <typename F> DEVICE void each_score(const SoftmaxParams& p, const float* row, F use) {
+    if (p.keys % 4 == 0) {
+#pragma unroll 4
+        for (u32 k = thread_id() * 4; k < p.keys; k += THREADS * 4) use(k, *(const Words<4>*)(row + k));
+    } else {
+        for (u32 k = thread_id(); k < p.keys; k += THREADS) use(k, *(const Words<1>*)(row + k));
+    }
+}
+
+DEVICE void softmax_row(const SoftmaxParams& p, float* lds) {
+    const float* row = p.scores + (i64)block_id() * p.keys;
+    u16* to = p.weights + (i64)block_id() * p.keys;
+    float largest = -infinity(), sum = 0.0f;
+    each_score(p, row, [&](u32, auto part) {
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof(part) / 4); ++i) largest = max_f32(largest, p.scale * bits_float(part.word[i]));
+    });
+    largest = over_group(lds, largest, [](float a, float b) { return max_f32(a, b); });
+    each_score(p, row, [&](u32 k, auto part) {
+        constexpr int kCount = (int)(sizeof(part) / 4);
+        float weights[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            weights[i] = exp2_fast(fma_f32(bits_float(part.word[i]), p.scale, -largest));
+            sum += weights[i];
+        }
+        if constexpr (kCount == 4)
+            *(Words<2>*)(to + k) = Words<2>{{pack2<Half>(weights[0], weights[1]), pack2<Half>(weights[2], weights[3])}};
+        else to[k] = Half::from(weights[0]);
+    });
+    sum = over_group(lds, sum, [](float a, float b) { return a + b; });
+    if (thread_id() == 0) p.sums[block_id()] = sum;
+}
+
+KERNEL(THREADS) softmax_rows(SoftmaxParams p) {
+    LDS(memory, kLdsBytes);
+    softmax_row(p, (float*)memory);
+}
