@@ -27,13 +27,21 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
     const float* norm;           // (N, ci, 2): scale, shift
     const u16* shortcut;         // (N, out_h, out_w, shortcut_ci)
     const u16* shortcut_weights; // packed: (co / 16, shortcut_ci / 16) tiles, or one tile, the identity
-    u16* out;                    // (N, out_h, out_w, out_channels)
+    u16* out;                    // (N, out_h, out_w, out_channels); may begin where shortcut begins, with its strides
     float* statistics;           // (N, parts, co, 4): mean, sum of squared differences from it, count, unused
     u32* overflow;               // set to 1 where a value does not fit the half type; may be null
     u32 h, w, ci, out_h, out_w, co, out_channels, shortcut_ci;  // out_h, out_w: of this phase's grid; co: padded to 16
-    u32 tiles_x, tiles_y, blocks_co, image_h, image_w;  // image_h, image_w: rows and columns of `out`
+    u32 in_stride, shortcut_stride, out_stride;                 // halves from one pixel to the next
+    u32 tiles_x, tiles_y, blocks_co, image_h, image_w;          // image_h, image_w: rows and columns of `out`
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
 };
+
+// Taps whose multiplications stand one after the other in the code; the rest is a loop. Without a matrix unit they are many.
+#if defined(MATRIX_UNIT_DOT2)
+constexpr int kUnrolledTaps = 1;
+#else
+constexpr int kUnrolledTaps = 9;
+#endif
 
 template <typename Unit> struct Packed {
     static constexpr int kHalves = Unit::kDistinctLanes * (int)(sizeof(typename Unit::A) / 2);  // of one 16 x 16 tile
@@ -44,108 +52,138 @@ template <typename Unit> struct Packed {
     }
 };
 
+// Memory at `base`, the same in all lanes of a wave, plus `bytes`, a lane's own: a base in scalar registers and one vector register.
+template <typename T> DEVICE const T& at(const void* base, u32 bytes) { return *(const T*)((const unsigned char*)base + bytes); }
+
 // TAPS x TAPS taps, the first at input (y * STRIDE + offset). OUT_STEP 2: this is one of four phases of an upsampled image.
 template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution {
     using Unit = Mma<Half>;
+    using A = typename Unit::A;
+    using B = typename Unit::B;
     static constexpr int kElements = sizeof(typename Unit::D) / sizeof(float);
-    static constexpr int kThreads = WAVES_CO * WAVES_PIX * WAVE_SIZE;
+    static constexpr int kWaves = WAVES_CO * WAVES_PIX, kThreads = kWaves * WAVE_SIZE;
     static constexpr int kRows = WAVES_PIX * TILES_PIX, kPatchH = (kRows - 1) * STRIDE + TAPS, kPatchW = 15 * STRIDE + TAPS;
     static constexpr int kLd = CHUNK_C + kLdsPad, kEights = CHUNK_C / 8;
     static constexpr int kItems = kPatchH * kPatchW * kEights, kItemsPerThread = (kItems + kThreads - 1) / kThreads;
-    static constexpr int kBufferHalves = kPatchH * kPatchW * kLd, kLdsBytes = 2 * kBufferHalves * 2;
+    static constexpr int kUnused = kPatchH * kPatchW * kLd;  // of a buffer: where a wave puts what nobody reads
+    static constexpr int kBufferHalves = kUnused + 8 * kWaves;
+    static constexpr int kBlockCo = WAVES_CO * TILES_CO * 16;
+    static constexpr int kLdsBytes = max2(2 * kBufferHalves * 2, STATISTICS ? WAVES_PIX * kBlockCo * 8 : 0);
+    static constexpr int kSteps = CHUNK_C / 16, kChunkTiles = TAPS * TAPS * kSteps, kTileBytes = Packed<Unit>::kHalves * 2;
     static_assert(kThreads % kEights == 0, "a work-item always stages the same channels of a chunk");
     static_assert(kLdsBytes <= LDS_BYTES, "the patches do not fit the LDS of this GPU");
 
     const ConvParams& p;
-    u16* lds;
-    int image, first_y, first_x, first_co_tile, wave_co, wave_pix, phase_y, phase_x, part, parts;
-    const u16* weights;
+    unsigned char* lds;
+    int image, first_y, first_x, block_co, first_co_tile, wave_co, wave_pix, phase_y, phase_x, part, parts;
+    const unsigned char* patch;    // the first row of `in` that the patch has, at the image's left
+    const unsigned char* weights;  // of this phase
+    u32 source[kItemsPerThread];   // bytes from `patch` to what this work-item stages
+    u32 place[kItemsPerThread];    // bytes from a buffer to where it puts it
+    u32 tile[TILES_CO];            // bytes from a step's weights to this lane's
     Words<4> ahead[kItemsPerThread];
+    A next[TILES_CO];
     typename Unit::D acc[TILES_CO][TILES_PIX];
 
-    DEVICE Convolution(const ConvParams& params, unsigned char* memory) : p(params), lds((u16*)memory) {
+    DEVICE Convolution(const ConvParams& params, unsigned char* memory) : p(params), lds(memory) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE);
         wave_co = (int)(wave % WAVES_CO), wave_pix = (int)(wave / WAVES_CO);
         u32 block = block_id();
-        const int block_co = (int)(block % p.blocks_co);
+        block_co = (int)(block % p.blocks_co);
         block /= p.blocks_co;
-        const u32 tiles = p.tiles_x * p.tiles_y, tile = block % tiles, phases = OUT_STEP * OUT_STEP;
+        const u32 tiles = p.tiles_x * p.tiles_y, index = block % tiles, phases = OUT_STEP * OUT_STEP;
         const u32 phase = block / tiles % phases;
         image = (int)(block / tiles / phases);
         phase_y = (int)(phase / OUT_STEP), phase_x = (int)(phase % OUT_STEP);
-        first_x = (int)(tile % p.tiles_x) * 16, first_y = (int)(tile / p.tiles_x) * kRows;
+        first_x = (int)(index % p.tiles_x) * 16, first_y = (int)(index / p.tiles_x) * kRows;
         first_co_tile = (block_co * WAVES_CO + wave_co) * TILES_CO;
-        parts = (int)(tiles * phases) * WAVES_PIX;
-        part = (int)(phase * tiles + tile) * WAVES_PIX + wave_pix;
-        weights = p.weights + (i64)phase * (p.co / 16) * (p.ci / 16) * (TAPS * TAPS * Packed<Unit>::kHalves);
+        parts = (int)(tiles * phases);
+        part = (int)(phase * tiles + index);
+        find_patch(wave);
+        const u32 tile_bytes = p.ci / 16 * (TAPS * TAPS) * kTileBytes;  // of all steps for sixteen channels
+        weights = (const unsigned char*)p.weights + (i64)phase * (p.co / 16) * tile_bytes;
+#pragma unroll
+        for (int i = 0; i < TILES_CO; ++i) tile[i] = (u32)co_tile(i) * tile_bytes + lane_id() % Unit::kDistinctLanes * (u32)sizeof(A);
     }
 
     // Input row or column of a patch's first: padding 1 before for a 3x3, 0 before for a strided one, by phase for 2x2.
     static DEVICE int origin(int first, int phase) {
         return first * STRIDE + (TAPS == 2 ? phase - 1 : STRIDE == 2 ? 0 : -1);
     }
-    DEVICE bool inside(int item, int& y, int& x) const {
-        const int pixel = item / kEights;
-        y = origin(first_y, phase_y) + (int)p.above + pixel / kPatchW, x = origin(first_x, phase_x) + pixel % kPatchW;
-        return item < kItems && y >= 0 && y < (int)p.h && x >= 0 && x < (int)p.w;
+
+    // What this work-item stages of every chunk. Outside of the image it reads anything and puts it aside: there both buffers
+    // have zeros, from here on.
+    DEVICE void find_patch(u32 wave) {
+        const int top = origin(first_y, phase_y) + (int)p.above, left = origin(first_x, phase_x);
+        const int first_row = min2(max2(top, 0), (int)p.h - 1);
+        patch = (const unsigned char*)(p.in + ((i64)image * p.h + first_row) * p.w * p.in_stride);
+#pragma unroll
+        for (int i = 0; i < kItemsPerThread; ++i) {
+            const int item = (int)thread_id() + i * kThreads, pixel = item / kEights, eight = item % kEights;
+            const int y = top + pixel / kPatchW, x = left + pixel % kPatchW;
+            const u32 here = (u32)(pixel * kLd + eight * 8) * 2;
+            const bool real = item < kItems && y >= 0 && y < (int)p.h && x >= 0 && x < (int)p.w;
+            source[i] = real ? ((u32)(y - first_row) * p.w + (u32)x) * p.in_stride * 2 + eight * 16 : 0;
+            place[i] = real ? here : kUnused * 2 + wave * 16;
+            if (!real && item < kItems) {
+                *(Words<4>*)(lds + here) = Words<4>{{0, 0, 0, 0}};
+                *(Words<4>*)(lds + kBufferHalves * 2 + here) = Words<4>{{0, 0, 0, 0}};
+            }
+        }
     }
 
     DEVICE void fetch(int chunk) {
 #pragma unroll
-        for (int i = 0; i < kItemsPerThread; ++i) {
-            const int item = (int)thread_id() + i * kThreads;
-            int y, x;
-            const bool real = inside(item, y, x);
-            y = real ? y : 0, x = real ? x : 0;
-            const u16* from = p.in + (((i64)image * p.h + y) * p.w + x) * p.ci + chunk * CHUNK_C + item % kEights * 8;
-            ahead[i] = *(const Words<4>*)from;
-        }
+        for (int i = 0; i < kItemsPerThread; ++i) ahead[i] = at<Words<4>>(patch + chunk * (CHUNK_C * 2), source[i]);
     }
 
     static DEVICE float silu(float z) { return z * reciprocal(1.0f + exp2_fast(-1.44269504088896341f * z)); }
 
     DEVICE void store(int chunk) {
-        u16* buffer = lds + chunk % 2 * kBufferHalves;
+        unsigned char* buffer = lds + chunk % 2 * (kBufferHalves * 2);
         float norm[16];
         if constexpr (NORM) {
-            const float* from = p.norm + ((i64)image * p.ci + chunk * CHUNK_C + thread_id() % kEights * 8) * 2;
+            const float* from = p.norm + ((i64)image * p.ci + chunk * CHUNK_C) * 2;
 #pragma unroll
-            for (int i = 0; i < 16; ++i) norm[i] = from[i];
+            for (int i = 0; i < 4; ++i) {
+                const Words<4> four = at<Words<4>>(from + 4 * i, thread_id() % kEights * 64);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) norm[4 * i + j] = bits_float(four.word[j]);
+            }
         }
 #pragma unroll
         for (int i = 0; i < kItemsPerThread; ++i) {
-            const int item = (int)thread_id() + i * kThreads;
-            int y, x;
-            const bool real = inside(item, y, x);
             Words<4> value = ahead[i];
+            if constexpr (NORM)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if constexpr (NORM) {
+                for (int j = 0; j < 4; ++j) {
                     const float low = Half::to((u16)value.word[j]), high = Half::to((u16)(value.word[j] >> 16));
                     value.word[j] = pack2<Half>(silu(fma_f32(low, norm[4 * j], norm[4 * j + 1])),
                                                 silu(fma_f32(high, norm[4 * j + 2], norm[4 * j + 3])));
                 }
-                value.word[j] = real ? value.word[j] : 0;
-            }
-            if (item < kItems) *(Words<4>*)(buffer + item / kEights * kLd + item % kEights * 8) = value;
+            *(Words<4>*)(buffer + place[i]) = value;
         }
     }
 
     DEVICE int co_tile(int i) const { return min2(first_co_tile + i, (int)p.co / 16 - 1); }
 
-    DEVICE void multiply(int chunk) {
-        const u16* buffer = lds + chunk % 2 * kBufferHalves;
-        constexpr int kSteps = CHUNK_C / 16, kChunkTiles = TAPS * TAPS * kSteps;
-        const int chunks = (int)p.ci / CHUNK_C;
+    // The weights of a step, counted over all chunks.
+    DEVICE void fetch_weights(int step) {
+        const unsigned char* base = weights + step * kTileBytes;
 #pragma unroll
+        for (int i = 0; i < TILES_CO; ++i) load_words<sizeof(A) / 4>(next[i].w, (const u16*)(base + tile[i]));
+    }
+
+    DEVICE void multiply(int chunk, int last_step) {
+        const u16* buffer = (const u16*)lds + chunk % 2 * kBufferHalves;
+#pragma unroll kUnrolledTaps
         for (int tap = 0; tap < TAPS * TAPS; ++tap)
 #pragma unroll
             for (int k = 0; k < kSteps; ++k) {
-                typename Unit::A a[TILES_CO];
+                A a[TILES_CO];
 #pragma unroll
-                for (int i = 0; i < TILES_CO; ++i)
-                    a[i] = Packed<Unit>::load(
-                        weights + ((i64)(co_tile(i) * chunks + chunk) * kChunkTiles + tap * kSteps + k) * Packed<Unit>::kHalves);
+                for (int i = 0; i < TILES_CO; ++i) a[i] = next[i];
+                fetch_weights(min2(chunk * kChunkTiles + tap * kSteps + k + 1, last_step));
 #pragma unroll
                 for (int j = 0; j < TILES_PIX; ++j) {
                     const int row = (wave_pix * TILES_PIX + j) * STRIDE + tap / TAPS;
@@ -158,25 +196,33 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
 
     DEVICE int pixel_y(int j) const { return first_y + wave_pix * TILES_PIX + j; }
 
+    // The shortcut's row of pixels for tile j, from channel 0 on.
+    DEVICE const u16* shortcut_row(int j) const {
+        const int y = min2(pixel_y(j), (int)p.out_h - 1);
+        return p.shortcut + (((i64)image * p.out_h + y) * p.out_w + first_x) * p.shortcut_stride;
+    }
+
     DEVICE void add_shortcut() {
         const int last = min2((int)p.out_w - 1 - first_x, 15), steps = (int)p.shortcut_ci / 16;
+        if constexpr (SHORTCUT == kShortcutIdentity) {
+            const A a = Packed<Unit>::load(p.shortcut_weights);
 #pragma unroll
-        for (int j = 0; j < TILES_PIX; ++j) {
-            const int y = min2(pixel_y(j), (int)p.out_h - 1);
-            const u16* from = p.shortcut + (((i64)image * p.out_h + y) * p.out_w + first_x) * p.shortcut_ci;
-            if constexpr (SHORTCUT == kShortcutIdentity) {
-                const auto a = Packed<Unit>::load(p.shortcut_weights);
+            for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
                 for (int i = 0; i < TILES_CO; ++i)
-                    Unit::template multiply<16>(a, Unit::gather_b(from + co_tile(i) * 16, (int)p.shortcut_ci, last), acc[i][j]);
-            } else {
-                for (int k = 0; k < steps; ++k) {
-                    const auto b = Unit::gather_b(from + k * 16, (int)p.shortcut_ci, last);
+                    Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(j) + co_tile(i) * 16, (int)p.shortcut_stride, last), acc[i][j]);
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < steps; ++k) {
+                A a[TILES_CO];
 #pragma unroll
-                    for (int i = 0; i < TILES_CO; ++i) {
-                        const auto a = Packed<Unit>::load(p.shortcut_weights + (i64)(co_tile(i) * steps + k) * Packed<Unit>::kHalves);
-                        Unit::template multiply<16>(a, b, acc[i][j]);
-                    }
+                for (int i = 0; i < TILES_CO; ++i)
+                    a[i] = Packed<Unit>::load(p.shortcut_weights + (i64)(co_tile(i) * steps + k) * Packed<Unit>::kHalves);
+#pragma unroll
+                for (int j = 0; j < TILES_PIX; ++j) {
+                    const B b = Unit::gather_b(shortcut_row(j) + k * 16, (int)p.shortcut_stride, last);
+#pragma unroll
+                    for (int i = 0; i < TILES_CO; ++i) Unit::template multiply<16>(a[i], b, acc[i][j]);
                 }
             }
         }
@@ -185,80 +231,102 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     DEVICE bool counts(int j, int c) const {
         return pixel_y(j) < (int)p.out_h && first_x + Unit::column(c) < (int)p.out_w;
     }
+    // The pixels of the image that the waves numbered `wave` make.
+    DEVICE float count(int wave) const {
+        const int rows = min2(max2((int)p.out_h - first_y - wave * TILES_PIX, 0), TILES_PIX);
+        return (float)(rows * min2((int)p.out_w - first_x, 16));
+    }
 
-    // Mean, and squared differences from it, of each channel over the pixels of this wave: two passes over registers.
+    // Mean, and squared differences from it, of each channel over the pixels of this wave: two passes over registers. What the
+    // waves of a channel have found is merged in their order.
     DEVICE void write_statistics() {
-        float count = 0.0f;
-#pragma unroll
-        for (int j = 0; j < TILES_PIX; ++j)
-            count += pixel_y(j) < (int)p.out_h ? (float)min2((int)p.out_w - first_x, 16) : 0.0f;
-        const float share = count > 0.0f ? 1.0f / count : 0.0f;
-        float* to = p.statistics + ((i64)image * parts + part) * p.co * 4;
+        const float all = count(wave_pix), share = all > 0.0f ? 1.0f / all : 0.0f;
 #pragma unroll
         for (int i = 0; i < TILES_CO; ++i)
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 if (Unit::column_of(e) != 0) continue;
                 float sum = 0.0f, squares = 0.0f;
-                each_column(i, e, [&](int, int, float x) { sum += x; });
+                each_column(i, e, [&](float x, bool real) { sum += real ? x : 0.0f; });
                 const float mean = row_sum<Unit>(sum) * share;
-                each_column(i, e, [&](int, int, float x) { squares += (x - mean) * (x - mean); });
+                each_column(i, e, [&](float x, bool real) { squares += real ? (x - mean) * (x - mean) : 0.0f; });
                 squares = row_sum<Unit>(squares);
-                if (Unit::first_of_row() && first_co_tile + i < (int)p.co / 16) {
-                    float* place = to + ((first_co_tile + i) * 16 + Unit::row(e)) * 4;
-                    place[0] = mean, place[1] = squares, place[2] = count, place[3] = 0.0f;
-                }
+                const int channel = (wave_co * TILES_CO + i) * 16 + Unit::row(e);
+                if (Unit::first_of_row())
+                    *(Words<2>*)(lds + (wave_pix * kBlockCo + channel) * 8) = Words<2>{{float_bits(mean), float_bits(squares)}};
             }
+        barrier();
+        for (int c = (int)thread_id(); c < kBlockCo; c += kThreads) merge_statistics(c);
     }
     // The values of row(e) that this lane holds, over its pixel tiles and columns.
     template <typename F> DEVICE void each_column(int i, int e, F use) {
 #pragma unroll
         for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c)
-                if (counts(j, c)) use(j, c, acc[i][j].v[e + Unit::element_step(c)]);
+            for (int c = 0; c < Unit::kColumns; ++c) use(acc[i][j].v[e + Unit::element_step(c)], counts(j, c));
+    }
+    // Chan, Golub and LeVeque (1979).
+    DEVICE void merge_statistics(int c) {
+        float mean = 0.0f, squares = 0.0f, all = 0.0f;
+#pragma unroll
+        for (int wave = 0; wave < WAVES_PIX; ++wave) {
+            const Words<2> found = *(const Words<2>*)(lds + (wave * kBlockCo + c) * 8);
+            const float more = count(wave), together = all + more, share = together > 0.0f ? more / together : 0.0f;
+            const float step = bits_float(found.word[0]) - mean;
+            squares += bits_float(found.word[1]) + step * step * (all * share);
+            mean += step * share, all = together;
+        }
+        const int channel = block_co * kBlockCo + c;
+        if (channel < (int)p.co)
+            *(Words<4>*)(p.statistics + (((i64)image * parts + part) * p.co + channel) * 4) =
+                Words<4>{{float_bits(mean), float_bits(squares), float_bits(all), 0}};
     }
 
+    // Bits that are set in a half that is no number, and in none other.
+    static DEVICE u32 unfit(u32 halves) { return ((halves & 0x7c007c00u) + 0x04000400u) & 0x80008000u; }
+
     DEVICE void write() {
-        bool fits = true;
+        u32 overflown = 0;
 #pragma unroll
         for (int j = 0; j < TILES_PIX; ++j) {
-            const int y = pixel_y(j) * OUT_STEP + phase_y;
+            const i64 row = (i64)image * p.image_h + pixel_y(j) * OUT_STEP + phase_y;
+            u16* to = p.out + (row * p.image_w + first_x * OUT_STEP + phase_x) * p.out_stride;
+            if (pixel_y(j) >= (int)p.out_h) continue;
 #pragma unroll
             for (int i = 0; i < TILES_CO; ++i) {
                 const int first_channel = (first_co_tile + i) * 16;
-                if constexpr (!Half::kIsBF16)
-#pragma unroll
-                    for (int e = 0; e < kElements; ++e)
-                        if (counts(j, Unit::column_of(e)) && !(abs_f32(acc[i][j].v[e]) < 65520.0f)) fits = false;
                 Unit::pieces(Unit::pack(acc[i][j]), [&](int n, int channel, auto piece) {
-                    const int x = first_x + n;
-                    if (pixel_y(j) < (int)p.out_h && x < (int)p.out_w && first_channel + channel < (int)p.out_channels)
-                        *(decltype(piece)*)(p.out + (((i64)image * p.image_h + y) * p.image_w + x * OUT_STEP + phase_x) * p.out_channels +
-                                            first_channel + channel) = piece;
+                    if (first_x + n < (int)p.out_w && first_channel + channel < (int)p.out_channels) {
+                        *(decltype(piece)*)((unsigned char*)to + ((u32)(n * OUT_STEP) * p.out_stride + first_channel + channel) * 2) = piece;
+                        if constexpr (!Half::kIsBF16)
+#pragma unroll
+                            for (int w = 0; w < (int)(sizeof(piece) / 4); ++w) overflown |= unfit(piece.word[w]);
+                    }
                 });
             }
         }
-        if (!fits && p.overflow) *p.overflow = 1;
+        if (overflown && p.overflow) *p.overflow = 1;
     }
 
     DEVICE void run() {
+        const int chunks = (int)p.ci / CHUNK_C, last_step = chunks * kChunkTiles - 1;
+        fetch(0);
+        fetch_weights(0);
 #pragma unroll
         for (int i = 0; i < TILES_CO; ++i)
 #pragma unroll
             for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = p.bias[co_tile(i) * 16 + Unit::row(e)];
-        const int chunks = (int)p.ci / CHUNK_C;
-        fetch(0);
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             store(chunk);
             barrier();
             fetch(min2(chunk + 1, chunks - 1));
-            multiply(chunk);
+            multiply(chunk, last_step);
         }
         if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
+        if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // `out` may be `shortcut`; LDS gets another use
         write();
         if constexpr (STATISTICS) write_statistics();
     }

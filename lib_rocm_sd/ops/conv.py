@@ -17,6 +17,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops import conv_kernel as kernel
+from lib_rocm_sd.ops import conv_layout as layout
 from lib_rocm_sd.ops import conv_problem as problems
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
@@ -57,6 +58,14 @@ class MatrixConv(Variant[ConvProblem]):
                 "upsampling has neither norm nor shortcut",
             ),
             (max(rows, columns) > 1 << 16, f"{rows} x {columns} is more than 65,536 a side"),
+            (
+                max(p.width * p.in_channels, columns * p.out_channels) > layout.MOST_ROW_VALUES,
+                f"a row of {p.width} x {p.in_channels} or {columns} x {p.out_channels} values",
+            ),
+            (
+                not kernel.configs(arch, self.form(p), p.out_channels, p.in_place),
+                f"no work-group makes all {p.out_channels} channels, as it must in place",
+            ),
         )
 
     def input_refusals(self, *inputs: Any) -> list[str]:
@@ -69,7 +78,8 @@ class MatrixConv(Variant[ConvProblem]):
         )
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
-        return kernel.configs(arch, self.form(problem), problem.out_channels) if arch else ()
+        p = problem
+        return kernel.configs(arch, self.form(p), p.out_channels, p.in_place) if arch else ()
 
     @staticmethod
     def form(problem: ConvProblem) -> Form:
@@ -95,21 +105,23 @@ class MatrixConv(Variant[ConvProblem]):
         next_norm: NextNorm | None,
         overflow: torch.Tensor | None,
         band: Band | None = None,
+        out: torch.Tensor | None = None,
     ) -> Any:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm, band)
-        x, shortcut = x.contiguous(), None if shortcut is None else shortcut.contiguous()
+        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm, band, out)
+        x, in_stride = _dense(x)
+        shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)
         rows, columns = problem.out_size
         rows = rows if band is None else band.rows
         step = 2 if self.kind == "upsample" else 1
         grid_h, grid_w = rows // step, columns // step
         channels = (problem.out_channels + 7) // 8 * 8
-        y = x.new_empty((x.shape[0], rows, columns, channels))
+        y = x.new_empty((x.shape[0], rows, columns, channels)) if out is None else out
         tiles = (-(-grid_w // 16), -(-grid_h // config.rows))
         blocks = -(-packed.co // config.block_co)
-        parts = tiles[0] * tiles[1] * step * step * config.waves_pix
+        parts = tiles[0] * tiles[1] * step * step
         statistics = None
         if next_norm is not None:
             statistics = x.new_empty((x.shape[0], parts, packed.co, 4), dtype=torch.float32)
@@ -118,28 +130,37 @@ class MatrixConv(Variant[ConvProblem]):
             *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
             *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
             *(*x.shape[1:3], x.shape[3], grid_h, grid_w, packed.co),
-            *(channels, problem.shortcut_channels, *tiles, blocks, rows, columns),
+            *(channels, problem.shortcut_channels, in_stride, shortcut_stride),
+            *(layout.pixel_stride(y), *tiles, blocks, rows, columns),
             0 if band is None else band.above,
         )
         grid = blocks * tiles[0] * tiles[1] * step * step * x.shape[0]
         launch(kernel.spec(self.form(problem), config), grid, config.block, params, x.device)
         if statistics is None:
             return y, None
-        each = tiles[0] * config.waves_pix
-        merged = launch_merge(launch, _MERGE, statistics, packed.co, each)
+        merged = launch_merge(launch, _MERGE, statistics, packed.co, tiles[0])
         return y, given(merged.unflatten(1, (step * step, -1)), next_norm, band)
 
 
 _MERGE = GroupNormConfig(256, 4)
 
 
-def _op(kind: str) -> Op[ConvProblem]:
+def _dense(image: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """An image whose pixels are dense, a copy if need be, and its pixel stride."""
+    step = layout.pixel_stride(image)
+    if step is None:
+        image = image.clone(memory_format=torch.contiguous_format)
+        step = image.shape[3]
+    return image, step
+
+
+def _op(kind: str, suffix: str = "") -> Op[ConvProblem]:
     def problem_of(*inputs: Any) -> ConvProblem:
-        x, _, norm, shortcut, weights, next_norm, _, *band = inputs
-        return problems.problem_of(kind, x, weights, norm, shortcut, next_norm, *band)
+        x, _, norm, shortcut, weights, next_norm, _, *band_and_out = inputs
+        return problems.problem_of(kind, x, weights, norm, shortcut, next_norm, *band_and_out)
 
     return Op(
-        name=f"conv {kind}",
+        name=f"conv {kind}{suffix}",
         variants=(MatrixConv(kind), LibraryConv(kind), TorchConv(kind)),
         problem_of=problem_of,
         reference=partial(problems.reference, kind),
@@ -154,6 +175,13 @@ def _op(kind: str) -> Op[ConvProblem]:
 
 
 CONVS: dict[str, Op[ConvProblem]] = {kind: _op(kind) for kind in KINDS}
+_IN_PLACE = {kind: _op(kind, " in place") for kind in KINDS}
+"""Ops of their own, since the engine knows a call by its tensors' shapes and not their places."""
+
+
+def op_of(problem: ConvProblem) -> Op[ConvProblem]:
+    """The op that a problem is one of."""
+    return (_IN_PLACE if problem.in_place else CONVS)[problem.kind]
 
 
 def conv(
@@ -165,6 +193,7 @@ def conv(
     next_norm: NextNorm | None = None,
     overflow: torch.Tensor | None = None,
     band: Band | None = None,
+    out: torch.Tensor | None = None,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
 
@@ -174,10 +203,21 @@ def conv(
     `norm` (N, Ci, 2): x is normalised by it and SiLU'd while it is read. `shortcut` (N, Ho, Wo, Cs)
     is added, multiplied by the shortcut weight where there is one. `overflow` (1) int32 is set to 1
     where a value does not fit the dtype. Raises ValueError, with shapes, on a caller's mistake.
+
+    x, shortcut and out may be some channels of an image that has more: see conv_layout.pixel_stride
+    for what is read and written as it lies; x and shortcut are copied otherwise. `out`
+    (N, Ho, Wo, Co padded) gets the result. It may begin where the shortcut begins, with the same
+    strides, else must not overlap it or x.
     """
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
+    op = _IN_PLACE[kind] if layout.is_in_place(shortcut, out) else CONVS[kind]
+    if out is not None:
+        problem = problems.problem_of(kind, x, weights, norm, shortcut, next_norm, band)
+        rows, columns = problem.out_size
+        made = (problem.batch, rows if band is None else band.rows, columns)
+        layout.check_out(out, (*made, (problem.out_channels + 7) // 8 * 8), x, shortcut)
     result: Result = engine.run(
-        CONVS[kind], x, weights.weight, norm, shortcut, weights, next_norm, overflow, band
+        op, x, weights.weight, norm, shortcut, weights, next_norm, overflow, band, out
     )
     return result

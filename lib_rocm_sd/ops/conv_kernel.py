@@ -23,8 +23,10 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("shortcut_weights", "out", "statistics")),
         ("overflow", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("h", "w", "ci", "out_h", "out_w", "co")),
-        *((name, ctypes.c_uint32) for name in ("out_channels", "shortcut_ci", "tiles_x")),
-        *((name, ctypes.c_uint32) for name in ("tiles_y", "blocks_co", "image_h", "image_w")),
+        *((name, ctypes.c_uint32) for name in ("out_channels", "shortcut_ci")),
+        *((name, ctypes.c_uint32) for name in ("in_stride", "shortcut_stride", "out_stride")),
+        *((name, ctypes.c_uint32) for name in ("tiles_x", "tiles_y", "blocks_co")),
+        *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
         ("above", ctypes.c_uint32),
     ]
 
@@ -98,9 +100,27 @@ def configs(
         return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
     if form.kind == "3x3 stride 2":
         return (of(2, 2, 2, 2),)
+    if in_place and form.shortcut == "conv":
+        wide = (of(2, 2, 4, 2), of(4, 2, 4, 2), of(8, 1, 4, 2))
+        return tuple(config for config in wide if config.block_co >= out_channels)[:1]
     if arch.matrix in ("mfma", "mma_sm80"):
         return (of(2, 2, 4, 4), of(2, 2, 4, 2), of(4, 2, 2, 2))
     return (of(2, 2, 4, 2), of(4, 2, 2, 2))
+
+
+LEAST_ROWS = 4
+"""Of a work-group, in any config."""
+
+
+def statistics_bytes(kind: str, rows: int, columns: int, out_channels: int) -> int:
+    """Device memory for the statistics of one image (rows, columns, out_channels) that is made.
+
+    Of the config that needs most: a part for each work-group's pixels, then one for each of their
+    rows.
+    """
+    step = 2 if kind == "upsample" else 1
+    tiles_x, tiles_y = -(-columns // (16 * step)), -(-rows // (LEAST_ROWS * step))
+    return 16 * step * step * tiles_y * (tiles_x + 1) * (-(-out_channels // 16) * 16)
 
 
 @cache

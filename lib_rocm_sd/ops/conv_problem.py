@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.ops import group_norm
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv_kernel import KINDS
+from lib_rocm_sd.ops.conv_layout import is_in_place
 from lib_rocm_sd.ops.conv_weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm_formula import moments_of
@@ -48,7 +49,10 @@ STATISTICS_ROWS = 16
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS."""
+    """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS.
+
+    `in_place`: the output is written where the shortcut lies.
+    """
 
     kind: str
     batch: int
@@ -61,10 +65,12 @@ class ConvProblem:
     shortcut: str = "none"
     shortcut_channels: int = 0
     statistics: bool = False
+    in_place: bool = False
 
     def __str__(self) -> str:
         fused = [name for name in ("norm", "statistics") if getattr(self, name)]
         fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
+        fused += ["in place"] if self.in_place else []
         shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
         return " ".join([self.kind, shape, self.dtype, *fused])
 
@@ -98,11 +104,12 @@ def problem_of(
     shortcut: torch.Tensor | None,
     next_norm: NextNorm | None,
     band: Band | None = None,
+    out: torch.Tensor | None = None,
 ) -> ConvProblem:
     if x.ndim != 4 or x.dtype not in DTYPES.values():
         raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
     batch, height, width, channels = x.shape
-    out, taken = weights.weight.shape[:2]
+    made, taken = weights.weight.shape[:2]
     rows, columns = out_size(kind, height, width)
     rows = rows if band is None else band.rows
     wrong = reasons(
@@ -118,8 +125,8 @@ def problem_of(
             f"shortcut must be (N, {rows}, {columns}, C)",
         ),
         (
-            next_norm is not None and out % next_norm.groups != 0,
-            f"{out} channels do not divide into the next norm's groups",
+            next_norm is not None and made % next_norm.groups != 0,
+            f"{made} channels do not divide into the next norm's groups",
         ),
     )
     if wrong:
@@ -132,12 +139,13 @@ def problem_of(
         height,
         width,
         channels,
-        out,
+        made,
         DTYPE_NAMES[x.dtype],
         norm is not None,
         how,
         0 if shortcut is None else shortcut.shape[3],
         next_norm is not None,
+        is_in_place(shortcut, out),
     )
 
 
@@ -226,6 +234,7 @@ def reference(
     next_norm: NextNorm | None,
     overflow: torch.Tensor | None,
     band: Band | None = None,
+    out: torch.Tensor | None = None,
 ) -> Any:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
     wide = [None if t is None else t.double() for t in (x, norm, shortcut)]
@@ -268,14 +277,17 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[
     norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
     groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
     next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
+    padded = output_shape(p)[3]
+    wide = image(rows, columns, max(p.shortcut_channels, padded if p.in_place else 0))
     return (
         image(p.height, p.width, taken),
         weights.weight,
         norm if p.norm else None,
-        image(rows, columns, p.shortcut_channels) if p.shortcut != "none" else None,
+        wide[..., : p.shortcut_channels] if p.shortcut != "none" else None,
         weights,
         next_norm if p.statistics else None,
         None,
+        *((None, wide[..., :padded]) if p.in_place else ()),
     )
 
 
