@@ -8,7 +8,9 @@
 //
 // One kernel per compilation, that of the only STEP_ which is defined: STEP_STATISTICS x -> statistics, STEP_MERGE statistics ->
 // statistics of fewer parts, STEP_FINALIZE statistics -> norm, STEP_APPLY x, norm -> out, and STEP_FINISH, what is left to do after
-// a library's convolution, in one pass: out = x + bias (+ shortcut), its statistics, and a flag where a value does not fit.
+// a library's convolution, in one pass: out = x + bias (+ shortcut), its statistics, and a flag where a value does not fit. With
+// PHASES the convolution was one of 2x2 taps to 4 C channels, standing for an upsampled image's (see upsample_conv.hip): x is
+// (N, source_rows, source_columns, 4, C), and out pixel (2 y + py, 2 x + px) is x[y + above + py, x + px, 2 py + px].
 //
 // Numerics. No square of a sum is ever subtracted from a sum of squares. A work-item reads a batch of values into registers and
 // passes over them twice, once for the mean and once for the differences from it; batches, lanes and parts are merged by the
@@ -21,7 +23,7 @@
 // bytes, up to seven values before the first and after the last whole vector are read one by one.
 #include "common/tile.h"
 
-// BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, SHORTCUT, STATISTICS, THREADS, UNROLL come as definitions
+// BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, SHORTCUT, STATISTICS, PHASES, THREADS, UNROLL come as definitions
 // (lib_rocm_sd/ops/group_norm_kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
 
@@ -36,8 +38,9 @@ struct GroupNormImageParams {  // the same in group_norm_kernel.py
     u32 aligned;               // 16-byte accesses may be used
     u32 groups;                // work-groups of this launch
     const float* bias;         // (C), STEP_FINISH only, as what follows
-    const u16* shortcut;       // like x
+    const u16* shortcut;       // like out
     u32* overflow;             // set to 1 where a value does not fit the half type; may be null
+    u32 source_rows, source_columns, above, columns;  // PHASES only; columns: of out
 };
 
 struct GroupNormMergeParams {  // the same in group_norm_kernel.py
@@ -213,10 +216,14 @@ struct Place {
         for (; pixel + (UNROLL - 1) * rows < last; pixel += UNROLL * rows) body(Batch<true>{UNROLL}, pixel);
         if (pixel < last) body(Batch<false>{(int)((last - 1 - pixel) / rows) + 1}, pixel);
     }
-    // Of the i-th pixel of a batch; those past the end repeat the last.
-    template <bool kWhole> DEVICE i64 at(const GroupNormImageParams& p, Batch<kWhole>, u32 pixel, int i) const {
+    // The i-th pixel of a batch; those past the end repeat the first, which no other work-item writes to.
+    DEVICE u32 pixel_of(u32 pixel, int i) const {
         const u32 wanted = pixel + (u32)(i * rows);
-        return offset + (i64)(kWhole ? wanted : min2(wanted, last - 1)) * p.channels;
+        return wanted < last ? wanted : pixel;
+    }
+    // Its offset.
+    template <bool kWhole> DEVICE i64 at(const GroupNormImageParams& p, Batch<kWhole>, u32 pixel, int i) const {
+        return offset + (i64)(kWhole ? pixel + (u32)(i * rows) : pixel_of(pixel, i)) * p.channels;
     }
 };
 
@@ -251,6 +258,14 @@ DEVICE void statistics(const GroupNormImageParams& p, float* lds) {
 
 #elif STEP_FINISH
 
+// Where the value of out's element `at`, of pixel `pixel`, comes from.
+DEVICE i64 source_of(const GroupNormImageParams& p, const Place& place, i64 at, u32 pixel) {
+    if constexpr (!PHASES) return at;
+    const u32 y = pixel / p.columns, x = pixel % p.columns, phase = y % 2 * 2 + x % 2;
+    const i64 row = (i64)place.image * p.source_rows + p.above + y / 2 + y % 2;
+    return ((row * p.source_columns + x / 2 + x % 2) * 4 + phase) * p.channels + place.channel;
+}
+
 template <bool kAligned> DEVICE void complete(const GroupNormImageParams& p, const Place& place, Moments<VECTOR>& moments) {
     if (!place.active) return;
     float bias[VECTOR];
@@ -260,7 +275,10 @@ template <bool kAligned> DEVICE void complete(const GroupNormImageParams& p, con
     place.each_batch([&](auto batch, u32 pixel) {
         Values values[UNROLL], added[SHORTCUT ? UNROLL : 1];
 #pragma unroll
-        for (int i = 0; i < UNROLL; ++i) values[i] = Values::template load<kAligned>(p.x + place.at(p, batch, pixel, i));
+        for (int i = 0; i < UNROLL; ++i) {
+            const i64 at = source_of(p, place, place.at(p, batch, pixel, i), place.pixel_of(pixel, i));
+            values[i] = Values::template load<kAligned>(p.x + at);
+        }
         if constexpr (SHORTCUT)
 #pragma unroll
             for (int i = 0; i < UNROLL; ++i) added[i] = Values::template load<kAligned>(p.shortcut + place.at(p, batch, pixel, i));
@@ -271,7 +289,7 @@ template <bool kAligned> DEVICE void complete(const GroupNormImageParams& p, con
             for (int k = 0; k < VECTOR; ++k) {
                 sums[i][k] = values[i].at(k) + bias[k];
                 if constexpr (SHORTCUT) sums[i][k] += added[i].at(k);
-                if (!Half::kIsBF16 && !(abs_f32(sums[i][k]) < 65520.0f)) fits = false;  // those past the end repeat the last
+                if (!Half::kIsBF16 && !(abs_f32(sums[i][k]) < 65520.0f)) fits = false;
             }
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i)

@@ -256,7 +256,7 @@ def test_a_removed_barrier_is_a_race(barrier: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("min2(wanted, last - 1)", "wanted", NHWC),
+        ("wanted < last ? wanted : pixel", "wanted", NHWC),
         ("i < singles", "i <= singles", NCHW),
     ],
 )

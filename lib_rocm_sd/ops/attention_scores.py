@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
 THREADS = 512
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 128 << 20
 """Float32 scores held at a time; half as many bytes of weights beside them."""
 LEAST_ROWS = 64
 LOG2_E = math.log2(math.e)

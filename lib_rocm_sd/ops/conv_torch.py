@@ -21,6 +21,7 @@ from lib_rocm_sd.ops import group_norm_kernel, group_norm_launch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, given
 from lib_rocm_sd.ops.conv_weights import ConvWeights
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 
 
@@ -31,7 +32,7 @@ def no_search() -> Iterator[None]:
     flags: AbstractContextManager[Any] = nullcontext()
     if cudnn.benchmark:
         flags = cudnn.flags(cudnn.enabled, False, None, cudnn.deterministic, cudnn.allow_tf32)
-    miopen = getattr(torch.backends, "miopen", None)
+    miopen = _miopen()
     immediate = nullcontext() if miopen is None else miopen.flags(immediate=True)
     with flags, immediate:
         yield
@@ -39,7 +40,11 @@ def no_search() -> Iterator[None]:
 
 def searches() -> bool:
     """True where MIOpen would search although asked not to."""
-    return torch.version.hip is not None and not hasattr(torch.backends, "miopen")
+    return torch.version.hip is not None and _miopen() is None
+
+
+def _miopen() -> Any:
+    return getattr(torch.backends, "miopen", None)
 
 
 class LibraryConv(Variant[ConvProblem]):
@@ -78,7 +83,7 @@ class LibraryConv(Variant[ConvProblem]):
         rows, columns = p.out_size
         values = p.height * p.width * p.in_channels * p.norm
         values += rows * columns * p.out_channels * (p.shortcut == "conv")
-        values += p.in_channels * (rows * columns if p.kind == "upsample" else 0)
+        values += p.out_channels * (rows * columns if p.kind == "upsample" else 0)
         values += p.in_channels * (p.height * p.width if p.kind == "3x3 stride 2" else 0)
         return 2 * p.batch * values
 
@@ -92,7 +97,9 @@ class LibraryConv(Variant[ConvProblem]):
         form = group_norm_kernel.form_of(p.dtype, p.in_channels, True)
         apply = (group_norm_kernel.apply_spec(form, True, config),) if p.norm else ()
         shortcut = p.shortcut != "none"
-        return (*apply, group_norm_kernel.finish_spec(p.dtype, shortcut, p.statistics, config))
+        phases = p.kind == "upsample"
+        finish = group_norm_kernel.finish_spec(p.dtype, shortcut, p.statistics, phases, config)
+        return (*apply, finish)
 
     def run(
         self,
@@ -113,21 +120,41 @@ class LibraryConv(Variant[ConvProblem]):
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
-        weight, bias, shortcut_weight = weights.plain(x)
-        with no_search():
-            y = problems.convolve_plain(self.kind, image[:, : weight.shape[1]], weight, band)
-        y = y.contiguous()
+        y, result, above = self._convolve(image, weights, band)
+        shortcut_weight = weights.plain(x)[2]
         if shortcut is not None and shortcut_weight is not None:
             shortcut = F.linear(shortcut, shortcut_weight)
         shortcut = None if shortcut is None else shortcut.contiguous()
+        bias, wanted = weights.bias_on(x.device), next_norm is not None
         statistics = group_norm_launch.launch_finish(
-            launch, config, y, weights.bias_on(x.device), shortcut, overflow, next_norm is not None
+            launch, config, y, result, bias, shortcut, overflow, wanted, above
         )
+        del y
         if out is not None:
-            y = out.copy_(y)
+            result = out.copy_(result)
         if statistics is None:
-            return y, None
-        return y, given(statistics[:, None], next_norm, band)
+            return result, None
+        return result, given(statistics[:, None], next_norm, band)
+
+    def _convolve(
+        self, image: torch.Tensor, weights: ConvWeights, band: Band | None
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip.
+
+        Upsampling is one convolution of the small image by 2x2 taps to four times the channels.
+        """
+        with no_search():
+            if self.kind != "upsample":
+                weight = weights.plain(image)[0]
+                y = problems.convolve_plain(self.kind, image[:, : weight.shape[1]], weight, band)
+                y = y.contiguous()
+                return y, y, 0
+            weight = weights.phases(image)
+            y = F.conv2d(image[:, : weight.shape[1]], weight, padding=1)
+        batch, _, height, width = image.shape
+        rows = 2 * height if band is None else band.rows
+        result = y.new_empty((batch, rows, 2 * width, weight.shape[0] // 4))
+        return y.permute(0, 2, 3, 1).contiguous(), result, 0 if band is None else band.above
 
 
 class TorchConv(Variant[ConvProblem]):
@@ -143,13 +170,15 @@ class TorchConv(Variant[ConvProblem]):
         return []
 
     def workspace(self, problem: ConvProblem) -> int:
-        """Images that the kernel never makes: normalised, upsampled, padded, unfused shortcut."""
-        rows, columns = problem.out_size
-        of_input = problem.height * problem.width * problem.in_channels
-        of_output = rows * columns * problem.out_channels
-        images = of_input * 2 * problem.norm + of_output * (problem.shortcut != "none")
-        images += rows * columns * problem.in_channels * (problem.kind != "3x3")
-        return 2 * problem.batch * images
+        """What the kernel never makes: normalised in float32, enlarged, padded, unfused sums."""
+        p = problem
+        rows, columns = p.out_size
+        itemsize = DTYPES[p.dtype].itemsize
+        before = p.batch * p.height * p.width * p.in_channels
+        made = p.batch * rows * columns * p.out_channels
+        wide = before * (12 + itemsize) * p.norm
+        enlarged = before * itemsize * {"upsample": 4, "3x3 stride 2": 1}.get(p.kind, 0)
+        return wide + enlarged + made * itemsize * (2 + p.in_place) + p.statistics * made // 4
 
     def run(
         self,

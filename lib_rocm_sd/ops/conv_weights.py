@@ -46,6 +46,7 @@ class ConvWeights:
         self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
         self._plain: dict[object, _Plain] = {}
         self._packed: dict[object, PackedWeights] = {}
+        self._phases: dict[object, torch.Tensor] = {}
         self._biases: dict[torch.device, torch.Tensor] = {}
 
     def plain(self, like: torch.Tensor) -> _Plain:
@@ -57,6 +58,14 @@ class ConvWeights:
             shortcut = None if self.shortcut_weight is None else self.shortcut_weight.to(like)
             self._plain[key] = (weight, bias, shortcut)
         return self._plain[key]
+
+    def phases(self, like: torch.Tensor) -> torch.Tensor:
+        """(4 Co, Ci, 2, 2): the weights of all phases (see `phase_weights`), like `like`."""
+        key = (like.dtype, like.device)
+        if key not in self._phases:
+            weight = torch.cat(phase_weights(self.weight)).to(like)
+            self._phases[key] = weight.contiguous(memory_format=torch.channels_last)
+        return self._phases[key]
 
     def bias_on(self, device: torch.device) -> torch.Tensor:
         """The bias (Co) in float32, the shortcut's added to it."""

@@ -42,6 +42,8 @@ class ImageParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("width", "column_blocks", "units", "aligned")),
         ("groups", ctypes.c_uint32),
         *((name, ctypes.c_uint64) for name in ("bias", "shortcut", "overflow")),
+        *((name, ctypes.c_uint32) for name in ("source_rows", "source_columns", "above")),
+        ("columns", ctypes.c_uint32),
     ]
 
 
@@ -190,11 +192,12 @@ def apply_spec(form: Form, silu: bool, config: GroupNormConfig) -> KernelSpec:
 
 @cache
 def finish_spec(
-    dtype: str, shortcut: bool, statistics: bool, config: GroupNormConfig
+    dtype: str, shortcut: bool, statistics: bool, phases: bool, config: GroupNormConfig
 ) -> KernelSpec:
     """x, bias, shortcut -> out, statistics; channels-last, channels in eights."""
     form = Form(dtype, True, 8).defines()
-    return _spec("FINISH", config, **form, SHORTCUT=int(shortcut), STATISTICS=int(statistics))
+    fused = {"SHORTCUT": int(shortcut), "STATISTICS": int(statistics), "PHASES": int(phases)}
+    return _spec("FINISH", config, **form, **fused)
 
 
 @cache

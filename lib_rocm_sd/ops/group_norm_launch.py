@@ -49,30 +49,38 @@ def launch_apply(
 def launch_finish(
     launch: Launch,
     config: GroupNormConfig,
-    y: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor,
     bias: torch.Tensor,
-    shortcut: torch.Tensor | None,
-    overflow: torch.Tensor | None,
-    statistics: bool,
+    shortcut: torch.Tensor | None = None,
+    overflow: torch.Tensor | None = None,
+    statistics: bool = False,
+    above: int = 0,
 ) -> torch.Tensor | None:
-    """y (N, H, W, C), contiguous, C a multiple of 8, plus bias (C) float32 plus shortcut, in place.
+    """out (N, H, W, C), C a multiple of 8, becomes x plus bias (C) float32 plus shortcut.
 
-    Returns the statistics (N, H, C, 4), a part per row, if wanted.
+    x is like out, and may be out, or (N, >= H / 2 + 1 + above, W / 2 + 1, 4 C): the phases of an
+    upsampled image. All are contiguous. Returns the statistics (N, H, C, 4), a part per row, if
+    wanted.
     """
-    batch, height, width, channels = y.shape
+    batch, height, width, channels = out.shape
+    phases = x.shape[3] == 4 * channels
     tiling = kernel.finish_tiling(batch, channels, height, width)
-    params = _image_params(y, channels, height * width, tiling)
-    params.out, params.bias = y.data_ptr(), bias.data_ptr()
+    params = _image_params(x, channels, height * width, tiling)
+    params.out, params.bias = out.data_ptr(), bias.data_ptr()
     params.shortcut = 0 if shortcut is None else shortcut.data_ptr()
     params.overflow = 0 if overflow is None else overflow.data_ptr()
-    params.aligned = (params.out | params.shortcut) % 16 == 0
-    out = None
+    params.aligned = (params.x | params.out | params.shortcut) % 16 == 0
+    params.source_rows, params.source_columns = x.shape[1:3]
+    params.above, params.columns = above, width
+    made = None
     if statistics:
-        out = y.new_empty((batch, tiling.parts, channels, 4), dtype=torch.float32)
-        params.statistics = out.data_ptr()
-    spec = kernel.finish_spec(DTYPE_NAMES[y.dtype], shortcut is not None, statistics, config)
-    launch(spec, tiling.grid, config.threads, params, y.device)
-    return out
+        made = out.new_empty((batch, tiling.parts, channels, 4), dtype=torch.float32)
+        params.statistics = made.data_ptr()
+    with_shortcut = shortcut is not None
+    spec = kernel.finish_spec(DTYPE_NAMES[out.dtype], with_shortcut, statistics, phases, config)
+    launch(spec, tiling.grid, config.threads, params, out.device)
+    return made
 
 
 def _image_params(
