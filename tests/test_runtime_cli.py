@@ -119,7 +119,7 @@ def test_inspect_shows_what_the_metadata_says(
     gfx1100: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.main(["inspect", "--op", "attention", "--arch", gfx1100]) == 0
-    heads, first, second = capsys.readouterr().out.splitlines()
+    heads, first, second = capsys.readouterr().out.split("\n\n")[0].splitlines()
     for head in ("THREADS", "VGPRs", "SGPRs", "VGPR spills", "LDS bytes", "waves/SIMD"):
         assert head in heads
     assert first.split()[:3] == ["gfx1100", "scale", "64"] and second.split()[2] == "128"

@@ -76,17 +76,28 @@ class Clang(Compiler):
         with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
             work = Path(folder)
             (work / "kernel.hip").write_text(source, encoding="utf-8")
-            deadline = time.monotonic() + process.time_limit_s()
-            for step in self._steps(arch, defines):
-                done = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
-                if done.trouble:
-                    raise CompileError(
-                        self.name,
-                        f"{file_name} for {arch.gfx}: {done.trouble}",
-                        done.output,
-                        source,
-                    )
+            self._take(self._steps(arch, defines), work, arch, source, file_name)
             return (work / "kernel.co").read_bytes()
+
+    def assembly(self, source: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> str:
+        """What `compile` makes of `source` on the way, before it is assembled. Raises
+        CompileError.
+        """
+        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
+            work = Path(folder)
+            (work / "kernel.hip").write_text(source, encoding="utf-8")
+            self._take(self._steps(arch, defines)[:1], work, arch, source, file_name)
+            return (work / "kernel.s").read_text(encoding="utf-8")
+
+    def _take(
+        self, steps: Sequence[list[str]], work: Path, arch: Arch, source: str, file_name: str
+    ) -> None:
+        deadline = time.monotonic() + process.time_limit_s()
+        for step in steps:
+            done = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
+            if done.trouble:
+                said = f"{file_name} for {arch.gfx}: {done.trouble}"
+                raise CompileError(self.name, said, done.output, source)
 
     def _steps(self, arch: Arch, defines: Mapping[str, int]) -> list[list[str]]:
         """To assembly, to an object, linked: the same three steps whether or not the driver can

@@ -130,16 +130,32 @@ def waves_per_simd(arch: Arch, kernel: KernelResources, block: int) -> int:
     A work-group lives on the four SIMDs of one WGP (RDNA) or CU (CDNA) and enters whole. 0 when it
     does not fit at all; a group with fewer waves than SIMDs counts as 1.
     """
+    return min(waves_by_registers(arch, kernel, block), waves_by_lds(arch, kernel, block))
+
+
+def waves_by_registers(arch: Arch, kernel: KernelResources, block: int) -> int:
+    """The same, if there were LDS without end."""
     allocated = _rounded_up(max(kernel.vgprs, 1), arch.vgpr_granule)
     waves = min(arch.vgprs_per_simd // allocated, arch.max_waves_per_simd)
-    group_waves = -(-block // arch.wave_size)
-    groups = waves * _SIMDS // group_waves
-    if kernel.lds_bytes:
-        groups = min(
-            groups,
-            arch.lds_pool_bytes // kernel.lds_bytes if kernel.lds_bytes <= arch.lds_bytes else 0,
-        )
-    return max(groups * group_waves // _SIMDS, min(groups, 1))
+    return _of_groups(waves * _SIMDS // _group_waves(arch, block), arch, block)
+
+
+def waves_by_lds(arch: Arch, kernel: KernelResources, block: int) -> int:
+    """The same, if there were registers without end."""
+    groups = arch.max_waves_per_simd * _SIMDS // _group_waves(arch, block)
+    if kernel.lds_bytes > arch.lds_bytes:
+        groups = 0
+    elif kernel.lds_bytes:
+        groups = min(groups, arch.lds_pool_bytes // kernel.lds_bytes)
+    return _of_groups(groups, arch, block)
+
+
+def _group_waves(arch: Arch, block: int) -> int:
+    return -(-block // arch.wave_size)
+
+
+def _of_groups(groups: int, arch: Arch, block: int) -> int:
+    return max(groups * _group_waves(arch, block) // _SIMDS, min(groups, 1))
 
 
 def _rounded_up(value: int, granule: int) -> int:

@@ -26,9 +26,10 @@ class _Layout:
     hip: int
     codegen_to_relocatable: int
     link_to_executable: int
+    disassemble_executable: int
 
 
-_LAYOUTS = {2: _Layout(hip=4, codegen_to_relocatable=6, link_to_executable=9), 3: _Layout(3, 4, 7)}
+_LAYOUTS = {2: _Layout(4, 6, 9, 12), 3: _Layout(3, 4, 7, 10)}
 
 _HANDLE = c_uint64
 _SIGNATURES: dict[str, list[Any]] = {
@@ -113,11 +114,24 @@ class Comgr:
             raise ComgrError("linked nothing", "\n".join(logs))
         return code[0], "\n".join(logs)
 
+    def disassemble(self, code: bytes, gfx: str) -> str:
+        """A linked code object as text. Raises ComgrError with the log."""
+        info = self._new("create_action_info")
+        self._call("action_info_set_logging", info, True)
+        self._call("action_info_set_isa_name", info, f"{_TRIPLE}{gfx}".encode())
+        data = self._data_set(_EXECUTABLE, code, "kernel.co")
+        data = self._act(self._layout.disassemble_executable, info, data, [])
+        return "".join(
+            text.decode("utf-8", errors="replace") for text in self._contents(data, _SOURCE)
+        )
+
     def _source_set(self, source: str, file_name: str) -> c_uint64:
-        text = source.encode("utf-8")
-        data = self._new("create_data", _SOURCE)
-        self._call("set_data", data, len(text), text)
-        self._call("set_data_name", data, file_name.encode("utf-8"))
+        return self._data_set(_SOURCE, source.encode("utf-8"), file_name)
+
+    def _data_set(self, kind: int, contents: bytes, name: str) -> c_uint64:
+        data = self._new("create_data", kind)
+        self._call("set_data", data, len(contents), contents)
+        self._call("set_data_name", data, name.encode("utf-8"))
         inputs = self._new("create_data_set")
         self._call("data_set_add", inputs, data)
         self._call("release_data", data)

@@ -27,7 +27,8 @@ _RTC_CODE = {"hiprtc": "Code", "nvrtc": "CUBIN"}
 class Job:
     """`api`: comgr, hiprtc or nvrtc.
 
-    Without a source the question is the library's version and targets.
+    Without a source the question is the library's version and targets, or, with `disassemble`
+    (comgr), the text of the code object in kernel.co, to be written to kernel.s.
     """
 
     api: str
@@ -36,6 +37,7 @@ class Job:
     options: tuple[str, ...] = ()
     file_name: str = ""
     source: str = ""
+    disassemble: bool = False
 
     def save(self, path: Path) -> None:
         """Write the job for the worker."""
@@ -63,6 +65,10 @@ def _do(job: Job, folder: Path) -> dict[str, Any]:
     library = load(path)
     if job.api == "comgr":
         comgr = Comgr(library)
+        if job.disassemble:
+            text = comgr.disassemble((folder / "kernel.co").read_bytes(), job.gfx)
+            (folder / "kernel.s").write_text(text, encoding="utf-8")
+            return {"trouble": "", "log": ""}
         if not job.source:
             return {"trouble": "", "version": comgr.version, "targets": comgr.targets()}
         code, log = comgr.compile(job.source, job.file_name, job.gfx, job.options)

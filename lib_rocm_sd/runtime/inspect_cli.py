@@ -1,5 +1,5 @@
-"""`python -m lib_rocm_sd inspect`: what the compiler made of each config, from the code objects'
-metadata.
+"""`python -m lib_rocm_sd inspect`: what the compiler made of each config: registers, spills and LDS
+from the code objects' metadata, the instructions of each loop from their machine code.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.machine import report
+from lib_rocm_sd.machine.analysis import analysed
+from lib_rocm_sd.machine.disassemble import NoListingError, listing
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject
 from lib_rocm_sd.runtime.cli_support import (
@@ -25,7 +29,11 @@ from lib_rocm_sd.runtime.cli_support import (
 
 @dataclass(frozen=True)
 class Row:
-    """One config on one arch: a row of the table. `failure` is empty when it compiled."""
+    """One config on one arch: a row of the table. `failure` is empty when it compiled.
+
+    `straight` and `loops` are machine.report's rows; `listing`: what read the machine code;
+    `listing_failure`: why nothing could, or why it was not understood.
+    """
 
     arch: str
     kernel: str
@@ -41,6 +49,12 @@ class Row:
     lds_bytes: int = 0
     waves_per_simd: int = 0
     failure: str = ""
+    waves_by_registers: int = 0
+    waves_by_lds: int = 0
+    listing: str = ""
+    listing_failure: str = ""
+    straight: dict[str, Any] = field(default_factory=dict)
+    loops: list[dict[str, Any]] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 when every kernel compiled, 1 when one did not, 2 when the command line names something
-    unknown.
+    """0 when every kernel compiled and was understood, 1 when one was not, 2 when the command line
+    names something unknown. Where nothing here reads machine code, that is said and no failure.
     """
     try:
         arches, modules = arches_of(args.arch), kernel_modules_of(args.op)
@@ -62,10 +76,12 @@ def main(args: argparse.Namespace) -> int:
         for module in modules:
             rows += [row for spec in module.searched_specs(arch) for row in inspected(spec, arch)]
             print(f"{arch.gfx}: done", file=sys.stderr, flush=True)
+    said = "\n".join(report.notes(arches))
     if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(said, file=sys.stderr)
+        print("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]")
     else:
-        print(_shown(rows))
+        print("\n\n".join(filter(None, [_shown(rows), _loops_shown(rows), said])))
     return 1 if any(row.failure for row in rows) else 0
 
 
@@ -82,11 +98,25 @@ def inspected(spec: KernelSpec, arch: Arch) -> list[Row]:
         made = build.build(spec, arch)
     except CompileError as error:
         return [Row(arch.gfx, spec.entry, defines, failure=str(error))]
-    return [
+    rows = [
         _row(arch, defines, made.compiler, kernel)
         for kernel in codeobject.resources(made.code)
         if kernel.name == spec.entry
     ]
+    return [_with_loops(row, spec, arch, made) for row in rows]
+
+
+def _with_loops(row: Row, spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Row:
+    try:
+        text = listing(spec, arch, made)
+    except NoListingError as error:
+        return replace(row, listing_failure=str(error))
+    try:
+        straight, loops = report.rows_of(analysed(text.function(spec.entry), arch))
+    except ValueError as error:
+        why = f"the machine code was not understood: {error}"
+        return replace(row, listing=text.made_by, listing_failure=why, failure=why)
+    return replace(row, listing=text.made_by, straight=straight, loops=loops)
 
 
 def _row(
@@ -106,6 +136,8 @@ def _row(
         scratch_bytes=kernel.scratch_bytes,
         lds_bytes=kernel.lds_bytes,
         waves_per_simd=codeobject.waves_per_simd(arch, kernel, kernel.max_block),
+        waves_by_registers=codeobject.waves_by_registers(arch, kernel, kernel.max_block),
+        waves_by_lds=codeobject.waves_by_lds(arch, kernel, kernel.max_block),
     )
 
 
@@ -126,16 +158,10 @@ _COLUMNS = (
 def _shown(rows: Sequence[Row]) -> str:
     """The table; of the definitions only those that differ between rows."""
     made = [row for row in rows if not row.failure]
-    names = list(dict.fromkeys(name for row in made for name in row.defines))
-    differ = [name for name in names if len({row.defines.get(name) for row in made}) > 1]
-    heads: list[object] = ["arch", "kernel", *differ, *(head for head, _ in _COLUMNS)]
-    cells: list[list[object]] = [
-        [
-            row.arch,
-            row.kernel,
-            *(row.defines.get(name, "") for name in differ),
-            *(getattr(row, attribute) for _, attribute in _COLUMNS),
-        ]
+    names = _differing(made)
+    heads: list[object] = ["arch", "kernel", *names, *(head for head, _ in _COLUMNS)]
+    cells = [
+        [*_named(row, names), *(getattr(row, attribute) for _, attribute in _COLUMNS)]
         for row in made
     ]
     failures = [
@@ -144,3 +170,27 @@ def _shown(rows: Sequence[Row]) -> str:
         if row.failure
     ]
     return "\n".join([as_table([heads, *cells]), *failures])
+
+
+def _loops_shown(rows: Sequence[Row]) -> str:
+    """The table of loops, and why there is none for some rows."""
+    made = [row for row in rows if not row.failure]
+    names = _differing(made)
+    cells = [
+        [*_named(row, names), *report.loop_cells(loop, index)]
+        for row in made
+        for index, loop in enumerate(row.loops)
+    ]
+    why = dict.fromkeys(f"{row.arch}: {row.listing_failure}" for row in made if row.listing_failure)
+    said = [f"no instructions counted for {reason}" for reason in why]
+    heads: list[object] = ["arch", "kernel", *names, *report.loop_heads()]
+    return "\n".join([*([as_table([heads, *cells])] if cells else []), *said])
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row.defines))
+    return [name for name in names if len({row.defines.get(name) for row in rows}) > 1]
+
+
+def _named(row: Row, names: Sequence[str]) -> list[object]:
+    return [row.arch, row.kernel, *(row.defines.get(name, "") for name in names)]

@@ -83,6 +83,16 @@ class LibraryCompiler(Compiler):
                 )
             return (Path(folder) / "kernel.co").read_bytes()
 
+    def disassemble(self, code: bytes, arch: Arch) -> str:
+        """A code object as text (comgr only). Raises CompileError."""
+        job = Job(self.name, str(self.path), arch.gfx, disassemble=True)
+        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
+            (Path(folder) / "kernel.co").write_bytes(code)
+            answer = _work(job, Path(folder), process.time_limit_s())
+            if answer["trouble"]:
+                raise CompileError(self.name, answer["trouble"], answer["log"], "")
+            return (Path(folder) / "kernel.s").read_text(encoding="utf-8")
+
     def _options(self, arch: Arch) -> tuple[str, ...]:
         if self.name == "nvrtc":
             return (f"--gpu-architecture={arch.gfx}", "-default-device")  # for lambdas, CUDA 13.0

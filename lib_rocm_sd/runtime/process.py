@@ -42,10 +42,11 @@ def run(
     limit_s: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    output_limit_bytes: int = _LOG_LIMIT_BYTES,
 ) -> Finished:
     """Run `command` for at most `limit_s` seconds; past that it and what it started are ended.
 
-    Never raises OSError.
+    Never raises OSError. Of the output no more than `output_limit_bytes` are kept.
 
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
@@ -66,7 +67,7 @@ def run(
             return Finished(f"could not be started: {error}", "", time.monotonic() - start)
         trouble = _wait(process, limit_s)
         output.seek(0)
-        text = output.read(_LOG_LIMIT_BYTES).decode("utf-8", errors="replace")
+        text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
     return Finished(trouble, text, time.monotonic() - start)
 
 
