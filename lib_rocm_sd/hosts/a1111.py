@@ -12,7 +12,7 @@ from typing import Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.hosts import a1111_host as host
-from lib_rocm_sd.hosts import a1111_script, a1111_state
+from lib_rocm_sd.hosts import a1111_script, a1111_state, a1111_vae
 
 
 def register() -> type:
@@ -27,6 +27,7 @@ def register() -> type:
         host.add_callback("list_optimizers", list_optimizer)
         host.add_callback("before_ui", take_over)
         host.add_callback("script_unloaded", unload)
+        host.add_callback("model_loaded", a1111_vae.model_loaded)
     base: Any = host.attribute("modules.scripts", "Script")
     return a1111_script.make(base)
 
@@ -53,6 +54,7 @@ def take_over() -> None:
 
 def unload() -> None:
     """Callback, before scripts are loaded anew: leave what would be there without us."""
+    a1111_vae.session.end()
     ours = a1111_state.optimizer()
     if ours is None:
         return

@@ -124,3 +124,13 @@ def attention_classes() -> tuple[list[type], list[type]]:
         attribute(f"{root}.modules.diffusionmodules.model", "AttnBlock") for root in ("ldm", "sgm")
     ]
     return [x for x in cross if x is not None], [x for x in block if x is not None]
+
+
+def loaded_model() -> Any:
+    """The checkpoint's model if one is loaded. Asking modules.shared for it would load one."""
+    return attribute("modules.sd_models", "model_data", "sd_model")
+
+
+def is_short_of_memory() -> bool:
+    """True with --lowvram and --medvram, where models are moved out of the GPU after use."""
+    return bool(getattr(loaded_model(), "lowvram", False))

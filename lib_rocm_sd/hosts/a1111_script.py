@@ -9,8 +9,9 @@ from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_attention as attention
 from lib_rocm_sd.hosts import a1111_host as host
 from lib_rocm_sd.hosts import a1111_state as state
-from lib_rocm_sd.ui import accordion
-from lib_rocm_sd.ui.accordion import Options
+from lib_rocm_sd.hosts.a1111_vae import session as vae
+from lib_rocm_sd.ui import accordion, options
+from lib_rocm_sd.ui.options import Options
 
 
 class RocmSdScript:
@@ -22,7 +23,7 @@ class RocmSdScript:
     """
 
     def title(self) -> str:
-        return accordion.TITLE
+        return options.TITLE
 
     def show(self, is_img2img: bool) -> Any:
         return host.attribute("modules.scripts", "AlwaysVisible")
@@ -32,22 +33,24 @@ class RocmSdScript:
         elem_id: Any = getattr(self, "elem_id", _elem_id)
         controls = accordion.build(elem_id, state.status, frame)
         self.infotext_fields = [
-            (controls.enable, accordion.enable_from),
-            (controls.level, accordion.level_from),
+            (controls.enable, options.enable_from),
+            (controls.level, options.level_from),
+            (controls.vae, options.vae_from),
+            (controls.budget, options.budget_from),
         ]
-        self.paste_field_names = [accordion.INFOTEXT_KEY]
-        return [controls.enable, controls.level]
+        self.paste_field_names = [options.INFOTEXT_KEY, options.VAE_KEY]
+        return controls.arguments
 
     def before_process(self, p: Any, *args: Any) -> None:
         _establish(args)
 
     def process(self, p: Any, *args: Any) -> None:
-        for message in accordion.parse(*args)[1]:
+        for message in options.parse(*args)[1]:
             host.say(message)
-        options = _establish(args)
         report.begin()
         attention.calls.begin()
-        _note(p, options)
+        vae.begin()
+        _note(p, _establish(args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
         _establish(args)
@@ -59,9 +62,10 @@ class RocmSdScript:
         _establish(args)
 
     def postprocess_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        _note(p, accordion.parse(*args)[0])
+        _note(p, options.parse(*args)[0])
 
     def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
+        vae.end()
         optimizer = state.optimizer()
         if optimizer is not None:
             optimizer.step_aside(False)
@@ -73,25 +77,44 @@ def _elem_id(name: str) -> str:
 
 def _establish(args: tuple[Any, ...]) -> Options:
     """Make what the arguments ask for hold from now on."""
-    options, _ = accordion.parse(*args)
+    asked, _ = options.parse(*args)
     optimizer = state.optimizer()
     if optimizer is not None:
-        optimizer.step_aside(not options.enable)
-    if options.enable:
-        engine.level = options.level
-    return options
+        optimizer.step_aside(not asked.enable)
+    if asked.enable:
+        engine.level = asked.level
+    vae.establish(asked)
+    return asked
 
 
-def _note(p: Any, options: Options) -> None:
+def _note(p: Any, asked: Options) -> None:
     """Write into the infotext what ran so far; nothing where we had no part in the generation."""
     optimizer = state.optimizer()
-    if optimizer is None or host.current_optimizer() is not optimizer:
+    if optimizer is None:
         return
-    left = attention.calls.left_to_host
-    ran = [report.summary(), f"left to the WebUI: {left} calls" if left else ""]
-    p.extra_generation_params[accordion.INFOTEXT_KEY] = options.infotext(
-        ", ".join(part for part in ran if part)
-    )
+    if host.current_optimizer() is optimizer:
+        left = attention.calls.left_to_host
+        ran = [_ran("attention"), f"left to the WebUI: {left} calls" if left else ""]
+        p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
+    if asked.enable and vae.can_serve:
+        ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]
+        p.extra_generation_params[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+    for message in vae.turn.left:
+        p.comment(f"{host.NAME}: {message}")
+
+
+def _ran(family: str) -> str:
+    """For instance 'conv: rocm_sd, torch': what computed the ops of a family, most calls first."""
+    calls: dict[str, int] = {}
+    for row in report.snapshot()["rows"]:
+        if row["op"].split()[0] == family:
+            calls[row["variant"]] = calls.get(row["variant"], 0) + row["calls"]
+    names = sorted(calls, key=lambda name: -calls[name])
+    return f"{family}: {', '.join(names)}" if names else ""
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 _made: dict[type, type] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_host as host
-from lib_rocm_sd.hosts import a1111_optimizer
+from lib_rocm_sd.hosts import a1111_optimizer, a1111_vae
 
 
 def optimizer() -> Any:
@@ -17,11 +17,12 @@ def optimizer() -> Any:
 
 
 def status() -> str:
-    """One line for people; never raises."""
+    """A line about attention and mostly one about the VAE, for people; never raises."""
     try:
-        return _status()
+        lines = [_status(), "" if host.shortcomings() else a1111_vae.status()]
     except Exception as error:
         return f"Not active: {type(error).__name__}: {error}"
+    return "\n".join(line for line in lines if line)
 
 
 def _status() -> str:

@@ -119,13 +119,14 @@ class FakeGpu:
     """A GPU of ours that is the CPU: an engine whose kernel is a few lines of torch.
 
     `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
-    whether it takes float32.
+    whether it takes float32, `convs` that it has convolutions (they are torch's).
     """
 
     def __init__(self, why_not: tuple[str, ...] = ()) -> None:
         self.why_not = why_not
         self.wrong = False
         self.floats = True
+        self.convs = False
         self.seen: list[tuple[torch.Tensor, ...]] = []
         self.kernel: Any = None
 
@@ -153,6 +154,15 @@ class FakeGpu:
         module.engine = module.Engine(  # type: ignore[attr-defined]
             identify=lambda asked: info, launcher=lambda asked, row: object()
         )
+        device.identify = lambda asked: info  # type: ignore[attr-defined]
+        usable = module.engine.usable
+
+        def usable_here(asked: torch.device, op: Any = None) -> list[str]:
+            if op is None or not op.name.startswith("conv"):
+                return list(usable(asked, op))
+            return [] if self.convs else [*self.why_not, "there are no convolutions"]
+
+        module.engine.usable = usable_here
 
 
 def _kernel(base: Any) -> Any:

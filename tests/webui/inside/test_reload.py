@@ -39,6 +39,7 @@ def test_reloading_leaves_everything_as_it_was(start: Start, gpu: FakeGpu) -> No
         "callbacks_list_optimizers": 1,
         "callbacks_before_ui": 1,
         "callbacks_script_unloaded": 1,
+        "callbacks_model_loaded": 1,
     }
     assert webui.txt2img().decoded[0].equal(expected)
     assert not webui.errors_reported

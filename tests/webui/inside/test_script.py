@@ -27,14 +27,17 @@ def components(webui: WebUI, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("tab", ["txt2img", "img2img"])
 def test_accordion(start: Start, gpu: FakeGpu, tab: str) -> None:
     webui = start(gpu=gpu, serve=True)
-    enable, level = script(webui, tab).controls
+    enable, level, vae, budget = script(webui, tab).controls
     assert isinstance(enable, gr.Checkbox)
-    assert (enable.value, level.value) == (True, "Auto")
+    assert (enable.value, level.value, vae.value, budget.value) == (True, "Auto", "Auto", 0)
     assert (enable.label, level.label) == (TITLE, "Optimization Level")
+    assert all(len(control.webui_tooltip) > 40 for control in (level, vae, budget))
     info = script(webui, tab).api_info
     assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
         (TITLE, True, None),
         ("Optimization Level", "Auto", ["Auto", "Performance", "Memory"]),
+        ("VAE", "Auto", ["Off", "Auto", "Always banded"]),
+        ("VAE memory budget (MiB, 0 = Auto)", 0, None),
     ]
     assert enable.elem_id == f"script_{tab}_rocm_sd_optimization_enable-checkbox"
     accordions = [c for c in components(webui, "accordion") if c.get("label") == TITLE]
@@ -76,7 +79,7 @@ def test_without_input_accordion(start: Start, gpu: FakeGpu) -> None:
         del webui.ui_components.InputAccordion
 
     webui = start(gpu=gpu, before=remove)
-    enable, level = script(webui).controls
+    enable, *_ = script(webui).controls
     assert (enable.label, enable.value) == ("Enable", True)
     assert len([c for c in components(webui, "accordion") if c.get("label") == TITLE]) == 2
     assert "Memory" in webui.txt2img(True, "Memory").info
@@ -108,8 +111,8 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, enable: bool, level: st
         controls = script(webui, tab).controls
         updates = webui.infotext_utils.paste(tab, info)
         pasted = [value_of(updates[control]) for control in controls]
-        assert pasted == [enable, level if enable else None]
-        assert script(webui, tab).paste_field_names == ["ROCm SD"]
+        assert pasted == [enable, level if enable else None, None, None]
+        assert script(webui, tab).paste_field_names == ["ROCm SD", "ROCm SD VAE"]
 
 
 def value_of(update: Any) -> Any:
@@ -133,7 +136,8 @@ API_ARGS: dict[str, tuple[list[Any], str]] = {
     "off": ([False], "off"),
     "off in words": (["False", "Memory"], "off"),
     "numbers": ([1, "performance"], "Performance, attention"),
-    "nulls": ([None, None], "Auto, attention"),
+    "nulls": ([None, None, None, None], "Auto, attention"),
+    "four": ([True, "memory", "off", 512], "Memory, attention"),
 }
 
 
@@ -161,6 +165,11 @@ def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
         ([True, "Turbo"], "Optimization Level is 'Turbo', expected one of Auto, Performance"),
         ([True, 3], "Optimization Level is 3, expected one of"),
         ([{"a": 1}, ["x"]], "Enable is {'a': 1}"),
+        ([True, "Auto", "On"], "VAE is 'On', expected one of Off, Auto, Always banded; Auto is"),
+        ([True, "Auto", "Auto", -1], "VAE memory budget (MiB, 0 = Auto) is -1, expected a number"),
+        ([True, "Auto", "Auto", "lots"], "VAE memory budget (MiB, 0 = Auto) is 'lots', expected"),
+        ([True, "Auto", "Auto", float("nan")], "VAE memory budget (MiB, 0 = Auto) is nan"),
+        ([True, "Auto", "Auto", True], "VAE memory budget (MiB, 0 = Auto) is True, expected"),
     ],
 )
 def test_bad_arguments(

@@ -1,13 +1,14 @@
 """Double of modules/errors.py.
 
 The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
-report() prints and records.
+report() prints and records; record_exception() records in silence.
 """
 
 import sys
 import traceback
 
 records = []
+recorded: list = []
 
 
 def report(message: str, *, exc_info: bool = False) -> None:
@@ -18,3 +19,7 @@ def report(message: str, *, exc_info: bool = False) -> None:
 
 def display(e: Exception, task, *, full_traceback=False):
     report(f"{task or 'error'}: {type(e).__name__}: {e}", exc_info=True)
+
+
+def record_exception():
+    recorded.append(sys.exc_info()[1])

@@ -4,10 +4,13 @@ The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
 Loading a model hijacks it; a change of checkpoint does so again.
 """
 
+from types import SimpleNamespace
+
 import ldm.models.diffusion.ddpm
 
-from modules import devices, script_callbacks, sd_hijack, shared
+from modules import devices, lowvram, script_callbacks, sd_hijack, shared
 
+model_data = SimpleNamespace(sd_model=None)
 loaded = {"name": None, "family": "ldm"}
 
 
@@ -22,7 +25,8 @@ def load_model(name=None):
     model.first_stage_model.to(devices.dtype_vae)
     loaded["name"] = name
     sd_hijack.model_hijack.hijack(model)
-    shared.sd_model = model
+    lowvram.apply(model)
+    shared.sd_model = model_data.sd_model = model
     script_callbacks.model_loaded_callback(model)
     return model
 

@@ -71,9 +71,25 @@ class State:
     def __init__(self):
         self.interrupted = False
         self.skipped = False
+        self.stopping_generation = False
         self.sampling_step = 0
         self.current_latent = None
         self.current_image = None
+        self.textinfo = None
+
+    def interrupt(self):
+        self.interrupted = True
+
+    def do_set_current_image(self):
+        """Called by the web server's threads, for the progress bar; errors are recorded only."""
+        if self.current_latent is None:
+            return
+        from modules import errors, sd_samplers_common
+
+        try:
+            self.assign_current_image(sd_samplers_common.sample_to_image(self.current_latent))
+        except Exception:
+            errors.record_exception()
 
     def assign_current_image(self, image):
         self.current_image = image
@@ -85,6 +101,9 @@ opts = Options(
         "upcast_attn": OptionInfo(False),
         "sd_model_checkpoint": OptionInfo("model-0"),
         "live_previews_enable": OptionInfo(True),
+        "live_preview_fast_interrupt": OptionInfo(False),
+        "live_preview_allow_lowvram_full": OptionInfo(False),
+        "show_progress_type": OptionInfo("Full"),
         "show_progress_every_n_steps": OptionInfo(0),
         "infotext_skip_pasting": OptionInfo([]),
         "enable_pnginfo": OptionInfo(True),
@@ -93,6 +112,7 @@ opts = Options(
 )
 state = State()
 device = torch.device("cpu")
+parallel_processing_allowed = False
 loaded_hypernetworks = []
 xformers_available = False
 sd_model = None

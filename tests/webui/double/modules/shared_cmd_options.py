@@ -24,6 +24,10 @@ for flag in (
     "--disable-opt-split-attention",
     "--disable-nan-check",
     "--skip-load-model-at-start",
+    "--no-half",
+    "--no-half-vae",
+    "--lowvram",
+    "--medvram",
 ):
     parser.add_argument(flag, action="store_true")
 

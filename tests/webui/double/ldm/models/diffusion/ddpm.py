@@ -13,17 +13,18 @@ import torch
 from torch import nn
 
 
-class FirstStage(nn.Module):
-    """The VAE. `dtype` as the WebUI reads it of its first parameter."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.encoder = model.Encoder(attention=model.AttnBlock)
-        self.decoder = model.Decoder(attention=model.AttnBlock)
-
-    @property
-    def dtype(self):
-        return next(self.parameters()).dtype
+DDCONFIG = {
+    "double_z": True,
+    "z_channels": 4,
+    "resolution": 64,
+    "in_channels": 3,
+    "out_ch": 3,
+    "ch": 16,
+    "ch_mult": (1, 1, 1, 1),
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+    "dropout": 0.0,
+}
 
 
 class DiffusionWrapper(nn.Module):
@@ -36,18 +37,21 @@ class LatentDiffusion(nn.Module):
     def __init__(self, family="ldm", seed=0):
         super().__init__()
         self.family = family
-        attention, model = (
-            importlib.import_module(f"{family}.modules.{name}")
-            for name in ("attention", "diffusionmodules.model")
-        )
+        attention = importlib.import_module(f"{family}.modules.attention")
         openaimodel = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
         self.model = DiffusionWrapper(openaimodel.UNetModel(attention.BasicTransformerBlock))
-        self.first_stage_model = FirstStage(model)
+        self.first_stage_model = first_stage(family)
+        self.scale_factor = 0.18215
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for parameter in self.parameters():
+            for name, parameter in self.named_parameters():
                 scale = 0.35 if parameter.dim() > 1 else 0.1
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+                values = torch.randn(parameter.shape, generator=generator) * scale
+                is_gain = "first_stage" in name and "norm" in name and name.endswith("weight")
+                parameter.copy_(values + 1 if is_gain else values)
+            self.first_stage_model.decoder.conv_out.weight *= 0.2
+        for parameter in self.first_stage_model.parameters():
+            parameter.requires_grad = False
         self.eval()
 
     @contextlib.contextmanager
@@ -66,11 +70,21 @@ class LatentDiffusion(nn.Module):
     def apply_model(self, x_noisy, t, cond, **kwargs):
         return self.model.diffusion_model(x_noisy, t, context=cond, **kwargs)
 
+    @torch.no_grad()
     def decode_first_stage(self, z, predict_cids=False, force_not_quantize=False):
-        return self.first_stage_model.decoder(z)
+        return self.first_stage_model.decode(1.0 / self.scale_factor * z)
 
+    @torch.no_grad()
     def encode_first_stage(self, x):
-        return self.first_stage_model.encoder(x)
+        return self.first_stage_model.encode(x)
 
     def get_first_stage_encoding(self, encoder_posterior):
-        return encoder_posterior
+        z = encoder_posterior if self.family == "sgm" else encoder_posterior.sample()
+        return self.scale_factor * z
+
+
+def first_stage(family):
+    autoencoder = importlib.import_module(f"{family}.models.autoencoder")
+    if family == "sgm":
+        return autoencoder.AutoencoderKLInferenceWrapper(embed_dim=4, ddconfig=DDCONFIG)
+    return autoencoder.AutoencoderKL(DDCONFIG, embed_dim=4)

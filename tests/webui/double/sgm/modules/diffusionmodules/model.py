@@ -1,20 +1,24 @@
-"""Double of sgm/modules/diffusionmodules/model.py: AttnBlock through SDPA.
+"""Double of sgm/modules/diffusionmodules/model.py: as ldm's, but AttnBlock is through SDPA.
 
 The surface was read in Stability-AI/generative-models 45c443b.
 """
 
+from pathlib import Path
+
+import ldm.modules.diffusionmodules.model
 import torch.nn.functional as F
-from ldm.modules.diffusionmodules.model import Decoder, Encoder, nonlinearity, normalize
 from torch import nn
 
-__all__ = ["AttnBlock", "Decoder", "Encoder", "nonlinearity"]
+source = Path(ldm.modules.diffusionmodules.model.__file__)
+exec(compile(source.read_text(encoding="utf-8"), __file__, "exec"))
+Normalize = globals()["Normalize"]
 
 
 class AttnBlock(nn.Module):
     def __init__(self, in_channels):
         super().__init__()
         self.in_channels = in_channels
-        self.norm = normalize(in_channels)
+        self.norm = Normalize(in_channels)
         self.q, self.k, self.v, self.proj_out = (
             nn.Conv2d(in_channels, in_channels, kernel_size=1) for _ in range(4)
         )

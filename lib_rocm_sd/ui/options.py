@@ -1,0 +1,142 @@
+"""What a generation asks of us: as a script's arguments, and in an infotext."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lib_rocm_sd.policy import LEVELS
+
+TITLE = "ROCm SD Optimization"
+LEVEL_LABEL = "Optimization Level"
+VAE_LABEL = "VAE"
+BUDGET_LABEL = "VAE memory budget (MiB, 0 = Auto)"
+INFOTEXT_KEY = "ROCm SD"
+VAE_KEY = "ROCm SD VAE"
+OFF = "off"
+VAE_MODES = {"Off": "", "Auto": "auto", "Always banded": "banded"}
+"""The choices, and what vae.program calls them."""
+_TRUE = ("true", "1", "on", "yes")
+_FALSE = ("false", "0", OFF, "no")
+_BUDGET = re.compile(r"(\d+) MiB")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a generation asks of us, in the order of the script's arguments."""
+
+    enable: bool = True
+    level: str = "Auto"
+    vae: str = "Auto"
+    budget_mib: int = 0
+
+    def infotext(self, what_ran: str) -> str:
+        """The value of `INFOTEXT_KEY`, for instance 'Auto, attention: rocm_sd'."""
+        return ", ".join(part for part in (self.level, what_ran) if part) if self.enable else OFF
+
+    def vae_infotext(self, what_ran: str) -> str:
+        """The value of `VAE_KEY`, for instance 'Always banded, 512 MiB, bands, conv: rocm_sd'."""
+        if not VAE_MODES[self.vae]:
+            return OFF
+        budget = f"{self.budget_mib} MiB" if self.budget_mib else ""
+        return ", ".join(part for part in (self.vae, budget, what_ran) if part)
+
+
+DEFAULTS = Options()
+
+
+def parse(*args: Any) -> tuple[Options, list[str]]:
+    """The options that a script's arguments mean, and what was wrong with them.
+
+    Missing arguments and None are the defaults; so is what cannot be understood, with a message.
+    """
+    messages: list[str] = []
+    enable, level, vae, budget = [*args[:4], None, None, None, None][:4]
+    if len(args) > 4:
+        messages.append(
+            f"{len(args)} arguments were given; Enable, {LEVEL_LABEL}, {VAE_LABEL} and "
+            f"{BUDGET_LABEL} are used"
+        )
+    options = Options(
+        _enable(enable, messages),
+        _choice(level, tuple(LEVELS), DEFAULTS.level, LEVEL_LABEL, messages),
+        _choice(vae, tuple(VAE_MODES), DEFAULTS.vae, VAE_LABEL, messages),
+        _budget(budget, messages),
+    )
+    return options, messages
+
+
+def _enable(value: Any, messages: list[str]) -> bool:
+    if value is None or isinstance(value, bool):
+        return DEFAULTS.enable if value is None else value
+    word = str(value).strip().lower() if isinstance(value, (str, int, float)) else ""
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    messages.append(f"Enable is {value!r}, expected true or false; {DEFAULTS.enable} is used")
+    return DEFAULTS.enable
+
+
+def _choice(
+    value: Any, choices: tuple[str, ...], default: str, label: str, messages: list[str]
+) -> str:
+    """The choice that `value` names, in any letter case."""
+    if value is None:
+        return default
+    for choice in choices:
+        if isinstance(value, str) and value.strip().lower() == choice.lower():
+            return choice
+    known = ", ".join(choices)
+    messages.append(f"{label} is {value!r}, expected one of {known}; {default} is used")
+    return default
+
+
+def _budget(value: Any, messages: list[str]) -> int:
+    """Whole MiB, 0 or more."""
+    if value is None or value == "":
+        return DEFAULTS.budget_mib
+    number = math.nan
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+    if math.isfinite(number) and number >= 0:
+        return math.ceil(number)
+    messages.append(f"{BUDGET_LABEL} is {value!r}, expected a number from 0 on; Auto is used")
+    return DEFAULTS.budget_mib
+
+
+def enable_from(infotext: Mapping[str, Any]) -> bool | None:
+    """Enable as a pasted infotext has it; None, which changes nothing, if it has none."""
+    text = infotext.get(INFOTEXT_KEY)
+    if text is None:
+        return True if VAE_KEY in infotext else None
+    return str(text).strip().lower() != OFF
+
+
+def level_from(infotext: Mapping[str, Any]) -> str | None:
+    """The level as a pasted infotext has it; None where it names none."""
+    return _first_word(infotext.get(INFOTEXT_KEY), tuple(LEVELS))
+
+
+def vae_from(infotext: Mapping[str, Any]) -> str | None:
+    """Who runs the VAE, as a pasted infotext has it; None where it names nobody."""
+    return _first_word(infotext.get(VAE_KEY), tuple(VAE_MODES))
+
+
+def budget_from(infotext: Mapping[str, Any]) -> int | None:
+    """The VAE's memory budget in MiB as a pasted infotext has it; None without a VAE entry."""
+    text = infotext.get(VAE_KEY)
+    if text is None or vae_from(infotext) in (None, "Off"):
+        return None
+    parts = (part.strip() for part in str(text).split(","))
+    found = (_BUDGET.fullmatch(part) for part in parts)
+    return next((int(match[1]) for match in found if match), DEFAULTS.budget_mib)
+
+
+def _first_word(text: Any, choices: tuple[str, ...]) -> str | None:
+    word = str(text or "").split(",")[0].strip().lower()
+    return next((choice for choice in choices if choice.lower() == word), None)
