@@ -17,8 +17,8 @@ from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.vae import ahead
 from lib_rocm_sd.vae.bands import Run, run_plan
 from lib_rocm_sd.vae.plan import Plan, Planner
+from lib_rocm_sd.vae.policy import Plans
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.trace import chain
 from lib_rocm_sd.vae.weights import Scales, prepare
 from tests import vae_models
 from tests.vae_models import one_thread
@@ -75,7 +75,7 @@ def launched(recipe: Recipe, plans: list[Plan], planner: Planner, shape: Any) ->
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 def test_all_that_is_launched_is_compiled_ahead(role: str, latent: int) -> None:
     recipe = vae_models.standard(role, latent)
-    planner = Planner(chain(recipe, 1, *SIZES[role], 2))
+    planner = Plans(recipe, torch.float16, vae_models.way).planner((1, *SIZES[role]))
     smallest = planner.smallest(0)
     assert not smallest.whole
     calls = launched(

@@ -12,12 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import attention, bands, plan, program, store
-from lib_rocm_sd.vae.plan import Leg, Plan, Planner
+from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.trace import Chain, chain
 from tests import vae_models
-from tests.vae_models import coder, error, image, legs_of, needs_half, one_thread, own
+from tests.vae_models import (
+    coder,
+    error,
+    fixed,
+    image,
+    legs_of,
+    needs_half,
+    one_thread,
+    own,
+    planner_of,
+)
 
 HOST = 1 << 40
 
@@ -33,25 +42,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "HOST_BLOCK_BYTES", 1 << 14)
 
 
-class _Fixed:
-    """Plans that are one plan, for one image at a time."""
-
-    def __init__(self, module: nn.Module, plan: Plan) -> None:
-        self._module, self._plan = module, plan
-
-    def plan(self, size: tuple[int, int, int], *_: object) -> tuple[Plan, Chain]:
-        return self._plan, chain(read(self._module), 1, *size[1:], 2)
-
-
-def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
-    made = chain(read(module), 1, x.shape[2], x.shape[3], x.element_size())
-    return Planner(made, fused=False)
-
-
 def run(module: nn.Module, x: torch.Tensor, chosen: Plan, **options: Any) -> torch.Tensor:
-    made = Program(module)
-    made._plans = _Fixed(module, chosen)  # type: ignore[assignment]
-    return made(x, **options)
+    return fixed(module, chosen)(x, **options)
 
 
 @pytest.mark.parametrize("kind", vae_models.KINDS)
@@ -165,8 +157,7 @@ def test_no_plan_takes_more_than_it_says(kind: str, monkeypatch: pytest.MonkeyPa
         chosen += [found] if found is not None else []
     assert len(chosen) == 4
     for found in chosen:
-        made = Program(module)
-        made._plans = _Fixed(module, found)  # type: ignore[assignment]
+        made = fixed(module, found)
         made(x)  # weights prepared, ops verified
         with _Peak() as measured:
             made(x)
@@ -263,8 +254,7 @@ def test_never_black_in_bands() -> None:
     x = image("ldm decoder", 13, 9).half()
     exact = own(module.double(), x.double())
     module.half()
-    made = Program(module)
-    made._plans = _Fixed(module, legs_of(module, 8, "device", None))  # type: ignore[assignment]
+    made = fixed(module, legs_of(module, 8, "device", None))
     got = made(x)
     assert made.scales.stream < 1
     assert error(got, exact) < 5e-3
@@ -289,5 +279,5 @@ def test_the_callers_budget_is_kept_to() -> None:
     banded: Any = made.last_plan
     assert not banded.whole and banded.peak_bytes <= budget
     assert error(made(x, budget_bytes=1), expected) < 1e-12
-    plans: Any = made._plans
-    assert made.last_plan == plans._planner((1, 40, 24)).smallest(0)
+    (plans,) = made._plans.values()
+    assert made.last_plan == plans.planner((1, 40, 24)).smallest(0)

@@ -13,8 +13,7 @@ from torch import nn
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.trace import Chain, chain
-from tests.vae_models import error, legs_of, needs_half, one_thread, own
+from tests.vae_models import error, fixed, legs_of, needs_half, one_thread, own
 
 __all__ = ["one_thread"]
 
@@ -50,14 +49,6 @@ def pixels(image: torch.Tensor) -> torch.Tensor:
     return ((image.float() / 2 + 0.5).clamp(0, 1) * 255).round()
 
 
-class _Fixed:
-    def __init__(self, module: nn.Module, plan: Plan) -> None:
-        self._module, self._plan = module, plan
-
-    def plan(self, size: tuple[int, int, int], *_: object) -> tuple[Plan, Chain]:
-        return self._plan, chain(read(self._module), 1, *size[1:], 2)
-
-
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 def test_single_precision_is_torchs(role: str) -> None:
     x = latent() if role == "decoder" else picture()
@@ -72,12 +63,6 @@ def test_half_is_no_worse_than_torchs(role: str) -> None:
     ours, theirs = Program(coder(role, torch.float16))(x), own(coder(role, torch.float16), x)
     exact = own(coder(role, torch.float64), x.double())
     assert error(ours, exact) <= 2 * error(theirs, exact)
-
-
-def banded(module: nn.Module, x: torch.Tensor, plan: Plan) -> torch.Tensor:
-    program = Program(module)
-    program._plans = _Fixed(module, plan)  # type: ignore[assignment]
-    return program(x)
 
 
 @needs_half
@@ -95,6 +80,6 @@ def test_bands_make_the_same_picture() -> None:
             legs_of(module, 64, "host", None),
             again,
         ):
-            difference = (pixels(banded(module, x.to(dtype), plan)) - whole).abs()
+            difference = (pixels(fixed(module, plan)(x.to(dtype))) - whole).abs()
             assert difference.max() <= 1
             assert (difference > 0).float().mean() <= 1e-4, (dtype, plan)

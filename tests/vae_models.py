@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.conv import op_of
+from lib_rocm_sd.ops.conv_problem import ConvProblem
 from lib_rocm_sd.vae.findings import Findings
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import Leg, Plan, Planner
+from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.read_ldm import steps
 from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.trace import Chain, chain
+from lib_rocm_sd.vae.ways import Way
 
 LDM = "double_of_ldm.modules.diffusionmodules.model"
 
@@ -143,6 +150,34 @@ def error(one: torch.Tensor, other: torch.Tensor) -> float:
     """max |one - other| / max |other|, in float64."""
     wide = other.double()
     return float((one.double() - wide).abs().max() / wide.abs().max())
+
+
+def way(problem: ConvProblem, gfx: str = "gfx1100") -> Way:
+    """How a convolution is run where our kernels run."""
+    arch, variants = by_gfx(gfx), op_of(problem).variants
+    able = next(v for v in variants if not v.refusals(arch, problem))
+    return Way(able, able.configs(arch, problem)[0])
+
+
+def torchs(problem: ConvProblem) -> Way:
+    """How a convolution is run where nothing of ours can."""
+    return Way(op_of(problem).variants[-1], None)
+
+
+def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
+    """Plans for one image like x, by torch's convolutions."""
+    return Planner(chain(read(module), 1, x.shape[2], x.shape[3], x.dtype), torchs)
+
+
+def fixed(module: nn.Module, plan: Plan, in_place: frozenset[int] = frozenset()) -> Program:
+    """A program that runs by `plan`, one image at a time."""
+    program = Program(module)
+
+    def planned(size: tuple[int, int, int], dtype: torch.dtype, *_: object) -> tuple[Plan, Chain]:
+        return plan, replace(chain(read(module), 1, *size[1:], dtype), in_place=in_place)
+
+    program._planned = planned  # type: ignore[method-assign, assignment]
+    return program
 
 
 def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> Plan:

@@ -100,26 +100,29 @@ def configs(
         return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
     if form.kind == "3x3 stride 2":
         return (of(2, 2, 2, 2),)
-    if in_place and form.shortcut == "conv":
-        wide = (of(2, 2, 4, 2), of(4, 2, 4, 2), of(8, 1, 4, 2))
-        return tuple(config for config in wide if config.block_co >= out_channels)[:1]
+    usual: tuple[ConvConfig, ...] = (of(2, 2, 4, 2), of(4, 2, 2, 2))
     if arch.matrix in ("mfma", "mma_sm80"):
-        return (of(2, 2, 4, 4), of(2, 2, 4, 2), of(4, 2, 2, 2))
-    return (of(2, 2, 4, 2), of(4, 2, 2, 2))
+        usual = (of(2, 2, 4, 4), *usual)
+    if in_place and form.shortcut == "conv":
+        wide = (usual[0], of(4, 2, 4, 2), of(8, 1, 4, 2))
+        return tuple(config for config in wide if config.block_co >= out_channels)[:1]
+    return usual
 
 
 LEAST_ROWS = 4
 """Of a work-group, in any config."""
 
 
-def statistics_bytes(kind: str, rows: int, columns: int, out_channels: int) -> int:
+def statistics_bytes(
+    kind: str, rows: int, columns: int, out_channels: int, group_rows: int = LEAST_ROWS
+) -> int:
     """Device memory for the statistics of one image (rows, columns, out_channels) that is made.
 
-    Of the config that needs most: a part for each work-group's pixels, then one for each of their
-    rows.
+    By work-groups that make `group_rows` rows, ConvConfig.rows, by default of the config that needs
+    most: a part for each work-group's pixels, then one for each row of work-groups.
     """
     step = 2 if kind == "upsample" else 1
-    tiles_x, tiles_y = -(-columns // (16 * step)), -(-rows // (LEAST_ROWS * step))
+    tiles_x, tiles_y = -(-columns // (16 * step)), -(-rows // (group_rows * step))
     return 16 * step * step * tiles_y * (tiles_x + 1) * (-(-out_channels // 16) * 16)
 
 

@@ -132,14 +132,19 @@ def _convolve(
     step = ready.step
     band = None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0])
     wanted = image not in run.norms and (whole or image == run.sweeping)
+    shortcut = _cut(values[image - 2], made) if step.residual else None
+    out = None
+    if action.in_place and shortcut is not None:
+        out = shortcut[..., : run.chain.sizes[image].channels]
     y, found = conv(
         step.kind,
         x,
         ready.weights,
         norm=None if step.norm is None else run.norms[image - 1],
-        shortcut=_cut(values[image - 2], made) if step.residual else None,
+        shortcut=shortcut,
         next_norm=ready.next_norm if wanted else None,
         band=band,
+        out=out,
     )
     if band is None or found is None:
         return y, found
@@ -262,5 +267,5 @@ def _sink(
 ) -> DeviceRows | HostRows | OutputRows:
     if keep == "output":
         assert output is not None
-        return OutputRows(output())
+        return OutputRows(output)
     return HostRows(device) if keep == "host" else DeviceRows()

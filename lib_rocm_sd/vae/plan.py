@@ -15,8 +15,17 @@ from functools import partial
 
 from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
 from lib_rocm_sd.vae import attention
-from lib_rocm_sd.vae.steps import AttentionStep, Rows
-from lib_rocm_sd.vae.trace import Action, Chain, bands, peak_bytes, trace
+from lib_rocm_sd.vae.steps import AttentionStep
+from lib_rocm_sd.vae.trace import (
+    Action,
+    Chain,
+    bands,
+    conv_problem,
+    normed,
+    peak_bytes,
+    whole_problem,
+)
+from lib_rocm_sd.vae.ways import Chosen, Way
 
 MIN_ROWS = 64
 """No band is lower than this, counted at the leg's highest resolution."""
@@ -102,11 +111,12 @@ class _Sweep:
 
 
 class Planner:
-    """Plans for one chain. `fused`: the convolutions are our kernels, which need no workspace."""
+    """Plans for one chain, whose convolutions will be run in the `chosen` ways."""
 
-    def __init__(self, chain: Chain, fused: bool = True) -> None:
+    def __init__(self, chain: Chain, chosen: Chosen) -> None:
         self.chain = chain
-        self._fused = fused
+        self._chosen = chosen
+        self._ways: dict[int, Way] = {}
         self._sweeps: dict[tuple[int, int, int, bool], list[_Sweep]] = {}
         steps = chain.steps
         hidden = {i + 1 for i in range(len(steps) - 1) if steps[i + 1].residual}
@@ -185,13 +195,13 @@ class Planner:
 
     def _whole(self, state: _State, stop: int, keep: str) -> tuple[Leg, int, int, float, int]:
         chain = self.chain
-        actions = trace(chain.sizes, chain.steps, stop, chain.rows(stop), {state.image})
-        peak = peak_bytes(chain, actions, partial(self._workspace, True))
+        actions = chain.actions(stop, chain.rows(stop), frozenset({state.image}))
+        peak = peak_bytes(chain, actions, partial(self._workspace, None))
         read = chain.image_bytes(state.image)
         if state.place == "blocks":
             peak = max(peak, 2 * read)
         if keep == "output":
-            peak += chain.output_bytes
+            peak = max(peak, chain.image_bytes(stop) + chain.output_bytes)
         moved = read * (state.place == "host") + chain.image_bytes(stop) * (keep == "host")
         cost = self._flops(actions) + moved * HOST_FLOPS_PER_BYTE
         return Leg(state.image, stop, None, keep), peak, moved, cost, 1
@@ -245,9 +255,9 @@ class Planner:
     def _sweep(self, image: int, leg: Leg, stored: set[int]) -> _Sweep:
         chain = self.chain
         split = bands(chain.sizes[image].height, leg.band_rows(chain, image))
-        actions = trace(chain.sizes, chain.steps, image, split[(len(split) - 1) // 2], stored)
+        actions = chain.actions(image, split[(len(split) - 1) // 2], frozenset(stored))
         sweep = _Sweep(ticks=len(split))
-        sweep.peak = peak_bytes(chain, actions, partial(self._workspace, False))
+        sweep.peak = peak_bytes(chain, actions, partial(self._workspace, image))
         sweep.flops = self._flops(actions) * len(split)
         for action in actions:
             if action.source is None:
@@ -268,23 +278,18 @@ class Planner:
             )
         )
 
-    def _workspace(self, whole: bool, image: int, made: Rows) -> int:
-        """Bytes beside inputs and output while `made` rows of an image are computed."""
-        chain = self.chain
-        step, size = chain.steps[image - 1], chain.sizes[image]
-        values = chain.image_bytes(image, made) // chain.itemsize
-        if isinstance(step, AttentionStep):
+    def _workspace(self, sweeping: int | None, action: Action) -> int:
+        """Bytes beside inputs and output while an action is done; `sweeping` None: all at once."""
+        chain, image = self.chain, action.image
+        size = chain.sizes[image]
+        if isinstance(chain.steps[image - 1], AttentionStep):
             return attention.workspace_bytes(
                 chain.batch, size.height, size.width, size.channels, chain.itemsize
             )
-        statistics = values // 4 if whole else 0
-        if self._fused:
-            return statistics
-        before = values * chain.sizes[image - 1].channels // size.channels
-        before = before // 4 if step.kind == "upsample" else before
-        extra = before * (12 + chain.itemsize) if step.norm is not None else 0
-        extra += 4 * before * chain.itemsize if step.kind != "3x3" else 0
-        return statistics + extra + 2 * values * chain.itemsize
+        if image not in self._ways:
+            self._ways[image] = self._chosen(whole_problem(chain, image))
+        statistics = normed(chain, image) and sweeping in (None, image)
+        return self._ways[image].workspace_bytes(conv_problem(chain, action, statistics))
 
 
 def _place(leg: Leg) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from lib_rocm_sd import policy as levels
 from lib_rocm_sd.vae.plan import Plan, Planner
-from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.trace import Chain, chain
+from lib_rocm_sd.vae.steps import AttentionStep, Recipe
+from lib_rocm_sd.vae.trace import Chain, chain, whole_problem
+from lib_rocm_sd.vae.ways import Chosen
 
 FREE_SHARE = 0.9
 """Of the free memory, what Performance may plan with; the rest is for what it cannot foresee."""
@@ -33,84 +37,134 @@ def checked_budget(budget_bytes: object) -> int | None:
     return int(budget_bytes)  # type: ignore[call-overload, no-any-return]
 
 
-class Plans:
-    """The plans of one recipe, by input size, level and memory; made once."""
+MODES = ("auto", "whole", "banded")
+"""auto: the level decides. whole: the whole frame, bands only after out of memory. banded: always
+bands, where the image is high enough for two."""
 
-    def __init__(self, recipe: Recipe, itemsize: int, fused: bool) -> None:
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller wants: a level's name, one of MODES, and bytes to keep to beside weights."""
+
+    level: str = "Auto"
+    mode: str = "auto"
+    budget_bytes: int | None = None
+
+
+def wish(level: str, mode: str, budget_bytes: object) -> Wish:
+    """The caller's wish, checked. Raises ValueError, in plain words, for nonsense."""
+    levels.by_name(level)
+    if mode not in MODES:
+        raise ValueError(f"no mode {mode!r}: there are {', '.join(MODES)}")
+    return Wish(level, mode, checked_budget(budget_bytes))
+
+
+class Plans:
+    """The plans of one recipe, by input size, wish and memory; made once.
+
+    `chosen` says how a convolution will be run.
+    """
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype, chosen: Chosen) -> None:
         self._recipe = recipe
-        self._itemsize = itemsize
-        self._fused = fused
+        self._dtype = dtype
+        self._chosen = chosen
         self._plans: OrderedDict[object, tuple[Plan, Chain]] = OrderedDict()
         self._planners: OrderedDict[object, Planner] = OrderedDict()
 
     def plan(
-        self,
-        size: tuple[int, int, int],
-        level: str,
-        budget_bytes: int | None,
-        free_bytes: int,
-        host_bytes: int,
+        self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
     ) -> tuple[Plan, Chain]:
         """The plan for an input (batch, height, width), and the chain that it is for.
 
-        A batch goes at once only where its whole frames fit, else the chain is of one image.
+        A batch goes at once only where its whole frames fit, else the chain is of one image; the
+        plan's peak then includes the outputs of all.
         """
         free_bytes, host_bytes = _rounded(free_bytes), _rounded(host_bytes)
-        key = (size, level, budget_bytes, free_bytes, host_bytes)
+        key = (size, wish, free_bytes, host_bytes)
         if key not in self._plans:
-            self._plans[key] = self._new(size, level, budget_bytes, free_bytes, host_bytes)
+            self._plans[key] = self._new(size, wish, free_bytes, host_bytes)
             while len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
         return self._plans[key]
 
     def _new(
-        self,
-        size: tuple[int, int, int],
-        level: str,
-        budget_bytes: int | None,
-        free_bytes: int,
-        host_bytes: int,
+        self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
     ) -> tuple[Plan, Chain]:
-        batch, *image = size
-        limit = _limit(level, budget_bytes, free_bytes)
-        if batch > 1 and limit is not None:
-            together = self._planner(size)
+        batch, height, width = size
+        limit = _limit(wish, free_bytes)
+        if batch > 1 and limit is not None and wish.mode != "banded":
+            together = self.planner(size)
             if together.whole().peak_bytes <= limit:
                 return together.whole(), together.chain
-        single = self._planner((1, *image))
-        others = (batch - 1) * single.chain.output_bytes
+        single = self.planner((1, height, width))
+        others = batch * single.chain.output_bytes if batch > 1 else 0
         limit = None if limit is None else limit - others
-        plan = choose(single, limit, max(free_bytes - others, 0), host_bytes)
-        return plan, single.chain
+        free_bytes = max(free_bytes - others, 0)
+        plan = choose(single, limit, free_bytes, host_bytes, wish.mode)
+        return replace(plan, peak_bytes=plan.peak_bytes + others), single.chain
 
-    def _planner(self, size: tuple[int, ...]) -> Planner:
+    def planner(self, size: tuple[int, int, int]) -> Planner:
+        """The planner for inputs (batch, height, width)."""
         if size not in self._planners:
-            made = chain(self._recipe, *size, self._itemsize)  # type: ignore[call-arg]
-            self._planners[size] = Planner(made, self._fused)
+            made = chain(self._recipe, *size, self._dtype)
+            made = replace(made, in_place=_in_place(made, self._chosen))
+            self._planners[size] = Planner(made, self._chosen)
             while len(self._planners) > PLANNERS_KEPT:
                 self._planners.popitem(last=False)
         return self._planners[size]
 
 
-def _limit(level: str, budget_bytes: int | None, free_bytes: int) -> int | None:
-    """What a level may take: the budget, else a share of the free memory, or None for the least."""
-    policy = levels.by_name(level)
-    if budget_bytes is not None or policy is levels.MEMORY:
-        return budget_bytes
+def _in_place(chain: Chain, chosen: Chosen) -> frozenset[int]:
+    """The images that our kernel can write over the one that their residual block began with."""
+    found = set()
+    for image, step in enumerate(chain.steps, 1):
+        if not step.residual:
+            continue
+        channels, before = chain.sizes[image].channels, chain.sizes[image - 2].channels
+        attended = image < chain.last and isinstance(chain.steps[image], AttentionStep)
+        if channels > before or (channels < before and attended):
+            continue
+        apart, over = (chosen(whole_problem(chain, image, in_place)) for in_place in (False, True))
+        same = over.config == apart.config  # so that bands, which may not be, are still the same
+        if over.fused and apart.fused and same:
+            found.add(image)
+    return frozenset(found)
+
+
+def _limit(wish: Wish, free_bytes: int) -> int | None:
+    """What may be taken: the budget, else the level's share of the free memory, None: the least."""
+    policy = levels.by_name(wish.level)
+    least = policy is levels.MEMORY and wish.mode != "whole"
+    if wish.budget_bytes is not None or least:
+        return wish.budget_bytes
     return int(free_bytes * (policy.workspace_share or FREE_SHARE))
 
 
-def choose(planner: Planner, limit_bytes: int | None, free_bytes: int, host_bytes: int) -> Plan:
+def choose(
+    planner: Planner,
+    limit_bytes: int | None,
+    free_bytes: int,
+    host_bytes: int,
+    mode: str = "auto",
+) -> Plan:
     """The whole frame if it fits the limit, else the cheapest plan that does.
 
-    Where none does, the one that needs least. Without a limit see `_frugal`.
+    Where none does, the one that needs least. Without a limit see `_frugal`. `mode` as in MODES.
     """
-    if limit_bytes is None:
-        return _frugal(planner, free_bytes, host_bytes)
     whole = planner.whole()
-    if whole.peak_bytes <= limit_bytes:
+    if mode == "whole":
         return whole
-    return planner.cheapest(limit_bytes, host_bytes) or planner.smallest(host_bytes)
+    if limit_bytes is None:
+        found = _frugal(planner, free_bytes, host_bytes)
+    elif mode == "auto" and whole.peak_bytes <= limit_bytes:
+        return whole
+    else:
+        most = limit_bytes if mode == "auto" else min(limit_bytes, whole.peak_bytes // 2)
+        found = planner.cheapest(most, host_bytes) or planner.smallest(host_bytes)
+    if mode == "banded" and found.whole:
+        return planner.smallest(host_bytes)
+    return found
 
 
 def _frugal(planner: Planner, free_bytes: int, host_bytes: int) -> Plan:

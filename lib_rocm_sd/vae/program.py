@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from lib_rocm_sd import policy as levels
+from lib_rocm_sd import device as devices
 from lib_rocm_sd.engine import engine
-from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.planner import free_bytes
 from lib_rocm_sd.report import report
 from lib_rocm_sd.selftest import is_out_of_memory
-from lib_rocm_sd.vae import policy
-from lib_rocm_sd.vae.bands import Overflow, Run, nothing, run_plan
-from lib_rocm_sd.vae.plan import Plan
+from lib_rocm_sd.vae import policy, problems
+from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
+from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
+from lib_rocm_sd.vae.readiness import Readiness, Told
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.trace import Chain
+from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 
 _EXPONENTS = ((0, 0), (-5, 0), (-10, 0), (-15, 0), (-5, -5), (-15, -5), (-15, -10))
 SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS)
 """Tried in order where fp16 overflows."""
+MOST_CHANGES = 3
+"""Runs that are thrown away because the module changed meanwhile."""
+SIZES_KNOWN = 64
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,15 @@ class _Request:
     """What the caller asked for."""
 
     image: torch.Tensor
-    level: str
-    budget_bytes: int | None
+    wish: Wish
     progress: Callable[[int, int], None]
     interrupt: Callable[[], bool]
+
+    def told(self, done: int, total: int) -> None:
+        """While kernels are made ready, nothing of the image is done yet."""
+        self.progress(0, total)
+        if self.interrupt():
+            raise Interrupted("interrupted while kernels were made ready")
 
 
 class UnknownModuleError(ValueError):
@@ -55,8 +64,8 @@ class _ChangedError(Exception):
 class Program:
     """Runs `module` (a Decoder or Encoder, see read.py) without calling it.
 
-    Nothing of the module is changed. Its weights are looked at before each run and its structure
-    while the device works; what has changed is read, and run, again. Not thread-safe.
+    Nothing of the module is changed. It is looked at before each run, and again while the device
+    works; what has changed is read, and run, again. Not thread-safe.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,10 +75,14 @@ class Program:
         self._ready: tuple[Ready, ...] = ()
         self._scale = 0
         self._hopeless = False
-        self._plans: policy.Plans | None = None
-        self._held: dict[object, int | None] = {}
-        """Budgets that held where memory was short, so that it is not tried again each time."""
+        self._readiness: dict[object, Readiness] = {}
+        self._plans: dict[object, Plans] = {}
+        self._sizes: dict[object, None] = {}
+        """Sizes, and plans, for which all was made ready."""
+        self._held: dict[object, Wish] = {}
+        """What held where memory was short, so that it is not tried again each time."""
         self.last_plan: Plan | None = None
+        """How the last image was made, and the memory that this was predicted to take."""
         self.refresh()
 
     @property
@@ -88,8 +101,8 @@ class Program:
         if self._outdated(recipe) or not self._same_weights():
             self._recipe = recipe
             self._signature = Signature(recipe)
-            self._scale, self._hopeless, self._plans = 0, False, None
-            self._held = {}
+            self._scale, self._hopeless = 0, False
+            self._plans, self._sizes, self._held = {}, {}, {}
             self.release()
         return self.reasons
 
@@ -97,8 +110,8 @@ class Program:
         """True if the module as read now is not what was read last."""
         return recipe.reasons != self.reasons or recipe.layout() != self._recipe.layout()
 
-    def _same_weights(self) -> bool:
-        return self._signature is not None and self._signature.matches(self._recipe)
+    def _same_weights(self, known: bool = False) -> bool:
+        return self._signature is not None and self._signature.matches(self._recipe, known)
 
     def release(self) -> None:
         """Give back the packed weights, as a host short of memory wants; made again when needed."""
@@ -109,30 +122,64 @@ class Program:
         image: torch.Tensor,
         *,
         level: str = "Auto",
+        mode: str = "auto",
         budget_bytes: int | None = None,
         progress: Callable[[int, int], None] = nothing,
         interrupt: Callable[[], bool] = bool,
     ) -> torch.Tensor:
         """What the module gives for `image` (N, C, H, W): (N, C', H', W') in the weights' dtype.
 
-        `budget_bytes`: device memory to keep to beside the weights, None: by `level`.
-        `progress(done, total)` and `interrupt()` are called between bands. Raises
+        `mode`: one of policy.MODES. `budget_bytes`: device memory to keep to beside the weights,
+        None: by `level`; "whole" keeps to none. `progress(done, total)` and `interrupt()` are
+        called between bands, and with 0 done while kernels are made ready. Raises
         UnknownModuleError; ValueError, with shapes, on a caller's mistake; Interrupted; "out of
         memory" when the smallest bands do not fit.
         """
-        budget = policy.checked_budget(budget_bytes)
-        levels.by_name(level)
-        request = _Request(image, level, budget, progress, interrupt)
+        wish = policy.wish(level, mode, budget_bytes)
+        request = _Request(image, wish, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
-            while True:
-                if self.reasons or not self._same_weights():
-                    self.refresh()
-                if self.reasons:
-                    raise UnknownModuleError(self.reasons)
+            for _ in range(MOST_CHANGES):
+                self._look()
                 self._check(image)
-                with suppress(_ChangedError):
+                try:
                     return self._scaled(request)
-                self.refresh()
+                except _ChangedError:
+                    self.refresh()
+        raise RuntimeError(f"the {self._recipe.role} changes whenever it is run")
+
+    def prepare(
+        self,
+        height: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch: int = 1,
+        *,
+        level: str = "Auto",
+        mode: str = "auto",
+        budget_bytes: int | None = None,
+        progress: Told = nothing,
+    ) -> Plan:
+        """Compile and test all that inputs of this size will launch; the plan by which they run.
+
+        `dtype` and `device` are those that the weights will have; they need not be there yet.
+        Raises UnknownModuleError; ValueError on a caller's mistake.
+        """
+        wish = policy.wish(level, mode, budget_bytes)
+        if not dtype.is_floating_point or min(height, width, batch) < 1:
+            raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
+        self._look()
+        index: int | None = device.index
+        if device.type == "cuda" and index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        with torch.no_grad(), _autocast_off(device):
+            return self._planned((batch, height, width), dtype, device, wish, progress)[0]
+
+    def _look(self) -> None:
+        if self.reasons or not self._same_weights():
+            self.refresh()
+        if self.reasons:
+            raise UnknownModuleError(self.reasons)
 
     @property
     def _weight(self) -> torch.Tensor:
@@ -148,22 +195,26 @@ class Program:
 
     def _scaled(self, request: _Request) -> torch.Tensor:
         """Run, and where fp16 overflows run again with smaller values between the steps."""
+        role = self._recipe.role
         fallible = self._weight.dtype == torch.float16
         while fallible and not self._hopeless:
             output = self._attempt(request)
             if output is not None and _finite(output):
                 return output
             if not _finite(request.image):
-                report.event(f"the {self._recipe.role}'s input has NaN or infinity")
+                report.event(f"the {role}'s input has NaN or infinity")
                 return self._within(request, strict=False) if output is None else output
             del output
             self.release()
             if self._scale == len(SCALES) - 1 or not all_finite(self._recipe):
-                report.event(f"the {self._recipe.role} gives NaN or infinity at any scale")
+                report.event(f"the {role} gives NaN or infinity at any scale")
                 self._scale, self._hopeless = 0, True
             else:
                 self._scale += 1
-        return self._within(request, strict=False)
+        output = self._within(request, strict=False)
+        if not (fallible or _finite(output) or _finite(request.image)):
+            report.event(f"the {role}'s input has NaN or infinity")
+        return output
 
     def _attempt(self, request: _Request) -> torch.Tensor | None:
         """The output, or None where an overflow was seen before the end."""
@@ -176,39 +227,76 @@ class Program:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
             self._ready = prepare(self._recipe, self.scales)
-        key = (request.image.shape, request.level, request.budget_bytes)
-        budget = self._held.get(key, request.budget_bytes)
+        image, dtype = request.image, self._weight.dtype
+        size = (max(image.shape[0], 1), *image.shape[2:])
+        key = (size, request.wish)
+        wish = self._held.get(key, request.wish)
         while True:
-            plan, links = self._plan(request, budget)
+            plan, links = self._planned(size, dtype, image.device, wish, request.told)
             self.last_plan = plan
             try:
                 output = self._run(request, plan, links, strict)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                budget = min(plan.peak_bytes, budget or plan.peak_bytes) // 2
-                if budget == 0 or self._plan(request, budget)[0].peak_bytes >= plan.peak_bytes:
+                wish = _halved(wish, plan)
+                less = self._planned(size, dtype, image.device, wish, request.told)[0]
+                if wish.budget_bytes == 0 or less.peak_bytes >= plan.peak_bytes:
+                    report.event(f"out of memory ({plan}), and there is no smaller way")
                     raise
-                report.event(f"out of memory ({plan}): planned again within {budget >> 20} MiB")
+                limit = (wish.budget_bytes or 0) >> 20
+                report.event(f"out of memory ({plan}): planned again within {limit} MiB")
             else:
-                if budget != request.budget_bytes:
-                    self._held[key] = budget
-                if self._outdated(read(self._module)):  # here, where the device is still at work
+                if wish != request.wish:
+                    self._held[key] = wish
+                # Here, where the device is still at work.
+                if self._outdated(read(self._module)) or not self._same_weights(known=True):
                     raise _ChangedError
                 return output
-            if request.image.device.type == "cuda":
+            if image.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _plan(self, request: _Request, budget_bytes: int | None) -> tuple[Plan, Chain]:
-        image = request.image
-        if self._plans is None:
-            fused = self._weight.dtype in (torch.float16, torch.bfloat16)
-            fused = fused and not engine.usable(image.device, CONVS["3x3"])
-            self._plans = policy.Plans(self._recipe, self._weight.element_size(), fused)
-        host = 0 if image.device.type == "cpu" else policy.host_available_bytes()
-        batch, _, height, width = image.shape
-        size = (max(batch, 1), height, width)
-        return self._plans.plan(size, request.level, budget_bytes, free_bytes(image.device), host)
+    def _planned(
+        self,
+        size: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        wish: Wish,
+        told: Told,
+    ) -> tuple[Plan, Chain]:
+        """The plan for an input (batch, height, width), all that it launches made ready."""
+        where = (dtype, device, engine.level)
+        if where not in self._readiness:
+            self._readiness[where] = Readiness(device)
+            self._remark(dtype, device)
+        readiness = self._readiness[where]
+        if where not in self._plans:
+            self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
+        if (where, size) not in self._sizes:
+            links = chain(self._recipe, *size, dtype)
+            whole = Plan((Leg(0, links.last, None, "output"),), 0, 0, 0.0, 1)
+            readiness.get_ready(problems.of_plan(links, whole), told)
+            self._remember((where, size))
+        host = 0 if device.type == "cpu" else policy.host_available_bytes()
+        plan, links = self._plans[where].plan(size, wish, free_bytes(device), host)
+        if (where, size, plan.legs) not in self._sizes:
+            readiness.get_ready(problems.of_plan(links, plan), told)
+            self._remember((where, size, plan.legs))
+        return plan, links
+
+    def _remember(self, key: object) -> None:
+        self._sizes[key] = None
+        while len(self._sizes) > SIZES_KNOWN:
+            del self._sizes[next(iter(self._sizes))]
+
+    def _remark(self, dtype: torch.dtype, device: torch.device) -> None:
+        info = devices.identify(device)
+        if dtype.itemsize > 2 and info.arch is not None and not info.reasons:
+            report.event(
+                f"the {self._recipe.role}'s weights are {str(dtype).removeprefix('torch.')}: that "
+                "costs speed and memory, and is not needed, since half precision does not overflow "
+                "here"
+            )
 
     def _run(self, request: _Request, plan: Plan, links: Chain, strict: bool) -> torch.Tensor:
         """As many images of the batch at once as `links` has, one after the other."""
@@ -230,6 +318,12 @@ class Program:
             run.done, run.total = plan.ticks * first // group, ticks
             run_plan(run, plan, image[first : first + group], part)
         return output if batch else image.new_empty(shape, dtype=dtype)
+
+
+def _halved(wish: Wish, plan: Plan) -> Wish:
+    """The wish after `plan` ran out of memory: half of it, in bands if need be."""
+    budget = min(plan.peak_bytes, wish.budget_bytes or plan.peak_bytes) // 2
+    return replace(wish, mode="auto" if wish.mode == "whole" else wish.mode, budget_bytes=budget)
 
 
 def _finite(tensor: torch.Tensor) -> bool:

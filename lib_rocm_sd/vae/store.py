@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,10 +44,17 @@ class InputRows:
 
 
 class OutputRows:
-    """The image (N, C, H, W) that the caller gets, filled row by row."""
+    """The image (N, C, H, W) that the caller gets, made when its first rows are there."""
 
-    def __init__(self, image: torch.Tensor) -> None:
-        self.image = image
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self._make = make
+        self._image: torch.Tensor | None = None
+
+    @property
+    def image(self) -> torch.Tensor:
+        if self._image is None:
+            self._image = self._make()
+        return self._image
 
     def write(self, first: int, rows: torch.Tensor) -> None:
         """Rows (N, n, W, C or more) from `first` on."""

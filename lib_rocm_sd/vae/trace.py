@@ -6,10 +6,21 @@ The same list is executed by bands.py and added up by plan.py, so what is predic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from lib_rocm_sd.ops.conv_problem import out_size
-from lib_rocm_sd.vae.steps import AttentionStep, Recipe, Rows, Step, made_rows, needed_rows
+import torch
+
+from lib_rocm_sd.ops.conv_problem import ConvProblem, out_size
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.vae.steps import (
+    AttentionStep,
+    ConvStep,
+    Recipe,
+    Rows,
+    Step,
+    made_rows,
+    needed_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -23,13 +34,22 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A recipe at one input size: images 0 to len(steps), `batch` of each, and bytes of a value."""
+    """A recipe at one input size: images 0 to len(steps), `batch` of each.
+
+    `in_place`: images that may be written over the one that their residual block began with.
+    """
 
     recipe: Recipe
     sizes: tuple[Size, ...]
     batch: int
-    itemsize: int
-    _known: dict[object, list[Action]] = field(default_factory=dict)
+    dtype: torch.dtype
+    in_place: frozenset[int] = frozenset()
+    _known: dict[object, list[Action]] = field(default_factory=dict, init=False)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -48,7 +68,7 @@ class Chain:
         """What `trace` says, asked once."""
         key = (image, rows, stored)
         if key not in self._known:
-            self._known[key] = trace(self.sizes, self.steps, image, rows, stored)
+            self._known[key] = trace(self.sizes, self.steps, image, rows, stored, self.in_place)
         return self._known[key]
 
     def image_bytes(self, image: int, rows: Rows | None = None) -> int:
@@ -64,7 +84,7 @@ class Chain:
         return self.batch * size.height * size.width * self.recipe.out_channels * self.itemsize
 
 
-def chain(recipe: Recipe, batch: int, height: int, width: int, itemsize: int) -> Chain:
+def chain(recipe: Recipe, batch: int, height: int, width: int, dtype: torch.dtype) -> Chain:
     """`recipe` on an input of this size. Raises ValueError where an image would be empty."""
     sizes = [Size(height, width, _padded(recipe.in_channels, 16))]
     for step in recipe.steps:
@@ -73,7 +93,7 @@ def chain(recipe: Recipe, batch: int, height: int, width: int, itemsize: int) ->
         if height < 1 or width < 1:
             raise ValueError(f"{sizes[0].height} x {sizes[0].width} is too small: {step.name}")
         sizes.append(Size(height, width, _padded(step.out_channels, 8)))
-    return Chain(recipe, tuple(sizes), batch, itemsize)
+    return Chain(recipe, tuple(sizes), batch, dtype)
 
 
 def _padded(channels: int, multiple: int) -> int:
@@ -85,7 +105,8 @@ class Action:
     """Read `rows` of a stored image, or compute them from `source` rows of the image before.
 
     A residual step takes the same rows of the image before that. `made` may be a row more than
-    `rows` at either end. `drop`: images needed no more then.
+    `rows` at either end. `drop`: images needed no more then. `in_place`: the image comes to lie in
+    the memory of the image before that, which is one of these.
     """
 
     image: int
@@ -93,6 +114,7 @@ class Action:
     source: Rows | None
     made: Rows
     drop: tuple[int, ...]
+    in_place: bool = False
 
 
 def trace(
@@ -101,35 +123,50 @@ def trace(
     image: int,
     rows: Rows,
     stored: Collection[int],
+    in_place: Collection[int] = (),
 ) -> list[Action]:
-    """The actions that end in `rows` of `image`, whose forerunners `stored` hold all rows of."""
-    needs: dict[int, Rows] = {image: rows}
-    for index in range(image, -1, -1):
-        if index not in needs or (index in stored and index != image):
-            continue
-        step = steps[index - 1]
-        source = _source(step, needs[index], sizes[index - 1].height)
-        needs[index - 1] = _union(needs.get(index - 1), source)
-        if step.residual:
-            needs[index - 2] = _union(needs.get(index - 2), needs[index])
+    """The actions that end in `rows` of `image`, whose forerunners `stored` hold all rows of.
+
+    What was read of a stored image is not written over, and what is wanted does not come to lie in
+    an image of more channels, whose memory it would keep.
+    """
+    read = set(stored) - {image}
+    needs = _needs(sizes, steps, image, rows, read)
     last_use = {index: index for index in needs}
-    for index in needs:
-        if index in stored and index != image:
-            continue
+    for index in set(needs) - read:
         for used in (index - 1, index - 2)[: 1 + steps[index - 1].residual]:
             last_use[used] = max(last_use[used], index)
     actions = []
     for index in sorted(needs):
         kept = needs[index]
         drop = tuple(key for key in needs if last_use[key] == index and key != index)
-        if index in stored and index != image:
+        if index in read:
             actions.append(Action(index, kept, None, kept, drop))
             continue
         step = steps[index - 1]
         source = _source(step, kept, sizes[index - 1].height)
         made = kept if isinstance(step, AttentionStep) else made_rows(step.kind, kept)
-        actions.append(Action(index, kept, source, made, drop))
+        over = index in in_place and index - 2 in drop and index - 2 not in read
+        if over and index == image:
+            over = sizes[index].channels == sizes[index - 2].channels
+        actions.append(Action(index, kept, source, made, drop, over))
     return actions
+
+
+def _needs(
+    sizes: tuple[Size, ...], steps: tuple[Step, ...], image: int, rows: Rows, read: Collection[int]
+) -> dict[int, Rows]:
+    """The rows of each image that `rows` of `image` depend on, back to those that are `read`."""
+    needs: dict[int, Rows] = {image: rows}
+    for index in range(image, -1, -1):
+        if index not in needs or index in read:
+            continue
+        step = steps[index - 1]
+        source = _source(step, needs[index], sizes[index - 1].height)
+        needs[index - 1] = _union(needs.get(index - 1), source)
+        if step.residual:
+            needs[index - 2] = _union(needs.get(index - 2), needs[index])
+    return needs
 
 
 def _source(step: Step, rows: Rows, height: int) -> Rows:
@@ -143,25 +180,67 @@ def _union(one: Rows | None, other: Rows) -> Rows:
 
 
 def peak_bytes(
-    chain: Chain, actions: list[Action], workspace: Callable[[int, Rows], int] | None = None
+    chain: Chain, actions: list[Action], workspace: Callable[[Action], int] | None = None
 ) -> int:
     """The most bytes alive at once while `actions` are done; the result is alive at the end.
 
-    `workspace(image, made)`: bytes that computing `made` rows of an image needs beside them.
+    `workspace(action)`: bytes that computing its rows needs beside them.
     """
     alive: dict[int, int] = {}
     peak = 0
     for action in actions:
         alive[action.image] = chain.image_bytes(action.image, action.made)
         if action.source is not None and isinstance(chain.steps[action.image - 1], AttentionStep):
-            alive[action.image - 1] = 0  # attention works in place
+            alive[action.image] = alive[action.image - 1]  # attention works in place
+            alive[action.image - 1] = 0
+        if action.in_place:
+            alive[action.image] = alive[action.image - 2]
+            alive[action.image - 2] = 0
         extra = 0
         if action.source is not None and workspace is not None:
-            extra = workspace(action.image, action.made)
+            extra = workspace(action)
         peak = max(peak, sum(alive.values()) + extra)
         for image in action.drop:
             del alive[image]
     return peak
+
+
+def normed(chain: Chain, image: int) -> bool:
+    """True if a GroupNorm reads the image."""
+    return image < chain.last and chain.steps[image].norm is not None
+
+
+def conv_problem(chain: Chain, action: Action, statistics: bool) -> ConvProblem:
+    """What an action of a ConvStep asks of the engine."""
+    step, source = chain.steps[action.image - 1], action.source
+    assert isinstance(step, ConvStep) and source is not None
+    before = chain.sizes[action.image - 1]
+    shortcut = "none"
+    if step.residual:
+        shortcut = "identity" if step.shortcut is None else "conv"
+    problem = ConvProblem(
+        step.kind,
+        chain.batch,
+        source[1] - source[0],
+        before.width,
+        before.channels,
+        step.out_channels,
+        DTYPE_NAMES[chain.dtype],
+        step.norm is not None,
+        shortcut,
+        chain.sizes[action.image - 2].channels if step.residual else 0,
+        statistics,
+    )
+    return replace(problem, in_place=True) if action.in_place else problem
+
+
+def whole_problem(chain: Chain, image: int, in_place: bool | None = None) -> ConvProblem:
+    """The convolution that makes all of an image, by default in place where it may be."""
+    everything, before = chain.rows(image), chain.rows(image - 1)
+    if in_place is None:
+        in_place = image in chain.in_place
+    action = Action(image, everything, before, everything, (), in_place)
+    return conv_problem(chain, action, normed(chain, image))
 
 
 def bands(height: int, rows: int) -> list[Rows]:

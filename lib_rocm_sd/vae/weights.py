@@ -56,9 +56,15 @@ class Signature:
         self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]
         self._facts = [_facts(tensor) for tensor in parameters]
 
-    def matches(self, recipe: Recipe) -> bool:
-        """True if nothing has changed since."""
-        return self._facts == [_facts(tensor) for tensor in _parameters(recipe)]
+    def matches(self, recipe: Recipe, known: bool = False) -> bool:
+        """True if nothing has changed since.
+
+        An inference tensor counts no versions: it is taken as changed, unless as `known`.
+        """
+        facts = [_facts(tensor) for tensor in _parameters(recipe)]
+        if known:
+            return facts == self._facts
+        return facts == self._facts and all(fact[-1] is not None for fact in facts)
 
 
 def _parameters(recipe: Recipe) -> list[torch.Tensor]:
@@ -73,9 +79,8 @@ def all_finite(recipe: Recipe) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in _parameters(recipe))
 
 
-def _facts(tensor: torch.Tensor) -> Hashable:
-    # An inference tensor counts no versions: it is taken as changed each time.
-    version: Any = object() if tensor.is_inference() else tensor._version
+def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    version = None if tensor.is_inference() else tensor._version
     return (
         tensor.untyped_storage()._cdata,
         tensor.storage_offset(),

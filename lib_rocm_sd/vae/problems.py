@@ -1,0 +1,98 @@
+"""What running a plan asks of the engine, as problems of its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.attention import ATTENTION
+from lib_rocm_sd.ops.attention_problem import AttentionProblem
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.conv import op_of
+from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.group_norm import APPLY, FINALIZE, STATISTICS
+from lib_rocm_sd.ops.group_norm_problem import ApplyProblem, FinalizeProblem, ImageProblem
+from lib_rocm_sd.vae import attention
+from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.steps import AttentionStep, Rows
+from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed
+
+Work = list[tuple[Op[Any], Any]]
+"""Ops, and problems of theirs."""
+
+
+def of_plan(chain: Chain, plan: Plan) -> Work:
+    """All that `plan` asks; of the many bands of an image the first two, the last two and one more.
+
+    How many parts the statistics have that a norm is made from is told by whoever makes them: here
+    it is a guess, which neither what is compiled nor what is tested depends on.
+    """
+    found: dict[tuple[str, Any], Op[Any]] = {}
+    norms: set[int] = set()
+    for leg in plan.legs:
+        for image, rows, stored in _passes(chain, leg):
+            for action in chain.actions(image, rows, stored):
+                if action.source is None:
+                    continue
+                sweeping = None if leg.rows is None else image
+                for op, problem in _asked(chain, action, sweeping, norms):
+                    found[op.name, problem] = op
+                if leg.rows is None or action.image == image:
+                    norms.add(action.image)
+    return [(op, problem) for (_, problem), op in found.items()]
+
+
+def _passes(chain: Chain, leg: Leg) -> Iterator[tuple[int, Rows, frozenset[int]]]:
+    """An image that is made, its rows, and the images that are read for it."""
+    stored = frozenset({leg.start})
+    for image in leg.passes(chain):
+        if leg.rows is None:
+            yield image, chain.rows(image), stored
+            continue
+        split = bands(chain.sizes[image].height, leg.band_rows(chain, image))
+        middle = (len(split) - 1) // 2
+        for rows in dict.fromkeys((*split[:2], split[middle], *split[-2:])):
+            yield image, rows, stored
+        stored |= {image} if leg.hidden else set()
+
+
+def _asked(
+    chain: Chain, action: Action, sweeping: int | None, norms: set[int]
+) -> Iterator[tuple[Op[Any], Any]]:
+    image, step = action.image, chain.steps[action.image - 1]
+    if isinstance(step, AttentionStep):
+        yield from _of_attention(chain, action)
+    else:
+        whole = action.source == chain.rows(image - 1) and action.made == chain.rows(image)
+        wanted = image not in norms and (whole or image == sweeping) and normed(chain, image)
+        problem = conv_problem(chain, action, wanted)
+        yield op_of(problem), problem
+    if normed(chain, image) and (sweeping is None or image == sweeping):
+        yield FINALIZE, _finalize(chain, image)
+
+
+def _finalize(chain: Chain, image: int) -> FinalizeProblem:
+    norm, height = chain.steps[image].norm, chain.sizes[image].height
+    assert norm is not None
+    wide = DTYPE_NAMES[torch.promote_types(chain.dtype, torch.float32)]
+    affine = DTYPE_NAMES[torch.promote_types(norm.weight.dtype, torch.float32)]
+    parts = -(-height // STATISTICS_ROWS)
+    return FinalizeProblem(chain.batch, parts, norm.num_channels, norm.num_groups, wide, affine)
+
+
+def _of_attention(chain: Chain, action: Action) -> Iterator[tuple[Op[Any], Any]]:
+    step, size = chain.steps[action.image - 1], chain.sizes[action.image]
+    assert isinstance(step, AttentionStep)
+    batch, dtype, width = chain.batch, DTYPE_NAMES[chain.dtype], size.width
+    rows = attention.chunk_rows(batch, width, size.channels, chain.itemsize)
+    heights = {last - first for first, last in bands(size.height, rows)}
+    pixels, per_head = size.height * width, size.channels // step.heads
+    for height in sorted(heights, reverse=True):
+        yield APPLY, ApplyProblem(batch, size.channels, height, width, dtype)
+        queries = height * width
+        yield ATTENTION, AttentionProblem(batch, step.heads, queries, pixels, per_head, dtype)
+    if normed(chain, action.image):
+        yield STATISTICS, ImageProblem(batch, size.channels, size.height, width, dtype)

@@ -1,0 +1,95 @@
+"""Kernels compiled, tested and, under Performance, measured before they are needed.
+
+Done once per class of problems and not once per image size, so a new size finds all of it done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from lib_rocm_sd import device as devices
+from lib_rocm_sd import policy as levels
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.conv import op_of
+from lib_rocm_sd.ops.conv_problem import ConvProblem
+from lib_rocm_sd.planner import Plan, default_launcher
+from lib_rocm_sd.report import report
+from lib_rocm_sd.vae.problems import Work
+from lib_rocm_sd.vae.ways import Way
+
+Told = Callable[[int, int], None]
+"""Called with what is done and how much there is; may raise to end it."""
+
+
+class Readiness:
+    """What is known to be ready on one device, under the engine's level."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._ready: set[object] = set()
+        self._chosen: dict[ConvProblem, Way] = {}
+
+    def chosen(self, problem: ConvProblem) -> Way:
+        """How a convolution is run, and all that are measured as it is."""
+        op = op_of(problem)
+        key = op.measured_as(problem)
+        if key not in self._chosen:
+            plan = self._planned(op, problem)
+            last = op.variants[-1]
+            self._chosen[key] = Way(plan.variant, plan.config) if plan else Way(last, None)
+        return self._chosen[key]
+
+    def get_ready(self, work: Work, told: Told) -> None:
+        """Compile all that `work` needs, several at a time; then test, and measure, one by one."""
+        missing = [(self._key(op, problem), op, problem) for op, problem in work]
+        missing = [item for item in missing if item[0] not in self._ready]
+        if not missing:
+            return
+        told(0, len(missing))
+        self._compile((op, problem) for _, op, problem in missing)
+        for done, (key, op, problem) in enumerate(missing, 1):
+            self._planned(op, problem)
+            self._ready.add(key)
+            told(done, len(missing))
+
+    def _key(self, op: Op[Any], problem: Any) -> object:
+        """Equal for problems that need no more than one of them."""
+        measured = op.measured_as(problem) if _measures() else None
+        return (op.name, *op.test_problems(problem), measured)
+
+    def _planned(self, op: Op[Any], problem: Any) -> Plan | None:
+        try:
+            return engine.plan(problem, self.device, op)
+        except NotSupportedError:
+            return None  # said by the call itself
+
+    def _compile(self, work: Iterable[tuple[Op[Any], Any]]) -> None:
+        info = devices.identify(self.device)
+        if info.arch is None or info.reasons:
+            return
+        specs: dict[KernelSpec, None] = {}
+        for op, problem in work:
+            for variant in op.variants:
+                if not variant.ours or variant.refusals(info.arch, problem):
+                    continue
+                for each in (problem, *op.test_problems(problem)):
+                    configs = variant.configs(info.arch, each)
+                    for config in configs if _measures() else configs[:1]:
+                        specs.update(dict.fromkeys(variant.specs(info.arch, each, config)))
+        try:
+            launcher: Any = default_launcher(self.device, info.arch)
+        except (RuntimeError, OSError):
+            return  # the engine says why
+        missing = launcher.missing(specs)
+        if missing:
+            report.event(f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once")
+            launcher.build(missing)
+
+
+def _measures() -> bool:
+    return levels.by_name(engine.level).rank_by == "measured"
