@@ -25,17 +25,25 @@ from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 
 
-@contextmanager
-def no_search() -> Iterator[None]:
+def no_search() -> AbstractContextManager[Any]:
     """torch's convolutions are computed without a search for the fastest algorithm."""
-    cudnn = torch.backends.cudnn
+    if torch.version.hip is None and not torch.backends.cudnn.benchmark:
+        return _NOTHING
+    return _without_search()
+
+
+@contextmanager
+def _without_search() -> Iterator[None]:
+    cudnn, miopen = torch.backends.cudnn, _miopen()
     flags: AbstractContextManager[Any] = nullcontext()
     if cudnn.benchmark:
         flags = cudnn.flags(cudnn.enabled, False, None, cudnn.deterministic, cudnn.allow_tf32)
-    miopen = _miopen()
     immediate = nullcontext() if miopen is None else miopen.flags(immediate=True)
     with flags, immediate:
         yield
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def searches() -> bool:
