@@ -6,7 +6,8 @@
 //   scores (rows, keys) float32, weights (rows, keys) fp16 or bf16, sums (rows) float32; all contiguous
 //
 // Weights are not divided by their sum, which would push those of long rows below what a half resolves; the caller divides the
-// product with the values instead. A work-group takes a row and reads it twice, the second time from a cache.
+// product with the values instead. A work-group takes a row. It is held in registers, HELD times four scores of it by each
+// work-item; with HELD 0, for rows that are longer or no multiple of four, it is read twice.
 #include "common/platform.h"
 
 #if BF16_HALVES
@@ -49,27 +50,48 @@ template <typename F> DEVICE void each_score(const SoftmaxParams& p, const float
     }
 }
 
+DEVICE float weigh(const SoftmaxParams& p, u32 score, float largest) {
+    return exp2_fast(fma_f32(bits_float(score), p.scale, -largest));
+}
+
+template <int N> DEVICE float write_weights(const SoftmaxParams& p, u16* to, Words<N> part, float largest) {
+    float weights[N], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) weights[i] = weigh(p, part.word[i], largest), sum += weights[i];
+    if constexpr (N == 4) *(Words<2>*)to = Words<2>{{pack2<Half>(weights[0], weights[1]), pack2<Half>(weights[2], weights[3])}};
+    else *to = Half::from(weights[0]);
+    return sum;
+}
+
+template <int N> DEVICE float largest_of(const SoftmaxParams& p, Words<N> part, float largest) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) largest = max_f32(largest, p.scale * bits_float(part.word[i]));
+    return largest;
+}
+
 DEVICE void softmax_row(const SoftmaxParams& p, float* lds) {
     const float* row = p.scores + (i64)block_id() * p.keys;
     u16* to = p.weights + (i64)block_id() * p.keys;
+    const auto larger = [](float a, float b) { return max_f32(a, b); };
     float largest = -infinity(), sum = 0.0f;
-    each_score(p, row, [&](u32, auto part) {
+    if constexpr (HELD > 0) {
+        Words<4> held[max2(HELD, 1)];
 #pragma unroll
-        for (int i = 0; i < (int)(sizeof(part) / 4); ++i) largest = max_f32(largest, p.scale * bits_float(part.word[i]));
-    });
-    largest = over_group(lds, largest, [](float a, float b) { return max_f32(a, b); });
-    each_score(p, row, [&](u32 k, auto part) {
-        constexpr int kCount = (int)(sizeof(part) / 4);
-        float weights[kCount];
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            weights[i] = exp2_fast(fma_f32(bits_float(part.word[i]), p.scale, -largest));
-            sum += weights[i];
+        for (int i = 0; i < HELD; ++i) {
+            const u32 k = (i * THREADS + thread_id()) * 4;
+            if (k < p.keys) held[i] = *(const Words<4>*)(row + k), largest = largest_of(p, held[i], largest);
         }
-        if constexpr (kCount == 4)
-            *(Words<2>*)(to + k) = Words<2>{{pack2<Half>(weights[0], weights[1]), pack2<Half>(weights[2], weights[3])}};
-        else to[k] = Half::from(weights[0]);
-    });
+        largest = over_group(lds, largest, larger);
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) {
+            const u32 k = (i * THREADS + thread_id()) * 4;
+            if (k < p.keys) sum += write_weights(p, to + k, held[i], largest);
+        }
+    } else {
+        each_score(p, row, [&](u32, auto part) { largest = largest_of(p, part, largest); });
+        largest = over_group(lds, largest, larger);
+        each_score(p, row, [&](u32 k, auto part) { sum += write_weights(p, to + k, part, largest); });
+    }
     sum = over_group(lds, sum, [](float a, float b) { return a + b; });
     if (thread_id() == 0) p.sums[block_id()] = sum;
 }

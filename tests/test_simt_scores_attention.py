@@ -10,6 +10,7 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, ScoresAttention, reference
+from lib_rocm_sd.ops.attention_scores import held_of
 from tests import simt
 from tests.simt.launch import ShimLaunch
 
@@ -29,7 +30,12 @@ def run_shim(
 
 @pytest.mark.parametrize(
     "problem",
-    [PROBLEM, replace(PROBLEM, batch=2, heads=2, seq_k=128), replace(PROBLEM, dtype="bfloat16")],
+    [
+        PROBLEM,
+        replace(PROBLEM, seq_q=3, seq_k=4100),
+        replace(PROBLEM, batch=2, heads=2, seq_q=9, seq_k=128),
+        replace(PROBLEM, dtype="bfloat16"),
+    ],
     ids=str,
 )
 def test_weights_of_scores_give_attention(problem: AttentionProblem) -> None:
@@ -76,3 +82,8 @@ def test_refusals_say_why() -> None:
     assert variant.refusals(None, PROBLEM) == ["no supported GPU"]
     assert "faster up to 256" in variant.refusals(arch, replace(PROBLEM, head_dim=64))[0]
     assert "mask" in variant.refusals(arch, replace(PROBLEM, mask="bool"))[0]
+
+
+def test_rows_are_held_where_they_fit() -> None:
+    assert [held_of(keys) for keys in (4, 4096, 4100, 16384, 65536)] == [1, 1, 2, 4, 16]
+    assert held_of(131) == held_of(65540) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -17,7 +18,9 @@ from lib_rocm_sd.ops.attention_problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 
-THREADS = 512
+THREADS = 1024
+MOST_HELD = 16
+"""Vectors of four scores that a work-item keeps in registers."""
 SLICE_BYTES = 128 << 20
 """Float32 scores held at a time; half as many bytes of weights beside them."""
 LEAST_ROWS = 64
@@ -34,10 +37,19 @@ class SoftmaxParams(ctypes.Structure):
     ]
 
 
-def softmax_spec(dtype: str) -> KernelSpec:
-    """The kernel for weights in one half type."""
-    defines = {"BF16_HALVES": int(dtype == "bfloat16"), "THREADS": THREADS}
+@cache
+def softmax_spec(dtype: str, held: int) -> KernelSpec:
+    """The kernel for weights in one half type; `held`: see softmax.hip."""
+    defines = {"BF16_HALVES": int(dtype == "bfloat16"), "THREADS": THREADS, "HELD": held}
     return KernelSpec("softmax.hip", "softmax_rows", tuple(defines.items()))
+
+
+def held_of(keys: int) -> int:
+    """Vectors of a row of `keys` that each work-item holds, a power of two; 0: read it twice."""
+    vectors = -(-keys // (4 * THREADS))
+    if keys % 4 or vectors > MOST_HELD:
+        return 0
+    return 1 << (vectors - 1).bit_length()
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -90,7 +102,7 @@ class ScoresAttention(Variant[AttentionProblem]):
         return self.slice_rows(problem) * (6 * problem.seq_k + 8 * problem.head_dim)
 
     def specs(self, arch: Arch, problem: AttentionProblem, config: None) -> Sequence[KernelSpec]:
-        return (softmax_spec(problem.dtype),)
+        return (softmax_spec(problem.dtype, held_of(problem.seq_k)),)
 
     def run(
         self,
@@ -130,6 +142,7 @@ def _slice(
     params = SoftmaxParams(
         *(scores.data_ptr(), weights.data_ptr(), sums.data_ptr()), scores.shape[1], factor
     )
-    launch(softmax_spec(DTYPE_NAMES[q.dtype]), scores.shape[0], THREADS, params, q.device)
+    spec = softmax_spec(DTYPE_NAMES[q.dtype], held_of(scores.shape[1]))
+    launch(spec, scores.shape[0], THREADS, params, q.device)
     del scores
     return product(weights, values).div_(sums)
