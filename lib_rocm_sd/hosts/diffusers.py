@@ -1,4 +1,4 @@
-"""Diffusers: the attention of a pipeline's UNet, VAE and ControlNet through the engine.
+"""Diffusers: a pipeline's attention through the engine, its VAE as our own program.
 
 with patched(pipeline):
     image = pipeline("a red circle left of a blue square").images[0]
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine import engine
+from lib_rocm_sd.hosts.diffusers_vae import VaePatch, patched_vae
+from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 COMPONENTS = ("unet", "vae", "controlnet")
 KNOWN = {
@@ -34,6 +36,7 @@ class Patch:
     replaced: int
     left_alone: Mapping[str, int]
     """How many modules keep their own processor, by what it is."""
+    vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
 
 
 class EngineAttnProcessor:
@@ -93,12 +96,34 @@ class EngineAttnProcessor:
 
 
 @contextmanager
-def patched(pipeline: Any) -> Iterator[Patch]:
-    """Run the attention of `pipeline` through the engine inside the `with` block.
+def patched(
+    pipeline: Any, *, vae: bool | str = True, budget_bytes: int | None = None
+) -> Iterator[Patch]:
+    """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
 
-    On leaving it, each module has the very processor object that it had. Processors of other kinds
-    than KNOWN stay as they are and are named in the report.
+    `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the engine's
+    level, else in exact bands; "banded" always in bands; "whole" in bands only after an out of
+    memory; False leaves the VAE alone. `budget_bytes`: device memory that a decode keeps to, beside
+    the weights. Raises ValueError for anything else.
+
+    On leaving it, each module has the very processor and forward that it had. Processors of other
+    kinds than KNOWN, and a VAE whose structure is not known or whose tiling or slicing is switched
+    on, stay as they are and are named in the report.
     """
+    mode = "auto" if vae is True else vae
+    if mode is not False and mode not in MODES:
+        raise ValueError(f"vae is {vae!r}: it has to be True, False or of {', '.join(MODES)}")
+    checked_budget(budget_bytes)
+    with ExitStack() as stack:
+        chosen, left = stack.enter_context(_patched_attention(pipeline))
+        part = VaePatch({}, {})
+        if mode is not False and getattr(pipeline, "vae", None) is not None:
+            part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes))
+        yield Patch(chosen, left, part)
+
+
+@contextmanager
+def _patched_attention(pipeline: Any) -> Iterator[tuple[int, dict[str, int]]]:
     from diffusers.models import attention_processor as theirs
 
     known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
@@ -115,7 +140,7 @@ def patched(pipeline: Any) -> Iterator[Patch]:
     try:
         for attn, _, ours in chosen:
             attn.processor = ours
-        yield Patch(len(chosen), dict(left))
+        yield len(chosen), dict(left)
     finally:
         for attn, original, ours in chosen:
             if attn.processor is ours:
