@@ -89,7 +89,7 @@ def _returns(blocks: list[Block], header: int, body: frozenset[int]) -> bool:
 
 
 def _hot(loops: tuple[LoopWork, ...]) -> int | None:
-    def weight(index: int) -> tuple[int, int, int]:
+    def weight(index: int) -> tuple[float, int, int]:
         loop = loops[index]
         return (loop.cycles.matrix, loop.mix.global_bytes, loop.mix.of(Kind.VECTOR))
 

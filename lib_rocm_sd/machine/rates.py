@@ -24,7 +24,7 @@ Sources, by the letters that the rows of the table name:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.machine.classify import Kind
@@ -41,9 +41,11 @@ class Rates:
 
     `transcendental_apart`: executed by units beside the vector ones, which a wave keeps busy while
     others go on. `co_executes`: so do the matrix units. `matrix_issue_cycles`: what a matrix
-    instruction takes of the vector issue then.
+    instruction takes of the vector issue then. `tile_cycles`: for one product of 16 x 16 x 16
+    halves: an instruction, or the 64 packed dot products that replace it.
     """
 
+    tile_cycles: int
     matrix_cycles: tuple[tuple[str, int], ...]
     vector_cycles: int
     transcendental_cycles: int
@@ -67,12 +69,13 @@ def _rdna(wmma_cycles: int, sources: str) -> Rates:
     matrix = [(r"v_(dual_)?dot2", 1)]
     if wmma_cycles:
         matrix.append((r"v_wmma_f32_16x16x16_b?f16", wmma_cycles))
-    return Rates(tuple(matrix), 1, 4, True, False, 1, 2, 128, 128, sources)
+    tile_cycles = wmma_cycles or 64
+    return Rates(tile_cycles, tuple(matrix), 1, 4, True, False, 1, 2, 128, 128, sources)
 
 
 def _cdna(mfma_cycles: int, cache_bytes_per_cycle: int, sources: str) -> Rates:
     matrix = ((r"v_mfma_f32_16x16x16_?b?f16", mfma_cycles), (r"v_dot2", 4))
-    return Rates(matrix, 4, 16, False, True, 4, 4, 128, cache_bytes_per_cycle, sources)
+    return Rates(mfma_cycles, matrix, 4, 16, False, True, 4, 4, 128, cache_bytes_per_cycle, sources)
 
 
 FAMILIES = {
@@ -104,10 +107,10 @@ class Cycles:
     LDS and cache serve all SIMDs of a compute unit: their cycles are those of one wave on each.
     """
 
-    matrix: int
-    vector: int
-    transcendental: int
-    issue: int
+    matrix: float
+    vector: float
+    transcendental: float
+    issue: float
     lds: float
     cache: float
     co_executes: bool
@@ -136,6 +139,14 @@ class Cycles:
             arithmetic["transcendental"] = self.transcendental
         every = {"LDS": self.lds, "cache": self.cache}
         return next(name for name, cycles in (arithmetic | every).items() if cycles == self.total)
+
+    def plus(self, other: Cycles, passes: float) -> Cycles:
+        """Together with so many passes of `other`."""
+        units = [each.name for each in fields(self) if each.name != "co_executes"]
+        return replace(
+            self,
+            **{name: getattr(self, name) + passes * getattr(other, name) for name in units},
+        )
 
     def bounds(self) -> dict[str, float]:
         """Bounds on the share of time in which the matrix units work; empty where there is none."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine import report
+from lib_rocm_sd.machine import estimate_cli, report
 from lib_rocm_sd.machine.analysis import analysed
 from lib_rocm_sd.machine.disassemble import NoListingError, listing
-from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.base import KernelSpec, reasons
 from lib_rocm_sd.runtime import build, codeobject
 from lib_rocm_sd.runtime.cli_support import (
     UsageError,
@@ -55,11 +55,17 @@ class Row:
     listing_failure: str = ""
     straight: dict[str, Any] = field(default_factory=dict)
     loops: list[dict[str, Any]] = field(default_factory=list)
+    shortcomings: list[str] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--arch, --op, --json."""
+    """--arch, --op, --json, --estimate."""
     add_choices(parser)
+    parser.add_argument(
+        "--estimate",
+        choices=estimate_cli.SUBJECTS,
+        help="instead: a cost model's estimate of a whole 1024 x 1024 decode, with its assumptions",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -71,6 +77,8 @@ def main(args: argparse.Namespace) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
+    if args.estimate:
+        return estimate_cli.main(arches, args.json)
     rows: list[Row] = []
     for arch in arches:
         for module in modules:
@@ -138,6 +146,23 @@ def _row(
         waves_per_simd=codeobject.waves_per_simd(arch, kernel, kernel.max_block),
         waves_by_registers=codeobject.waves_by_registers(arch, kernel, kernel.max_block),
         waves_by_lds=codeobject.waves_by_lds(arch, kernel, kernel.max_block),
+        shortcomings=_shortcomings(arch, kernel),
+    )
+
+
+_MOST_LDS_BYTES = 65536
+_LEAST_WAVES = 2
+
+
+def _shortcomings(arch: Arch, kernel: codeobject.KernelResources) -> list[str]:
+    """What no shipped config should have."""
+    waves = codeobject.waves_per_simd(arch, kernel, kernel.max_block)
+    return reasons(
+        (kernel.vgpr_spills, f"spills {kernel.vgpr_spills} VGPRs"),
+        (kernel.sgpr_spills, f"spills {kernel.sgpr_spills} SGPRs"),
+        (kernel.scratch_bytes, f"uses {kernel.scratch_bytes} bytes of scratch memory"),
+        (kernel.lds_bytes > _MOST_LDS_BYTES, f"uses {kernel.lds_bytes} bytes of LDS"),
+        (waves < _LEAST_WAVES, f"{waves} waves per SIMD"),
     )
 
 
@@ -169,7 +194,12 @@ def _shown(rows: Sequence[Row]) -> str:
         for row in rows
         if row.failure
     ]
-    return "\n".join([as_table([heads, *cells]), *failures])
+    short = [
+        f"{row.arch} {row.kernel} {row.defines}: {'; '.join(row.shortcomings)}"
+        for row in made
+        if row.shortcomings
+    ]
+    return "\n".join([as_table([heads, *cells]), *failures, *short])
 
 
 def _loops_shown(rows: Sequence[Row]) -> str:

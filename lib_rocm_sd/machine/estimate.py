@@ -1,0 +1,245 @@
+"""A cost model's estimate of a whole decode on a card that nobody measured it on.
+
+Each launch takes as long as its arithmetic, from the machine code of the config that would be
+launched, or its memory traffic, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.machine.analysis import KernelWork, LoopWork, analysed
+from lib_rocm_sd.machine.cards import HALF_OPERATIONS, Card
+from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, Launch
+from lib_rocm_sd.machine.disassemble import listing
+from lib_rocm_sd.machine.rates import Cycles, rates_of
+from lib_rocm_sd.ops import attention_kernel, conv_kernel
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv_kernel import ConvConfig
+from lib_rocm_sd.runtime import build
+
+LIBRARY_SHARE = 0.5
+"""Of the card's peak that a GEMM of torch's library is taken to reach."""
+SIMDS = 4
+"""Of a WGP (RDNA) or CU (CDNA)."""
+_TILE_FLOPS = 8192
+ATTENTION_PASSES = 20
+"""Readings and writings of the image around attention: norms, projections, addition."""
+
+ASSUMPTIONS = (
+    "The card runs at the highest clock that its maker names, its memory at full bandwidth.",
+    "Each launch takes the longer of its arithmetic and its memory traffic; launches follow each"
+    " other without gaps.",
+    "Arithmetic: the loop of the kernel with most matrix cycles runs as often as the problem has"
+    " products for it, what stands outside of loops once; waves are enough to hide all latency, so"
+    " a real card will be slower; work-groups go to WGPs (RDNA) or CUs (CDNA) in full rounds.",
+    "Units overlap as in each family's `bound` (see the notes of inspect): serial on RDNA,"
+    " overlapped on CDNA; both are given.",
+    "Memory traffic: inputs, weights and outputs once each; nothing stays in a cache between"
+    " launches, everything within one.",
+    f"The 1x1 convolutions around attention are torch's GEMM at {LIBRARY_SHARE:.0%} of the peak,"
+    f" their norms and additions {ATTENTION_PASSES} passes over the image.",
+    "First config of each search space, our kernels only, fp16, one image, whole frame; not"
+    " counted: launches' own cost, merging of statistics, weight packing, Python.",
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One launch. `serial_ms`, `overlapped_ms`: arithmetic if units never or always overlap.
+
+    `bound` is the hot loop's; `padding`: products computed for each one needed.
+    """
+
+    name: str
+    config: str
+    gflop: float
+    compute_ms: float
+    serial_ms: float
+    overlapped_ms: float
+    memory_ms: float
+    bound: float
+    padding: float
+
+    @property
+    def ms(self) -> float:
+        """The longer of both."""
+        return max(self.compute_ms, self.memory_ms)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What it is estimated for, and how a kernel's work there is found out."""
+
+    arch: Arch
+    card: Card
+    work_of: Callable[[KernelSpec], KernelWork]
+
+    @property
+    def peak_tflops(self) -> float:
+        """Half precision, at the highest clock."""
+        operations = self.card.cu_count * HALF_OPERATIONS[self.arch.family]
+        return operations * self.card.clock_mhz * 1e-6
+
+    def cycles_ms(self, cycles: float) -> float:
+        """Milliseconds of so many cycles."""
+        return cycles / self.card.clock_mhz * 1e-3
+
+    def bytes_ms(self, moved: float) -> float:
+        """Milliseconds in which memory moves so many bytes."""
+        return moved / self.card.bandwidth_gb_s * 1e-6
+
+
+def target_of(arch: Arch, card: Card) -> Target:
+    """With this machine's compilers. Its `work_of` raises CompileError, NoListingError and the
+    ValueErrors of `analysed`.
+    """
+
+    @cache
+    def work_of(spec: KernelSpec) -> KernelWork:
+        text = listing(spec, arch, build.build(spec, arch))
+        return analysed(text.function(spec.entry), arch)
+
+    return Target(arch, card, work_of)
+
+
+def estimates(launches: list[Launch], target: Target) -> list[Estimate]:
+    """Each launch; attention is two rows, its products and what is around them."""
+    found: list[Estimate] = []
+    for launch in launches:
+        if isinstance(launch, ConvLaunch):
+            found.append(_conv(launch, target))
+        else:
+            found += [_attention(launch, target), _projections(launch, target)]
+    return found
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One launch of a kernel: `groups` of `waves`, each of them `cycles` long. `flops` are needed,
+    `computed` are done.
+    """
+
+    config: str
+    groups: int
+    waves: int
+    cycles: Cycles
+    bound: float
+    flops: int
+    computed: float
+    moved_bytes: float
+
+    def estimate(self, name: str, target: Target) -> Estimate:
+        rounds = -(-self.groups // target.card.places(target.arch))
+        per_simd = max(self.waves / SIMDS, 1) * rounds
+        return Estimate(
+            name,
+            self.config,
+            self.flops * 1e-9,
+            target.cycles_ms(per_simd * self.cycles.total),
+            target.cycles_ms(per_simd * self.cycles.serial),
+            target.cycles_ms(per_simd * self.cycles.overlapped),
+            target.bytes_ms(self.moved_bytes),
+            self.bound,
+            self.computed / self.flops,
+        )
+
+
+def _conv(launch: ConvLaunch, target: Target) -> Estimate:
+    arch, form = target.arch, launch.form
+    config = conv_kernel.configs(arch, form, launch.out_channels, launch.in_place)[0]
+    work = target.work_of(conv_kernel.spec(form, config))
+    hot = _hot(work)
+    waves = config.block // arch.wave_size
+    groups, products = _conv_tiles(launch, config)
+    in_loop = products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
+    wave = work.straight_cycles.plus(hot.cycles, max(in_loop, 0) / hot.cycles.matrix)
+    return _Kernel(
+        f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
+        groups,
+        waves,
+        wave,
+        hot.cycles.bounds()["bound"],
+        launch.flops,
+        groups * waves * products * _TILE_FLOPS,
+        _conv_bytes(launch),
+    ).estimate(launch.name, target)
+
+
+def _conv_tiles(launch: ConvLaunch, config: ConvConfig) -> tuple[int, int]:
+    """Work-groups, and products of 16 x 16 x 16 of each wave."""
+    upsample = launch.form.kind == "upsample"
+    tiles = -(-launch.width // 16) * -(-launch.height // config.rows) * (4 if upsample else 1)
+    blocks = -(-launch.out_channels // config.block_co)
+    depth = (4 if upsample else 9) * launch.in_channels // 16
+    depth += {"none": 0, "identity": 1, "conv": launch.shortcut_channels // 16}[
+        launch.form.shortcut
+    ]
+    return tiles * blocks, depth * config.tiles_co * config.tiles_pix
+
+
+def _conv_bytes(launch: ConvLaunch) -> int:
+    """Input, shortcut, output and packed weights, once each."""
+    rows, columns = launch.out_size
+    taps = 16 if launch.form.kind == "upsample" else 9
+    extra = launch.shortcut_channels if launch.form.shortcut == "conv" else 0
+    images = launch.height * launch.width * launch.in_channels
+    images += rows * columns * (launch.out_channels + launch.shortcut_channels)
+    return 2 * (images + launch.out_channels * (taps * launch.in_channels + extra))
+
+
+def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
+    arch = target.arch
+    config = attention_kernel.configs(arch, launch.channels)[0]
+    work = target.work_of(attention_kernel.spec("float16", launch.channels, "none", config))
+    waves = config.block // arch.wave_size
+    groups, blocks = -(-launch.pixels // config.block_q), -(-launch.pixels // config.block_k)
+    computed = 4 * groups * config.block_q * blocks * config.block_k * launch.channels
+    matrix = computed / _TILE_FLOPS / (groups * waves) * rates_of(arch).tile_cycles
+    using = [loop for loop in work.loops if loop.cycles.matrix]
+    around = {loop.parent for loop in using}
+    wave = work.straight_cycles
+    for index, loop in enumerate(work.loops):
+        if loop.cycles.matrix:
+            wave = wave.plus(loop.cycles, matrix / len(using) / loop.cycles.matrix)
+        elif index in around:
+            wave = wave.plus(loop.cycles, blocks)
+    in_loops = wave.plus(work.straight_cycles, -1)
+    return _Kernel(
+        f"{config.block_q} queries, {config.block_k} keys, {waves} waves",
+        groups,
+        waves,
+        wave,
+        in_loops.bounds()["bound"],
+        launch.product_flops,
+        computed,
+        4 * 2 * launch.pixels * launch.channels,
+    ).estimate(launch.name, target)
+
+
+def _projections(launch: AttentionLaunch, target: Target) -> Estimate:
+    gflop = launch.projection_flops * 1e-9
+    ms = gflop / (target.peak_tflops * LIBRARY_SHARE)
+    image_bytes = 2 * launch.pixels * launch.channels
+    memory_ms = target.bytes_ms(ATTENTION_PASSES * image_bytes)
+    name = f"{launch.name}, around it"
+    return Estimate(
+        name,
+        "library",
+        gflop,
+        ms + memory_ms,
+        ms + memory_ms,
+        ms + memory_ms,
+        memory_ms,
+        LIBRARY_SHARE,
+        1.0,
+    )
+
+
+def _hot(work: KernelWork) -> LoopWork:
+    if work.hot is None or not work.loops[work.hot].cycles.matrix:
+        raise ValueError("no loop with matrix instructions")
+    return work.loops[work.hot]
