@@ -64,12 +64,13 @@ def main(args: argparse.Namespace) -> int:
     if problem:
         print(f"demo: {problem}", file=sys.stderr)
         return 2
-    sides, findings = run(args)
+    sides, vae, findings = run(args)
     findings["seconds"] = round(time.perf_counter() - started, 1)
     from lib_rocm_sd import demo_sheet
 
     text = summary(findings)
-    demo_sheet.draw(sides, findings).save(args.out / "demo.png", optimize=True)
+    shown = sides if vae is None else [*sides, vae]
+    demo_sheet.draw(shown, findings).save(args.out / "demo.png", optimize=True)
     as_json = json.dumps(findings, indent=2, ensure_ascii=False)
     (args.out / "report.json").write_text(as_json + "\n", encoding="utf-8")
     (args.out / "report.txt").write_text(text + "\n", encoding="utf-8")
@@ -114,12 +115,15 @@ def _folder_problem(folder: Path) -> str:
     return ""
 
 
-def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
-    """Generate every prompt both ways; the pictures, and all that the report says of them."""
+def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, Any]]:
+    """Generate every prompt both ways; the pictures, the VAE's, and what the report says of them.
+
+    The VAE's are missing where it is left alone.
+    """
     import torch
 
+    from lib_rocm_sd import demo_vae, report
     from lib_rocm_sd import device as devices
-    from lib_rocm_sd import report
     from lib_rocm_sd.engine import engine
     from lib_rocm_sd.hosts.diffusers import patched
 
@@ -139,6 +143,8 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
     repeats = args.repeats or (1 if on_cpu else 3)
     sides = _all(generate, lambda: patched(pipeline), args.prompts, repeats)
     ran = report.snapshot()
+    say("the VAE alone: whole and in bands, in float32 and in half precision")
+    vae_side, vae = demo_vae.examine(pipeline, [side.without for side in sides], dtype)
     if dtype != torch.float32:
         sides = _with_references(sides, pipeline.to(torch.float32), generate)
     findings = {
@@ -147,11 +153,13 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], dict[str, Any]]:
         "status": engine.status_line(device, otherwise="torch's own attention is used"),
         "patched": {"replaced": patch.replaced, "left_alone": dict(patch.left_alone)},
         "ran": ran,
+        "vae": vae,
         "versions": versions(),
         "settings": {"steps": args.steps, "seed": args.seed, "repeats": repeats},
         **comparison(sides, info.backend, ran, dtype == torch.float32),
     }
-    return sides, findings
+    findings["agree"] = findings["agree"] and vae["agree"]
+    return sides, vae_side, findings
 
 
 def load(model: Path, dtype: Any) -> Any:

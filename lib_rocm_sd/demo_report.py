@@ -12,6 +12,12 @@ AGREE_FLOAT32 = 2
 """Most that a pixel may differ in float32, of 255."""
 INVISIBLE = 0.1
 """A mean difference, of 255, that is never held against anyone in half precision."""
+BANDS_LARGEST, BANDS_SHARE = 1, 1e-4
+"""Most that a value made in bands may differ from the whole frame's, of 255, and how many may."""
+HALF_LUCK = 1.1
+"""How much larger the mean rounding error of ours may be than torch's, by chance."""
+ENCODER_ERROR = 1e-2
+"""Largest difference of our encoder from torch's in float32, of the largest value."""
 NO_GPU = (
     "The speed means nothing here: there is no GPU, and both sides run the same torch on the CPU."
 )
@@ -81,6 +87,22 @@ def _agree(rows: Sequence[dict[str, Any]], exact: bool) -> bool:
     return statistics.mean(row["mean_difference"] for row in rows) <= max(of_half, INVISIBLE)
 
 
+def vae_agrees(vae: dict[str, Any]) -> bool:
+    """Bands are the whole frame; ours in float32 is torch's, and in half no worse than torch's."""
+    return vae["encoder_error"] <= ENCODER_ERROR and all(
+        row["bands_largest"] <= BANDS_LARGEST
+        and row["bands_share"] <= BANDS_SHARE
+        and _no_worse(row)
+        for row in vae["decodes"]
+    )
+
+
+def _no_worse(row: dict[str, Any]) -> bool:
+    if row["dtype"] == "float32":
+        return bool(row["ours_vs_float32_largest"] <= AGREE_FLOAT32)
+    return bool(row["ours_vs_float32_mean"] <= HALF_LUCK * row["torch_vs_float32_mean"])
+
+
 def versions() -> dict[str, str | None]:
     """What is installed."""
     import diffusers
@@ -123,14 +145,41 @@ def summary(findings: dict[str, Any]) -> str:
             f"           mean difference {ours:.3f}/255; "
             f"half precision itself, against float32: {statistics.mean(halves):.3f}/255"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_vae(findings["vae"])])
+
+
+def _vae(vae: dict[str, Any]) -> list[str]:
+    """What was found of the VAE alone."""
+    left = [f"{role} left alone: {'; '.join(why)}" for role, why in vae["left_alone"].items()]
+    lines = []
+    if vae["programs"]:
+        by = f", convolutions by {', '.join(vae['convolutions'])}" if "convolutions" in vae else ""
+        lines.append(f"{' and '.join(vae['programs'])} run as our program{by}")
+    for row in vae.get("decodes", ()):
+        how = (
+            f"largest difference {row['bands_largest']}/255, on {row['bands_share']:.4%} of values"
+        )
+        lines.append(f"{row['dtype']}, in bands against the whole frame: {how}")
+        means = (row[f"{side}_vs_float32_mean"] for side in ("ours", "torch"))
+        lines.append(
+            "{}, mean difference from torch's float32: ours {:.3f}/255, torch's {:.3f}/255".format(
+                row["dtype"], *means
+            )
+        )
+    verdict = "" if vae["agree"] else "THIS IS NOT AS IT SHOULD BE: please report this"
+    lines = [line for line in (*lines, *left, verdict) if line]
+    return [f"{'' if index else 'VAE':10s} {line}" for index, line in enumerate(lines)]
 
 
 def _ran(findings: dict[str, Any]) -> list[str]:
-    """What ran, most often first, and what was left alone."""
-    rows = sorted(findings["ran"]["rows"], key=lambda row: -row["calls"])
+    """What ran, most often first, and what was left alone; of the VAE's operations only sums."""
+    counts: dict[str, int] = {}
+    for row in findings["ran"]["rows"]:
+        one = f": {row['problem']}" if row["op"] == "attention" else ""
+        what = f"{row['op']} by {row['variant']}{one}"
+        counts[what] = counts.get(what, 0) + row["calls"]
     lines = [
-        f"{row['calls']:6d} x {row['op']} by {row['variant']}: {row['problem']}" for row in rows
+        f"{counts[what]:6d} x {what}" for what in sorted(counts, key=lambda what: -counts[what])
     ]
     left = findings["patched"]["left_alone"]
     if left:

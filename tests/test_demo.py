@@ -20,6 +20,7 @@ image = pytest.importorskip("PIL.Image")
 
 from lib_rocm_sd import demo, demo_report, demo_sheet  # noqa: E402
 from lib_rocm_sd.hosts import diffusers as host  # noqa: E402
+from lib_rocm_sd.vae.program import Program  # noqa: E402
 
 PROMPTS = ["a red circle left of a blue square", "a big green star"]
 
@@ -47,6 +48,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def attention_calls(found: dict[str, Any]) -> int:
+    rows = found["ran"]["rows"]
+    return sum(row["calls"] for row in rows if row["op"] == "attention")
+
+
 def test_it_writes_its_three_files(finished: Path) -> None:
     assert sorted(file.name for file in finished.iterdir()) == sorted(demo.OUTPUTS)
 
@@ -58,7 +64,7 @@ def test_the_report_says_what_ran_and_how_long(finished: Path) -> None:
     assert found["agree"] is True
     assert found["largest_difference"] <= demo_report.AGREE_FLOAT32
     assert found["patched"] == {"replaced": 16, "left_alone": {}}
-    assert sum(row["calls"] for row in found["ran"]["rows"]) == 2 * (2 * 14 + 1)
+    assert attention_calls(found) == 2 * (2 * 14 + 1)
     assert found["device"]["backend"] == "cpu"
     assert found["dtype"] == "float32"
     assert found["versions"]["torch"] == str(torch.__version__)
@@ -73,12 +79,36 @@ def test_without_a_gpu_it_says_that_the_speed_means_nothing(finished: Path) -> N
     assert "they agree" in text
 
 
+def test_the_vae_alone_is_whole_and_in_bands_the_same(finished: Path) -> None:
+    vae = json.loads((finished / "report.json").read_text(encoding="utf-8"))["vae"]
+    assert (vae["programs"], vae["left_alone"]) == (["decoder", "encoder"], {})
+    assert vae["agree"] is True
+    assert vae["bands"].startswith("bands, ")
+    assert vae["convolutions"] == ["torch"]
+    assert vae["encoder_error"] < 1e-5
+    single, half = vae["decodes"]
+    assert (single["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    for row in (single, half):
+        assert row["bands_largest"] <= 1
+        assert row["bands_share"] <= 1e-4
+    assert single["ours_vs_float32_largest"] < 0.01
+    assert 0 < half["ours_vs_float32_mean"] <= 1.1 * half["torch_vs_float32_mean"]
+
+
+def test_the_report_names_the_vae(finished: Path) -> None:
+    text = (finished / "report.txt").read_text(encoding="utf-8")
+    assert "VAE        decoder and encoder run as our program, convolutions by torch" in text
+    assert "float32, in bands against the whole frame: largest difference 0/255, on 0.0" in text
+    assert "bfloat16, mean difference from torch's float32: ours 0." in text
+    assert "x conv 3x3 by torch\n" in text
+
+
 def test_the_sheet_shows_both_sides_and_the_difference(finished: Path) -> None:
     sheet = np.asarray(image.open(finished / "demo.png").convert("RGB"))
     cell, gap = demo_sheet.CELL, demo_sheet.GAP
     step = cell + demo_sheet.CAPTION + gap
-    assert sheet.shape == (demo_sheet.HEAD + 2 * step, 3 * cell + 4 * gap, 3)
-    for row in range(2):
+    assert sheet.shape == (demo_sheet.HEAD + 3 * step, 3 * cell + 4 * gap, 3)
+    for row in range(3):  # two prompts, and the VAE alone
         top = demo_sheet.HEAD + row * step + demo_sheet.CAPTION - 6
         columns = [
             sheet[top : top + cell, gap + i * (cell + gap) : gap + i * (cell + gap) + cell]
@@ -103,7 +133,8 @@ def test_in_half_precision_it_says_what_half_itself_costs(tmp_path: Path) -> Non
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert found["dtype"] == "bfloat16"
     assert found["pictures"][0]["half_vs_float32_mean"] < 4
-    assert sum(row["calls"] for row in found["ran"]["rows"]) == 2 * (2 * 14 + 1)
+    assert attention_calls(found) == 2 * (2 * 14 + 1)
+    assert [row["dtype"] for row in found["vae"]["decodes"]] == ["float32", "bfloat16"]
     text = (tmp_path / "report.txt").read_text(encoding="utf-8")
     assert "half precision itself, against float32" in text
 
@@ -119,6 +150,38 @@ def test_wrong_attention_is_told_and_is_the_exit_status(
     assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0])) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["agree"] is False
+
+
+def test_a_vae_that_is_left_alone_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lib_rocm_sd.vae import program
+    from lib_rocm_sd.vae.steps import Recipe
+
+    def read(module: torch.nn.Module) -> Recipe:
+        return Recipe("decoder", (), ("it is odd",))
+
+    monkeypatch.setattr(program, "read", read)
+    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0], "--steps", "1")) == 0
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert found["vae"]["programs"] == []
+    assert found["vae"]["left_alone"] == {"decoder": ["it is odd"], "encoder": ["it is odd"]}
+    text = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "VAE        decoder left alone: it is odd" in text
+
+
+def test_a_wrong_vae_is_told_and_is_the_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = Program.__call__
+
+    def wrong(program: Program, image: torch.Tensor, **options: Any) -> torch.Tensor:
+        made = right(program, image, **options)
+        return made + 0.05 if options["mode"] == "banded" else made
+
+    monkeypatch.setattr(Program, "__call__", wrong)
+    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0], "--steps", "1")) == 1
+    assert "THIS IS NOT AS IT SHOULD BE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -162,6 +225,36 @@ def sides(without: int, with_: int, reference: int | None = None) -> demo_report
 
     whole = None if reference is None else flat(reference)
     return demo_report.Sides("a circle", flat(without), flat(with_), 3.0, 2.0, whole)
+
+
+def decodes(**changed: Any) -> dict[str, Any]:
+    row = {
+        "dtype": "float16",
+        "bands_largest": 0,
+        "bands_share": 0.0,
+        "torch_vs_float32_mean": 0.02,
+        "ours_vs_float32_mean": 0.02,
+        "ours_vs_float32_largest": 3.0,
+    }
+    return {"encoder_error": changed.pop("encoder_error", 0.0), "decodes": [{**row, **changed}]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "agree"),
+    [
+        ({}, True),
+        ({"bands_largest": 1, "bands_share": 1e-4}, True),
+        ({"bands_largest": 2, "bands_share": 1e-6}, False),
+        ({"bands_largest": 1, "bands_share": 2e-4}, False),
+        ({"ours_vs_float32_mean": 0.023}, False),
+        ({"encoder_error": 0.1}, False),
+        ({"dtype": "float32"}, False),
+        ({"dtype": "float32", "ours_vs_float32_largest": 1.0}, True),
+    ],
+    ids=str,
+)
+def test_what_a_vae_may_differ_by(changed: dict[str, Any], agree: bool) -> None:
+    assert demo_report.vae_agrees(decodes(**changed)) is agree
 
 
 OURS = {"rows": [{"variant": "rocm_sd"}]}
