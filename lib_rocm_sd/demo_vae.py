@@ -28,7 +28,7 @@ def examine(
     image = _together(pictures).to(pipeline.device)
     half = dtype if dtype != torch.float32 else torch.bfloat16
     single = copy.deepcopy(pipeline.vae).float()
-    with torch.no_grad(), patched(SimpleNamespace(vae=single)) as patch:
+    with torch.no_grad(), patched(SimpleNamespace(vae=single), vae="whole") as patch:
         latent = single.encode(image).latent_dist.mean
     names = list(patch.vae.programs)
     findings: dict[str, Any] = {

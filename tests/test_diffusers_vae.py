@@ -15,8 +15,9 @@ __all__ = ["one_thread"]
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 from lib_rocm_sd import demo  # noqa: E402
+from lib_rocm_sd.engine import engine  # noqa: E402
 from lib_rocm_sd.hosts import diffusers as host  # noqa: E402
-from lib_rocm_sd.hosts.diffusers_vae import ProgramForward  # noqa: E402
+from lib_rocm_sd.hosts import diffusers_vae  # noqa: E402
 from lib_rocm_sd.vae.program import Program  # noqa: E402
 
 
@@ -71,7 +72,7 @@ def test_decode_and_encode_give_what_they_gave(pipeline: Pipeline) -> None:
 def test_nothing_remains(pipeline: Pipeline) -> None:
     before = pipeline.vae.decode(latent()).sample
     with host.patched(pipeline):
-        assert all(isinstance(item, ProgramForward) for item in forwards(pipeline))
+        assert all(isinstance(item, diffusers_vae.ProgramForward) for item in forwards(pipeline))
     assert forwards(pipeline) == [None, None]
     with pytest.raises(ZeroDivisionError), host.patched(pipeline):
         raise ZeroDivisionError
@@ -204,6 +205,39 @@ def test_gradients_are_torchs(pipeline: Pipeline, where: str) -> None:
     with host.patched(pipeline) as patch, torch.no_grad():
         pipeline.vae.decode(z)
         assert patch.vae.programs["decoder"].last_plan is not None
+
+
+@pytest.mark.parametrize(
+    ("where", "dtype", "kernels", "why"),
+    [
+        ("cpu", torch.float32, ["no GPU"], ""),
+        ("meta", torch.float32, [], "it is in float32"),
+        ("meta", torch.float16, [], ""),
+        ("meta", torch.float16, ["no compiler", "none at all"], "no compiler; none at all"),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_the_kernels_and_a_half_dtype_are_needed(
+    monkeypatch: pytest.MonkeyPatch, where: str, dtype: torch.dtype, kernels: list[str], why: str
+) -> None:
+    monkeypatch.setattr(engine, "usable", lambda device, op: kernels)
+    found = diffusers_vae.unsuited(torch.empty(1, dtype=dtype, device=where))
+    assert found == why or (why and found.startswith(why))
+
+
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [({}, False), ({"vae": "banded"}, True), ({"budget_bytes": 1 << 20}, True)],
+    ids=str,
+)
+def test_bands_and_a_budget_are_heeded_all_the_same(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], ours: bool
+) -> None:
+    monkeypatch.setattr(diffusers_vae, "unsuited", lambda weight: "it is slower")
+    with host.patched(pipeline, **options) as patch:
+        pipeline.vae.decode(latent(32))
+        assert (patch.vae.programs["decoder"].last_plan is not None) is ours
+    assert ("torch's own code: it is slower" in events()) is not ours
 
 
 def test_more_than_an_image_is_torchs(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,9 +102,10 @@ def patched(
     """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
 
     `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the engine's
-    level, else in exact bands; "banded" always in bands; "whole" in bands only after an out of
-    memory; False leaves the VAE alone. `budget_bytes`: device memory that a decode keeps to, beside
-    the weights. Raises ValueError for anything else.
+    level, else in exact bands, and leaves to torch what our convolutions cannot do; "banded" always
+    in bands; "whole" in bands only after an out of memory; False leaves the VAE alone.
+    `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
+    anything else.
 
     On leaving it, each module has the very processor and forward that it had. Processors of other
     kinds than KNOWN, and a VAE whose structure is not known or whose tiling or slicing is switched

@@ -13,6 +13,7 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine import engine
+from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.selftest import describe, is_out_of_memory
 from lib_rocm_sd.vae.program import Program, UnknownModuleError
 
@@ -45,7 +46,7 @@ class ProgramForward:
         why = self._obstacle(sample, (*args, *options.values()))
         if not why:
             try:
-                return self._ours(sample)
+                return self.program(sample, level=engine.level, **self._options)
             except UnknownModuleError as error:
                 why = "; ".join(error.reasons)
             except Exception as error:
@@ -70,15 +71,6 @@ class ProgramForward:
             del self._module.__dict__["forward"]
         self.program.release()
 
-    def _ours(self, sample: torch.Tensor) -> torch.Tensor:
-        weight = next(self._module.parameters())
-        if weight.dtype == torch.float32 and weight.device.type != "cpu":
-            report.event(
-                "diffusers: the VAE is in float32, which costs speed and is not needed here: our "
-                "program does not overflow (vae.register_to_config(force_upcast=False))"
-            )
-        return self.program(sample, level=engine.level, **self._options)
-
     def _theirs(self, *args: Any, **options: Any) -> torch.Tensor:
         made: torch.Tensor = self._original(*args, **options)
         return made
@@ -91,7 +83,24 @@ class ProgramForward:
         )
         if wanted:
             return "gradients are wanted"
-        return _own_way(self._vae)
+        left_to_us = self._options["mode"] == "auto" and self._options["budget_bytes"] is None
+        weight = next(self._module.parameters())
+        return _own_way(self._vae) or (unsuited(weight) if left_to_us else "")
+
+
+def unsuited(weight: torch.Tensor) -> str:
+    """Why a VAE of such weights is faster on torch's own code; empty where ours runs it.
+
+    On the CPU both are torch's.
+    """
+    if weight.device.type == "cpu":
+        return ""
+    if weight.dtype == torch.float32:
+        return (
+            "it is in float32, which is not needed: our program does not overflow in fp16 "
+            "(vae.register_to_config(force_upcast=False))"
+        )
+    return "; ".join(engine.usable(weight.device, CONVS["3x3"]))
 
 
 def _own_way(vae: Any) -> str:
