@@ -101,11 +101,14 @@ def configs(
     if form.kind == "3x3 stride 2":
         return (of(2, 2, 2, 2),)
     usual: tuple[ConvConfig, ...] = (of(2, 2, 4, 2), of(4, 2, 2, 2))
-    if arch.matrix in ("mfma", "mma_sm80"):
+    if arch.matrix == "mfma":
         usual = (of(2, 2, 4, 4), *usual)
+    if arch.matrix == "mma_sm80":
+        wide = (of(4, 1, 4, 4),) if out_channels % 256 == 0 else ()
+        usual = (*wide, of(4, 1, 2, 4), of(4, 2, 2, 2))
     if in_place and form.shortcut == "conv":
-        wide = (usual[0], of(4, 2, 4, 2), of(8, 1, 4, 2))
-        return tuple(config for config in wide if config.block_co >= out_channels)[:1]
+        wider = (usual[0], of(4, 2, 4, 2), of(8, 1, 4, 2))
+        return tuple(config for config in wider if config.block_co >= out_channels)[:1]
     return usual
 
 
@@ -157,7 +160,8 @@ def _shipped_launches() -> list[tuple[Form, int, bool]]:
     found: list[tuple[Form, int, bool]] = []
     for statistics in (True, False):  # of a band that is made again nobody wants statistics
         found += [
-            (Form("3x3", statistics=statistics, chunk_c=16), 512, False),
+            (Form("3x3", statistics=statistics, chunk_c=16), 512, False),  # the decoder's first
+            (Form("3x3", statistics=statistics, chunk_c=16), 128, False),  # the encoder's first
             (Form("3x3 stride 2", statistics=statistics), 512, False),
             (Form("upsample", statistics=statistics), 512, False),
         ]
