@@ -15,8 +15,11 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import op_of
 from lib_rocm_sd.ops.conv_problem import ConvProblem
+from lib_rocm_sd.ops.conv_torch import LibraryConv
+from lib_rocm_sd.planner import Plan as EnginePlan
 from lib_rocm_sd.vae.findings import Findings
 from lib_rocm_sd.vae.plan import Leg, Plan, Planner
 from lib_rocm_sd.vae.program import Program
@@ -152,11 +155,24 @@ def error(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - wide).abs().max() / wide.abs().max())
 
 
+def engine_plan(op: Op[Any], problem: Any, gfx: str = "gfx1100") -> EnginePlan:
+    """What the engine plans where our kernels run."""
+    arch = by_gfx(gfx)
+    able = next(variant for variant in op.variants if not variant.refusals(arch, problem))
+    return EnginePlan(able, able.configs(arch, problem)[0], {}, "")
+
+
 def way(problem: ConvProblem, gfx: str = "gfx1100") -> Way:
     """How a convolution is run where our kernels run."""
-    arch, variants = by_gfx(gfx), op_of(problem).variants
-    able = next(v for v in variants if not v.refusals(arch, problem))
-    return Way(able, able.configs(arch, problem)[0])
+    plan = engine_plan(op_of(problem), problem, gfx)
+    return Way(plan.variant, plan.config)
+
+
+def library(problem: ConvProblem) -> Way:
+    """How a convolution is run where torch's, finished by a kernel of ours, is the fastest."""
+    plan = engine_plan(op_of(problem), problem)
+    variant = next(v for v in op_of(problem).variants if isinstance(v, LibraryConv))
+    return Way(plan.variant, plan.config) if problem.out_channels % 8 else Way(variant, None)
 
 
 def torchs(problem: ConvProblem) -> Way:

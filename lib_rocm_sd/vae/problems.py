@@ -33,45 +33,52 @@ def of_plan(chain: Chain, plan: Plan) -> Work:
     found: dict[tuple[str, Any], Op[Any]] = {}
     norms: set[int] = set()
     for leg in plan.legs:
-        for image, rows, stored in _passes(chain, leg):
-            for action in chain.actions(image, rows, stored):
-                if action.source is None:
-                    continue
-                sweeping = None if leg.rows is None else image
-                for op, problem in _asked(chain, action, sweeping, norms):
-                    found[op.name, problem] = op
-                if leg.rows is None or action.image == image:
-                    norms.add(action.image)
+        for image, cuts, stored in _passes(chain, leg):
+            for rows in cuts:
+                for action in chain.actions(image, rows, stored):
+                    found.update(_asked(chain, action, image, norms))
+            norms.add(image)
     return [(op, problem) for (_, problem), op in found.items()]
 
 
-def _passes(chain: Chain, leg: Leg) -> Iterator[tuple[int, Rows, frozenset[int]]]:
-    """An image that is made, its rows, and the images that are read for it."""
+def of_whole(chain: Chain) -> Work:
+    """All that the whole frame asks."""
+    return of_plan(chain, Plan((Leg(0, chain.last, None, "output"),), 0, 0, 0.0, 1))
+
+
+def _passes(chain: Chain, leg: Leg) -> Iterator[tuple[int, list[Rows], frozenset[int]]]:
+    """An image that is made, its rows band by band, and the images that are read for it."""
     stored = frozenset({leg.start})
     for image in leg.passes(chain):
         if leg.rows is None:
-            yield image, chain.rows(image), stored
+            yield image, [chain.rows(image)], stored
             continue
         split = bands(chain.sizes[image].height, leg.band_rows(chain, image))
-        middle = (len(split) - 1) // 2
-        for rows in dict.fromkeys((*split[:2], split[middle], *split[-2:])):
-            yield image, rows, stored
+        middle = split[(len(split) - 1) // 2]
+        yield image, list(dict.fromkeys((*split[:2], middle, *split[-2:]))), stored
         stored |= {image} if leg.hidden else set()
 
 
 def _asked(
-    chain: Chain, action: Action, sweeping: int | None, norms: set[int]
-) -> Iterator[tuple[Op[Any], Any]]:
+    chain: Chain, action: Action, made: int, norms: set[int]
+) -> Iterator[tuple[tuple[str, Any], Op[Any]]]:
+    """What an action on the way to image `made` asks. `norms`: of images that have one by now."""
+    if action.source is None:
+        return
     image, step = action.image, chain.steps[action.image - 1]
+    whole = action.source == chain.rows(image - 1) and action.made == chain.rows(image)
+    wanted = normed(chain, image) and image not in norms and (whole or image == made)
+    asked: Work = []
     if isinstance(step, AttentionStep):
-        yield from _of_attention(chain, action)
+        asked = list(_of_attention(chain, action))
     else:
-        whole = action.source == chain.rows(image - 1) and action.made == chain.rows(image)
-        wanted = image not in norms and (whole or image == sweeping) and normed(chain, image)
         problem = conv_problem(chain, action, wanted)
-        yield op_of(problem), problem
-    if normed(chain, image) and (sweeping is None or image == sweeping):
-        yield FINALIZE, _finalize(chain, image)
+        asked = [(op_of(problem), problem)]
+    if wanted:
+        asked.append((FINALIZE, _finalize(chain, image)))
+    if wanted and whole:
+        norms.add(image)
+    yield from (((op.name, each), op) for op, each in asked)
 
 
 def _finalize(chain: Chain, image: int) -> FinalizeProblem:

@@ -17,7 +17,7 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.selftest import is_out_of_memory
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
@@ -273,9 +273,8 @@ class Program:
         if where not in self._plans:
             self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
         if (where, size) not in self._sizes:
-            links = chain(self._recipe, *size, dtype)
-            whole = Plan((Leg(0, links.last, None, "output"),), 0, 0, 0.0, 1)
-            readiness.get_ready(problems.of_plan(links, whole), told)
+            readiness.get_ready(problems.of_whole(chain(self._recipe, *size, dtype)), told)
+            readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
             self._remember((where, size))
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
         plan, links = self._plans[where].plan(size, wish, free_bytes(device), host)

@@ -12,14 +12,18 @@ import torch
 
 from lib_rocm_sd import device as devices
 from lib_rocm_sd import policy as levels
+from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv import op_of
 from lib_rocm_sd.ops.conv_problem import ConvProblem
 from lib_rocm_sd.planner import Plan, default_launcher
 from lib_rocm_sd.report import report
+from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.problems import Work
+from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.trace import chain
 from lib_rocm_sd.vae.ways import Way
 
 Told = Callable[[int, int], None]
@@ -57,6 +61,18 @@ class Readiness:
             self._ready.add(key)
             told(done, len(missing))
 
+    def get_ready_for_other_sizes(self, recipe: Recipe, dtype: torch.dtype, told: Told) -> None:
+        """Test what depends on how many pixels attention sees beyond a multiple of 128.
+
+        Of pictures whose sides are multiples of 64, as a UI gives them, there are none or 64.
+        """
+        if _measures():
+            return  # a size is measured at best when it comes
+        halved = sum(getattr(step, "kind", "") == "3x3 stride 2" for step in recipe.steps)
+        for rows, columns in ((16, 8), (24, 8)):
+            made = chain(recipe, 1, rows << halved, columns << halved, dtype)
+            self.get_ready(problems.of_whole(made), told)
+
     def _key(self, op: Op[Any], problem: Any) -> object:
         """Equal for problems that need no more than one of them."""
         measured = op.measured_as(problem) if _measures() else None
@@ -74,9 +90,7 @@ class Readiness:
             return
         specs: dict[KernelSpec, None] = {}
         for op, problem in work:
-            for variant in op.variants:
-                if not variant.ours or variant.refusals(info.arch, problem):
-                    continue
+            for variant in _candidates(op, problem, info.arch):
                 for each in (problem, *op.test_problems(problem)):
                     configs = variant.configs(info.arch, each)
                     for config in configs if _measures() else configs[:1]:
@@ -89,6 +103,12 @@ class Readiness:
         if missing:
             report.event(f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once")
             launcher.build(missing)
+
+
+def _candidates(op: Op[Any], problem: Any, arch: Arch) -> list[Variant[Any]]:
+    """Our variants that may run a problem: all that are measured, else the one preferred."""
+    able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
+    return able if _measures() else sorted(able, key=lambda v: -v.preference)[:1]
 
 
 def _measures() -> bool:
