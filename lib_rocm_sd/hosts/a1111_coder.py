@@ -191,8 +191,8 @@ class Coder:
                 made = program(
                     image,
                     level=wish.level,
+                    mode=wish.mode,
                     budget_bytes=wish.budget_bytes,
-                    **({} if wish.mode == "auto" else {"mode": wish.mode}),  # type: ignore[arg-type]
                     progress=watch.progress,
                     interrupt=watch.interrupt,
                 )
@@ -260,10 +260,11 @@ class Watch:
             self._state.textinfo = self._text
 
     def progress(self, done: int, total: int) -> None:
-        """Of `total` parts `done` are done."""
+        """Of `total` parts `done` are done; none while kernels are compiled and tested."""
         self._left_s = (self._clock() - self._begin) / max(done, 1) * (total - done)
-        if self._visible and total > 1 and self._state is not None:
-            self._state.textinfo = f"VAE: {done} of {total} parts."
+        if self._visible and (total > 1 or not done) and self._state is not None:
+            shown = f"VAE: {done} of {total} parts." if done else "VAE: preparing."
+            self._state.textinfo = shown
 
     def interrupt(self) -> bool:
         """True if the decode is to stop here."""

@@ -99,7 +99,7 @@ def _note(p: Any, asked: Options) -> None:
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]
         p.extra_generation_params[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
-    for message in vae.turn.left:
+    for message in vae.news():
         p.comment(f"{host.NAME}: {message}")
 
 

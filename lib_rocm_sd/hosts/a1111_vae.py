@@ -32,6 +32,7 @@ class Session:
         self._coders: weakref.WeakKeyDictionary[nn.Module, tuple[Coder, ...]]
         self._coders = weakref.WeakKeyDictionary()
         self._wish: Wish | None = None
+        self._told: set[str] = set()
         self.turn = Turn()
         self.can_serve = False
         """Whether our kernels could run a VAE here, as of the last `establish`."""
@@ -60,6 +61,12 @@ class Session:
             if wish is not None and wish.level == "Memory":
                 for coder in self._all():
                     coder.release()
+
+    def news(self) -> list[str]:
+        """What went otherwise than asked in this generation, and has not been told before."""
+        found = [message for message in self.turn.left if message not in self._told]
+        self._told.update(found)
+        return found
 
     def model_loaded(self, model: Any) -> None:
         """The WebUI has another model from now on, or the same with another VAE."""
@@ -102,7 +109,10 @@ def wish_of(options: Options) -> Wish | None:
 def refusals() -> list[str]:
     """Why our kernels cannot run a VAE on this machine; compiles and tests at the first use."""
     try:
-        return engine.usable(host.device(), CONVS["3x3"])
+        device = host.device()
+        if not identify(device).reasons:
+            host.say_once("checking the VAE's kernels; the first use of each compiles it")
+        return engine.usable(device, CONVS["3x3"])
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 

@@ -32,6 +32,8 @@ def test_accordion(start: Start, gpu: FakeGpu, tab: str) -> None:
     assert (enable.value, level.value, vae.value, budget.value) == (True, "Auto", "Auto", 0)
     assert (enable.label, level.label) == (TITLE, "Optimization Level")
     assert all(len(control.webui_tooltip) > 40 for control in (level, vae, budget))
+    # ui-config.json keeps exactly these classes.
+    assert (type(level), type(vae), type(budget)) == (gr.Radio, gr.Radio, gr.Number)
     info = script(webui, tab).api_info
     assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
         (TITLE, True, None),

@@ -154,7 +154,7 @@ class Processed:
         self.infotexts = infotexts or [create_infotext(p)]
         self.info = self.infotexts[0]
         self.decoded = p.decoded
-        self.comments = list(p.comments)
+        self.comments = "".join(f"{comment}\n" for comment in p.comments)
         self.extra_generation_params = p.extra_generation_params
 
 
