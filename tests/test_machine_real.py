@@ -61,20 +61,22 @@ def test_the_matrix_instructions_of_attention_are_those_of_its_tiles(gfx: str) -
 def test_every_way_to_text_gives_the_same(gfx: str) -> None:
     arch, spec, made = _made(gfx)
     works = {}
-    for name, read in disassemble._ways(spec, arch, made):
+    for name, path, read in disassemble._ways(spec, arch, made):
         try:
             functions = read()
         except (ListingError, CompileError):
             continue
         listing = disassemble.Listing(tuple(functions), name)
-        works[name] = analysed(listing.function(spec.entry), arch)
+        works[name, path] = analysed(listing.function(spec.entry), arch)
     if len(works) < 2:
         pytest.skip(f"only one way to read code for {gfx} here: {list(works)}")
     first, *others = works.values()
     assert all(work == first for work in others)
 
 
-def test_without_a_way_to_text_the_reasons_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_way_to_text_the_reasons_are_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     arch, spec, made = _made("gfx1100")
     monkeypatch.setattr(disassemble, "_refused", {})
     monkeypatch.setattr(disassemble, "_ways", lambda *which: [])
@@ -86,9 +88,9 @@ def test_without_a_way_to_text_the_reasons_are_given(monkeypatch: pytest.MonkeyP
         tried.append(1)
         raise ListingError("not for this chip")
 
-    monkeypatch.setattr(disassemble, "_ways", lambda *which: [("a tool", fails)])
+    monkeypatch.setattr(disassemble, "_ways", lambda *which: [("a tool", tmp_path, fails)])
     for _ in range(2):
-        with pytest.raises(disassemble.NoListingError, match="a tool: not for this chip"):
+        with pytest.raises(disassemble.NoListingError, match="a tool .*: not for this chip"):
             disassemble.listing(spec, arch, made)
     assert tried == [1]
 

@@ -22,7 +22,6 @@ class LoopWork:
 
     depth: int
     parent: int | None
-    innermost: bool
     mix: Mix
     conditional: Mix
     cycles: Cycles
@@ -56,7 +55,7 @@ def _loop_work(
     skipped = _skipped(blocks, loop.header, _all_blocks(loops, index))
     mix = mix_of(_code(function, blocks, loop.blocks), arch.wave_size)
     conditional = mix_of(_code(function, blocks, loop.blocks & skipped), arch.wave_size)
-    return LoopWork(loop.depth, loop.parent, loop.innermost, mix, conditional, cycles_of(mix, arch))
+    return LoopWork(loop.depth, loop.parent, mix, conditional, cycles_of(mix, arch))
 
 
 def _code(function: Function, blocks: list[Block], which: Iterable[int]) -> Iterable[Instruction]:

@@ -42,7 +42,7 @@ class NoListingError(Exception):
 
 @dataclass(frozen=True)
 class Listing:
-    """The functions of a code object, and what read them out of it."""
+    """The functions of a code object, and what read them out of it: the kind of tool."""
 
     functions: tuple[Function, ...]
     made_by: str
@@ -55,7 +55,7 @@ class Listing:
         raise ListingError(f"no function {name} in what {self.made_by} says")
 
 
-_Way = tuple[str, Callable[[], list[Function]]]
+_Way = tuple[str, Path, Callable[[], list[Function]]]
 _refused: dict[tuple[str, str], str] = {}
 
 
@@ -64,13 +64,13 @@ def listing(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Listing:
     this process. Raises NoListingError.
     """
     reasons: list[str] = []
-    for name, read in _ways(spec, arch, made):
-        key = (name, arch.gfx)
+    for name, path, read in _ways(spec, arch, made):
+        key = (f"{name} {path}", arch.gfx)
         if key not in _refused:
             try:
                 return Listing(tuple(read()), name)
             except (ListingError, CompileError) as error:
-                _refused[key] = f"{name}: {error}"
+                _refused[key] = f"{name} ({path}): {error}"
         reasons.append(_refused[key])
     raise NoListingError(reasons or ["no llvm-objdump, no libamd_comgr and no clang was found"])
 
@@ -79,13 +79,13 @@ def _ways(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Iterator[_Way
     every = compilers.all_compilers()
     clangs = [compiler for compiler in every if isinstance(compiler, Clang)]
     for path in _objdumps(clangs):
-        yield str(path), partial(_by_objdump, path, made.code)
+        yield "llvm-objdump", path, partial(_by_objdump, path, made.code)
     for compiler in every:
         if isinstance(compiler, LibraryCompiler) and compiler.name == "comgr":
-            yield str(compiler.path), partial(_by_comgr, compiler, arch, made.code)
+            yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, made.code)
     for clang in clangs:
         if clang.name == made.compiler and not clang.refusals(arch):
-            yield f"assembly of {clang.path}", partial(_by_compiler, clang, spec, arch)
+            yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
 
 
 def _objdumps(clangs: list[Clang]) -> list[Path]:

@@ -14,20 +14,19 @@ Row = dict[str, Any]
 
 
 def rows_of(work: KernelWork) -> tuple[Row, list[Row]]:
-    """What is in no loop, and the loops, outer before inner; numbers that are zero are left out."""
-    loops = [
-        {
-            "depth": loop.depth,
-            "parent": loop.parent,
-            "innermost": loop.innermost,
-            "hot": index == work.hot,
-            **loop.mix.as_dict(),
-            "conditional": loop.conditional.as_dict(),
-            "estimate": _estimate(loop.cycles),
-        }
-        for index, loop in enumerate(work.loops)
-    ]
-    return {**work.straight.as_dict(), "estimate": _estimate(work.straight_cycles)}, loops
+    """What is in no loop, and the loops, outer before inner. What is zero, empty or false is left
+    out; `parent` is a place in the list.
+    """
+    loops = []
+    for index, loop in enumerate(work.loops):
+        row: Row = {"depth": loop.depth}
+        row |= {} if loop.parent is None else {"parent": loop.parent}
+        row |= {"hot": True} if index == work.hot else {}
+        row |= loop.mix.as_dict()
+        conditional = loop.conditional.as_dict()
+        row |= {"conditional": conditional} if conditional else {}
+        loops.append({**row, "estimate": _estimate(loop.cycles)})
+    return work.straight.as_dict(), loops
 
 
 def _estimate(cycles: Cycles) -> Row:
@@ -64,7 +63,7 @@ def loop_cells(loop: Row, index: int) -> list[object]:
     """One loop as cells under `loop_heads`."""
     counts = [loop.get(name, 0) for _, name in LOOP_COLUMNS]
     estimates = [loop["estimate"].get(name, "") for _, name in ESTIMATE_COLUMNS]
-    mark = "hot" if loop["hot"] else ""
+    mark = "hot" if loop.get("hot") else ""
     return [f"{'  ' * (loop['depth'] - 1)}{index}", mark, *counts, *estimates]
 
 

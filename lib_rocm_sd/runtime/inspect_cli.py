@@ -162,7 +162,7 @@ def _shortcomings(arch: Arch, kernel: codeobject.KernelResources) -> list[str]:
         (kernel.sgpr_spills, f"spills {kernel.sgpr_spills} SGPRs"),
         (kernel.scratch_bytes, f"uses {kernel.scratch_bytes} bytes of scratch memory"),
         (kernel.lds_bytes > _MOST_LDS_BYTES, f"uses {kernel.lds_bytes} bytes of LDS"),
-        (waves < _LEAST_WAVES, f"{waves} waves per SIMD"),
+        (waves < _LEAST_WAVES, f"waves per SIMD: {waves}"),
     )
 
 
