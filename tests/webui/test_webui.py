@@ -13,7 +13,7 @@ import pytest
 from tests.webui.environments import A1111, CHECKOUT, FORGE, Environment, prepare
 
 WEBUI = CHECKOUT / "tests" / "webui"
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 @pytest.mark.slow

@@ -1,0 +1,345 @@
+"""The VAE where something is in the way: others, float32, failures, Interrupt, NaN."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import FakeGpu, Start, WebUI
+from vae_help import (
+    HALF,
+    add_script,
+    break_program,
+    coders,
+    runs,
+    same,
+    untouched,
+)
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    made = FakeGpu()
+    made.convs = True
+    return made
+
+
+class TiledVae:
+    """What multidiffusion-upscaler's Tiled VAE does to the coders; its hook calls the whole one."""
+
+    class VAEHook:
+        def __init__(self, net: Any) -> None:
+            self.net = net
+            self.calls = 0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.net.original_forward(x)
+
+    def __init__(self, webui: WebUI) -> None:
+        self.webui = webui
+
+    def process(self, *args: Any) -> None:
+        for coder in coders(self.webui):
+            if not hasattr(coder, "original_forward"):
+                coder.original_forward = coder.forward
+            coder.forward = self.VAEHook(coder)
+
+    def postprocess(self, *args: Any) -> None:
+        for coder in coders(self.webui):
+            if isinstance(coder.forward, self.VAEHook):
+                coder.forward = coder.original_forward
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tiled_vae_is_left_alone(start: Start, gpu: FakeGpu, monkeypatch: Any, first: bool) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img(True, "Auto", "Off")
+    ours = webui.txt2img()
+    seen = runs(webui, monkeypatch)
+    tiled = TiledVae(webui)
+    if first:  # it was there before us, or is left over from a crash
+        tiled.process()
+    else:
+        add_script(
+            webui,
+            process=lambda self, p, *args: tiled.process(),
+            postprocess=lambda self, p, processed, *args: tiled.postprocess(),
+        )
+    result = webui.txt2img()
+    assert not seen and same(result, expected)
+    assert "left to the WebUI" in result.info
+    assert "VAEHook of test_vae" in result.comments
+    assert "VAEHook of test_vae" in webui.status
+    if first:
+        assert isinstance(coders(webui)[0].forward, tiled.VAEHook)
+        assert coders(webui)[0].forward.calls == 1
+        tiled.postprocess()
+    else:
+        webui.scripts.scripts_txt2img.alwayson_scripts.pop()
+
+    assert same(webui.txt2img(False), webui.txt2img(False))
+    assert not seen
+    again = webui.txt2img()
+    assert len(seen) == 1 and same(again, ours)
+    assert not webui.errors_reported
+
+
+def test_what_others_kept_of_us_is_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """An extension that copies the model, or keeps the forward, amid a generation."""
+    webui = start(gpu=gpu, dtype=HALF)
+    kept: list[Any] = []
+
+    def keep(self: Any, p: Any, *args: Any) -> None:
+        decoder = coders(webui)[0]
+        kept.extend([decoder.forward, copy.deepcopy(decoder)])
+
+    add_script(webui, process=keep)
+    webui.txt2img()
+    seen = runs(webui, monkeypatch)
+    forward, decoder = kept
+    latent = torch.randn(1, 4, 8, 8).to(HALF)
+    with torch.no_grad():
+        own = coders(webui)[0](latent)
+        assert torch.equal(forward(latent), own)
+        assert torch.equal(decoder(latent), own)
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("args", "named"), [("--no-half-vae", "--no-half-vae"), ("--no-half", "--no-half"), ("", "")]
+)
+def test_float32_is_honoured(
+    start: Start, gpu: FakeGpu, monkeypatch: Any, args: str, named: str
+) -> None:
+    expected = start(gpu=gpu).txt2img(True, "Auto", "Off")
+    webui = start(gpu=gpu, args=args)
+    assert named in webui.status and "its weights are float32" in webui.status
+    assert not args or "costs speed and is not needed" in webui.status
+    seen = runs(webui, monkeypatch)
+    result = webui.txt2img()
+    assert not seen and same(result, expected)
+    assert 'ROCm SD VAE: "Auto, left to the WebUI"' in result.info
+
+
+def test_tiling_is_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """For "Tiling" the WebUI sets padding_mode of all convolutions, those of the VAE too."""
+
+    def circular(webui: WebUI, mode: str = "circular") -> None:
+        for module in webui.shared.sd_model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.padding_mode = mode
+                padding = [side for size in reversed(module.padding) for side in (size, size)]
+                module._reversed_padding_repeated_twice = padding
+
+    webui = start(gpu=gpu, dtype=HALF)
+    ours = webui.txt2img()
+    circular(webui)
+    result, expected = webui.txt2img(), webui.txt2img(True, "Auto", "Off")
+    assert same(result, expected) and not same(result, ours)
+    assert "circular" in result.comments
+    circular(webui, "zeros")
+    assert same(webui.txt2img(), ours)
+
+
+def test_failure_of_ours(start: Start, gpu: FakeGpu, monkeypatch: Any, capsys: Any) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img(True, "Auto", "Off", n_iter=2)
+    with monkeypatch.context() as patch:
+        calls = break_program(webui, patch, RuntimeError("a planted failure"))
+        result = webui.txt2img(n_iter=2)
+        assert not webui.txt2img().comments
+    assert same(result, expected)
+    assert len(calls) == 2  # once a generation: the second picture does not pay for it again
+    assert "left to the WebUI" in result.info
+    assert result.comments.count("a planted failure") == 1
+    assert capsys.readouterr().out.count("a planted failure") == 1
+    assert "a planted failure" in webui.status
+    assert "whole frame" in webui.txt2img().info
+    assert "planted" not in webui.status
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "MemoryError"])
+def test_out_of_memory_is_passed_on(
+    start: Start, gpu: FakeGpu, monkeypatch: Any, kind: str
+) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    error = getattr(torch.cuda, kind, MemoryError)
+    with monkeypatch.context() as patch:
+        break_program(webui, patch, error("out of memory"))
+        with pytest.raises(error):
+            webui.txt2img()
+    assert "whole frame" in webui.txt2img().info
+    assert untouched(webui)
+
+
+class Clock:
+    """Ten seconds pass between two looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def interrupt_after(webui: WebUI, monkeypatch: Any, part: int, clock: Any) -> list[str | None]:
+    """Interrupt during the first decode after `part` parts; gives what the progress bar showed."""
+    coder = webui.library("hosts.a1111_coder")
+    shown: list[str | None] = []
+
+    class Watch(coder.Watch):  # type: ignore[name-defined]
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(clock=clock, **kwargs)
+
+        def progress(self, done: int, total: int) -> None:
+            super().progress(done, total)
+            shown.append(webui.shared.state.textinfo)
+            if len(shown) == part:
+                webui.shared.state.interrupt()
+
+    monkeypatch.setattr(coder, "Watch", Watch)
+    return shown
+
+
+BIG = {"width": 128, "height": 512, "steps": 1}
+
+
+def test_progress(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    webui.shared.state.textinfo = "Batch 1 of 1"
+    shown = interrupt_after(webui, monkeypatch, 0, Clock())
+    webui.txt2img(True, "Auto", "Always banded", **BIG)
+    words = [str(text).split() for text in shown if text != "VAE: preparing."]
+    done, total = [int(word[1]) for word in words], int(words[-1][3])
+    assert done == sorted(done) and 3 < 0.8 * total < done[-1] <= total
+    assert shown[-1] == f"VAE: {done[-1]} of {total} parts."
+    assert webui.shared.state.textinfo == "Batch 1 of 1"
+
+
+def test_interrupt_between_bands(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    monkeypatch.setattr(webui.library("hosts.a1111_coder"), "ROUGH_PIXELS", 16)
+    expected = webui.txt2img(True, "Auto", "Always banded", **BIG)
+    shown = interrupt_after(webui, monkeypatch, 2, Clock())
+    result = webui.txt2img(True, "Auto", "Always banded", batch_size=2, n_iter=2, **BIG)
+    assert len(shown) == 2  # the second picture's decode is not begun, the second batch neither
+    assert [image.size for image in result.images] == [(128, 512)] * 2
+    assert "interrupted: a rough picture" in result.info
+    rough, exact = result.decoded[0], expected.decoded[0]
+    assert (rough.mean((0, 2, 3)) - exact.mean((0, 2, 3))).abs().max() < 0.1
+    assert 0.02 < rough.std() < exact.std()
+    assert untouched(webui) and not webui.errors_reported
+    assert webui.shared.state.textinfo is None
+
+    webui.shared.state.interrupted = False
+    assert same(webui.txt2img(True, "Auto", "Always banded", **BIG), expected)
+
+
+def test_an_interrupt_at_the_very_end_keeps_the_picture(
+    start: Start, gpu: FakeGpu, monkeypatch: Any
+) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img(True, "Auto", "Always banded", **BIG)
+    interrupt_after(webui, monkeypatch, 2, lambda: 0.0)
+    result = webui.txt2img(True, "Auto", "Always banded", **BIG)
+    assert webui.shared.state.interrupted and same(result, expected)
+
+
+def test_what_an_interrupted_sampler_has_is_decoded_in_full(
+    start: Start, gpu: FakeGpu, monkeypatch: Any
+) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    shown = interrupt_after(webui, monkeypatch, 0, Clock())
+
+    def interrupt(self: Any, p: Any, *args: Any, **kwargs: Any) -> None:
+        webui.shared.state.interrupt()
+
+    add_script(webui, process_before_every_sampling=interrupt)
+    result = webui.txt2img(True, "Auto", "Always banded", **BIG)
+    assert len(shown) > 3 and "interrupted" not in result.info
+
+
+def test_nans_reach_the_webuis_check(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    webui = start(gpu=gpu, dtype=HALF, args="--disable-nan-check")
+    model = webui.shared.sd_model
+
+    def nans(x: torch.Tensor, t: Any, cond: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full_like(x, float("nan"))
+
+    model.apply_model = nans
+    assert webui.txt2img().decoded[0].isnan().all()
+    webui.shared.cmd_opts.disable_nan_check = False
+    with pytest.raises(webui.devices.NansException, match="unet"):
+        webui.txt2img()
+
+
+def test_a_vae_that_gives_nans_is_retried_by_the_webui(start: Start, gpu: FakeGpu) -> None:
+    """Weights beyond rescue: the WebUI turns the VAE to float32, which is then its own."""
+    webui = start(gpu=gpu, dtype=HALF)
+    decoder = coders(webui)[0]
+    with torch.no_grad():
+        decoder.conv_out.bias.fill_(float("nan"))
+    whole = decoder.conv_out.to
+
+    def mend(*args: Any) -> Any:
+        with torch.no_grad():
+            decoder.conv_out.bias.fill_(0.0)
+        return whole(*args)
+
+    webui.shared.sd_model.first_stage_model.to = lambda *args: (
+        mend()
+        and type(webui.shared.sd_model.first_stage_model).to(
+            webui.shared.sd_model.first_stage_model, *args
+        )
+    )
+    result = webui.txt2img()
+    assert not result.decoded[0].isnan().any()
+    assert next(decoder.parameters()).dtype == torch.float32
+    assert "left to the WebUI" in result.info
+
+
+def test_gradients_are_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    seen = runs(webui, monkeypatch)
+    session = webui.library("hosts.a1111_vae").session
+    session.establish(webui.library("ui.options").DEFAULTS)
+    latent = torch.randn(1, 4, 8, 8).to(HALF).requires_grad_()
+    coders(webui)[0](latent).float().sum().backward()
+    session.end()
+    assert latent.grad is not None and not seen
+
+
+def test_crash_in_the_middle(start: Start, gpu: FakeGpu) -> None:
+    expected = start(extension=False, dtype=HALF).txt2img()
+    webui = start(gpu=gpu, dtype=HALF)
+    ours = webui.txt2img()
+    model = webui.shared.sd_model
+    whole = model.apply_model
+    model.apply_model = None
+    with pytest.raises(TypeError):
+        webui.txt2img()
+    model.apply_model = whole
+    assert same(webui.txt2img(False), expected) and untouched(webui)
+    assert same(webui.txt2img(), ours) and untouched(webui)
+
+
+def test_reload_amid_a_generation_leaves_nothing(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    session = webui.library("hosts.a1111_vae").session
+    session.establish(webui.library("ui.options").DEFAULTS)
+    assert not untouched(webui)
+    webui.initialize.reload_ui()
+    assert untouched(webui)
+
+
+def test_no_convolutions(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    gpu.convs = False
+    webui = start(gpu=gpu, dtype=HALF)
+    seen = runs(webui, monkeypatch)
+    result = webui.txt2img()
+    assert not seen and "ROCm SD VAE" not in result.info
+    assert "The VAE is the WebUI's own: there are no convolutions." in webui.status
