@@ -153,7 +153,9 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         }
 #pragma unroll
         for (int i = 0; i < kItemsPerThread; ++i) {
-            Words<4> value = ahead[i];
+            Words<4> value;  // word by word: copied whole, `ahead` would lie in scratch memory or LDS
+#pragma unroll
+            for (int j = 0; j < 4; ++j) value.word[j] = ahead[i].word[j];
             if constexpr (NORM)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
