@@ -91,7 +91,8 @@ class Planner:
         asked = {v.name: self.refusals(op, v, problem, device) for v in op.variants}
         able = [variant for variant in op.variants if not asked[variant.name]]
         measured = policy.rank_by == "measured"
-        times = self._measured(op, op.measured_as(problem), device, able) if measured else {}
+        like = op.measured_as(problem)
+        times = self._measured(op, like, device, able) if measured else {}
         refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
         candidates = [
             Candidate(v, v.workspace(problem), times[v.name].time_us if v.name in times else None)
@@ -107,7 +108,8 @@ class Planner:
                 behind = limit(policy, other, free) or [f"comes after {chosen.variant.name}"]
                 refusals[other.variant.name] = behind
         others = {name: why for name, why in refusals.items() if name != chosen.variant.name}
-        return Plan(chosen.variant, config, others, _why(policy, chosen, free))
+        at = "" if like == problem else f", for {like}"
+        return Plan(chosen.variant, config, others, _why(policy, chosen, free, at))
 
     def refusals(
         self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
@@ -282,9 +284,9 @@ def _class(
     return (op.name, variant.name, config, op.test_problems(problem)[0], device)
 
 
-def _why(policy: Policy, chosen: Candidate, free: int) -> str:
+def _why(policy: Policy, chosen: Candidate, free: int, measured_at: str) -> str:
     if policy.rank_by == "measured" and chosen.time_us is not None:
-        return f"{policy.name}: fastest, {chosen.time_us:.1f} µs measured"
+        return f"{policy.name}: fastest, {chosen.time_us:.1f} µs measured{measured_at}"
     if policy.rank_by == "workspace":
         return f"{policy.name}: least workspace, {chosen.workspace_bytes / 2**20:.0f} MiB"
     over = limit(policy, chosen, free)

@@ -239,4 +239,5 @@ ATTENTION: Op[AttentionProblem] = Op(
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in USUAL), *ODD),
     usual=USUAL,
+    measured_as=problems.measured_as,
 )

@@ -11,6 +11,9 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 
+LONGEST_MEASURED = 1 << 14
+"""Longer sequences are measured as this one: each call takes long, and the ranking stays."""
+
 
 @dataclass(frozen=True)
 class AttentionProblem:
@@ -185,6 +188,18 @@ def tolerance(problem: AttentionProblem) -> float:
 def output_shape(problem: AttentionProblem) -> tuple[int, ...]:
     """(batch, seq_q, heads * head_dim)."""
     return (problem.batch, problem.seq_q, problem.heads * problem.head_dim)
+
+
+def measured_as(problem: AttentionProblem) -> AttentionProblem:
+    """Long sequences at the nearest power of two up to LONGEST_MEASURED; a mask changes nothing.
+
+    So pictures of about the same size are measured once.
+    """
+
+    def nearest(seq: int) -> int:
+        return seq if seq < 256 else min(1 << round(math.log2(seq)), LONGEST_MEASURED)
+
+    return replace(problem, seq_q=nearest(problem.seq_q), seq_k=nearest(problem.seq_k))
 
 
 def test_problems(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:

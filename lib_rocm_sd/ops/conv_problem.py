@@ -41,6 +41,8 @@ class Band:
     rows: int
 
 
+MANY_CHANNELS = 512
+"""Layers with so many are at an image's lower resolutions."""
 MOST_DRAWN = 1 << 21
 """Random values that one image is made of."""
 STATISTICS_ROWS = 16
@@ -292,8 +294,11 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[
 
 
 def tolerance(problem: ConvProblem) -> float:
-    """Largest max |out - reference| / max |reference|: a few units in the last place."""
-    return {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+    """Largest max |out - reference| / max |reference|: a few units in the last place.
+
+    Of float32, what TF32 gives (eleven bits, as fp16), which torch's convolutions may use.
+    """
+    return {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 3e-3}.get(problem.dtype, 1e-12)
 
 
 def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
@@ -302,10 +307,9 @@ def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
 
 
 def measured_as(problem: ConvProblem) -> ConvProblem:
-    """The square of the nearest power of two, up to 1024, that has about as many pixels."""
-    side = max(problem.height * problem.width, 1) ** 0.5
-    nearest = 1 << min(max(round(math.log2(side)), 4), 10)
-    return replace(problem, batch=1, height=nearest, width=nearest)
+    """The same channels and fusions at one size: no new size of an image is ever measured."""
+    side = 256 if problem.in_channels >= MANY_CHANNELS else 512
+    return replace(problem, batch=1, height=side, width=side)
 
 
 def output_shape(problem: ConvProblem) -> tuple[int, ...]:
