@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import platform
@@ -15,12 +14,15 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__
-from lib_rocm_sd.bench import group_norm, vae
+from lib_rocm_sd.bench import group_norm
 from lib_rocm_sd.bench.attention import Row, measure
+from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.planner import default_launcher
+
+RUNS = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,25 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", choices=["attention", "group_norm", "vae"], help="what to time")
     parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
-    parser.add_argument("--runs", type=int, default=50, help="timed calls per row (default 50)")
+    parser.add_argument(
+        "--runs", type=int, help=f"timed calls per row (default {RUNS}, of vae {vae.RUNS})"
+    )
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
-    parser.add_argument("--compile", action="store_true", help="vae: torch.compile as well")
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
+    vae.add_arguments(parser.add_argument_group("vae"))
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
-    if args.runs < 1:
+    if args.runs is not None and args.runs < 1:
         print("--runs must be at least 1", file=sys.stderr)
         return 2
+    if args.op != "vae":
+        args.runs = args.runs or RUNS
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     info = identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
-    machine = _machine(device, info, args.runs)
+    machine = _machine(device, info, vae.runs(args) if args.op == "vae" else args.runs)
     if args.op == "group_norm":
         return _group_norm(args, device, info, launch, machine)
     if args.op == "vae":
-        return _vae(args, device, machine)
+        return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     rows: list[Row] = []
     for label, problem in _problems(args):
         print(f"{label}: {problem}", file=sys.stderr, flush=True)
@@ -70,17 +76,6 @@ def _group_norm(
     print(group_norm.render(_heading(machine), rows))
     _write(args.json, machine, [group_norm.as_json(row) for row in rows])
     return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
-
-
-def _vae(args: argparse.Namespace, device: torch.device, machine: dict[str, Any]) -> int:
-    if importlib.util.find_spec("diffusers") is None:
-        print("bench vae needs diffusers: `pip install diffusers`", file=sys.stderr)
-        return 2
-    dtype = getattr(torch, args.dtype)
-    rows = vae.measure(device, dtype, args.runs, args.small, args.compile)
-    print(vae.render(_heading(machine), rows))
-    _write(args.json, machine, [_plain(row) for row in rows])
-    return 0
 
 
 def _write(path: str | None, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -112,7 +107,7 @@ def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any
     }
 
 
-def _plain(row: Row | vae.VaeRow) -> dict[str, Any]:
+def _plain(row: Row) -> dict[str, Any]:
     """The row as JSON has it: what was not measured is null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
