@@ -12,6 +12,7 @@ from torch import nn
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.report import report
 from lib_rocm_sd.runtime import build
+from lib_rocm_sd.vae import thrift
 from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.trace import Chain
@@ -84,7 +85,7 @@ def test_bands_give_the_whole_frame_again_and_again(role: str, size: tuple[int, 
     if role == "decoder":
         plans += [legs_of(module, 64, "host", hidden) for hidden in (None, "device", "host")]
     for plan in plans:
-        program = fixed(module, plan, links.in_place)
+        program = fixed(module, plan, links)
         first = program(x)
         difference = pixels_apart(first, whole)
         assert float(difference.max()) <= 1, plan
@@ -122,7 +123,7 @@ def test_no_plan_takes_more_than_it_says(role: str) -> None:
     x = vae_models.image(f"ldm {role}", 160, 160).half().cuda()
     links, plans = planned(module, x)
     for plan in plans:
-        program = fixed(module, plan, links.in_place)
+        program = fixed(module, plan, links)
         program(x)
         peak = taken(lambda program=program: program(x))  # type: ignore[misc]
         print(f"{role} {plan}: {peak / 2**20:.1f} MiB taken")
@@ -134,11 +135,21 @@ def test_in_place_is_out_of_place_to_the_bit() -> None:
     x = latent(70, 45).cuda()
     links, (plan, *_) = planned(module, x)
     assert links.in_place
-    both = [fixed(module, plan, images) for images in (links.in_place, frozenset[int]())]
+    both = [fixed(module, plan, like) for like in (links, None)]
     over, apart = (program(x) for program in both)
     assert torch.equal(over, apart)
     less, more = (taken(lambda program=program: program(x)) for program in both)  # type: ignore[misc]
     assert less < 0.85 * more
+
+
+def test_in_halves_is_at_once_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = on_gpu("decoder")
+    x = latent(70, 45).cuda()
+    at_once = Program(module)(x, mode="whole")
+    monkeypatch.setattr(thrift, "HALVED_BYTES", 0)
+    links, (plan, *_) = planned(module, x)
+    assert links.halved
+    assert torch.equal(fixed(module, plan, links)(x), at_once)
 
 
 def test_a_megapixel_of_stable_diffusion_takes_less_than_800_mib() -> None:

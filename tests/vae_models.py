@@ -185,12 +185,15 @@ def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
     return Planner(chain(read(module), 1, x.shape[2], x.shape[3], x.dtype), torchs)
 
 
-def fixed(module: nn.Module, plan: Plan, in_place: frozenset[int] = frozenset()) -> Program:
-    """A program that runs by `plan`, one image at a time."""
+def fixed(module: nn.Module, plan: Plan, like: Chain | None = None) -> Program:
+    """A program that runs by `plan`, one image at a time, in place and in halves as `like` is."""
     program = Program(module)
 
     def planned(size: tuple[int, int, int], dtype: torch.dtype, *_: object) -> tuple[Plan, Chain]:
-        return plan, replace(chain(read(module), 1, *size[1:], dtype), in_place=in_place)
+        made = chain(read(module), 1, *size[1:], dtype)
+        if like is not None:
+            made = replace(made, in_place=like.in_place, halved=like.halved)
+        return plan, made
 
     program._planned = planned  # type: ignore[method-assign, assignment]
     return program

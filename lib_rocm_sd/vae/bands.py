@@ -20,7 +20,7 @@ from lib_rocm_sd.vae.attention import attend
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.steps import Rows, rows_above
 from lib_rocm_sd.vae.store import DeviceRows, HostRows, InputRows, OutputRows, Source
-from lib_rocm_sd.vae.trace import Action, Chain, bands
+from lib_rocm_sd.vae.trace import Action, Chain, bands, parts
 from lib_rocm_sd.vae.weights import Ready, ReadyAttention, ReadyConv
 
 
@@ -126,30 +126,57 @@ def _convolve(
 
     The last action of a sweep leaves its band's statistics in `run.statistics` instead.
     """
+    image = action.image
+    wanted = image not in run.norms and (whole or image == run.sweeping)
+    shortcut = out = None
+    if run.chain.steps[image - 1].residual:
+        shortcut = _cut(values[image - 2], action.made)
+    if action.in_place and shortcut is not None:
+        out = shortcut[..., : run.chain.sizes[image].channels]
+    pieces = parts(run.chain, action)
+    if len(pieces) == 1:
+        y, found = _launch(run, action, x, shortcut, out, wanted, whole)
+        if not whole and found is not None:
+            run.statistics.append(found)
+            found = None
+        return y, found
+    size = run.chain.sizes[image]
+    y = x.new_empty((x.shape[0], size.height, size.width, size.channels)) if out is None else out
+    statistics = []
+    for piece in pieces:
+        assert piece.source is not None
+        first, last = piece.made
+        part = None if shortcut is None else shortcut[:, first:last]
+        source = x[:, piece.source[0] : piece.source[1]]
+        _, found = _launch(run, piece, source, part, y[:, first:last], wanted, False)
+        statistics += [] if found is None else [found]
+    return y, _norm(run, image, statistics) if wanted else None
+
+
+def _launch(
+    run: Run,
+    action: Action,
+    x: torch.Tensor,
+    shortcut: torch.Tensor | None,
+    out: torch.Tensor | None,
+    wanted: bool,
+    whole: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The rows that an action makes, and, if `wanted`, their norm or, of a part, statistics."""
     image, made = action.image, action.made
     ready, source = run.ready[image - 1], action.source
     assert isinstance(ready, ReadyConv) and source is not None
     step = ready.step
-    band = None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0])
-    wanted = image not in run.norms and (whole or image == run.sweeping)
-    shortcut = _cut(values[image - 2], made) if step.residual else None
-    out = None
-    if action.in_place and shortcut is not None:
-        out = shortcut[..., : run.chain.sizes[image].channels]
-    y, found = conv(
+    return conv(
         step.kind,
         x,
         ready.weights,
         norm=None if step.norm is None else run.norms[image - 1],
         shortcut=shortcut,
         next_norm=ready.next_norm if wanted else None,
-        band=band,
+        band=None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0]),
         out=out,
     )
-    if band is None or found is None:
-        return y, found
-    run.statistics.append(found)
-    return y, None
 
 
 def _cut(have: tuple[Rows, torch.Tensor], rows: Rows) -> torch.Tensor:
@@ -189,17 +216,23 @@ def sweep(
 
 def _note_norm(run: Run, image: int) -> None:
     """The norm of an image that was swept over, from its bands' statistics."""
-    wanted = run.ready[image - 1].next_norm
-    if wanted is None:
+    if run.ready[image - 1].next_norm is None:
         return
-    if run.statistics:
-        together = torch.cat(run.statistics, 2).flatten(1, 2)
-        run.norms[image] = group_norm.finalize(
-            together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps
-        )
+    norm = _norm(run, image, run.statistics)
+    if norm is not None:
+        run.norms[image] = norm
     run.sweeping, run.statistics = None, []
     if run.strict and not bool(run.norms[image].isfinite().all()):
         raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
+
+
+def _norm(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The norm of an image from the statistics of its bands, in order."""
+    wanted = run.ready[image - 1].next_norm
+    if wanted is None or not statistics:
+        return None
+    together = torch.cat(list(statistics), 2).flatten(1, 2)
+    return group_norm.finalize(together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps)
 
 
 def _reads(

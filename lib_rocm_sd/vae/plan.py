@@ -22,6 +22,7 @@ from lib_rocm_sd.vae.trace import (
     bands,
     conv_problem,
     normed,
+    parts,
     peak_bytes,
     whole_problem,
 )
@@ -289,7 +290,11 @@ class Planner:
         if image not in self._ways:
             self._ways[image] = self._chosen(whole_problem(chain, image))
         statistics = normed(chain, image) and sweeping in (None, image)
-        return self._ways[image].workspace_bytes(conv_problem(chain, action, statistics))
+        way = self._ways[image]
+        return max(
+            way.workspace_bytes(conv_problem(chain, part, statistics))
+            for part in parts(chain, action)
+        )
 
 
 def _place(leg: Leg) -> str:

@@ -12,8 +12,9 @@ import torch
 
 from lib_rocm_sd import policy as levels
 from lib_rocm_sd.vae.plan import Plan, Planner
-from lib_rocm_sd.vae.steps import AttentionStep, Recipe
-from lib_rocm_sd.vae.trace import Chain, chain, whole_problem
+from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.thrift import thrifty
+from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.ways import Chosen
 
 FREE_SHARE = 0.9
@@ -108,28 +109,10 @@ class Plans:
         """The planner for inputs (batch, height, width)."""
         if size not in self._planners:
             made = chain(self._recipe, *size, self._dtype)
-            made = replace(made, in_place=_in_place(made, self._chosen))
-            self._planners[size] = Planner(made, self._chosen)
+            self._planners[size] = Planner(thrifty(made, self._chosen), self._chosen)
             while len(self._planners) > PLANNERS_KEPT:
                 self._planners.popitem(last=False)
         return self._planners[size]
-
-
-def _in_place(chain: Chain, chosen: Chosen) -> frozenset[int]:
-    """The images that our kernel can write over the one that their residual block began with."""
-    found = set()
-    for image, step in enumerate(chain.steps, 1):
-        if not step.residual:
-            continue
-        channels, before = chain.sizes[image].channels, chain.sizes[image - 2].channels
-        attended = image < chain.last and isinstance(chain.steps[image], AttentionStep)
-        if channels > before or (channels < before and attended):
-            continue
-        apart, over = (chosen(whole_problem(chain, image, in_place)) for in_place in (False, True))
-        same = over.config == apart.config  # so that bands, which may not be, are still the same
-        if over.fused and apart.fused and same:
-            found.add(image)
-    return frozenset(found)
 
 
 def _limit(wish: Wish, free_bytes: int) -> int | None:

@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.group_norm_problem import ApplyProblem, FinalizeProblem, Im
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
-from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed
+from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed, parts
 
 Work = list[tuple[Op[Any], Any]]
 """Ops, and problems of theirs."""
@@ -72,8 +72,8 @@ def _asked(
     if isinstance(step, AttentionStep):
         asked = list(_of_attention(chain, action))
     else:
-        problem = conv_problem(chain, action, wanted)
-        asked = [(op_of(problem), problem)]
+        made_of = [conv_problem(chain, part, wanted) for part in parts(chain, action)]
+        asked = [(op_of(problem), problem) for problem in made_of]
     if wanted:
         asked.append((FINALIZE, _finalize(chain, image)))
     if wanted and whole:

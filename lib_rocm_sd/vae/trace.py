@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lib_rocm_sd.ops.conv_problem import ConvProblem, out_size
+from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS, ConvProblem, out_size
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.vae.steps import (
     AttentionStep,
@@ -37,6 +37,8 @@ class Chain:
     """A recipe at one input size: images 0 to len(steps), `batch` of each.
 
     `in_place`: images that may be written over the one that their residual block began with.
+    `halved`: images that are made in two halves even where they are made whole, so that their
+    statistics take half of the memory.
     """
 
     recipe: Recipe
@@ -44,6 +46,7 @@ class Chain:
     batch: int
     dtype: torch.dtype
     in_place: frozenset[int] = frozenset()
+    halved: frozenset[int] = frozenset()
     _known: dict[object, list[Action]] = field(default_factory=dict, init=False)
 
     @property
@@ -179,6 +182,24 @@ def _union(one: Rows | None, other: Rows) -> Rows:
     return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
 
 
+def alive_bytes(chain: Chain, actions: list[Action]) -> list[int]:
+    """The bytes of all images that are there while each action is done."""
+    alive: dict[int, int] = {}
+    found = []
+    for action in actions:
+        alive[action.image] = chain.image_bytes(action.image, action.made)
+        over = action.image - 2 if action.in_place else None
+        if action.source is not None and isinstance(chain.steps[action.image - 1], AttentionStep):
+            over = action.image - 1  # attention works in place
+        if over is not None:
+            alive[action.image] = alive[over]
+            alive[over] = 0
+        found.append(sum(alive.values()))
+        for image in action.drop:
+            del alive[image]
+    return found
+
+
 def peak_bytes(
     chain: Chain, actions: list[Action], workspace: Callable[[Action], int] | None = None
 ) -> int:
@@ -186,28 +207,27 @@ def peak_bytes(
 
     `workspace(action)`: bytes that computing its rows needs beside them.
     """
-    alive: dict[int, int] = {}
-    peak = 0
-    for action in actions:
-        alive[action.image] = chain.image_bytes(action.image, action.made)
-        if action.source is not None and isinstance(chain.steps[action.image - 1], AttentionStep):
-            alive[action.image] = alive[action.image - 1]  # attention works in place
-            alive[action.image - 1] = 0
-        if action.in_place:
-            alive[action.image] = alive[action.image - 2]
-            alive[action.image - 2] = 0
-        extra = 0
-        if action.source is not None and workspace is not None:
-            extra = workspace(action)
-        peak = max(peak, sum(alive.values()) + extra)
-        for image in action.drop:
-            del alive[image]
-    return peak
+    beside = [
+        0 if action.source is None or workspace is None else workspace(action) for action in actions
+    ]
+    alive = alive_bytes(chain, actions)
+    return max((sum(both) for both in zip(alive, beside, strict=True)), default=0)
 
 
 def normed(chain: Chain, image: int) -> bool:
     """True if a GroupNorm reads the image."""
     return image < chain.last and chain.steps[image].norm is not None
+
+
+def parts(chain: Chain, action: Action) -> list[Action]:
+    """The action, or, where it makes all of an image that is made in halves, the two of them."""
+    image = action.image
+    height = chain.sizes[image].height
+    if image not in chain.halved or action.made != (0, height):
+        return [action]
+    rows = bands(height, -(-height // (2 * STATISTICS_ROWS)) * STATISTICS_ROWS)
+    step, below = chain.steps[image - 1], chain.sizes[image - 1].height
+    return [replace(action, rows=r, made=r, source=_source(step, r, below)) for r in rows]
 
 
 def conv_problem(chain: Chain, action: Action, statistics: bool) -> ConvProblem:
