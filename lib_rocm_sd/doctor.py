@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lib_rocm_sd import __version__, arch, cache, device, doctor_text
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.runtime import cli_support
 
 if TYPE_CHECKING:
@@ -264,23 +265,39 @@ def _examined(
     what: str,
     broken: list[str],
 ) -> dict[str, Any]:
-    """What would run `usual`: name, op, problem. `what` of ours has to be usable on a known GPU."""
+    """What would run `usual`: name, op, problem. `what` of ours has to be usable on a known GPU.
+
+    On any other device nobody relies on us: also an old torch that lacks half precision there is
+    no trouble.
+    """
     trouble: list[str] = []
     op = usual[0][1]
     why = _tried(partial(engine.usable, place, op), trouble) or []
     if not info.reasons:
         trouble += [f"{what} cannot be used: {reason}" for reason in why]
     why, usable = list(dict.fromkeys(why)), not why and not trouble
-    problems = [_problem(engine, place, *item, trouble) for item in usual]
+    lacking = trouble if not info.reasons else []
+    problems = [_problem(engine, place, *item, trouble, lacking) for item in usual]
     broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
     return {"device": str(place), "usable": usable, "why": why, "problems": problems}
 
 
 def _problem(
-    engine: Engine, place: torch.device, name: str, op: Op[Any], problem: Any, broken: list[str]
+    engine: Engine,
+    place: torch.device,
+    name: str,
+    op: Op[Any],
+    problem: Any,
+    broken: list[str],
+    lacking: list[str],
 ) -> dict[str, Any]:
+    """`lacking` takes it where nothing can run the problem."""
     row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
-    plan = _tried(partial(engine.plan, problem, place, op), broken)
+    plan = None
+    try:
+        plan = _tried(partial(engine.plan, problem, place, op), broken, NotSupportedError)
+    except NotSupportedError as error:
+        lacking.append(_line(error))
     checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
     if plan is not None:
         row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
@@ -295,10 +312,12 @@ def _problem(
     return row
 
 
-def _tried(ask: Callable[[], Any], broken: list[str]) -> Any:
-    """The answer; None, and a line in `broken`, where asking failed."""
+def _tried(ask: Callable[[], Any], broken: list[str], *passed: type[Exception]) -> Any:
+    """The answer; None, and a line in `broken`, where asking failed. `passed` are raised."""
     try:
         return ask()
+    except passed:
+        raise
     except TROUBLE as error:
         broken.append(_line(error))
         return None

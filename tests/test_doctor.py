@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention, reference
 from lib_rocm_sd.ops.conv import CONVS, MatrixConv
 from lib_rocm_sd.ops.conv_torch import TorchConv
 from tests.toy_op import GFX1100, engine_of
+from tests.vae_models import needs_half
 
 
 class Kernel(MatrixAttention):
@@ -99,10 +100,26 @@ def test_without_a_gpu_the_vae_is_torchs_and_why_is_said() -> None:
     names = [problem["name"] for problem in row["problems"]]
     assert names[:3] == ["conv 3x3", "conv 3x3 stride 2", "conv upsample"]
     for problem in row["problems"]:
-        assert problem["variant"] == "torch"
-        assert "no GPU" in problem["reasons"]["rocm_sd"][0]
         test = problem["self_tests"]["torch"]
         assert test["reason"] or test["error"] <= test["tolerance"]
+        assert problem["variant"] == (None if test["reason"] else "torch")
+        if problem["variant"]:
+            assert "no GPU" in problem["reasons"]["rocm_sd"][0]
+    assert row["problems"][-1]["variant"] == "torch"
+
+
+def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
+    examined: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*inputs: Any, **options: Any) -> Any:
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(TorchConv, "run", fail)
+    findings = doctor.examine()
+    assert findings["broken"] == []
+    assert "nothing can run this" in doctor_text.render(findings)
+    broken = examined(reference, share=1.1)["broken"]
+    assert any("NotSupportedError" in line for line in broken)
 
 
 def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +147,7 @@ def test_a_working_kernel_is_healthy(examined: Callable[..., dict[str, Any]]) ->
     assert "healthy: our kernels run attention and VAE" in text
 
 
+@needs_half
 def test_a_wrong_convolution_is_broken_and_attention_still_ours(
     examined: Callable[..., dict[str, Any]],
 ) -> None:
