@@ -99,6 +99,7 @@ LDM_CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
     "forward of the decoder": (_set("", forward=len), "decoder.forward has been replaced"),
     "forward of a block": (_set("mid.block_1", forward=len), "block_1.forward has been replaced"),
     "forward of a layer": (_set("mid.block_1.conv1", forward=len), "conv1.forward has been"),
+    "asymmetric tiling": (_set("conv_in", _conv_forward=len), "conv_in._conv_forward has been"),
     "forward of a class": (_class_forward, "ResnetBlock.forward has been replaced by"),
     "hook": (_hook, "mid.block_1 has forward hooks"),
     "give_pre_end": (_set("", give_pre_end=True), "give_pre_end is True"),
@@ -216,6 +217,15 @@ def test_other_classes_are_not_known() -> None:
 )
 def test_families_are_known_by_their_python_module(family: str, known: bool) -> None:
     assert read_ldm.is_known(family) is known
+
+
+def test_forwards_that_were_put_back_are_the_classs_own() -> None:
+    """Extensions that undo what they did leave the class's methods, bound, on the instances."""
+    module = vae_models.ldm_coder("decoder")
+    conv: Any = module.get_submodule("mid.block_1.conv1")
+    module.forward = module.forward
+    conv._conv_forward = conv._conv_forward
+    assert read(module).reasons == ()
 
 
 def test_attention_forward_of_an_optimizer_is_expected() -> None:

@@ -63,10 +63,12 @@ class Findings:
         return True
 
     def untouched(self, module: nn.Module, name: str, *, root: bool = False) -> None:
-        """Notes a forward set on the instance, and hooks."""
-        own = module.__dict__.get("forward")
-        if own is not None and not str(getattr(own, "__module__", "")).startswith(_OURS):
-            self.add(f"{name}.forward has been replaced")
+        """Notes hooks, and a forward set on the instance unless it is the class's own."""
+        for key in ("forward", "_conv_forward"):
+            own = module.__dict__.get(key)
+            ours = str(getattr(own, "__module__", "")).startswith(_OURS)
+            if own is not None and not ours and not _is_the_classs(own, module, key):
+                self.add(f"{name}.{key} has been replaced")
         if not root and (module._forward_hooks or module._forward_pre_hooks):
             self.add(f"{name} has forward hooks")
 
@@ -162,6 +164,12 @@ class Findings:
             self.add(f"{name} has a {key}")
         if module._parameters.get("weight") is None:
             self.add(f"{name} has no weight of its own")
+
+
+def _is_the_classs(method: Any, module: nn.Module, key: str) -> bool:
+    """True for a method as the class has it, bound to `module`: so an undone change is left."""
+    own = getattr(method, "__func__", None)
+    return own is getattr(type(module), key, None) and method.__self__ is module
 
 
 def _path(module: nn.Module) -> str:
