@@ -190,6 +190,20 @@ def test_sd3(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     assert torch.equal(vae.decode(latent), expected[0])
 
 
+def test_beside_the_lora_extension(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """Every WebUI has it: it replaces the forwards of torch's layers, for layers that it named."""
+
+    def through(own: Any) -> Any:
+        return lambda self, x: own(self, x)
+
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img()
+    for kind in (torch.nn.Conv2d, torch.nn.Linear, torch.nn.GroupNorm):
+        monkeypatch.setattr(kind, "forward", through(kind.forward))
+    result = webui.txt2img()
+    assert same(result, expected) and "whole frame" in result.info
+
+
 @pytest.mark.parametrize("size", [(8, 8), (8, 104), (72, 200)])
 def test_odd_sizes(start: Start, gpu: FakeGpu, monkeypatch: Any, size: tuple[int, int]) -> None:
     webui = start(gpu=gpu, dtype=HALF)
