@@ -14,15 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lib_rocm_sd.bench.vae.coders import Coder, structured_latent
 from lib_rocm_sd.bench.vae.measure import FAILED, clean, why
-from lib_rocm_sd.bench.vae.ways import NO_LIMIT_BYTES, WAYS, Runner
+from lib_rocm_sd.bench.vae.ways import WAYS, Runner
 from lib_rocm_sd.vae.program import Program
 
 SIZE, SMALL_SIZE = 1536, 128
 AMPLIFIED = 4
 CELL, GAP, CAPTION, HEAD = 512, 16, 44, 36
 INK, PAPER, FAINT = (24, 26, 30), (255, 255, 255), (96, 100, 108)
-BANDS_SHARE = 4
-"""The bands' budget is the whole frame's predicted peak over this."""
 DEVIATIONS = 3.0
 """Black to white is the whole frame's mean less, and plus, this many standard deviations."""
 
@@ -53,7 +51,7 @@ def decoded(coder: Coder, latent: torch.Tensor) -> list[Panel]:
     """The whole frame, then how the others differ from it."""
     program = Program(coder.module)
     with torch.no_grad():
-        whole = program(latent, budget_bytes=NO_LIMIT_BYTES)
+        whole = program(latent, mode="whole")
         values = whole.float()
         low, high = _range(values)
         frame = _bytes(values, low, high)
@@ -70,9 +68,7 @@ def decoded(coder: Coder, latent: torch.Tensor) -> list[Panel]:
 
 def _others(coder: Coder, program: Program) -> Iterator[tuple[str, Runner]]:
     """Ours in bands, and the tilings."""
-    whole = program.last_plan
-    budget = max(whole.peak_bytes // BANDS_SHARE, 1) if whole is not None else None
-    in_bands = partial(program, budget_bytes=budget)
+    in_bands = partial(program, mode="banded")
     yield "ours, in bands", Runner(in_bands, lambda: str(program.last_plan))
     for way in WAYS:
         if way.key in TILINGS:

@@ -17,7 +17,6 @@ from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.vae.program import Program
 
 Call = Callable[[torch.Tensor], torch.Tensor]
-NO_LIMIT_BYTES = 1 << 62
 SMALL_TILE = 32
 
 
@@ -69,7 +68,7 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
         return whole_frame
 
     def whole_frame(image: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = program(image, level=level, budget_bytes=NO_LIMIT_BYTES)
+        output: torch.Tensor = program(image, level=level, mode="whole")
         if program.last_plan is None or not program.last_plan.whole:
             raise RuntimeError("out of memory")
         return output
