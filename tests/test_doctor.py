@@ -22,7 +22,9 @@ from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention, reference
 from lib_rocm_sd.ops.conv import CONVS, MatrixConv
 from lib_rocm_sd.ops.conv_torch import TorchConv
 from tests.toy_op import GFX1100, engine_of
-from tests.vae_models import needs_half
+from tests.vae_models import needs_half, one_thread
+
+__all__ = ["one_thread"]
 
 
 class Kernel(MatrixAttention):
