@@ -16,7 +16,8 @@ def test_pictures_of_about_the_same_size_are_measured_once(seq: int) -> None:
 
 def test_few_keys_are_measured_as_they_are_and_very_many_as_fewer() -> None:
     assert ATTENTION.measured_as(AttentionProblem(2, 8, 4096, 77, 40)).seq_k == 77
-    assert ATTENTION.measured_as(AttentionProblem(1, 1, 65536, 65536, 512)).seq_q == 16384
+    assert ATTENTION.measured_as(AttentionProblem(1, 8, 65536, 65536, 64)).seq_q == 16384
+    assert ATTENTION.measured_as(AttentionProblem(1, 1, 99, 99, 512)).seq_q == 4096
 
 
 def test_a_convolution_is_measured_at_one_size() -> None:

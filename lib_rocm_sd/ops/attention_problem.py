@@ -15,6 +15,9 @@ LONGEST_MEASURED = 1 << 14
 """Longer sequences are measured as this one: each call takes long, and the ranking stays."""
 
 
+VAE_MEASURED = 1 << 12
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """One call, without its tensors. `mask` is "none" or the mask's dtype."""
@@ -191,10 +194,12 @@ def output_shape(problem: AttentionProblem) -> tuple[int, ...]:
 
 
 def measured_as(problem: AttentionProblem) -> AttentionProblem:
-    """Long sequences at the nearest power of two up to LONGEST_MEASURED; a mask changes nothing.
+    """Long sequences at the nearest power of two up to LONGEST_MEASURED, the VAE's at one size.
 
     So pictures of about the same size are measured once.
     """
+    if problem.head_dim > 256:
+        return replace(problem, seq_q=VAE_MEASURED, seq_k=VAE_MEASURED)
 
     def nearest(seq: int) -> int:
         return seq if seq < 256 else min(1 << round(math.log2(seq)), LONGEST_MEASURED)
