@@ -241,6 +241,10 @@ def test_a_long_run_is_the_only_one(decoder: Coder, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(measure, "LONG_MS", 0.0)
     monkeypatch.setattr(measure, "FRESH_MOST", 32)
     row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Exact(None, ""))
+    assert len(calls) == 2 and row.runs == 1 and row.median_ms == row.second_ms
+    calls.clear()
+    monkeypatch.setattr(measure, "REFERENCE_MOST", 32)
+    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Exact(None, ""))
     assert len(calls) == row.runs == 1
     assert row.median_ms == row.first_ms and row.first_at == "64x64"
 
