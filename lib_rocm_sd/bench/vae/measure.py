@@ -23,8 +23,8 @@ FAILED = (*FAILURES, MemoryError)
 TIMED_MS = 4000.0
 """About how long the timed runs of a row may take together; there is at least one."""
 LONG_MS = 15000.0
-"""A run longer than this is not timed again, nor compared with our whole frame; above REFERENCE_MOST
-the first such run is the row's only one."""
+"""A run longer than this is not timed again, nor compared with our whole frame; above
+REFERENCE_MOST the first such run is the row's only one."""
 FRESH_MOST = 1024
 """Up to this size the first run is timed at a resolution of its own, beyond at the row's own."""
 PREPARED = (320, 256)
