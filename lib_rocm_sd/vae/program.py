@@ -20,7 +20,7 @@ from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.readiness import Readiness, Told
+from lib_rocm_sd.vae.readiness import Readiness, Told, measures
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
@@ -30,7 +30,7 @@ SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS
 """Tried in order where fp16 overflows."""
 MOST_CHANGES = 3
 """Runs that are thrown away because the module changed meanwhile."""
-SIZES_KNOWN = 64
+KINDS_KNOWN = 64
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Program:
         self._hopeless = False
         self._readiness: dict[object, Readiness] = {}
         self._plans: dict[object, Plans] = {}
-        self._sizes: dict[object, None] = {}
-        """Sizes, and plans, for which all was made ready."""
+        self._kinds: dict[object, None] = {}
+        """Kinds of plans for which all was made ready."""
         self._held: dict[object, Wish] = {}
         """What held where memory was short, so that it is not tried again each time."""
         self.last_plan: Plan | None = None
@@ -102,7 +102,7 @@ class Program:
             self._recipe = recipe
             self._signature = Signature(recipe)
             self._scale, self._hopeless = 0, False
-            self._plans, self._sizes, self._held = {}, {}, {}
+            self._plans, self._kinds, self._held = {}, {}, {}
             self.release()
         return self.reasons
 
@@ -173,7 +173,8 @@ class Program:
         if device.type == "cuda" and index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         with torch.no_grad(), _autocast_off(device):
-            return self._planned((batch, height, width), dtype, device, wish, progress)[0]
+            size = (batch, height, width)
+            return self._planned(size, dtype, device, wish, progress, thoroughly=True)[0]
 
     def _look(self) -> None:
         if self.reasons or not self._same_weights():
@@ -263,30 +264,31 @@ class Program:
         device: torch.device,
         wish: Wish,
         told: Told,
+        thoroughly: bool = False,
     ) -> tuple[Plan, Chain]:
-        """The plan for an input (batch, height, width), all that it launches made ready."""
+        """The plan for an input (batch, height, width), all that it launches made ready.
+
+        Of two sizes in one kind of plan the second needs next to nothing, which is looked for only
+        where it is wanted `thoroughly`; else a launch does it.
+        """
         where = (dtype, device, engine.level)
         if where not in self._readiness:
             self._readiness[where] = Readiness(device)
             self._remark(dtype, device)
         readiness = self._readiness[where]
         if where not in self._plans:
-            self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
-        if (where, size) not in self._sizes:
             readiness.get_ready(problems.of_whole(chain(self._recipe, *size, dtype)), told)
             readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
-            self._remember((where, size))
+            self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
         plan, links = self._plans[where].plan(size, wish, free_bytes(device), host)
-        if (where, size, plan.legs) not in self._sizes:
+        kind = (where, plan.legs, links.in_place, size if thoroughly or measures() else None)
+        if kind not in self._kinds:
             readiness.get_ready(problems.of_plan(links, plan), told)
-            self._remember((where, size, plan.legs))
+            self._kinds[kind] = None
+            while len(self._kinds) > KINDS_KNOWN:
+                del self._kinds[next(iter(self._kinds))]
         return plan, links
-
-    def _remember(self, key: object) -> None:
-        self._sizes[key] = None
-        while len(self._sizes) > SIZES_KNOWN:
-            del self._sizes[next(iter(self._sizes))]
 
     def _remark(self, dtype: torch.dtype, device: torch.device) -> None:
         info = devices.identify(device)

@@ -66,7 +66,7 @@ class Readiness:
 
         Of pictures whose sides are multiples of 64, as a UI gives them, there are none or 64.
         """
-        if _measures():
+        if measures():
             return  # a size is measured at best when it comes
         halved = sum(getattr(step, "kind", "") == "3x3 stride 2" for step in recipe.steps)
         for rows, columns in ((16, 8), (24, 8)):
@@ -75,7 +75,7 @@ class Readiness:
 
     def _key(self, op: Op[Any], problem: Any) -> object:
         """Equal for problems that need no more than one of them."""
-        measured = op.measured_as(problem) if _measures() else None
+        measured = op.measured_as(problem) if measures() else None
         return (op.name, *op.test_problems(problem), measured)
 
     def _planned(self, op: Op[Any], problem: Any) -> Plan | None:
@@ -93,7 +93,7 @@ class Readiness:
             for variant in _candidates(op, problem, info.arch):
                 for each in (problem, *op.test_problems(problem)):
                     configs = variant.configs(info.arch, each)
-                    for config in configs if _measures() else configs[:1]:
+                    for config in configs if measures() else configs[:1]:
                         specs.update(dict.fromkeys(variant.specs(info.arch, each, config)))
         try:
             launcher: Any = default_launcher(self.device, info.arch)
@@ -108,8 +108,9 @@ class Readiness:
 def _candidates(op: Op[Any], problem: Any, arch: Arch) -> list[Variant[Any]]:
     """Our variants that may run a problem: all that are measured, else the one preferred."""
     able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
-    return able if _measures() else sorted(able, key=lambda v: -v.preference)[:1]
+    return able if measures() else sorted(able, key=lambda v: -v.preference)[:1]
 
 
-def _measures() -> bool:
+def measures() -> bool:
+    """True where the engine's level chooses by measured times."""
     return levels.by_name(engine.level).rank_by == "measured"
