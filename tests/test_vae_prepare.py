@@ -19,6 +19,7 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import ahead, attention, bands, plan, problems, readiness
 from lib_rocm_sd.vae.program import Program, UnknownModuleError
 from lib_rocm_sd.vae.readiness import Readiness
+from lib_rocm_sd.vae.trace import chain
 from tests import vae_models
 from tests.vae_models import coder, error, fixed, image, legs_of, one_thread, own, planner_of
 
@@ -238,3 +239,15 @@ def test_single_precision_on_a_gpu_is_remarked_upon(gpu: _Launcher) -> None:
     program.prepare(8, 8, torch.float32, CPU)
     (told,) = (told for told in report.snapshot()["events"] if "not needed" in told)
     assert told.startswith("the decoder's weights are float32: that costs speed and memory")
+
+
+def test_performance_measures_pictures_of_about_the_same_size_once() -> None:
+    """What a 1024x1024 picture asks is what others of its kind ask, as far as times go."""
+    recipe = vae_models.standard("decoder")
+
+    def measured(height: int, width: int) -> set[tuple[str, Any]]:
+        work = problems.of_whole(chain(recipe, 1, height, width, torch.float16))
+        return {(op.name, op.measured_as(problem)) for op, problem in work}
+
+    assert measured(104, 152) == measured(128, 128)
+    assert len(measured(128, 128) - measured(64, 64)) < 8

@@ -278,6 +278,7 @@ STATISTICS: Op[ImageProblem] = Op(
     cases=_images(),
     usual=(("VAE 1024x1024, last level", ImageProblem(1, 128, 1024, 1024)),),
     output_dtype=_wide_dtype,
+    measured_as=problems.measured_image,
 )
 FINALIZE: Op[FinalizeProblem] = Op(
     name="group norm finalize",
@@ -289,6 +290,7 @@ FINALIZE: Op[FinalizeProblem] = Op(
     output_shape=lambda p: (p.batch, p.channels, 2),
     test_problems=problems.small_statistics,
     usual=(("VAE 1024x1024, last level", FinalizeProblem(1, 1024, 128, 32)),),
+    measured_as=problems.measured_statistics,
 )
 APPLY: Op[ApplyProblem] = Op(
     name="group norm apply",
@@ -300,6 +302,7 @@ APPLY: Op[ApplyProblem] = Op(
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
     usual=(("VAE 1024x1024, last level", ApplyProblem(1, 128, 1024, 1024)),),
+    measured_as=problems.measured_image,
 )
 GROUP_NORM_SILU: Op[GroupNormProblem] = Op(
     name="group norm",

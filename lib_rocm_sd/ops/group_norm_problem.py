@@ -5,6 +5,7 @@ Images are (N, C, H, W) here, in either memory format; group_norm.py says what e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -297,6 +298,17 @@ def small_images(problem: ImageProblem) -> tuple[Any, ...]:
     if isinstance(problem, ApplyProblem):
         return (replace(small, silu=True), replace(tails, silu=False))  # type: ignore[call-arg]
     return (small, tails)
+
+
+def measured_image(problem: ImageProblem) -> Any:
+    """The same channels in a square whose sides are the nearest power of two."""
+    side = 1 << round(math.log2(max(problem.pixels, 1)) / 2)
+    return replace(problem, height=side, width=side)
+
+
+def measured_statistics(problem: FinalizeProblem) -> FinalizeProblem:
+    """The same channels with parts as many as the nearest power of two."""
+    return replace(problem, parts=1 << round(math.log2(max(problem.parts, 1))))
 
 
 MOST_TESTED = 300_000
