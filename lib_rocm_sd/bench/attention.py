@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.methods import METHODS
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SlicedAttention
 from lib_rocm_sd.ops.base import Launch, Variant
@@ -60,7 +61,7 @@ def measure(
     with torch.no_grad():
         sets = input_sets(ATTENTION, problem, device)
         reference = exact(sets[0])
-        for variant in ATTENTION.variants:
+        for variant in (*ATTENTION.variants, *METHODS):
             empty = Row(label, asdict(problem), variant.name, None)
             refusals = variant.refusals(info.arch, problem)
             if not refusals and variant.ours and launch is None:

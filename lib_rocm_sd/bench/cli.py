@@ -119,7 +119,7 @@ def render(machine: dict[str, Any], rows: list[Row]) -> str:
     """The table that a person reads; the fastest row of each problem is marked with *."""
     lines = [
         _heading(machine),
-        f"{'problem':<40} {'variant':<10} {'us':>10} {'p10..p90':>19} {'TFLOP/s':>8} {'error':>8} "
+        f"{'problem':<40} {'variant':<18} {'us':>10} {'p10..p90':>19} {'TFLOP/s':>8} {'error':>8} "
         f"{'extra MiB':>9}",
     ]
     for label in dict.fromkeys(row.label for row in rows):
@@ -140,12 +140,12 @@ def _line(row: Row, best: bool) -> str:
     p = row.problem
     shape = f"{p['batch']}x{p['heads']}x{p['seq_q']}x{p['seq_k']}x{p['head_dim']} {p['dtype']}"
     if row.reason:
-        return f"{shape:<40} {row.variant:<10} not run: {row.reason}"
+        return f"{shape:<40} {row.variant:<18} not run: {row.reason}"
     extra = "" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:9.1f}"
     spread = f"{row.p10_us:.0f}..{row.p90_us:.0f}"
     tiles = "" if row.config is None else " " + _tiles(row.config)
     return (
-        f"{shape:<40} {row.variant:<10} {row.median_us:>10.1f} {spread:>19} {row.tflops:>8.1f} "
+        f"{shape:<40} {row.variant:<18} {row.median_us:>10.1f} {spread:>19} {row.tflops:>8.1f} "
         f"{row.error:>8.1e} {extra:>9}{' *' if best else '  '}{tiles}"
     )
 

@@ -1,0 +1,174 @@
+"""Attention: ours, the host's, and what else its users pick; each verified, then timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.bench.attention import exact
+from lib_rocm_sd.bench.methods import METHODS
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
+from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, clean, spread, why
+from lib_rocm_sd.speedtest.job import Job, Shares
+from lib_rocm_sd.speedtest.presets import attention_cases
+from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.side import Attention, Cancelled
+from lib_rocm_sd.tune import input_sets
+
+CHECKED_QUERIES = 128
+"""Of a problem with more queries, so many are compared with float64."""
+SLICE_FLOPS = {"cuda": 4e12, "cpu": 4e9}
+"""A call with more is made of slices of queries, the same for every method."""
+MOST_FLOPS = {"cuda": 5e14, "cpu": 1e12}
+"""What a single call may ask for."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A problem with its inputs, the checked queries' numbers and exact results."""
+
+    problem: AttentionProblem
+    sets: list[tuple[Any, ...]]
+    checked: torch.Tensor
+    exact: torch.Tensor
+    slice_rows: int
+
+
+def rows(job: Job) -> Iterator[Row]:
+    """One row per case and method. Raises Cancelled."""
+    cases = attention_cases(job.request, job.device)
+    methods = _methods(job)
+    shares = Shares(job.effort.parts_s["attention"], len(cases) * len(methods))
+    for name, size, problem in cases:
+        where = f"{size}x{size}"
+        empty = [Row("attention", name, method) for method in methods]
+        try:
+            case = _case(problem, job)
+        except Cancelled:
+            raise
+        except FAILED as failure:
+            yield from (replace(row, reason=why(failure, where)) for row in empty)
+            clean(job.device)
+            continue
+        for row in empty:
+            share_s = shares.next_s()
+            job.told(shares.fraction, f"attention, {name}: {row.method}")
+            yield _row(row, methods[row.method], case, job, share_s, where)
+        del case
+        clean(job.device)
+
+
+def _methods(job: Job) -> dict[str, Attention | None]:
+    """By the name in the table, ours first; None is ours, which depends on the problem."""
+    found: dict[str, Attention | None] = {"rocm_sd": None}
+    for name, method in job.side.attention_methods().items():
+        found[f"WebUI's current ({name})"] = method
+    variants: tuple[Variant[AttentionProblem], ...] = (*METHODS, SdpaAttention())
+    for variant in variants:
+        name = "SDP" if variant.name == "sdpa" else variant.name
+        found[name] = partial(variant.run, None, None)
+    return found
+
+
+def _case(problem: AttentionProblem, job: Job) -> _Case:
+    kind = "cuda" if job.device.type == "cuda" else "cpu"
+    if problem.flops > MOST_FLOPS[kind]:
+        raise ValueError(f"one call would take {problem.flops / 1e12:.0f} TFLOP: not measured")
+    slices = math.ceil(problem.flops / SLICE_FLOPS[kind])
+    sets = input_sets(ATTENTION, problem, job.device)
+    count = min(problem.seq_q, CHECKED_QUERIES)
+    places = torch.linspace(0, problem.seq_q - 1, count).round().long().to(job.device)
+    job.guard().check()
+    q, *others = sets[0]
+    return _Case(problem, sets, places, exact((q[:, places], *others)), -(-problem.seq_q // slices))
+
+
+def _row(
+    row: Row, method: Attention | None, case: _Case, job: Job, share_s: float, where: str
+) -> Row:
+    """The row with its figures, or with the reason why there are none."""
+    try:
+        if method is None:
+            plan = Guard(job.cancelled).beside(partial(engine.plan, case.problem, job.device))
+            if not plan.variant.ours:
+                return replace(row, reason=_refusal(plan.refusals))
+            row = replace(row, note=plan.why)
+            method = engine.attention
+        return _figures(row, method, case, job, share_s)
+    except Cancelled:
+        raise
+    except FAILED as failure:
+        return replace(row, reason=why(failure, where))
+    finally:
+        clean(job.device)
+
+
+def _refusal(refusals: dict[str, list[str]]) -> str:
+    ours = [variant.name for variant in ATTENTION.variants if variant.ours]
+    said = [text for name in ours for text in refusals.get(name, [])]
+    return "; ".join(dict.fromkeys(said)) or "another method is planned here"
+
+
+def _figures(row: Row, method: Attention, case: _Case, job: Job, share_s: float) -> Row:
+    guard, device = job.guard(), job.device
+    run = _run(method, case, guard, device)
+    out = run(0)
+    peak = Peak(device)
+    out = run(0)
+    row = replace(row, peak_mib=peak.mib(), error=_error(out, case))
+    if not row.error <= ATTENTION.tolerance(case.problem):
+        error = f"{row.error:.1e}" if math.isfinite(row.error) else "NaN or infinity"
+        return replace(row, reason=f"wrong: error {error}")
+    del out
+    times = guard.times_us(lambda number: _discard(run(number)), device, share_s, job.effort.runs)
+    return replace(row, **spread(times), note=_note(row, case))
+
+
+def _run(
+    method: Attention, case: _Case, guard: Guard, device: torch.device
+) -> Callable[[int], torch.Tensor]:
+    """A call of the method on the inputs of a number; between slices it may be stopped."""
+    whole = case.slice_rows >= case.problem.seq_q
+
+    def run(number: int) -> torch.Tensor:
+        q, k, v = case.sets[number % len(case.sets)][:3]
+        if whole:
+            return method(q, k, v)  # type: ignore[no-any-return]
+        made = []
+        for queries in q.split(case.slice_rows, 1):
+            made.append(method(queries, k, v))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            guard.check()
+        return torch.cat(made, 1)
+
+    return run
+
+
+def _discard(output: torch.Tensor) -> None:
+    del output
+
+
+def _error(out: torch.Tensor, case: _Case) -> float:
+    """Of the checked queries; infinite where anything in the output is not finite."""
+    p = case.problem
+    shape = (p.batch, p.seq_q, p.heads * p.head_dim)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"the output is {tuple(out.shape)}, expected {shape}")
+    if not math.isfinite(float(out.sum(dtype=torch.float32))):
+        return math.inf
+    gap = (out[:, case.checked].double() - case.exact).abs().max()
+    return float(gap / case.exact.abs().max())
+
+
+def _note(row: Row, case: _Case) -> str:
+    slices = -(-case.problem.seq_q // case.slice_rows)
+    parts = [row.note, f"in {slices} slices of queries" if slices > 1 else ""]
+    return "; ".join(part for part in parts if part)

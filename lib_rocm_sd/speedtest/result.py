@@ -1,0 +1,313 @@
+"""The result of a speed test: a JSON document, and its earlier ones. Importable without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.speedtest.request import WHAT
+
+FORMAT = "rocm_sd speed test 1"
+UNITS = ("ms", "it/s", "s")
+FILES = "rocm_sd-speedtest-*.json"
+MOST_BYTES = 1 << 20
+"""A file larger than this is not one of ours."""
+MOST_ROWS, MOST_NOTES, MOST_TEXT, MOST_DIGITS = 2000, 100, 500, 18
+ID = re.compile(r"[0-9a-f]{12}")
+DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one case; what was not measured is NaN.
+
+    `median`, `p10`, `p90` are in `unit`, of `runs` runs. `peak_mib`: the most device memory during
+    a run over what was held before. `error`: max |out - exact| / max |exact|. `reason`: why there
+    are no figures.
+    """
+
+    test: str
+    case: str
+    method: str
+    unit: str = "ms"
+    median: float = math.nan
+    p10: float = math.nan
+    p90: float = math.nan
+    runs: int = 0
+    peak_mib: float = math.nan
+    error: float = math.nan
+    reason: str = ""
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: NaN is null."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """File names, beside the document, of a picture with the extension off and on, and how far
+    they are apart: of 255, the largest value and the mean. A file name is empty where none is.
+    """
+
+    case: str
+    off: str = ""
+    on: str = ""
+    difference: str = ""
+    largest: int = 0
+    mean: float = 0.0
+
+
+@dataclass
+class Document:
+    """A speed test. `date` is in UTC. `notes`: what else is to be known."""
+
+    machine: dict[str, Any]
+    request: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    pictures: list[Pair] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
+    date: str = field(default_factory=lambda: _now())
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "format": FORMAT,
+            "id": self.id,
+            "date": self.date,
+            "machine": dict(self.machine),
+            "request": dict(self.request),
+            "rows": [row.as_dict() for row in self.rows],
+            "pictures": [asdict(pair) for pair in self.pictures],
+            "notes": list(self.notes),
+            "complete": self.complete,
+        }
+
+    @property
+    def stem(self) -> str:
+        """What the names of its files begin with."""
+        return f"rocm_sd-speedtest-{re.sub('[^0-9TZ]', '', self.date)}-{self.id}"
+
+    def write(self, directory: Path) -> Path:
+        """Write the whole document at once. OSError where that cannot be."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{self.stem}.json"
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class History:
+    """Documents, the oldest first, and why files were left out, by their names."""
+
+    documents: tuple[Document, ...]
+    skipped: Mapping[str, str]
+
+
+def history(directory: Path | None, machine: Mapping[str, Any]) -> History:
+    """All documents in `directory` of this machine: the same card, system and kind of torch."""
+    documents, skipped = [], {}
+    for path in files(directory, FILES):
+        try:
+            document = read(path)
+        except (OSError, ValueError) as error:
+            skipped[path.name] = _line(error)
+            continue
+        if same_machine(document.machine, machine):
+            documents.append(document)
+        else:
+            skipped[path.name] = "of another machine"
+    return History(tuple(sorted(documents, key=lambda document: document.date)), skipped)
+
+
+def files(directory: Path | None, pattern: str) -> list[Path]:
+    """The plain files in a folder that match; none where there is no folder."""
+    if directory is None:
+        return []
+    try:
+        return sorted(path for path in directory.glob(pattern) if path.is_file())
+    except OSError:
+        return []
+
+
+def same_machine(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether figures of both may be put beside each other as older and newer."""
+    return all(one.get(key) == other.get(key) for key in ("card", "gfx", "backend", "os"))
+
+
+def _line(error: BaseException) -> str:
+    """Why a file was not taken, without its path."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error)
+
+
+def read(path: Path) -> Document:
+    """The document in a file. OSError, or ValueError with a reason where it is none of ours."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    return parse(data)
+
+
+def parse(data: bytes) -> Document:
+    """The document of a file's bytes, trusting nothing. ValueError with a reason."""
+    try:
+        content = json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at line {error.lineno}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"no result of this speed test: format is not {FORMAT!r}")
+    return _document(content)
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError("a number has too many digits")
+    return int(digits)
+
+
+def _document(content: dict[str, Any]) -> Document:
+    ident, date = (_text(content, key) for key in ("id", "date"))
+    if not ID.fullmatch(ident):
+        raise ValueError("id is not one of ours")
+    if not DATE.fullmatch(date):
+        raise ValueError("date is not like 2026-01-31T12:00:00Z")
+    complete = content.get("complete")
+    if not isinstance(complete, bool):
+        raise ValueError("complete is neither true nor false")  # noqa: TRY004
+    return Document(
+        machine=_flat(content, "machine"),
+        request=_request(content),
+        rows=[_row(item) for item in _items(content, "rows", MOST_ROWS)],
+        pictures=[_pair(item) for item in _items(content, "pictures", MOST_ROWS)],
+        notes=[_checked(item, "a note") for item in _items(content, "notes", MOST_NOTES)],
+        complete=complete,
+        id=ident,
+        date=date,
+    )
+
+
+def _items(content: Mapping[str, Any], key: str, most: int) -> list[Any]:
+    items = content.get(key, [])
+    if not isinstance(items, list):
+        raise ValueError(f"{key} is not a list")  # noqa: TRY004
+    if len(items) > most:
+        raise ValueError(f"{len(items)} {key}: at most {most}")
+    return items
+
+
+def _flat(content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object of short texts, numbers, truth values and nulls."""
+    found = content.get(key)
+    if not isinstance(found, dict) or len(found) > 50:
+        raise ValueError(f"{key} is not an object of at most 50 facts")
+    for name, value in found.items():
+        _checked(name, f"a name in {key}")
+        if value is not None and not isinstance(value, (bool, int, float)):
+            _checked(value, f"{key}'s {name}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}'s {name} is no number")
+    return found
+
+
+def _request(content: Mapping[str, Any]) -> dict[str, Any]:
+    found = content.get("request")
+    if not isinstance(found, dict):
+        raise ValueError("request is not an object")  # noqa: TRY004
+    sizes = [int(_number(size, "a size", 1e9)) for size in _items(found, "sizes", 100)]
+    what = [_checked(part, "a part") for part in _items(found, "what", 100)]
+    return {"what": what, "preset": _text(found, "preset"), "sizes": sizes}
+
+
+def _row(item: object) -> Row:
+    if not isinstance(item, dict):
+        raise ValueError("a row is not an object")  # noqa: TRY004
+    texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "method", "unit")}
+    texts |= {key: _text(item, key) for key in ("reason", "note") if key in item}
+    if texts["test"] not in WHAT or texts["unit"] not in UNITS:
+        raise ValueError("a row's test or unit is not known")
+    figures: dict[str, Any] = {}
+    for key in ("median", "p10", "p90", "peak_mib", "error"):
+        value = item.get(key)
+        figures[key] = math.nan if value is None else _number(value, key, 1e12)
+    runs = int(_number(item.get("runs", 0), "runs", 1e9))
+    row = Row(**texts, **figures, runs=runs)
+    if not row.reason and not row.median > 0:
+        raise ValueError("a row has neither a figure above 0 nor a reason")
+    return row
+
+
+def _pair(item: object) -> Pair:
+    if not isinstance(item, dict):
+        raise ValueError("a pair of pictures is not an object")  # noqa: TRY004
+    names = {key: _text(item, key) for key in ("off", "on", "difference")}
+    for name in names.values():
+        if name and not PICTURE.fullmatch(name):
+            raise ValueError("a picture is not the name of a PNG beside the document")
+    largest = int(_number(item.get("largest"), "largest", 255))
+    mean = _number(item.get("mean"), "mean", 255)
+    return Pair(_text(item, "case"), **names, largest=largest, mean=mean)
+
+
+def _number(value: object, name: str, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} is not a number")  # noqa: TRY004
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is not from 0 to {most:g}")
+    return float(value)
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    return _checked(item.get(key), key)
+
+
+def _checked(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name[:MOST_TEXT]} is not a text")  # noqa: TRY004
+    if len(value) > MOST_TEXT:
+        raise ValueError(f"{name[:MOST_TEXT]} is longer than {MOST_TEXT} characters")
+    return value
+
+
+def ours(rows: Sequence[Row], test: str) -> list[Row]:
+    """The measured rows of our method in one test."""
+    return [row for row in rows if row.test == test and row.method == OURS[test] and not row.reason]
+
+
+OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "image": "extension on"}
+"""Our method's name in each test."""
+FIELDS = tuple(item.name for item in fields(Row))

@@ -1,0 +1,204 @@
+"""A speed test on its way, in a thread of its own: one at a time per process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.selftest import describe
+from lib_rocm_sd.speedtest import attention
+from lib_rocm_sd.speedtest.guard import FAILED, clean
+from lib_rocm_sd.speedtest.job import Job, Part, Shot
+from lib_rocm_sd.speedtest.machine import machine
+from lib_rocm_sd.speedtest.request import WHAT, Request
+from lib_rocm_sd.speedtest.result import Document
+from lib_rocm_sd.speedtest.side import Busy, Cancelled, HostSide
+
+__all__ = ["Busy", "Progress", "Session", "session"]
+
+STATES = ("idle", "running", "done", "cancelled", "failed")
+RESULTS_KEPT = 20
+RUNNING = "a speed test is running"
+
+PARTS: dict[str, Part] = {"attention": attention.rows}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`state`: one of STATES. `fraction`: 0 to 1. `text`: what is done now, or why it ended."""
+
+    id: str = ""
+    state: str = "idle"
+    fraction: float = 0.0
+    text: str = ""
+
+
+class Session:
+    """Starts tests, tells how far they are, keeps their results. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancel = threading.Event()
+        self._entered = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._refusal: Busy | None = None
+        self._progress = Progress()
+        self._results: dict[str, dict[str, Any]] = {}
+        self._shots: tuple[str, tuple[Shot, ...]] = ("", ())
+
+    def start(self, request: Request, side: HostSide) -> str:
+        """Begin; the test's id. Raises Busy with the reason where none may start now."""
+        with self._lock:
+            if self.running:
+                raise Busy(RUNNING)
+            reason = side.busy()
+            if reason:
+                raise Busy(reason)
+            self._cancel, self._entered, self._refusal = threading.Event(), threading.Event(), None
+            document = Document({}, request.as_dict())
+            before = self._progress
+            self._progress = Progress(document.id, "running", 0.0, "getting ready")
+            work = (request, side, document, self._cancel.is_set)
+            name = "rocm_sd speed test"
+            self._thread = threading.Thread(target=self._run, args=work, name=name, daemon=True)
+            self._thread.start()
+            self._entered.wait()
+            refusal = self._refused()
+            if refusal is not None:
+                self._thread.join()
+                self._progress = before
+                raise refusal
+        return document.id
+
+    def _refused(self) -> Busy | None:
+        return self._refusal
+
+    @property
+    def running(self) -> bool:
+        """Whether a test is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def progress(self) -> Progress:
+        """Of the test that runs, or ran last."""
+        return self._progress
+
+    def cancel(self) -> None:
+        """Stop the test that runs, within a second; nothing where none does."""
+        self._cancel.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until no test runs; False where one still does after `timeout_s`."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self.running
+
+    def result(self, ident: str) -> dict[str, Any] | None:
+        """The document (result.py) of a test, also of one that runs or was cancelled, with the
+        rows so far. None for an id that is not known. The last RESULTS_KEPT are.
+        """
+        return self._results.get(ident)
+
+    def shots(self, ident: str) -> tuple[Shot, ...]:
+        """The pictures of the test that ran last; none for another id."""
+        known, shots = self._shots
+        return shots if known == ident else ()
+
+    def _run(
+        self, request: Request, side: HostSide, document: Document, cancelled: Callable[[], bool]
+    ) -> None:
+        state, text = "failed", "it ended unexpectedly"
+        try:
+            with side.queue(), torch.no_grad():
+                self._entered.set()
+                state, text = self._measured(request, side, document, cancelled)
+        except Busy as busy:
+            self._refusal = busy
+        except FAILED as failure:
+            text = describe(failure)
+        finally:
+            if not self._entered.is_set() and self._refusal is None:
+                self._refusal = Busy(f"the queue cannot be had: {text}")
+            fraction = 1.0 if state == "done" else self._progress.fraction
+            if self._entered.is_set():
+                self._progress = Progress(document.id, state, fraction, text)
+            self._entered.set()
+
+    def _measured(
+        self, request: Request, side: HostSide, document: Document, cancelled: Callable[[], bool]
+    ) -> tuple[str, str]:
+        """The state in which the test ends, and a sentence."""
+        keeper = _Keeper(document, side.output_directory(), self._keep)
+        state, text = "failed", "it ended unexpectedly"
+        begin = time.monotonic()
+        try:
+            document.machine = machine(side.device)
+            parts = [part for part in WHAT if part in request.what]
+            for place, part in enumerate(parts):
+                told = self._teller(document.id, place, len(parts))
+                job = Job(request, side, cancelled, told)
+                for row in PARTS[part](job):
+                    document.rows.append(row)
+                    keeper.save()
+                    job.guard().check()
+                self._show(document, job, keeper)
+            document.complete = True
+            state, text = "done", f"done in {time.monotonic() - begin:.0f} s"
+        except Cancelled:
+            state, text = "cancelled", "cancelled; what was measured is kept"
+            document.notes.append("cancelled")
+        except FAILED as failure:
+            text = describe(failure)
+            document.notes.append(f"failed: {text}"[:200])
+        finally:
+            keeper.save()
+            clean(side.device)
+        return state, text
+
+    def _teller(self, ident: str, place: int, parts: int) -> Callable[[float, str], None]:
+        def told(fraction: float, text: str) -> None:
+            whole = (place + min(max(fraction, 0.0), 1.0)) / parts
+            self._progress = Progress(ident, "running", whole, text)
+
+        return told
+
+    def _show(self, document: Document, job: Job, keeper: _Keeper) -> None:
+        if job.shots:
+            self._shots = (document.id, tuple(job.shots))
+
+    def _keep(self, document: Document) -> None:
+        self._results[document.id] = document.as_dict()
+        while len(self._results) > RESULTS_KEPT:
+            del self._results[next(iter(self._results))]
+
+
+class _Keeper:
+    """Keeps the document as it grows, in the session and in a file."""
+
+    def __init__(
+        self, document: Document, directory: Path | None, keep: Callable[[Document], None]
+    ) -> None:
+        self.document = document
+        self.directory = directory
+        self.keep = keep
+
+    def save(self) -> None:
+        """A folder that cannot be written is a note, told once."""
+        if self.directory is not None:
+            try:
+                self.document.write(self.directory)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                self.document.notes.append(f"the result could not be saved: {reason}")
+                self.directory = None
+        self.keep(self.document)
+
+
+session = Session()
+"""The session of the process."""
