@@ -63,6 +63,8 @@ def test_the_whole_command(
     assert reasons.pop("compiled channels-last") == "triton is not installed"
     assert "own convolutions only" in reasons.pop("rocm_sd own convolutions")
     assert not any(reasons.values())
+    assert {row["ran"] != "" for row in rows if row["plan"].startswith("whole frame")} == {True}
+    assert all(row["ran"] == "" for row in rows if not row["way"].startswith("rocm_sd"))
     measured = [row for row in rows if not row["reason"]]
     assert all(row["size"] == 64 and row["runs"] == 1 and row["median_ms"] > 0 for row in measured)
     assert all(row["ms_per_megapixel"] > row["median_ms"] for row in measured)
@@ -182,16 +184,24 @@ def test_a_result_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert __main__.main(["bench", "vae", "--from", str(file)]) == 2
 
 
-def test_own_convolutions_only_is_undone() -> None:
-    variants = {kind: [v.refusals(None, None) for v in op.variants if not v.ours]  # type: ignore[arg-type]
-                for kind, op in CONVS.items()}  # fmt: skip
+def refusals() -> dict[tuple[str, str], list[str]]:
+    problem = CONVS["3x3"].usual[0][1]
+    return {
+        (kind, variant.name): variant.refusals(None, problem)
+        for kind, op in CONVS.items()
+        for variant in op.variants
+    }
+
+
+def test_own_convolutions_only_refuses_torchs_and_is_undone() -> None:
+    before = refusals()
     with ways.own_convolutions_only():
-        for op in CONVS.values():
-            refused = [v.refusals(None, None) for v in op.variants if not v.ours]  # type: ignore[arg-type]
-            assert refused and all(why == ["own convolutions only"] for why in refused)
-    after = {kind: [v.refusals(None, None) for v in op.variants if not v.ours]  # type: ignore[arg-type]
-             for kind, op in CONVS.items()}  # fmt: skip
-    assert after == variants == {kind: [[]] * len(after[kind]) for kind in CONVS}
+        within = refusals()
+    assert refusals() == before
+    for (kind, name), why in within.items():
+        expected = before[kind, name] if name == "rocm_sd" else ["own convolutions only"]
+        assert why == expected
+    assert before["3x3", "torch"] == []
 
 
 def test_the_modules_memory_format_is_put_back(decoder: Coder) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib_rocm_sd.bench.vae import child, coders, picture, plot, tilings
+from lib_rocm_sd.bench.vae import child, coders, plot, tilings
 from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import WAYS
 from tests.vae_models import one_thread
@@ -190,6 +190,8 @@ def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
 
 def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    from lib_rocm_sd.bench.vae import picture
+
     coder = coders.coder("decoder", CPU, torch.float32, small=True)
     latent = coders.structured_latent(192, 128)
     whole, bands, *tiles = picture.decoded(coder, latent)
@@ -205,6 +207,8 @@ def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
 
 def test_what_fails_is_an_empty_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    from lib_rocm_sd.bench.vae import picture
+
     coder = coders.coder("decoder", CPU, torch.float32, small=True)
 
     def short(*args: object) -> torch.Tensor:

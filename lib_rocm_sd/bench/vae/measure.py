@@ -15,6 +15,7 @@ from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
 from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import Runner, Way
 from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.report import report
 from lib_rocm_sd.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.tune import timed
 from lib_rocm_sd.vae.program import Program
@@ -150,7 +151,8 @@ def _figures(
         runner.call(image)
         del ran
         ran = _run(runner, image)
-    row = replace(row, plan=runner.plan(), peak_mib=ran.peak_mib)
+    used = report.summary() if way.level else ""
+    row = replace(row, plan=runner.plan(), ran=used, peak_mib=ran.peak_mib)
     row = _compared(row, ran.output, reference)
     if row.reason:
         return row
@@ -164,6 +166,7 @@ def _run(runner: Runner, image: torch.Tensor) -> _Ran:
     """One run; the peak is over what was held before."""
     device, outputs = image.device, list[torch.Tensor]()
     before = _allocated(device)
+    report.begin()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -10,7 +10,7 @@ from html import escape
 from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import WAYS
 
-WIDTH, HEIGHT, TOP, LEFT, BOTTOM, SPACE, LEGEND = 480, 380, 64, 64, 44, 60, 210
+WIDTH, HEIGHT, TOP, LEFT, BOTTOM, SPACE, LEGEND = 480, 380, 64, 64, 44, 60, 240
 COLOURS = (
     "#b3261e",
     "#e4572e",

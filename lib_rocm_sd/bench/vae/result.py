@@ -23,7 +23,8 @@ class Row:
     `kept_mib`: what the way itself keeps between runs. `error`: max |out - exact| / max |exact|,
     where exact is `reference`'s; `shift`: the same of a channel's mean. `steps`: the largest
     difference to our whole frame in 1/255 of the range, `steps_share` the share of values that
-    differ by any. `reason`: why it was not measured. `note`: what else is to be known.
+    differ by any. `ran`: of ours, the variants of each op. `reason`: why it was not measured.
+    `note`: what else is to be known.
     """
 
     role: str
@@ -47,6 +48,7 @@ class Row:
     steps: float = math.nan
     steps_share: float = math.nan
     plan: str = ""
+    ran: str = ""
     reason: str = ""
     note: str = ""
 
