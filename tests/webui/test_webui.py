@@ -30,7 +30,12 @@ def test_webui(environment: Environment, tmp_path: Path) -> None:
     path = os.pathsep.join([str(environment.folder), str(WEBUI / "double")])
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "",  # the double is started anew some two hundred times
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -36,7 +36,7 @@ callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in CAT
 
 def add_callback(callbacks, fun, *, name=None, category="unknown", filename=None):
     if filename is None:
-        stack = [x for x in inspect.stack() if x.filename != __file__]
+        stack = [x for x in inspect.stack(0) if x.filename != __file__]
         filename = stack[0].filename if stack else "unknown file"
     extension = extensions.find_extension(filename)
     owner = extension.canonical_name if extension else "base"
