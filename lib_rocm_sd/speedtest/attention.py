@@ -15,7 +15,7 @@ from lib_rocm_sd.bench.methods import METHODS
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
 from lib_rocm_sd.ops.base import Variant
-from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, clean, spread, why
+from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import attention_cases
 from lib_rocm_sd.speedtest.result import Row
@@ -55,14 +55,14 @@ def rows(job: Job) -> Iterator[Row]:
             raise
         except FAILED as failure:
             yield from (replace(row, reason=why(failure, where)) for row in empty)
-            clean(job.device)
+            job.clean()
             continue
         for row in empty:
             share_s = shares.next_s()
             job.told(shares.fraction, f"attention, {name}: {row.method}")
             yield _row(row, methods[row.method], case, job, share_s, where)
         del case
-        clean(job.device)
+        job.clean()
 
 
 def _methods(job: Job) -> dict[str, Attention | None]:
@@ -107,7 +107,7 @@ def _row(
     except FAILED as failure:
         return replace(row, reason=why(failure, where))
     finally:
-        clean(job.device)
+        job.clean()
 
 
 def _refusal(refusals: dict[str, list[str]]) -> str:

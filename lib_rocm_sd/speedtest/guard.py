@@ -20,6 +20,8 @@ from lib_rocm_sd.tune import timed
 FAILED = (*FAILURES, MemoryError, LookupError, ArithmeticError, AssertionError, ImportError)
 """What a method, or a host, may die of: the reason of a row, not the end of the test."""
 CHUNK_S = 0.25
+LONG_S = 0.7
+"""A call that takes longer is waited for from beside, so that Cancel need not wait for it."""
 """About how long calls are timed without asking whether to go on."""
 POLL_S = 0.05
 
@@ -31,16 +33,16 @@ class TooLongError(RuntimeError):
 
 
 class Guard:
-    """Asked between calls. `limit_s`: how long a row may take altogether."""
+    """Asked between calls. `limit_s`: how long a row may take altogether.
+
+    `long`: calls may take long, so it is worth to be asked within them.
+    """
 
     def __init__(self, cancelled: Callable[[], bool], limit_s: float = math.inf) -> None:
         self.cancelled = cancelled
         self.limit_s = limit_s
+        self.long = False
         self.end = time.monotonic() + limit_s
-
-    def within(self, limit_s: float) -> Guard:
-        """A guard for the next row."""
-        return Guard(self.cancelled, limit_s)
 
     def check(self) -> None:
         """Raises Cancelled, TooLongError."""
@@ -53,10 +55,11 @@ class Guard:
         """Whether `check` would raise."""
         return self.cancelled() or time.monotonic() > self.end
 
-    def beside(self, work: Callable[[], T]) -> T:
+    def beside(self, work: Callable[[], T], limited: bool = False) -> T:
         """The result of `work`, which cannot be stopped: once cancelled, nobody waits for it.
 
-        What it compiles and tests is kept by the engine all the same.
+        What it compiles and tests is kept by the engine all the same. `limited`: nor is it waited
+        for beyond the row's limit.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -72,13 +75,21 @@ class Guard:
         thread.start()
         while thread.is_alive():
             thread.join(POLL_S)
-            if self.cancelled():
-                raise Cancelled("cancelled")
+            if limited or self.cancelled():
+                self.check()
         if errors:
             raise errors[0]
         if not results:
             raise RuntimeError("kernels could not be made ready")
         return results[0]
+
+    def timed(
+        self, call: Callable[[int], None], runs: int, device: torch.device, expected_s: float
+    ) -> list[float]:
+        """Times in µs of `runs` calls that take about `expected_s` each."""
+        if expected_s < LONG_S:
+            return timed(call, runs, device)
+        return self.beside(lambda: timed(call, runs, device), limited=True)
 
     def times_us(
         self,
@@ -87,6 +98,7 @@ class Guard:
         share_s: float,
         most: int,
         least: int = 3,
+        expected_s: float = 0.0,
     ) -> list[float]:
         """Sorted times of as many calls as `share_s` has room for, `least` to `most`.
 
@@ -98,7 +110,8 @@ class Guard:
         while len(times) < most:
             if not times or self.cancelled():
                 self.check()
-            times += timed(call, min(runs, most - len(times)), device)
+            count = min(runs, most - len(times))
+            times += self.timed(call, count, device, times[-1] / 1e6 if times else expected_s)
             past_s = time.monotonic() - begin
             if (len(times) >= least and past_s >= share_s) or time.monotonic() > self.end:
                 break

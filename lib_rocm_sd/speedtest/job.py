@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.speedtest.guard import Guard
+from lib_rocm_sd.speedtest.guard import Guard, clean
 from lib_rocm_sd.speedtest.presets import Effort, effort
 from lib_rocm_sd.speedtest.request import Request
 from lib_rocm_sd.speedtest.result import Row
@@ -49,6 +49,11 @@ class Job:
     def guard(self) -> Guard:
         """For one row."""
         return Guard(self.cancelled, self.effort.limit_s)
+
+    def clean(self) -> None:
+        """After a row. A cancelled test does not wait for the device: its end cleans up."""
+        if not self.cancelled():
+            clean(self.device)
 
 
 class Shares:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.selftest import describe
-from lib_rocm_sd.speedtest import attention
+from lib_rocm_sd.speedtest import attention, image, vae
 from lib_rocm_sd.speedtest.guard import FAILED, clean
 from lib_rocm_sd.speedtest.job import Job, Part, Shot
 from lib_rocm_sd.speedtest.machine import machine
 from lib_rocm_sd.speedtest.request import WHAT, Request
-from lib_rocm_sd.speedtest.result import Document
+from lib_rocm_sd.speedtest.result import Document, Pair
 from lib_rocm_sd.speedtest.side import Busy, Cancelled, HostSide
 
 __all__ = ["Busy", "Progress", "Session", "session"]
@@ -26,7 +26,7 @@ STATES = ("idle", "running", "done", "cancelled", "failed")
 RESULTS_KEPT = 20
 RUNNING = "a speed test is running"
 
-PARTS: dict[str, Part] = {"attention": attention.rows}
+PARTS: dict[str, Part] = {"attention": attention.rows, "vae": vae.rows, "image": image.rows}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,11 @@ class Session:
         return self._progress
 
     def cancel(self) -> None:
-        """Stop the test that runs, within a second; nothing where none does."""
+        """Stop the test that runs; nothing where none does.
+
+        Its state is "cancelled" within a second; `running` may stay true for as long as the device
+        needs for what it was given already.
+        """
         self._cancel.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -135,7 +139,6 @@ class Session:
     ) -> tuple[str, str]:
         """The state in which the test ends, and a sentence."""
         keeper = _Keeper(document, side.output_directory(), self._keep)
-        state, text = "failed", "it ended unexpectedly"
         begin = time.monotonic()
         try:
             document.machine = machine(side.device)
@@ -145,20 +148,22 @@ class Session:
                 job = Job(request, side, cancelled, told)
                 for row in PARTS[part](job):
                     document.rows.append(row)
-                    keeper.save()
+                    self._shots = (document.id, tuple(job.shots))
+                    keeper.save(job.shots)
                     job.guard().check()
-                self._show(document, job, keeper)
             document.complete = True
             state, text = "done", f"done in {time.monotonic() - begin:.0f} s"
         except Cancelled:
             state, text = "cancelled", "cancelled; what was measured is kept"
             document.notes.append("cancelled")
-        except FAILED as failure:
-            text = describe(failure)
-            document.notes.append(f"failed: {text}"[:200])
-        finally:
             keeper.save()
-            clean(side.device)
+            fraction = self._progress.fraction
+            self._progress = Progress(document.id, state, fraction, text)
+        except FAILED as failure:
+            state, text = "failed", describe(failure)
+            document.notes.append(f"failed: {text}"[:200])
+        keeper.save()
+        clean(side.device)
         return state, text
 
     def _teller(self, ident: str, place: int, parts: int) -> Callable[[float, str], None]:
@@ -167,10 +172,6 @@ class Session:
             self._progress = Progress(ident, "running", whole, text)
 
         return told
-
-    def _show(self, document: Document, job: Job, keeper: _Keeper) -> None:
-        if job.shots:
-            self._shots = (document.id, tuple(job.shots))
 
     def _keep(self, document: Document) -> None:
         self._results[document.id] = document.as_dict()
@@ -188,16 +189,30 @@ class _Keeper:
         self.directory = directory
         self.keep = keep
 
-    def save(self) -> None:
+    def save(self, shots: Sequence[Shot] = ()) -> None:
         """A folder that cannot be written is a note, told once."""
-        if self.directory is not None:
-            try:
+        try:
+            for shot in shots[len(self.document.pictures) :]:
+                self.document.pictures.append(self._pair(shot))
+            if self.directory is not None:
                 self.document.write(self.directory)
-            except OSError as error:
-                reason = error.strerror or type(error).__name__
-                self.document.notes.append(f"the result could not be saved: {reason}")
-                self.directory = None
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            self.document.notes.append(f"the result could not be saved: {reason}")
+            self.directory = None
         self.keep(self.document)
+
+    def _pair(self, shot: Shot) -> Pair:
+        """The shot's files, written beside the document; without a folder its figures alone."""
+        names = {}
+        pictures = {"off": shot.off.image, "on": shot.on.image, "difference": shot.difference}
+        place = len(self.document.pictures) + 1
+        for name, picture in pictures.items() if self.directory is not None else ():
+            assert self.directory is not None
+            self.directory.mkdir(parents=True, exist_ok=True)
+            names[name] = f"{self.document.stem}-{place}-{name}.png"
+            image.plain(picture).save(self.directory / names[name])
+        return Pair(shot.case, **names, largest=shot.largest, mean=round(shot.mean, 4))
 
 
 session = Session()

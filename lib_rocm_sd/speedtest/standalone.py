@@ -1,7 +1,9 @@
-"""A speed test without a WebUI: attention and VAE as the benchmarks have them."""
+"""A speed test without a WebUI: attention and VAE as the benchmarks have them, the little model."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -9,18 +11,21 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import demo
 from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.speedtest.presets import half
-from lib_rocm_sd.speedtest.side import Attention, Picture
+from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Picture
 
 
 class Standalone:
-    """A HostSide for the command line and the demo's page."""
+    """A HostSide for the command line and the demo's page. What is loaded stays loaded."""
 
     def __init__(self, device: torch.device | None = None, directory: Path | None = None) -> None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(kind) if device is None else device
         self._directory = directory
+        self._vae: Any = None
+        self._pipeline: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -36,11 +41,15 @@ class Standalone:
         return {}
 
     def vae(self) -> Any:
-        try:
+        """Stable Diffusion's decoder with random weights; of few channels on a CPU."""
+        if self._vae is None:
             small = self.device.type == "cpu"
-            return coders.coder("decoder", self.device, half(self.device), small).module
-        except ImportError as error:
-            raise ValueError(f"the VAE needs {error.name}, which is not installed") from error
+            try:
+                coder = coders.coder("decoder", self.device, half(self.device), small)
+            except ImportError as error:
+                raise _missing(error) from error
+            self._vae = coder.module
+        return self._vae
 
     def image(
         self,
@@ -50,7 +59,65 @@ class Standalone:
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> Picture:
-        raise ValueError("not yet")
+        """By the little model of this repository."""
+        pipeline = self._loaded()
+        device = self.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        marks: list[float] = []
+
+        def after(_: Any, step: int, time_step: Any, values: dict[str, Any]) -> dict[str, Any]:
+            if step in (0, steps - 1) and device.type == "cuda":
+                torch.cuda.synchronize(device)
+            marks.append(time.perf_counter())
+            progress((step + 1) / (steps + 1))
+            if cancelled():
+                raise Cancelled("cancelled")
+            return values
+
+        begin = time.perf_counter()
+        with _patched(pipeline) if enabled else nullcontext():
+            image = pipeline(
+                PROMPT,
+                num_inference_steps=steps,
+                guidance_scale=demo.GUIDANCE,
+                height=size,
+                width=size,
+                generator=torch.Generator("cpu").manual_seed(SEED),
+                callback_on_step_end=after,
+            ).images[0]
+        seconds = time.perf_counter() - begin
+        peak = (
+            torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else math.nan
+        )
+        return Picture(image, seconds, _speed(marks), peak)
 
     def output_directory(self) -> Path | None:
         return self._directory
+
+    def _loaded(self) -> Any:
+        if self._pipeline is None:
+            if not (demo.MODEL / "model_index.json").is_file():
+                raise ValueError("the little model is missing")
+            try:
+                self._pipeline = demo.load(demo.MODEL, half(self.device)).to(self.device)
+            except ImportError as error:
+                raise _missing(error) from error
+        return self._pipeline
+
+
+def _patched(pipeline: Any) -> AbstractContextManager[Any]:
+    from lib_rocm_sd.hosts.diffusers import patched
+
+    return patched(pipeline)
+
+
+def _missing(error: ImportError) -> ValueError:
+    return ValueError(f"this needs {error.name or 'diffusers'}, which is not installed")
+
+
+def _speed(marks: list[float]) -> float:
+    """Steps per second; the first, which has also what comes before it, does not count."""
+    past = marks[-1] - marks[0] if len(marks) > 1 else 0.0
+    return (len(marks) - 1) / past if past > 0 else math.nan

@@ -50,7 +50,7 @@ def exact(coder: Coder, size: int) -> Exact:
         return Exact(None, "")
     image = coder.random_input(size, size).float()
     try:
-        with torch.no_grad(), _no_tf32():
+        with torch.no_grad(), no_tf32():
             wide = coder.module.to(torch.float32)
             try:
                 return Exact(wide(image).cpu(), "torch float32")
@@ -67,7 +67,8 @@ def exact(coder: Coder, size: int) -> Exact:
 
 
 @contextmanager
-def _no_tf32() -> Iterator[None]:
+def no_tf32() -> Iterator[None]:
+    """Within this, float32 is computed as such."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
     try:

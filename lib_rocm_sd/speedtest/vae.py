@@ -1,0 +1,249 @@
+"""The VAE's decoder: our program, the host's module, tilings; each verified, then timed.
+
+Verified: compared with the same module in float32, up to CHECKED_SIZE at the very size, beyond at
+CHECKED_INSTEAD. Tilings change the picture by their nature: their error is told, not judged.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.bench.vae import tilings
+from lib_rocm_sd.bench.vae.coders import FACTOR
+from lib_rocm_sd.bench.vae.measure import no_tf32
+from lib_rocm_sd.bench.vae.text import FLOOR
+from lib_rocm_sd.engine import engine
+from lib_rocm_sd.ops.conv import CONVS
+from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
+from lib_rocm_sd.speedtest.job import Job, Shares
+from lib_rocm_sd.speedtest.presets import sizes
+from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.side import Cancelled
+from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.program import Program
+
+CHECKED_SIZE, CHECKED_INSTEAD = 1024, 512
+SINGLE_FLOOR = 1e-3
+"""An error in float32 up to this is not asked about; FLOOR has the half types'."""
+EAGER, OVERLAP, PER_TILE = "eager (the module itself)", "overlap-blend tiling", "tiling, own norms"
+Call = Callable[[torch.Tensor, Guard], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Method:
+    """`judged`: whether an error counts as wrong. `plan` describes the last run."""
+
+    name: str
+    call: Call
+    judged: bool = True
+    plan: Callable[[], str] = str
+    get_ready: Callable[[int, Guard], None] = lambda size, guard: None
+
+
+class _Decoder:
+    """The host's module, its inputs and exact results."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = next(module.parameters()).dtype
+        self.channels = int(getattr(getattr(module, "conv_in", None), "in_channels", 4))
+        self._exact: dict[int, torch.Tensor] = {}
+
+    def latent(self, size: int) -> torch.Tensor:
+        """Of size x size pixels, seeded."""
+        side = size // FACTOR
+        generator = torch.Generator("cpu").manual_seed(size)
+        values = torch.randn((1, self.channels, side, side), generator=generator)
+        return values.to(self.device, self.dtype)
+
+    def exact(self, size: int, guard: Guard) -> torch.Tensor:
+        """In float32, by a copy of the module; on the CPU."""
+        if size not in self._exact:
+            single = copy.deepcopy(self.module).float()
+            with no_tf32(), _watched(single, guard, self.device, True):
+                self._exact[size] = single(self.latent(size).float()).cpu()
+            del single
+            clean(self.device)
+        return self._exact[size]
+
+
+def rows(job: Job) -> Iterator[Row]:
+    """One row per size and method. Raises Cancelled."""
+    wanted = sizes(job.request, job.device)
+    try:
+        module = job.side.vae()
+        if module is None:
+            raise ValueError("there is no VAE to run")  # noqa: TRY301
+        decoder = _Decoder(module, job.device)
+        methods = _methods(job, decoder)
+    except Cancelled:
+        raise
+    except FAILED as failure:
+        for size in wanted:
+            yield Row("vae", _case(size), "rocm_sd", reason=why(failure, _picture(size)))
+        return
+    shares = Shares(job.effort.parts_s["vae"], len(wanted) * len(methods))
+    for size in wanted:
+        eager_error = math.nan
+        for method in methods:
+            share_s = shares.next_s()
+            if method.name in (OVERLAP, PER_TILE) and size <= tilings.TILE:
+                continue
+            job.told(shares.fraction, f"VAE, {_picture(size)}: {method.name}")
+            row = _row(method, decoder, size, job, share_s, eager_error)
+            eager_error = row.error if method.name == EAGER else eager_error
+            yield row
+
+
+def _case(size: int) -> str:
+    return f"decode {_picture(size)}"
+
+
+def _picture(size: int) -> str:
+    return f"{size}x{size}"
+
+
+def _methods(job: Job, decoder: _Decoder) -> list[_Method]:
+    """The module itself first: ours is judged by its error."""
+    module, device = decoder.module, decoder.device
+    eager = _Method(EAGER, partial(_eager, module, device))
+    found = [eager, _ours(decoder)]
+    if job.request.preset == "quick":
+        return found
+    tile, margin = tilings.TILE // FACTOR, tilings.DECODER_MARGIN // FACTOR
+
+    def overlap_blend(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
+        return tilings.overlap_blend(lambda x: eager.call(x, guard), latent, (FACTOR, 1), tile)
+
+    def per_tile_norm(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
+        return tilings.per_tile_norm(
+            lambda x: eager.call(x, guard), latent, (FACTOR, 1), tile, margin
+        )
+
+    return [*found, _Method(OVERLAP, overlap_blend, False), _Method(PER_TILE, per_tile_norm, False)]
+
+
+def _eager(
+    module: nn.Module, device: torch.device, latent: torch.Tensor, guard: Guard
+) -> torch.Tensor:
+    with _watched(module, guard, device, guard.long):
+        return module(latent)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _watched(module: nn.Module, guard: Guard, device: torch.device, wait: bool) -> Iterator[None]:
+    """Within this, the module asks before each of its layers whether to go on.
+
+    `wait`: the device has done what came before, as costs some time.
+    """
+
+    def ask(*_: Any) -> None:
+        if wait and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        guard.check()
+
+    hooks = [part.register_forward_pre_hook(ask) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _ours(decoder: _Decoder) -> _Method:
+    program, device = Program(decoder.module), decoder.device
+
+    def get_ready(size: int, guard: Guard) -> None:
+        side = size // FACTOR
+        guard.beside(lambda: program.prepare(side, side, decoder.dtype, device, level=engine.level))
+
+    def run(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
+        try:
+            return program(latent, level=engine.level, interrupt=guard.stop)
+        except Interrupted:
+            guard.check()
+            raise
+
+    def plan() -> str:
+        lacking = engine.usable(device, CONVS["3x3"])
+        made = "" if program.last_plan is None else str(program.last_plan)
+        return f"{made}; convolutions by torch: {lacking[0]}" if lacking else made
+
+    return _Method("rocm_sd", run, True, plan, get_ready)
+
+
+def _row(
+    method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float, eager_error: float
+) -> Row:
+    row = Row("vae", _case(size), method.name)
+    try:
+        method.get_ready(size, job.guard())
+        row = _verified(row, method, decoder, size, job, eager_error)
+        return row if row.reason else _timed(row, method, decoder, size, job, share_s)
+    except Cancelled:
+        raise
+    except FAILED as failure:
+        return replace(row, reason=why(failure, _picture(size)))
+    finally:
+        job.clean()
+
+
+def _verified(
+    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
+) -> Row:
+    """The row with its error, and a reason where that is too large."""
+    at = size if size <= CHECKED_SIZE else CHECKED_INSTEAD
+    guard = job.guard()
+    guard.long = True
+    right = decoder.exact(at, guard)
+    guard = job.guard()
+    guard.long = True
+    call = partial(method.call, decoder.latent(at), guard)
+    made = guard.beside(call, limited=True).float().cpu()
+    if made.shape != right.shape:
+        raise ValueError(f"the output is {tuple(made.shape)}, expected {tuple(right.shape)}")
+    error = float((made - right).abs().max() / right.abs().max())
+    row = replace(row, error=error if math.isfinite(error) else math.nan)
+    floor = FLOOR.get(str(decoder.dtype).removeprefix("torch."), SINGLE_FLOOR)
+    most = max(floor, 0.0 if math.isnan(eager_error) else 2 * eager_error)
+    if not math.isfinite(error):
+        return replace(row, reason="wrong: the output has NaN or infinity")
+    if method.judged and method.name != EAGER and error > most:
+        return replace(row, reason=f"wrong: error {error:.1e}, at most {most:.1e} is right")
+    return row if at == size else replace(row, note=f"checked at {_picture(at)}")
+
+
+def _timed(
+    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
+) -> Row:
+    device, guard, latent = decoder.device, job.guard(), decoder.latent(size)
+    guard.long = True
+
+    def call(number: int) -> None:
+        output = method.call(latent, guard)
+        if not math.isfinite(float(output[0, 0].float().sum())):
+            raise FloatingPointError("wrong: the output has NaN or infinity")
+
+    def run(number: int) -> None:
+        method.call(latent, guard)
+
+    guard.beside(partial(call, 0), limited=True)
+    peak, begin = Peak(device), time.monotonic()
+    guard.beside(partial(run, 0), limited=True)
+    row = replace(row, peak_mib=peak.mib())
+    each_s = time.monotonic() - begin
+    guard.long = each_s > LONG_S
+    times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=each_s)
+    notes = [row.note, method.plan()]
+    return replace(row, **spread(times), note="; ".join(note for note in notes if note))
