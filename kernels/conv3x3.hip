@@ -13,7 +13,7 @@ using Conv = Convolution<Half, 3, CONV_STRIDE, 1>;
 
 EXPORT_LDS_BYTES(Conv::kLdsBytes)
 
-KERNEL(Conv::kThreads) conv3x3(ConvParams p) {
+WAVES_AT_ONCE KERNEL(Conv::kThreads) conv3x3(ConvParams p) {
     LDS(memory, Conv::kLdsBytes);
     Conv(p, memory).run();
 }

@@ -14,7 +14,7 @@ using Conv = Convolution<Half, 2, 1, 2>;
 
 EXPORT_LDS_BYTES(Conv::kLdsBytes)
 
-KERNEL(Conv::kThreads) upsample_conv(ConvParams p) {
+WAVES_AT_ONCE KERNEL(Conv::kThreads) upsample_conv(ConvParams p) {
     LDS(memory, Conv::kLdsBytes);
     Conv(p, memory).run();
 }

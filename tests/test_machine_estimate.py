@@ -111,7 +111,7 @@ def test_what_stands_before_the_loop_counts_once_per_wave() -> None:
         for before in (0, 1000)
     )
     waves = more.compute_ms / bare.compute_ms
-    in_loop = 9 * 16 * 8 * 16 * 320 / 256  # products, tiles of 4x2, cycles, vector instructions
+    in_loop = 9 * 16 * 16 * 16 * 320 / 256  # products, tiles of 4x4, cycles, vector instructions
     assert waves == pytest.approx((in_loop + 1000) / in_loop, rel=1e-6)
 
 

@@ -66,9 +66,12 @@ def test_a_convolution_is_right_on_every_unit(gfx: str, problem: ConvProblem) ->
     check(problem, gfx)
 
 
-@pytest.mark.parametrize("config", [1, 2])
-def test_other_configs_are_right(config: int) -> None:
-    check(CASES[3], "gfx942", config=config)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_other_configs_are_right(gfx: str) -> None:
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for config in range(1, len(MatrixConv("3x3").configs(arch, CASES[3]))):
+        check(CASES[3], gfx, config=config)
 
 
 @pytest.mark.parametrize("problem", [CASES[3], CASES[5], CASES[6]], ids=str)

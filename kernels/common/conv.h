@@ -9,7 +9,9 @@
 // CHUNK_C channels the patch of the input that all taps need is staged once in LDS, f applied on the way, so that f costs
 // each value once per patch and not once per tap; while one chunk is multiplied the next is on its way through registers
 // into a second buffer. Weights are packed beforehand (pack.hip) in the order in which lanes want them and go from memory
-// straight to registers. A lane's column is a pixel, and its rows are channels, which lie together in memory.
+// straight to registers, a step of sixteen channels ahead. A lane's column is a pixel, and its rows are channels, which lie
+// together in memory. A row of taps is one stretch of code that a loop repeats: all nine in one stretch let compilers fetch
+// so far ahead that they run out of registers, and so would multiplications of two taps mingled.
 //
 // A shortcut is more K: the image it comes from multiplied by 1x1 weights, or by the identity for a plain residual. The matrix
 // unit thereby also does what would otherwise be a change of layout, and exactly.
@@ -17,6 +19,31 @@
 #include "mma.h"
 #include "reduce.h"
 #include "tile.h"
+
+#if defined(MATRIX_UNIT_MFMA) && !defined(SIMT_SHIM)
+// Two waves on a SIMD have 256 registers each, all of which hold anything; with more there would be a second kind.
+#define WAVES_AT_ONCE __attribute__((amdgpu_waves_per_eu(2)))
+#else
+#define WAVES_AT_ONCE
+#endif
+
+// What stands before is not interleaved with what stands after, which would cost registers.
+DEVICE void one_by_one() {
+#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
+#if __has_builtin(__builtin_amdgcn_sched_barrier)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+#endif
+}
+
+// Hides the past of some values: a compiler computes nothing of it later, and keeps nothing that it has computed of them.
+template <typename T> DEVICE void settle(T& values) {
+#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
+    u32* words = (u32*)&values;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(T) / 4); ++i) asm volatile("" : "+v"(words[i]));
+#endif
+}
 
 enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
 
@@ -36,12 +63,6 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
 };
 
-// Taps whose multiplications stand one after the other in the code; the rest is a loop. Without a matrix unit they are many.
-#if defined(MATRIX_UNIT_DOT2)
-constexpr int kUnrolledTaps = 1;
-#else
-constexpr int kUnrolledTaps = 9;
-#endif
 
 template <typename Unit> struct Packed {
     static constexpr int kHalves = Unit::kDistinctLanes * (int)(sizeof(typename Unit::A) / 2);  // of one 16 x 16 tile
@@ -60,6 +81,12 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     using Unit = Mma<Half>;
     using A = typename Unit::A;
     using B = typename Unit::B;
+    // Taps and steps whose multiplications stand one after the other in the code. Without a matrix unit they are many.
+#if defined(MATRIX_UNIT_DOT2)
+    static constexpr int kTapsAtOnce = 1, kStepsAtOnce = 1;
+#else
+    static constexpr int kTapsAtOnce = TAPS, kStepsAtOnce = CHUNK_C / 16;
+#endif
     static constexpr int kElements = sizeof(typename Unit::D) / sizeof(float);
     static constexpr int kWaves = WAVES_CO * WAVES_PIX, kThreads = kWaves * WAVE_SIZE;
     static constexpr int kRows = WAVES_PIX * TILES_PIX, kPatchH = (kRows - 1) * STRIDE + TAPS, kPatchW = 15 * STRIDE + TAPS;
@@ -80,7 +107,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     const unsigned char* weights;  // of this phase
     u32 source[kItemsPerThread];   // bytes from `patch` to what this work-item stages
     u32 place[kItemsPerThread];    // bytes from a buffer to where it puts it
-    u32 tile[TILES_CO];            // bytes from a step's weights to this lane's
+    u32 tile[TILES_CO];            // bytes from `weights` to what this lane reads of the chunk's first step
     Words<4> ahead[kItemsPerThread];
     A next[TILES_CO];
     typename Unit::D acc[TILES_CO][TILES_PIX];
@@ -132,68 +159,102 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         }
     }
 
-    DEVICE void fetch(int chunk) {
+    // Reads what will be stored next; `on` bytes further than the last time.
+    DEVICE void fetch(u32 on) {
 #pragma unroll
-        for (int i = 0; i < kItemsPerThread; ++i) ahead[i] = at<Words<4>>(patch + chunk * (CHUNK_C * 2), source[i]);
+        for (int i = 0; i < kItemsPerThread; ++i) {
+            source[i] += on;
+            load_words<4>(ahead[i].word, (const u16*)(patch + source[i]));
+        }
     }
+
+#if defined(__CUDACC__) && !defined(SIMT_SHIM)
+    static DEVICE u32 pair(float low, float high) { return pack2<Half>(low, high); }
+#else
+    // As one value of two halves, which compilers round and put together at once.
+    static DEVICE u32 pair(float low, float high) {
+        typedef _Float16 Two __attribute__((ext_vector_type(2)));
+        if constexpr (Half::kIsBF16) return pack2<Half>(low, high);
+        else return __builtin_bit_cast(u32, Two{(_Float16)low, (_Float16)high});
+    }
+#endif
 
     static DEVICE float silu(float z) { return z * reciprocal(1.0f + exp2_fast(-1.44269504088896341f * z)); }
 
-    DEVICE void store(int chunk) {
-        unsigned char* buffer = lds + chunk % 2 * (kBufferHalves * 2);
-        float norm[16];
-        if constexpr (NORM) {
-            const float* from = p.norm + ((i64)image * p.ci + chunk * CHUNK_C) * 2;
+    // The norm of two channels: scale, shift, scale, shift. `pairs`: of this work-item's eight channels.
+    DEVICE Words<4> norm_of(const float* pairs, int pair) const {
+        return at<Words<4>>(pairs + 4 * pair, thread_id() % kEights * 64);
+    }
+
+    // Pair after pair of channels, so that few of their scales are in registers.
+    DEVICE void normalise(int chunk) {
+        const float* pairs = p.norm + ((i64)image * p.ci + chunk * CHUNK_C) * 2;
+        Words<4> norm = norm_of(pairs, 0);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const Words<4> four = at<Words<4>>(from + 4 * i, thread_id() % kEights * 64);
+        for (int j = 0; j < 4; ++j) {
+            const Words<4> now = norm;
+            if (j < 3) norm = norm_of(pairs, j + 1);
 #pragma unroll
-                for (int j = 0; j < 4; ++j) norm[4 * i + j] = bits_float(four.word[j]);
+            for (int i = 0; i < kItemsPerThread; ++i) {
+                const float low = Half::to((u16)ahead[i].word[j]), high = Half::to((u16)(ahead[i].word[j] >> 16));
+                ahead[i].word[j] = pair(silu(fma_f32(low, bits_float(now.word[0]), bits_float(now.word[1]))),
+                                        silu(fma_f32(high, bits_float(now.word[2]), bits_float(now.word[3]))));
             }
+            one_by_one();
         }
+    }
+
+    DEVICE void store(int chunk) {
+        if constexpr (NORM) normalise(chunk);
+        unsigned char* buffer = lds + chunk % 2 * (kBufferHalves * 2);
 #pragma unroll
         for (int i = 0; i < kItemsPerThread; ++i) {
-            Words<4> value;  // word by word: copied whole, `ahead` would lie in scratch memory or LDS
+            Words<4> value;
 #pragma unroll
             for (int j = 0; j < 4; ++j) value.word[j] = ahead[i].word[j];
-            if constexpr (NORM)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const float low = Half::to((u16)value.word[j]), high = Half::to((u16)(value.word[j] >> 16));
-                    value.word[j] = pack2<Half>(silu(fma_f32(low, norm[4 * j], norm[4 * j + 1])),
-                                                silu(fma_f32(high, norm[4 * j + 2], norm[4 * j + 3])));
-                }
             *(Words<4>*)(buffer + place[i]) = value;
         }
     }
 
     DEVICE int co_tile(int i) const { return min2(first_co_tile + i, (int)p.co / 16 - 1); }
 
-    // The weights of a step, counted over all chunks.
+    // The weights of a step of this chunk, or of the next one's first. There is a tile after the last one.
     DEVICE void fetch_weights(int step) {
-        const unsigned char* base = weights + step * kTileBytes;
 #pragma unroll
-        for (int i = 0; i < TILES_CO; ++i) load_words<sizeof(A) / 4>(next[i].w, (const u16*)(base + tile[i]));
+        for (int i = 0; i < TILES_CO; ++i) load_words<sizeof(A) / 4>(next[i].w, (const u16*)(weights + tile[i] + step * kTileBytes));
     }
 
-    DEVICE void multiply(int chunk, int last_step) {
-        const u16* buffer = (const u16*)lds + chunk % 2 * kBufferHalves;
-#pragma unroll kUnrolledTaps
-        for (int tap = 0; tap < TAPS * TAPS; ++tap)
+    // `taps`: the first of those that stand one after the other in the code.
+    DEVICE void multiply(const u16* taps) {
 #pragma unroll
-            for (int k = 0; k < kSteps; ++k) {
+        for (int tap = 0; tap < kTapsAtOnce; ++tap) {
+#pragma unroll
+            for (int k = 0; k < kStepsAtOnce; ++k) {
                 A a[TILES_CO];
 #pragma unroll
                 for (int i = 0; i < TILES_CO; ++i) a[i] = next[i];
-                fetch_weights(min2(chunk * kChunkTiles + tap * kSteps + k + 1, last_step));
+                fetch_weights(tap * kStepsAtOnce + k + 1);
 #pragma unroll
                 for (int j = 0; j < TILES_PIX; ++j) {
-                    const int row = (wave_pix * TILES_PIX + j) * STRIDE + tap / TAPS;
-                    const auto b = Unit::load_b(buffer + (row * kPatchW + tap % TAPS) * kLd + k * 16, kLd * STRIDE, 15);
+                    const B b = Unit::load_b(taps + (j * STRIDE * kPatchW + tap) * kLd + k * 16, kLd * STRIDE, 15);
 #pragma unroll
                     for (int i = 0; i < TILES_CO; ++i) Unit::template multiply<16>(a[i], b, acc[i][j]);
                 }
             }
+            one_by_one();
+        }
+#pragma unroll
+        for (int i = 0; i < TILES_CO; ++i) tile[i] += kTapsAtOnce * kStepsAtOnce * kTileBytes;
+    }
+
+    DEVICE void multiply_chunk(int chunk) {
+        const u16* row = (const u16*)lds + chunk % 2 * kBufferHalves + wave_pix * TILES_PIX * STRIDE * kPatchW * kLd;
+#pragma unroll 1
+        for (int y = 0; y < TAPS; ++y, row += kPatchW * kLd)
+#pragma unroll 1
+            for (int x = 0; x < TAPS; x += kTapsAtOnce)
+#pragma unroll 1
+                for (int k = 0; k < kSteps; k += kStepsAtOnce) multiply(row + x * kLd + k * 16);
     }
 
     DEVICE int pixel_y(int j) const { return first_y + wave_pix * TILES_PIX + j; }
@@ -207,12 +268,16 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     DEVICE void add_shortcut() {
         const int last = min2((int)p.out_w - 1 - first_x, 15), steps = (int)p.shortcut_ci / 16;
         if constexpr (SHORTCUT == kShortcutIdentity) {
-            const A a = Packed<Unit>::load(p.shortcut_weights);
+            A a = Packed<Unit>::load(p.shortcut_weights);
 #pragma unroll
-            for (int j = 0; j < TILES_PIX; ++j)
+            for (int j = 0; j < TILES_PIX; ++j) {
 #pragma unroll
-                for (int i = 0; i < TILES_CO; ++i)
+                for (int i = 0; i < TILES_CO; ++i) {
                     Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(j) + co_tile(i) * 16, (int)p.shortcut_stride, last), acc[i][j]);
+                    if constexpr (kTapsAtOnce == 1) one_by_one(), settle(a), settle(acc[i][j]);
+                }
+                one_by_one();
+            }
         } else {
 #pragma unroll 1
             for (int k = 0; k < steps; ++k) {
@@ -224,7 +289,10 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                 for (int j = 0; j < TILES_PIX; ++j) {
                     const B b = Unit::gather_b(shortcut_row(j) + k * 16, (int)p.shortcut_stride, last);
 #pragma unroll
-                    for (int i = 0; i < TILES_CO; ++i) Unit::template multiply<16>(a[i], b, acc[i][j]);
+                    for (int i = 0; i < TILES_CO; ++i) {
+                        Unit::template multiply<16>(a[i], b, acc[i][j]);
+                        if constexpr (kTapsAtOnce == 1) one_by_one(), settle(a[i]);
+                    }
                 }
             }
         }
@@ -305,13 +373,14 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                             for (int w = 0; w < (int)(sizeof(piece) / 4); ++w) overflown |= unfit(piece.word[w]);
                     }
                 });
+                one_by_one();
             }
         }
         if (overflown && p.overflow) *p.overflow = 1;
     }
 
     DEVICE void run() {
-        const int chunks = (int)p.ci / CHUNK_C, last_step = chunks * kChunkTiles - 1;
+        const int chunks = (int)p.ci / CHUNK_C;
         fetch(0);
         fetch_weights(0);
 #pragma unroll
@@ -324,8 +393,8 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         for (int chunk = 0; chunk < chunks; ++chunk) {
             store(chunk);
             barrier();
-            fetch(min2(chunk + 1, chunks - 1));
-            multiply(chunk, last_step);
+            fetch(chunk + 1 < chunks ? CHUNK_C * 2 : 0);
+            multiply_chunk(chunk);
         }
         if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
         if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // `out` may be `shortcut`; LDS gets another use

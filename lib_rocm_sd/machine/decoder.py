@@ -106,7 +106,7 @@ class _Maker:
         shortcut_channels: int = 0,
     ) -> None:
         taken = -(-taken // 16) * 16
-        form = Form(kind, "float16", norm, shortcut, statistics, chunk_of(taken))
+        form = Form(kind, "float16", norm, shortcut, statistics, chunk_of(taken, kind))
         launch = ConvLaunch(name, form, *self.size, taken, out, shortcut_channels)
         self.launches.append(launch)
         self.size = launch.out_size

@@ -86,7 +86,12 @@ class MatrixConv(Variant[ConvProblem]):
         """What the kernel is compiled for."""
         p = problem
         return Form(
-            p.kind, p.dtype, p.norm, p.shortcut, p.statistics, kernel.chunk_of(p.in_channels)
+            p.kind,
+            p.dtype,
+            p.norm,
+            p.shortcut,
+            p.statistics,
+            kernel.chunk_of(p.in_channels, p.kind),
         )
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:

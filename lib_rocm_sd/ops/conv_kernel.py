@@ -77,9 +77,12 @@ class Form:
     chunk_c: int = 32
 
 
-def chunk_of(in_channels: int) -> int:
-    """Input channels that are staged at a time; `in_channels` is a multiple of 16."""
-    return 32 if in_channels % 32 == 0 else 16
+def chunk_of(in_channels: int, kind: str = "3x3") -> int:
+    """Input channels that are staged at a time; `in_channels` is a multiple of 16.
+
+    With stride 2 a patch has four times the pixels, and two work-groups shall fit a CU.
+    """
+    return 16 if kind == "3x3 stride 2" or in_channels % 32 else 32
 
 
 def configs(
@@ -99,19 +102,35 @@ def configs(
     if out_channels <= 16:
         return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
     if form.kind == "3x3 stride 2":
-        return (of(2, 2, 2, 2),)
-    usual: tuple[ConvConfig, ...] = (of(2, 2, 4, 2), of(4, 2, 2, 2))
-    if arch.matrix == "mfma":
-        usual = (of(2, 2, 4, 4), *usual)
-    if arch.matrix == "mma_sm80":
-        wide = (of(4, 1, 4, 4),) if out_channels % 256 == 0 else ()
-        usual = (*wide, of(4, 1, 2, 4), of(4, 2, 2, 2))
+        return (of(2, 2, 4 if arch.matrix.startswith(("wmma", "mfma")) else 2, 2),)
+    sizes = _SIZES[arch.matrix]
+    if arch.matrix == "mma_sm80" and out_channels % 256 == 0:
+        sizes = ((4, 1, 4, 4), *sizes)
+    found = [of(*each) for each in sizes]
+    if arch.is_amd:  # staged once for as many channels as there are
+        found.sort(key=lambda config: (config.block_co > out_channels, -config.block_co))
     if in_place and form.shortcut == "conv":
-        wider = (usual[0], of(4, 2, 4, 2), of(8, 1, 4, 2))
-        return tuple(config for config in wider if config.block_co >= out_channels)[:1]
-    return usual
+        found = [*found, *(of(*each) for each in _WIDEST[arch.matrix])]
+        found = [config for config in found if config.block_co >= out_channels][:1]
+    return tuple(found)
 
 
+_SIZES = {
+    "dot2": ((2, 2, 2, 4), (4, 2, 2, 4), (8, 2, 2, 4)),
+    "wmma_gfx11": ((2, 4, 4, 2), (4, 4, 4, 2)),
+    "wmma_gfx12": ((2, 2, 4, 4), (4, 2, 4, 4)),
+    "mfma": ((2, 2, 4, 4), (4, 2, 4, 4)),
+    "mma_sm80": ((4, 1, 2, 4), (4, 2, 2, 2)),
+}
+"""Waves along channels and pixels, then tiles of a wave likewise, by matrix unit."""
+_WIDEST = {
+    "dot2": ((8, 1, 4, 2),),
+    "wmma_gfx11": ((8, 1, 4, 2),),
+    "wmma_gfx12": ((8, 1, 4, 4),),
+    "mfma": ((8, 1, 4, 4),),
+    "mma_sm80": ((4, 2, 4, 2), (8, 1, 4, 2)),
+}
+"""For what only a work-group that makes all channels can do."""
 LEAST_ROWS = 4
 """Of a work-group, in any config."""
 
@@ -162,7 +181,7 @@ def _shipped_launches() -> list[tuple[Form, int, bool]]:
         found += [
             (Form("3x3", statistics=statistics, chunk_c=16), 512, False),  # the decoder's first
             (Form("3x3", statistics=statistics, chunk_c=16), 128, False),  # the encoder's first
-            (Form("3x3 stride 2", statistics=statistics), 512, False),
+            (Form("3x3 stride 2", statistics=statistics, chunk_c=16), 512, False),
             (Form("upsample", statistics=statistics), 512, False),
         ]
         for shortcut in SHORTCUTS:

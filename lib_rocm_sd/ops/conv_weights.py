@@ -97,7 +97,7 @@ class ConvWeights:
     ) -> PackedWeights:
         weight = self.weight.to(x.device)
         phases = phase_weights(weight) if kind == "upsample" else [weight]
-        tiles = torch.cat([_tiles(w.float(), x.shape[3]) for w in phases])
+        tiles = torch.cat([_tiles(w.float(), x.shape[3], kind) for w in phases])
         co = (weight.shape[0] + 15) // 16 * 16
         bias = F.pad(self.bias.to(x.device, torch.float32), (0, co - weight.shape[0]))
         extra = None
@@ -130,9 +130,9 @@ def phase_weights(weight: torch.Tensor) -> list[torch.Tensor]:
     return [halves(halves(wide, py, 2), px, 3) for py in (0, 1) for px in (0, 1)]
 
 
-def _tiles(weight: torch.Tensor, in_channels: int) -> torch.Tensor:
+def _tiles(weight: torch.Tensor, in_channels: int, kind: str) -> torch.Tensor:
     """(Co, Ci, T, T) -> (co / 16, ci / chunk, taps, chunk / 16, 16, 16), zero-padded."""
-    chunk = kernel.chunk_of(in_channels)
+    chunk = kernel.chunk_of(in_channels, kind)
     out, taken = weight.shape[:2]
     padded = F.pad(weight.flatten(2), (0, 0, 0, in_channels - taken, 0, -out % 16))
     split = padded.unflatten(1, (-1, chunk // 16, 16)).unflatten(0, (-1, 16))
@@ -142,10 +142,13 @@ def _tiles(weight: torch.Tensor, in_channels: int) -> torch.Tensor:
 def _launch_pack(
     tiles: torch.Tensor, x: torch.Tensor, launch: Launch, config: ConvConfig
 ) -> torch.Tensor:
-    """Tiles (..., 16, 16) in the order of the matrix unit's lanes."""
+    """Tiles (..., 16, 16) in the order of the matrix unit's lanes.
+
+    After the last one there is memory for another, which is read ahead and not used.
+    """
     plain = tiles.to(x.dtype).contiguous()
     count = plain.numel() // 256
-    packed = x.new_empty((count * config.tile_halves,))
+    packed = x.new_empty(((count + 1) * config.tile_halves,))
     params = PackParams(plain.data_ptr(), packed.data_ptr())
     launch(kernel.pack_spec(DTYPE_NAMES[x.dtype]), count, config.wave_size, params, x.device)
     return packed
