@@ -21,13 +21,16 @@ from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.planner import default_launcher
+from lib_rocm_sd.speedtest import command as speed
 
 RUNS = 50
+OPS = ("attention", "group_norm", "vae", "speed")
+"""`speed`: the speed test that the WebUI's tab runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("op", choices=["attention", "group_norm", "vae"], help="what to time")
+    parser.add_argument("op", choices=OPS, help="what to time")
     parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument(
@@ -36,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
     vae.add_arguments(parser.add_argument_group("vae"))
+    speed.add_arguments(parser.add_argument_group("speed"))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
     if args.runs is not None and args.runs < 1:
         print("--runs must be at least 1", file=sys.stderr)
         return 2
+    if args.op == "speed":
+        return speed.run(args)
     if args.op != "vae":
         args.runs = args.runs or RUNS
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))

@@ -135,7 +135,7 @@ def history(directory: Path | None, machine: Mapping[str, Any]) -> History:
         try:
             document = read(path)
         except (OSError, ValueError) as error:
-            skipped[path.name] = _line(error)
+            skipped[path.name] = reason_of(error)
             continue
         if same_machine(document.machine, machine):
             documents.append(document)
@@ -159,7 +159,7 @@ def same_machine(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one.get(key) == other.get(key) for key in ("card", "gfx", "backend", "os"))
 
 
-def _line(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Why a file was not taken, without its path."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
@@ -188,6 +188,11 @@ def parse(data: bytes) -> Document:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"no result of this speed test: format is not {FORMAT!r}")
     return _document(content)
+
+
+def of(content: dict[str, Any]) -> Document:
+    """The document that `Document.as_dict` gave."""
+    return parse(json.dumps(content).encode())
 
 
 def _refuse(word: str) -> float:
@@ -268,6 +273,8 @@ def _row(item: object) -> Row:
     row = Row(**texts, **figures, runs=runs)
     if not row.reason and not row.median > 0:
         raise ValueError("a row has neither a figure above 0 nor a reason")
+    if row.p10 > row.median or row.p90 < row.median:
+        raise ValueError("a row's median is not between its p10 and p90")
     return row
 
 

@@ -64,6 +64,7 @@ class Session:
             document = Document({}, request.as_dict())
             before = self._progress
             self._progress = Progress(document.id, "running", 0.0, "getting ready")
+            self._keep(document)
             work = (request, side, document, self._cancel.is_set)
             name = "rocm_sd speed test"
             self._thread = threading.Thread(target=self._run, args=work, name=name, daemon=True)
@@ -73,6 +74,7 @@ class Session:
             if refusal is not None:
                 self._thread.join()
                 self._progress = before
+                del self._results[document.id]
                 raise refusal
         return document.id
 
