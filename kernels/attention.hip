@@ -18,12 +18,16 @@
 // head_dim need not be a multiple of 16: q k^T runs over zero-padded columns (40 -> 48); V, O and all memory traffic have
 // exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
 //
+// Tried: on an NVIDIA H200, head_dim 40 and 64, 4096 keys, fetching the next tile of K and V into registers while this one is
+// computed (AHEAD) and two tiles of queries per wave took 404 to 268 us and 670 to 472 us; zeroing the rows past the end when they
+// are loaded instead of when they are stored undid it, since the load then has to be waited for. On AMD both cost registers.
+//
 // NaN and infinity propagate as in torch. A query whose keys are all masked gives zeros.
 #include "common/mma.h"
 #include "common/reduce.h"
 #include "common/tile.h"
 
-// BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K come as definitions
+// BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD come as definitions
 // (lib_rocm_sd/ops/attention_kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 
@@ -36,7 +40,8 @@ struct AttentionParams {  // the same in attention_kernel.py
     i64 q_stride[3], k_stride[3], v_stride[3];  // batch, seq, head; in elements
     i64 mask_stride[4];                         // batch, head, query, key; in elements
     u32 heads, seq_q, seq_k, q_blocks;
-    float scale;  // times log2(e)
+    float scale;  // times log2(e); above 0
+    u32 flip;     // 0x80008000 where q is to be negated, which makes up for a negative scale
     u32 aligned;  // q, k and v may be read by 16-byte accesses
 };
 
@@ -82,6 +87,8 @@ struct Attention {
     typename Unit::B p_fragment[Q_TILES][kWaveTilesK];
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];
+    TileAhead<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
+    TransposedTileAhead<CHUNK_K, HEAD_DIM, kLdV, kThreads> values;
 
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(memory) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
@@ -101,11 +108,19 @@ struct Attention {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
     }
 
+    // Zeros in the columns after head_dim, once: no tile is written there. Without Q_IN_LDS, K takes the place of Q.
+    DEVICE void clear_padding() {
+        if constexpr (!kHalfTile) return;
+        clear_columns<Q_IN_LDS ? kBlockQ : max2(kBlockQ, BLOCK_K), HEAD_DIM, kPaddedD, kLdQ, kThreads>((u16*)lds);
+        if constexpr (Q_IN_LDS) clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(k_tiles());
+    }
+
     DEVICE void load_queries() {
         const u16* q = p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1];
         const int rows = (int)p.seq_q - first_q;
-        if (p.aligned) stage<kBlockQ, kPaddedD, HEAD_DIM, kLdQ, kThreads, true>((u16*)lds, q, p.q_stride[1], rows);
-        else stage<kBlockQ, kPaddedD, HEAD_DIM, kLdQ, kThreads, false>((u16*)lds, q, p.q_stride[1], rows);
+        if (p.aligned) stage<kBlockQ, HEAD_DIM, kLdQ, kThreads, true>((u16*)lds, q, p.q_stride[1], rows, p.flip);
+        else stage<kBlockQ, HEAD_DIM, kLdQ, kThreads, false>((u16*)lds, q, p.q_stride[1], rows, p.flip);
+        clear_padding();
         if constexpr (!Q_IN_LDS) {
             barrier();
 #pragma unroll
@@ -122,19 +137,31 @@ struct Attention {
         }
     }
 
-    // A chunk of columns has CHUNK_D of them, unless it is the only one.
+    DEVICE const u16* key_rows(int first_k, int chunk) const { return k + first_k * p.k_stride[1] + chunk * CHUNK_D; }
+    DEVICE const u16* value_rows(int first_k) const { return v + first_k * p.v_stride[1]; }
+
     DEVICE void stage_keys(int first_k, int chunk) {
-        constexpr int kValid = CHUNK_D < kPaddedD ? CHUNK_D : HEAD_DIM;
-        const u16* from = k + first_k * p.k_stride[1] + chunk * CHUNK_D;
+        constexpr int kColumns = min2(CHUNK_D, HEAD_DIM);
         const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) stage<BLOCK_K, CHUNK_D, kValid, kLdK, kThreads, true>(k_tiles(), from, p.k_stride[1], rows);
-        else stage<BLOCK_K, CHUNK_D, kValid, kLdK, kThreads, false>(k_tiles(), from, p.k_stride[1], rows);
+        const u16* from = key_rows(first_k, chunk);
+        if (p.aligned) stage<BLOCK_K, kColumns, kLdK, kThreads, true>(k_tiles(), from, p.k_stride[1], rows);
+        else stage<BLOCK_K, kColumns, kLdK, kThreads, false>(k_tiles(), from, p.k_stride[1], rows);
     }
     DEVICE void stage_values(int first_k) {
-        const u16* from = v + first_k * p.v_stride[1];
         const int rows = (int)p.seq_k - first_k;
+        const u16* from = value_rows(first_k);
         if (p.aligned) stage_transposed<CHUNK_K, HEAD_DIM, kLdV, kThreads, true>(v_tiles(), from, p.v_stride[1], rows);
         else stage_transposed<CHUNK_K, HEAD_DIM, kLdV, kThreads, false>(v_tiles(), from, p.v_stride[1], rows);
+    }
+    DEVICE void fetch(int first_k) {
+        const int rows = (int)p.seq_k - first_k;
+        if (p.aligned) {
+            keys.template fetch<true>(key_rows(first_k, 0), p.k_stride[1], rows);
+            values.template fetch<true>(value_rows(first_k), p.v_stride[1], rows);
+        } else {
+            keys.template fetch<false>(key_rows(first_k, 0), p.k_stride[1], rows);
+            values.template fetch<false>(value_rows(first_k), p.v_stride[1], rows);
+        }
     }
 
     // S^T += K Q^T over one chunk of columns.
@@ -170,9 +197,12 @@ struct Attention {
         else return kLog2E * ((const float*)p.mask)[i];
     }
 
-    // Scores to base-2 logits; keys past the end weigh nothing.
-    DEVICE void scale_and_mask(int first_k) {
+    // With a mask, scores become base-2 logits here; without one, p.scale is part of the exponent's FMA. Keys past the end weigh
+    // nothing.
+    DEVICE void mask_scores(int first_k) {
         const bool tail = first_k + BLOCK_K > (int)p.seq_k;
+        if constexpr (MASK_KIND == kMaskNone)
+            if (!tail) return;
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             i64 mask_rows[Unit::kColumns] = {};
@@ -184,16 +214,15 @@ struct Attention {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     float& x = s[t][i].v[e];
-                    x *= p.scale;
                     const int key = first_k + (wave_d * kWaveTilesK + i) * 16 + Unit::row(e);
                     if constexpr (MASK_KIND != kMaskNone)
-                        x += mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
+                        x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
                     if (tail) x = key < (int)p.seq_k ? x : -infinity();
                 }
         }
     }
 
-    // The largest logit of each of this lane's queries over the tile, over all waves that share the query.
+    // The largest score or logit of each of this lane's queries over the tile, over all waves that share the query.
     DEVICE void tile_max(float (&largest)[Q_TILES][Unit::kColumns]) {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t)
@@ -221,7 +250,8 @@ struct Attention {
     }
 
     DEVICE void softmax(int first_k) {
-        scale_and_mask(first_k);
+        const float scale = MASK_KIND == kMaskNone ? p.scale : 1.0f;
+        mask_scores(first_k);
         float largest[Q_TILES][Unit::kColumns];
         tile_max(largest);
 #pragma unroll
@@ -229,7 +259,7 @@ struct Attention {
             float base[Unit::kColumns], shrink[Unit::kColumns];
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                const float m_new = max_f32(m[t][c], largest[t][c]);
+                const float m_new = max_f32(m[t][c], largest[t][c] * scale);
                 // With a mask, a query may not have met any key yet: any finite base gives p = 0 for it. Without one,
                 // -inf - -inf = NaN is what torch gives too.
                 base[c] = MASK_KIND != kMaskNone && m_new == -infinity() ? 0.0f : m_new;
@@ -246,7 +276,7 @@ struct Attention {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     float& x = s[t][i].v[e];
-                    x = exp2_fast(x - base[Unit::column_of(e)]);
+                    x = exp2_fast(fma_f32(x, scale, -base[Unit::column_of(e)]));
                     l[t][Unit::column_of(e)] += x;
                 }
                 p_fragment[t][i] = Unit::pack(s[t][i]);
@@ -319,32 +349,58 @@ struct Attention {
         }
     }
 
-    DEVICE void run() {
-        load_queries();
-#pragma unroll
-        for (int t = 0; t < Q_TILES; ++t)
-#pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) s[t][i] = {};
+    // All of a tile of K and V lies in LDS. With AHEAD the next one is meanwhile on its way through registers.
+    DEVICE void run_whole() {
+        if constexpr (AHEAD) fetch(0);
+#pragma unroll 1
+        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+            barrier();  // what lay in LDS has been read by all
+            if constexpr (AHEAD) {
+                keys.store(k_tiles());
+                values.store(v_tiles());
+            } else {
+                stage_keys(first_k, 0);
+                stage_values(first_k);
+            }
+            barrier();
+            if (AHEAD && first_k + BLOCK_K < (int)p.seq_k) fetch(first_k + BLOCK_K);
+            score(0);
+            softmax(first_k);
+            if constexpr (WAVES_D > 1) barrier();  // P is complete
+            accumulate(0);
+        }
+    }
+
+    // A chunk of K or V lies in LDS at a time.
+    DEVICE void run_in_parts() {
+#pragma unroll 1
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
 #pragma unroll 1
             for (int chunk = 0; chunk < kPaddedD / CHUNK_D; ++chunk) {
                 barrier();  // what lay in this part of LDS has been read by all
                 stage_keys(first_k, chunk);
-                if constexpr (!kParts) stage_values(first_k);
                 barrier();
                 score(chunk);
             }
             softmax(first_k);
 #pragma unroll 1
             for (int chunk = 0; chunk < BLOCK_K / CHUNK_K; ++chunk) {
-                if constexpr (kParts || WAVES_D > 1) barrier();  // K has been read, P is complete
-                if constexpr (kParts) {
-                    stage_values(first_k + chunk * CHUNK_K);
-                    barrier();
-                }
+                barrier();  // K has been read, P is complete
+                stage_values(first_k + chunk * CHUNK_K);
+                barrier();
                 accumulate(chunk);
             }
         }
+    }
+
+    DEVICE void run() {
+        load_queries();
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < kWaveTilesK; ++i) s[t][i] = {};
+        if constexpr (kParts) run_in_parts();
+        else run_whole();
         finish();
     }
 };

@@ -46,6 +46,10 @@ __all__ = [
 ]
 
 LOG2_E = math.log2(math.e)
+LEAST_SCALE = 1e-30
+"""In place of 0, with which keys past the end would be NaN; the weights are equal all the same."""
+FLIP = 0x80008000
+"""Changes the sign of two halves."""
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
 MAX_WORK_ITEMS = (1 << 32) - 1
@@ -135,7 +139,8 @@ class MatrixAttention(Variant[AttentionProblem]):
             params.mask_stride = mask.stride()
         params.heads, params.seq_q, params.seq_k = heads, seq_q, seq_k
         params.q_blocks = -(-seq_q // config.block_q)
-        params.scale = (1.0 / math.sqrt(head_dim) if scale is None else scale) * LOG2_E
+        factor = (1.0 / math.sqrt(head_dim) if scale is None else scale) * LOG2_E
+        params.scale, params.flip = abs(factor) or LEAST_SCALE, FLIP if factor < 0 else 0
         params.aligned = _aligned(params)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
         launch(spec, params.q_blocks * heads * batch, config.block, params, q.device)

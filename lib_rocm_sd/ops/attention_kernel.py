@@ -6,6 +6,7 @@ Needs no torch, so that install.py can use it.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -39,6 +40,7 @@ class AttentionParams(ctypes.Structure):
         ("seq_k", ctypes.c_uint32),
         ("q_blocks", ctypes.c_uint32),
         ("scale", ctypes.c_float),
+        ("flip", ctypes.c_uint32),
         ("aligned", ctypes.c_uint32),
     ]
 
@@ -55,6 +57,7 @@ class AttentionConfig:
     chunk_d: int
     chunk_k: int
     wave_size: int
+    ahead: bool = False
 
     @property
     def block_q(self) -> int:
@@ -84,10 +87,16 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
     padded = (head_dim + 15) // 16 * 16
     few_registers = arch.matrix == "dot2"
 
-    def whole(waves_q: int, waves_d: int, block_k: int, q_in_lds: bool) -> AttentionConfig:
-        return AttentionConfig(
-            waves_q, waves_d, 1, block_k, q_in_lds, padded, block_k, arch.wave_size
-        )
+    def whole(
+        waves_q: int,
+        waves_d: int,
+        block_k: int,
+        q_in_lds: bool,
+        q_tiles: int = 1,
+        ahead: bool = False,
+    ) -> AttentionConfig:
+        chunks = (padded, block_k, arch.wave_size)
+        return AttentionConfig(waves_q, waves_d, q_tiles, block_k, q_in_lds, *chunks, ahead)
 
     if head_dim > 256:
         return (
@@ -96,12 +105,31 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         )
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
+    if arch.matrix == "mma_sm80":
+        return _development_configs(head_dim, whole)
     if head_dim > 128 or (few_registers and head_dim > 80):
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
     four, eight = whole(4, 1, 64, False), whole(8, 1, 64, False)
+    ahead = () if few_registers else (whole(8, 1, 32, False, ahead=True),)
     if head_dim <= 80 and arch.matrix.startswith("wmma"):  # also fewer registers: 156 for 230
-        return (eight, four, whole(4, 1, 32, False))
-    return (four, eight, whole(4, 1, 32, False))
+        return (eight, four, whole(4, 1, 32, False), *ahead)
+    return (four, eight, whole(4, 1, 32, False), *ahead)
+
+
+def _development_configs(
+    head_dim: int, whole: Callable[..., AttentionConfig]
+) -> tuple[AttentionConfig, ...]:
+    """What an NVIDIA card with its many registers does best with, head_dim up to 160."""
+    pairs = whole(4, 1, 32, False, 2, True)
+    if head_dim <= 48:
+        return (whole(4, 1, 64, False, 2, True), pairs, whole(8, 1, 64, False))
+    if head_dim <= 64:
+        return (pairs, whole(8, 1, 32, False, 2, True), whole(8, 1, 64, False))
+    if head_dim <= 80:
+        return (whole(8, 1, 64, False, 1, True), pairs, whole(8, 1, 32, False, 1, True))
+    if head_dim <= 128:
+        return (whole(8, 1, 32, True, 2, True), whole(8, 1, 64, False, 1, True))
+    return (whole(4, 1, 32, False, 1, True), whole(2, 2, 32, True, 1, True))
 
 
 @cache
@@ -123,6 +151,7 @@ def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> Kerne
         "Q_IN_LDS": int(config.q_in_lds),
         "CHUNK_D": config.chunk_d,
         "CHUNK_K": config.chunk_k,
+        "AHEAD": int(config.ahead),
     }
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
