@@ -1,0 +1,150 @@
+"""Machine code to instructions, by tinygrad's decoders, with names that all families share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tests.amdgpu.errors import UnsupportedError
+
+FAMILIES = {"gfx1100": "rdna3", "gfx1101": "rdna3", "gfx1102": "rdna3", "gfx1103": "rdna3"}
+FAMILIES |= {"gfx1150": "rdna3", "gfx1151": "rdna3", "gfx1152": "rdna3", "gfx1153": "rdna3"}
+FAMILIES |= {"gfx1200": "rdna4", "gfx1201": "rdna4", "gfx90a": "cdna", "gfx942": "cdna"}
+
+_RDNA4_TO_COMMON = {
+    "V_MAD_CO_U64_U32": "V_MAD_U64_U32",
+    "V_MAD_CO_I64_I32": "V_MAD_I64_I32",
+    "V_MAX_NUM_F32": "V_MAX_F32",
+    "V_MIN_NUM_F32": "V_MIN_F32",
+    "V_MAX3_NUM_F32": "V_MAX3_F32",
+    "V_MIN3_NUM_F32": "V_MIN3_F32",
+    "V_MED3_NUM_F32": "V_MED3_F32",
+    "V_DUAL_MAX_NUM_F32": "V_DUAL_MAX_F32",
+    "V_DUAL_MIN_NUM_F32": "V_DUAL_MIN_F32",
+    "S_ADD_CO_I32": "S_ADD_I32",
+    "S_SUB_CO_I32": "S_SUB_I32",
+    "S_ADD_CO_U32": "S_ADD_U32",
+    "S_SUB_CO_U32": "S_SUB_U32",
+    "S_ADD_CO_CI_U32": "S_ADDC_U32",
+    "S_SUB_CO_CI_U32": "S_SUBB_U32",
+    "S_ADDK_CO_I32": "S_ADDK_I32",
+}
+_CDNA_TO_COMMON = {
+    "V_ADD_U32": "V_ADD_NC_U32",
+    "V_SUB_U32": "V_SUB_NC_U32",
+    "V_SUBREV_U32": "V_SUBREV_NC_U32",
+    "V_ADD_U16": "V_ADD_NC_U16",
+    "V_SUB_U16": "V_SUB_NC_U16",
+    "V_ADDC_CO_U32": "V_ADD_CO_CI_U32",
+    "V_SUBB_CO_U32": "V_SUB_CO_CI_U32",
+    "V_SUBBREV_CO_U32": "V_SUBREV_CO_CI_U32",
+    "V_CVT_PKRTZ_F16_F32": "V_CVT_PK_RTZ_F16_F32",
+    "S_ANDN2_B32": "S_AND_NOT1_B32",
+    "S_ANDN2_B64": "S_AND_NOT1_B64",
+    "S_ORN2_B64": "S_OR_NOT1_B64",
+    "S_ANDN2_SAVEEXEC_B64": "S_AND_NOT1_SAVEEXEC_B64",
+    "S_ORN2_SAVEEXEC_B64": "S_OR_NOT1_SAVEEXEC_B64",
+    "V_ACCVGPR_READ": "V_ACCVGPR_READ_B32",
+    "V_ACCVGPR_WRITE": "V_ACCVGPR_WRITE_B32",
+    "V_ACCVGPR_MOV_B32": "V_ACCVGPR_MOV_B32",
+    "V_MAD_MIX_F32": "V_FMA_MIX_F32",
+    "V_MAD_MIXLO_F16": "V_FMA_MIXLO_F16",
+    "V_MAD_MIXHI_F16": "V_FMA_MIXHI_F16",
+    "V_MFMA_F32_16X16X16F16": "V_MFMA_F32_16X16X16_F16",
+    "V_MFMA_F32_16X16X16BF16_1K": "V_MFMA_F32_16X16X16_BF16",
+    "V_MFMA_F32_16X16X16_BF16_1K": "V_MFMA_F32_16X16X16_BF16",
+    "V_MFMA_F32_32X32X8F16": "V_MFMA_F32_32X32X8_F16",
+    "V_MFMA_F32_32X32X8BF16_1K": "V_MFMA_F32_32X32X8_BF16",
+    "V_MFMA_F32_32X32X8_BF16_1K": "V_MFMA_F32_32X32X8_BF16",
+}
+# tinygrad's table is CDNA4's; these opcodes mean something else on gfx90a.
+_GFX90A_TO_COMMON = {
+    **_CDNA_TO_COMMON,
+    "V_DOT2C_F32_BF16": "V_MAC_F32",
+    "V_FMAMK_F32": "V_MADMK_F32",
+    "V_FMAAK_F32": "V_MADAK_F32",
+}
+_GFX90A_MATRIX = {0xD3E6: 0xD3E0, 0xD3E7: 0xD3E1}
+"""High halves of gfx90a's MFMA with bf16_1k, and of the same on CDNA3."""
+_COMMON = {
+    "gfx90a": _GFX90A_TO_COMMON,
+    "gfx942": _CDNA_TO_COMMON,
+    "rdna3": {},
+    "rdna4": _RDNA4_TO_COMMON,
+}
+_BUFFER_GL0_INV = 0xE0AC0000
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction. `name` is the common one, `form` tinygrad's class (VOP3, SOP2_LIT, ...)."""
+
+    address: int
+    size: int
+    name: str
+    form: str
+    family: str
+    raw: Any
+
+    def get(self, field: str, default: int = 0) -> int:
+        """A field as the number that stands for it; a register as its 9-bit source code."""
+        value = getattr(self.raw, field, default)
+        return int(getattr(value, "offset", value))
+
+    def has(self, field: str) -> bool:
+        """Whether this form has the field."""
+        return hasattr(type(self.raw), field)
+
+    def words(self, field: str) -> int:
+        """Registers that the operand in `field` takes."""
+        return int(self.raw.op_regs.get(field, 1))
+
+    @property
+    def is_vop3(self) -> bool:
+        """One of the long forms, whose 16-bit operands are chosen by op_sel."""
+        return self.form.startswith("VOP3")
+
+    def __str__(self) -> str:
+        return f"{self.address:#x}: {self.raw!r}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _decoded(window: bytes, family: str) -> Any:
+    from tinygrad.renderer.amd import decode_inst
+
+    return decode_inst(window, family)
+
+
+def decode(text: bytes, address: int, gfx: str) -> list[Instruction]:
+    """Every instruction of `text`, whose first byte has this address. Raises UnsupportedError."""
+    family = FAMILIES[gfx]
+    names = _COMMON[gfx] if family == "cdna" else _COMMON[family]
+    found: list[Instruction] = []
+    at = 0
+    while at < len(text):
+        window = _as_cdna3(text[at : at + 16], gfx)
+        if int.from_bytes(window[:4], "little") == _BUFFER_GL0_INV and family == "rdna3":
+            found.append(Instruction(address + at, 8, "BUFFER_GL0_INV", "MUBUF", family, None))
+            at += 8
+            continue
+        try:
+            raw = _decoded(window, family)
+        except (ValueError, AssertionError) as error:
+            words = window[:8].hex(" ", 4)
+            raise UnsupportedError(f"cannot decode {words} at {address + at:#x}: {error}") from error
+        name = "V_DUAL" if "VOPD" in type(raw).__name__ else raw.op.name
+        for suffix in ("_E32", "_E64"):
+            name = name.removesuffix(suffix)
+        size, form = raw.size(), type(raw).__name__
+        common = names.get(name, name)
+        found.append(Instruction(address + at, size, common, form, family, raw))
+        at += size
+    return found
+
+
+def _as_cdna3(window: bytes, gfx: str) -> bytes:
+    high = int.from_bytes(window[2:4], "little") if gfx == "gfx90a" else 0
+    if high in _GFX90A_MATRIX:
+        return window[:2] + _GFX90A_MATRIX[high].to_bytes(2, "little") + window[4:]
+    return window

@@ -1,0 +1,38 @@
+"""What the executor raises. Every one of them fails the test that ran the kernel."""
+
+from __future__ import annotations
+
+
+class ExecutionError(Exception):
+    """Something that the hardware would not do, or that the executor does not know.
+
+    `where`: the instruction, once the run loop has added it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}; at {self.where}" if self.where else self.message
+
+
+class UnsupportedError(ExecutionError):
+    """An instruction, a modifier or an operand whose semantics stand nowhere here."""
+
+
+class OutOfBoundsError(ExecutionError):
+    """An access outside of every buffer, of LDS or of scratch."""
+
+
+class UninitializedError(ExecutionError):
+    """A register was read in a lane where nothing has been written to it."""
+
+
+class HazardError(ExecutionError):
+    """A register was touched whose memory access had not been waited for, or a barrier was."""
+
+
+class RaceError(ExecutionError):
+    """Two waves touched a place in LDS between two barriers, and one of them wrote."""

@@ -1,0 +1,284 @@
+"""Runs a kernel of a code object: work-groups, waves, barriers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lib_rocm_sd.machine.classify import Kind, work_of
+from tests.amdgpu import loader
+from tests.amdgpu.control import BARRIER, END, SPLIT, compile_control
+from tests.amdgpu.decode import Instruction
+from tests.amdgpu.errors import ExecutionError, HazardError, UnsupportedError
+from tests.amdgpu.hazards import LdsMemory
+from tests.amdgpu.lds import LdsSpace, LdsTraffic, compile_lds
+from tests.amdgpu.loader import Program
+from tests.amdgpu.matrix import compile_matrix
+from tests.amdgpu.memory import Buffer, Memory
+from tests.amdgpu.salu import Step, compile_scalar
+from tests.amdgpu.state import Waves
+from tests.amdgpu.vector import compile_vector
+from tests.amdgpu.vmem import Space, Traffic, compile_memory
+
+LANES_AT_ONCE = 2048
+"""About so many work-items are executed together, as whole work-groups."""
+MOST_STEPS = 5_000_000
+"""Instructions of one set of waves after which a kernel counts as one that does not end."""
+_KERNARG_AT = 0x7D0000000000
+_TTMP9 = 117
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a run executed. `executed[i]`: waves that executed `instructions[i]`; `traffic` and
+    `lds` by the same i. Wave instructions, not lanes.
+    """
+
+    wave_size: int
+    waves: int
+    instructions: tuple[Instruction, ...]
+    executed: tuple[int, ...]
+    traffic: dict[int, Traffic] = field(default_factory=dict)
+    lds: dict[int, LdsTraffic] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Wave instructions."""
+        return sum(self.executed)
+
+    @property
+    def lane_instructions(self) -> int:
+        """Instructions times the lanes of a wave."""
+        return self.total * self.wave_size
+
+    def by_name(self) -> Counter[str]:
+        """Wave instructions by the families' common name."""
+        found: Counter[str] = Counter()
+        for each, count in zip(self.instructions, self.executed, strict=True):
+            found[each.name] += count
+        return found
+
+    def by_kind(self) -> dict[Kind, int]:
+        """Wave instructions by who executes them; a pair (VOPD) counts as one vector one."""
+        found: dict[Kind, int] = {}
+        for name, count in self.by_name().items():
+            kind = Kind.VECTOR if name == "V_DUAL" else work_of(name.lower()).kind
+            found[kind] = found.get(kind, 0) + count
+        return found
+
+    @property
+    def loaded_bytes(self) -> int:
+        """From global memory, by vector loads."""
+        return sum(each.loaded_bytes for each in self.traffic.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        """To global memory."""
+        return sum(each.stored_bytes for each in self.traffic.values())
+
+    @property
+    def lds_bytes(self) -> int:
+        """Read and written."""
+        return sum(each.bytes for each in self.lds.values())
+
+    @property
+    def conflict_clocks(self) -> int:
+        """Clocks that LDS bank conflicts cost all waves together."""
+        return sum(each.conflict_clocks for each in self.lds.values())
+
+
+def run(
+    code: bytes,
+    entry: str,
+    kernarg: bytes,
+    grid: int,
+    block: int,
+    memory: Memory,
+    seed: int = 1,
+) -> Counts:
+    """Execute `entry` on `grid` work-groups of `block` work-items, both one-dimensional.
+
+    `memory` is changed. Raises ExecutionError.
+    """
+    program = loader.load(code, entry)
+    if len(kernarg) != program.kernarg_bytes:
+        raise ValueError(f"{len(kernarg)} bytes of arguments, {program.kernarg_bytes} expected")
+    own = np.frombuffer(kernarg + b"\0" * (-len(kernarg) % 4), np.uint8)
+    image = np.frombuffer(program.image + b"\0" * (-len(program.image) % 4), np.uint8)
+    whole = memory.with_(
+        Buffer(_KERNARG_AT, own, writable=False, name="arguments"),
+        Buffer(loader.LOADED_AT, image, writable=False, name="code"),
+    )
+    with np.errstate(all="ignore"):
+        return _Run(program, whole, block, seed).all_groups(grid)
+
+
+class _Run:
+    def __init__(self, program: Program, memory: Memory, block: int, seed: int) -> None:
+        self.program, self.block = program, block
+        self.random = np.random.default_rng(seed)
+        self.space = Space(memory, program.scratch_bytes)
+        self.lds = LdsSpace(LdsMemory(0, 0))
+        self.steps = self._compiled()
+        self.executed = [0] * len(self.steps)
+        self.waves_per_group = -(-block // program.wave_size)
+
+    def _compiled(self) -> list[Step]:
+        index_of = self.program.index_of()
+        steps = []
+        for place, ins in enumerate(self.program.instructions):
+            try:
+                step = (
+                    compile_scalar(ins)
+                    or compile_control(ins, index_of)
+                    or compile_memory(ins, place, self.space)
+                    or compile_lds(ins, place, self.lds)
+                    or compile_matrix(ins)
+                    or compile_vector(ins, self.program.mode)
+                )
+                if step is None:
+                    raise UnsupportedError(f"no semantics for {ins.name}")
+            except UnsupportedError as error:
+                step = _raises(error)
+            steps.append(step)
+        return steps
+
+    def all_groups(self, grid: int) -> Counts:
+        """Execute every work-group, in sets that fit a cache, in a random order."""
+        order = self.random.permutation(grid)
+        at_once = max(1, LANES_AT_ONCE // (self.waves_per_group * self.program.wave_size))
+        for first in range(0, grid, at_once):
+            self._groups(order[first : first + at_once])
+        return Counts(
+            self.program.wave_size,
+            grid * self.waves_per_group,
+            self.program.instructions,
+            tuple(self.executed),
+            self.space.traffic,
+            self.lds.traffic,
+        )
+
+    def _groups(self, groups: Any) -> None:
+        self.lds.memory = LdsMemory(len(groups), self.program.lds_bytes)
+        self.space.scratch = {}
+        ready = self._shuffled(self._begun(groups))
+        waiting: list[Waves] = []
+        left = MOST_STEPS
+        while ready or waiting:
+            if not ready:
+                ready, waiting = self._passed(waiting), []
+            key = min((b.shift, b.pc) for b in ready)
+            here = [b for b in ready if (b.shift, b.pc) == key]
+            ready = [b for b in ready if (b.shift, b.pc) != key]
+            batch = Waves.join(here)
+            stops = {b.pc for b in ready if b.shift == batch.shift}
+            left -= self._go(batch, stops, ready, waiting)
+            if left < 0:
+                raise ExecutionError(f"not at an end after {MOST_STEPS} instructions")
+
+    def _begun(self, groups: Any) -> Waves:
+        program, per_group = self.program, self.waves_per_group
+        agprs = program.family == "cdna"
+        b = Waves(512 if agprs else program.vgprs, per_group * len(groups), program.wave_size)
+        place = np.arange(b.count)
+        b.group[...], b.wave[...] = groups[place // per_group], place % per_group
+        b.lds_base[...] = place // per_group * self.lds.memory.stride
+        at = 0
+        for name, count in program.user_sgprs:
+            if name == "kernarg_segment_ptr":
+                b.write_s(at, np.uint32(_KERNARG_AT & 0xFFFFFFFF))
+                b.write_s(at + 1, np.uint32(_KERNARG_AT >> 32))
+            at += count
+        if program.family == "rdna4":
+            b.write_s(_TTMP9, b.group.astype(np.uint32))
+        elif program.group_id_sgpr:
+            b.write_s(at, b.group.astype(np.uint32))
+        item = b.wave[:, None] * b.lanes + np.arange(b.lanes)
+        b.write_mask(126, item < self.block)
+        b.put_v(0, item.astype(np.uint32))
+        return b
+
+    def _shuffled(self, b: Waves) -> list[Waves]:
+        """All waves at once, or, by chance, some of each group before the others, or each alone
+        first.
+        """
+        if self.waves_per_group == 1 or self.random.random() < 0.75:
+            b.shift = 0
+            return [b]
+        first = self.random.permutation(self.waves_per_group)
+        first = first[: self.random.integers(1, self.waves_per_group)]
+        early = np.isin(b.wave, first)
+        parts = [b.part(np.flatnonzero(side)) for side in (early, ~early) if side.any()]
+        for shift, part in enumerate(parts):
+            part.shift = shift
+        return parts
+
+    def _passed(self, waiting: list[Waves]) -> list[Waves]:
+        """Every wave that still runs has reached a barrier."""
+        for b in waiting:
+            b.epoch += 1
+            b.shift = 0
+        by_place: dict[int, list[Waves]] = {}
+        for b in waiting:
+            by_place.setdefault(b.pc, []).append(b)
+        if len(by_place) == 1:
+            return self._shuffled(Waves.join(next(iter(by_place.values()))))
+        return [Waves.join(parts) for parts in by_place.values()]
+
+    def _go(self, b: Waves, stops: set[int], ready: list[Waves], waiting: list[Waves]) -> int:
+        """Execute until these waves part, wait, end or may meet others; what they become is put
+        where it belongs.
+        """
+        steps, executed, count, place, done = self.steps, self.executed, b.count, b.pc, 0
+        try:
+            while True:
+                executed[place] += count
+                done += 1
+                result = steps[place](b)
+                if result is None:
+                    place += 1
+                    if not stops or place not in stops:
+                        continue
+                elif result >= 0:
+                    place = result
+                    if not stops:
+                        continue
+                break
+        except ExecutionError as error:
+            error.where = str(self.program.instructions[place])
+            raise
+        except IndexError as error:
+            where = self.program.instructions[place]
+            raise ExecutionError(f"a register that was not allocated ({error}), {where}") from error
+        self._sort(b, result, place, ready, waiting)
+        return done
+
+    def _sort(
+        self, b: Waves, result: int | None, place: int, ready: list[Waves], waiting: list[Waves]
+    ) -> None:
+        if result is None or result >= 0:
+            b.pc = place
+            ready.append(b)
+        elif result == BARRIER:
+            b.pc = place + 1
+            waiting.append(b)
+        elif result == SPLIT:
+            assert b.branch is not None
+            taken = b.part(np.flatnonzero(b.branch))
+            taken.pc = self.steps[place].target  # type: ignore[attr-defined]
+            other = b.part(np.flatnonzero(~b.branch))
+            other.pc = place + 1
+            ready += [taken, other]
+        elif result == END:
+            if b.signalled.any():
+                raise HazardError("a wave ends between signalling a barrier and waiting for it")
+
+
+def _raises(error: UnsupportedError) -> Step:
+    def step(b: Waves) -> None:
+        raise UnsupportedError(error.message)
+
+    return step

@@ -1,0 +1,116 @@
+"""LDS: its contents, who touched which half word since the last barrier, and bank conflicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.amdgpu.errors import HazardError, OutOfBoundsError, RaceError, UnsupportedError
+from tests.amdgpu.state import LDS, Waves
+
+Array = np.ndarray[Any, Any]
+_MANY = 63
+"""Stands for "several waves" among those that have read."""
+_BANKS = 32
+
+
+class LdsMemory:
+    """The LDS of `groups` work-groups, `size` bytes each, poisoned with NaN.
+
+    Who wrote or read a half word last, and after how many barriers, is one number:
+    64 * barriers + wave; several readers are wave 63.
+    """
+
+    def __init__(self, groups: int, size: int) -> None:
+        self.size = size
+        self.stride = -(-size // 16) * 16
+        self.words = np.full(groups * self.stride // 4, 0x7FA0DEAD, np.uint32)
+        self.halves = self.words.view(np.uint16)
+        self.bytes = self.words.view(np.uint8)
+        self.written = np.full(len(self.halves), -1, np.int32)
+        self.read = np.full(len(self.halves), -1, np.int32)
+        self._conflicts: dict[bytes, int] = {}
+
+    def places(self, b: Waves, addresses: Array, size: int, unit: int) -> Array:
+        """Where active lanes access: (n,) byte offsets in all of LDS, from (waves, lanes) addresses
+        in the group's own. Raises where it is outside, or not aligned to `unit` bytes.
+        """
+        flat = addresses[b.exec]
+        if len(flat) and (int(flat.max()) + size > self.size or int(flat.min()) < 0):
+            worst = int(flat.max())
+            raise OutOfBoundsError(
+                f"LDS access of {size} bytes at {worst:#x}, the work-group has {self.size:#x}"
+            )
+        if len(flat) and (flat & (unit - 1)).any():
+            raise UnsupportedError(f"LDS access that is not aligned to {unit} bytes")
+        return (addresses + b.lds_base[:, None])[b.exec]
+
+    def touch(self, b: Waves, places: Array, size: int, writes: bool) -> None:
+        """Note an access of active lanes and raise RaceError where it races with another wave's."""
+        if b.signalled.any():
+            raise HazardError("LDS is touched between signalling a barrier and waiting for it")
+        mine = (64 * b.epoch + b.wave).astype(np.int32)
+        mine = np.broadcast_to(mine[:, None], b.exec.shape)[b.exec][:, None]
+        at = (places >> 1)[:, None] + np.arange(max(1, size // 2))
+        self._check(self.written[at], mine, at)
+        readers = self.read[at]
+        if writes:
+            self._check(readers, mine, at)
+            self.written[at] = mine
+            # Two waves in one instruction: the later one's mark hides the earlier one's.
+            self._check(self.written[at], mine, at)
+            return
+        same = (readers >> 6 == mine >> 6) & (readers != mine)
+        self.read[at] = np.where(same, mine | _MANY, mine)
+        hidden = self.read[at]
+        lost = (hidden != mine) & (hidden & _MANY != _MANY)
+        if lost.any():
+            self.read[at[lost]] = np.broadcast_to(mine, at.shape)[lost] | _MANY
+
+    def _check(self, last: Array, mine: Array, at: Array) -> None:
+        racing = (last >> 6 == mine >> 6) & (last != mine)
+        if racing.any():
+            lane, half = np.argwhere(racing)[0]
+            other, own = int(last[lane, half]) & 63, int(mine[lane, 0]) & 63
+            who = "several waves" if other == _MANY else f"wave {other}"
+            raise RaceError(
+                f"wave {own} and {who} touch LDS {int(at[lane, half]) * 2 % self.stride:#x} with "
+                "no barrier between, and one of them writes"
+            )
+
+    def conflicts(self, b: Waves, addresses: Array, size: int) -> int:
+        """Clocks beyond the first that bank conflicts cost all of these waves.
+
+        A pass serves as many lanes as 128 bytes hold; lanes that want different words of the same
+        bank wait for each other.
+        """
+        total = 0
+        lanes = np.where(b.exec, addresses, -1).astype(np.int32)
+        for row in lanes:
+            key = row.tobytes() + bytes([size])
+            known = self._conflicts.get(key)
+            if known is None:
+                known = self._conflicts[key] = _conflicts(row, size)
+            total += known
+        return total
+
+
+def _conflicts(row: Array, size: int) -> int:
+    words = max(1, size // 4)
+    at_once = max(1, _BANKS // words)
+    extra = 0
+    for first in range(0, len(row), at_once):
+        lanes = row[first : first + at_once]
+        lanes = lanes[lanes >= 0]
+        if not len(lanes):
+            continue
+        wanted = np.unique((lanes[:, None] >> 2) + np.arange(words))
+        extra += int(np.bincount(wanted % _BANKS).max()) - 1
+    return extra
+
+
+def barrier_is_safe(b: Waves) -> None:
+    """Raises HazardError where a wave reaches a barrier with LDS accesses on their way."""
+    if (b.issued[LDS] > b.done[LDS]).any():
+        raise HazardError("a barrier is reached while LDS accesses have not been waited for")

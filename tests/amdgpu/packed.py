@@ -1,0 +1,140 @@
+"""VOP3P: pairs of values in one instruction, and multiply-add of mixed widths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.amdgpu import floats
+from tests.amdgpu.decode import Instruction
+from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.operands import Read, modified, vector, vector_target
+from tests.amdgpu.salu import Step
+from tests.amdgpu.state import Waves
+
+Array = np.ndarray[Any, Any]
+_PAIRS: dict[str, tuple[int, Any]] = {
+    "V_PK_FMA_F32": (3, floats.fma),
+    "V_PK_MUL_F32": (2, np.multiply),
+    "V_PK_ADD_F32": (2, np.add),
+}
+_HALVES: dict[str, tuple[int, Any]] = {
+    "V_PK_MUL_F16": (2, np.multiply),
+    "V_PK_ADD_F16": (2, np.add),
+}
+
+
+def compile_packed(ins: Instruction) -> Step | None:
+    """The step; None where the instruction is another's."""
+    if ins.name in ("V_FMA_MIX_F32", "V_FMA_MIXLO_F16", "V_FMA_MIXHI_F16"):
+        return _mixed(ins)
+    if ins.name in _PAIRS:
+        return _pairs(ins)
+    if ins.name == "V_PK_MOV_B32":
+        return _moves(ins)
+    if ins.name in _HALVES:
+        return _halves(ins)
+    return None
+
+
+def _high_selects(ins: Instruction) -> int:
+    return ins.get("opsel_hi") | ins.get("opsel_hi2") << 2
+
+
+def _mixed(ins: Instruction) -> Step:
+    """Each source is float32, or (op_sel_hi) one half of a register (op_sel)."""
+    reads = []
+    for place, field in enumerate(("src0", "src1", "src2")):
+        half = _high_selects(ins) >> place & 1
+        upper = bool(ins.get("opsel") >> place & 1)
+        if upper and not half:
+            raise UnsupportedError("op_sel of a float32 source of a mixed multiply-add")
+        kind = "f16" if half else "f32"
+        read = vector(ins, ins.get(field), kind, upper)
+        # Here neg_hi means the absolute value.
+        negate, absolute = ins.get("neg") >> place & 1, ins.get("neg_hi") >> place & 1
+        reads.append(modified(read, kind, bool(negate), bool(absolute)))
+    if ins.get("clmp"):
+        raise UnsupportedError("clamp of a mixed multiply-add")
+    register = ins.get("vdst") - 256
+    if ins.name == "V_FMA_MIX_F32":
+        write = vector_target(register, "f32")
+        return lambda b: write(b, floats.fma(*(read(b) for read in reads)))
+    write = vector_target(register, "f16", high=ins.name == "V_FMA_MIXHI_F16")
+    return lambda b: write(b, floats.fma(*(read(b) for read in reads)).astype(np.float16))
+
+
+def _word(ins: Instruction, field: str, upper: int, kind: str) -> Read:
+    """The lower or upper register of a pair."""
+    code = ins.get(field)
+    if 128 <= code < 256:
+        if upper and code != 128:
+            raise UnsupportedError("the upper word of a constant")
+        return vector(ins, code, kind)
+    return vector(ins, code + upper, kind)
+
+
+def _pairs(ins: Instruction) -> Step:
+    count, function = _PAIRS[ins.name]
+    if ins.get("clmp"):
+        raise UnsupportedError("clamp of a pair")
+    sides = []
+    for selects, negates in ((ins.get("opsel"), "neg"), (_high_selects(ins), "neg_hi")):
+        reads = []
+        for place, field in enumerate(("src0", "src1", "src2")[:count]):
+            read = _word(ins, field, selects >> place & 1, "f32")
+            reads.append(modified(read, "f32", bool(ins.get(negates) >> place & 1), False))
+        sides.append(reads)
+    register = ins.get("vdst") - 256
+    low, high = vector_target(register, "f32"), vector_target(register + 1, "f32")
+
+    def step(b: Waves) -> None:
+        first = function(*(read(b) for read in sides[0]))
+        second = function(*(read(b) for read in sides[1]))
+        low(b, first)
+        high(b, second)
+
+    return step
+
+
+def _moves(ins: Instruction) -> Step:
+    """V_PK_MOV_B32: a word of source 0, chosen by op_sel, then one of source 1."""
+    if ins.get("neg") or ins.get("neg_hi") or ins.get("clmp"):
+        raise UnsupportedError("modifiers of a move")
+    first = _word(ins, "src0", ins.get("opsel") & 1, "u32")
+    second = _word(ins, "src1", ins.get("opsel") >> 1 & 1, "u32")
+    register = ins.get("vdst") - 256
+    low, high = vector_target(register, "u32"), vector_target(register + 1, "u32")
+
+    def step(b: Waves) -> None:
+        x, y = np.array(first(b)), np.array(second(b))
+        low(b, x)
+        high(b, y)
+
+    return step
+
+
+def _halves(ins: Instruction) -> Step:
+    count, function = _HALVES[ins.name]
+    if ins.get("clmp"):
+        raise UnsupportedError("clamp of a pair")
+    sides = []
+    for selects, negates in ((ins.get("opsel"), "neg"), (_high_selects(ins), "neg_hi")):
+        reads = []
+        for place, field in enumerate(("src0", "src1")[:count]):
+            if ins.get(field) < 256:
+                raise UnsupportedError("a scalar in a pair of halves")
+            read = vector(ins, ins.get(field), "f16", bool(selects >> place & 1))
+            reads.append(modified(read, "f16", bool(ins.get(negates) >> place & 1), False))
+        sides.append(reads)
+    register = ins.get("vdst") - 256
+    low, high = vector_target(register, "f16"), vector_target(register, "f16", high=True)
+
+    def step(b: Waves) -> None:
+        first = function(*(read(b) for read in sides[0]))
+        second = function(*(read(b) for read in sides[1]))
+        low(b, first)
+        high(b, second)
+
+    return step
