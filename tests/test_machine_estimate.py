@@ -105,6 +105,16 @@ def test_arithmetic_follows_from_tiles_and_the_loop() -> None:
     assert row.memory_ms == pytest.approx(moved / 640e6)
 
 
+def test_what_stands_in_the_loop_around_counts_once_per_chunk() -> None:
+    names = ["v_nop"] * 64 + ["v_wmma_f32_16x16x16_f16"] * 16
+    back = [Instruction(("s_cbranch_scc0",), 64), Instruction(("s_cbranch_scc0",), 0)]
+    code = (*(Instruction((name,)) for name in names), *back, Instruction(("s_endpgm",)))
+    work = analysed(Function("f", code), ARCHES["gfx1201"])
+    (row,) = estimates([CONV], _target("gfx1201", work))
+    in_loop = 9 * 16 * 16 * 16  # products, tiles of 4x4, cycles
+    assert row.bound == pytest.approx(in_loop / (in_loop + 256 // 32 * 64))
+
+
 def test_what_stands_before_the_loop_counts_once_per_wave() -> None:
     bare, more = (
         estimates([CONV], _target("gfx1201", _work("gfx1201", 16, 64, before)))[0]

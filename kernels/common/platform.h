@@ -108,6 +108,12 @@ template <int MASK> DEVICE u32 lane_xor(u32 x) {
     return __builtin_amdgcn_ds_bpermute((int)((lane ^ MASK) * 4), (int)x);
 }
 
+// The value of x in the lane that lies N lanes before in a row of 16, the row's last lanes before its first (DPP row_ror, in
+// every ISA from gfx9 on).
+template <int N> DEVICE float row_rotate(float x) {
+    return bits_float((u32)__builtin_amdgcn_update_dpp(0, (int)float_bits(x), 0x120 + N, 0xf, 0xf, true));
+}
+
 #endif
 
 DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }

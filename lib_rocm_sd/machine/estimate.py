@@ -34,8 +34,9 @@ ASSUMPTIONS = (
     "Each launch takes the longer of its arithmetic and its memory traffic; launches follow each"
     " other without gaps.",
     "Arithmetic: the loop of the kernel with most matrix cycles runs as often as the problem has"
-    " products for it, what stands outside of loops once; waves are enough to hide all latency, so"
-    " a real card will be slower; work-groups go to WGPs (RDNA) or CUs (CDNA) in full rounds.",
+    " products for it, the loops around it as often as there are chunks and taps, what stands"
+    " outside of loops once; waves are enough to hide all latency, so a real card will be slower;"
+    " work-groups go to WGPs (RDNA) or CUs (CDNA) in full rounds.",
     "Units overlap as in each family's `bound` (see the notes of inspect): serial on RDNA,"
     " overlapped on CDNA; both are given.",
     "Memory traffic: inputs, weights and outputs once each; nothing stays in a cache between"
@@ -157,12 +158,16 @@ def _conv(launch: ConvLaunch, target: Target) -> Estimate:
     groups, products = _conv_tiles(launch, config)
     in_loop = products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
     wave = work.straight_cycles.plus(hot.cycles, max(in_loop, 0) / hot.cycles.matrix)
+    chunks = launch.in_channels // launch.form.chunk_c
+    for level, loop in enumerate(_around(work, hot)):  # chunks, rows of taps, taps
+        wave = wave.plus(loop.cycles, chunks * (2 if form.kind == "upsample" else 3) ** level)
+    in_loops = wave.plus(work.straight_cycles, -1)
     return _Kernel(
         f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
         groups,
         waves,
         wave,
-        hot.cycles.bounds()["bound"],
+        in_loops.bounds()["bound"],
         launch.flops,
         groups * waves * products * _TILE_FLOPS,
         _conv_bytes(launch),
@@ -237,6 +242,15 @@ def _projections(launch: AttentionLaunch, target: Target) -> Estimate:
         LIBRARY_SHARE,
         1.0,
     )
+
+
+def _around(work: KernelWork, loop: LoopWork) -> list[LoopWork]:
+    """The loops around one, the outermost first."""
+    found: list[LoopWork] = []
+    while loop.parent is not None:
+        loop = work.loops[loop.parent]
+        found.insert(0, loop)
+    return found
 
 
 def _hot(work: KernelWork) -> LoopWork:

@@ -103,7 +103,8 @@ def configs(
         return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
     if form.kind == "3x3 stride 2":
         return (of(2, 2, 4 if arch.matrix.startswith(("wmma", "mfma")) else 2, 2),)
-    sizes = _SIZES[arch.matrix]
+    no_dot = arch.matrix == "dot2" and form.dtype == "bfloat16"  # more instructions and registers
+    sizes = _SIZES["fma" if no_dot else arch.matrix]
     if arch.matrix == "mma_sm80" and out_channels % 256 == 0:
         sizes = ((4, 1, 4, 4), *sizes)
     found = [of(*each) for each in sizes]
@@ -117,6 +118,7 @@ def configs(
 
 _SIZES = {
     "dot2": ((2, 2, 2, 4), (4, 2, 2, 4), (8, 2, 2, 4)),
+    "fma": ((2, 4, 2, 2), (4, 4, 2, 2), (8, 2, 2, 2)),
     "wmma_gfx11": ((2, 4, 4, 2), (4, 4, 4, 2)),
     "wmma_gfx12": ((2, 2, 4, 4), (4, 2, 4, 4)),
     "mfma": ((2, 2, 4, 4), (4, 2, 4, 4)),
@@ -187,8 +189,8 @@ def _shipped_launches() -> list[tuple[Form, int, bool]]:
         for shortcut in SHORTCUTS:
             form = Form("3x3", norm=True, shortcut=shortcut, statistics=statistics)
             found += [(form, channels, False) for channels in (512, 256, 128)]
-            if shortcut != "none":
-                found += [(form, channels, True) for channels in (512, 256, 128)]
+            if shortcut == "conv":  # the other forms have the same configs in place
+                found += [(form, channels, True) for channels in (256, 128)]
     return [*found, (Form("3x3", norm=True), 3, False), (Form("3x3", norm=True), 8, False)]
 
 
