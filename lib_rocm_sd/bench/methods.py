@@ -23,6 +23,8 @@ SCORE_COPIES = 3.0
 """Times the score matrix that the first method counts on: scores, softmax and what is on its way.
 """
 QUERY_CHUNK = 1024
+ALLOWANCE = 4.0
+"""Times the op's tolerance that their error may be: scores are rounded to the inputs' dtype."""
 SHARE = 0.7
 """Of the free memory, that the scores of a query chunk against all keys may take."""
 

@@ -145,8 +145,8 @@ def why(failure: BaseException, at: str) -> str:
 
 def clean(device: torch.device) -> None:
     """Give back what is not used any more."""
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 

@@ -1,0 +1,114 @@
+"""Hosts for the speed test's tests, and documents as a GPU's owner would send them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.speedtest.result import Document, Pair, Row
+from lib_rocm_sd.speedtest.side import Attention, Busy, Cancelled, Picture
+
+
+class Side:
+    """A host on the CPU that does what a test sets."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.device = torch.device("cpu")
+        self.directory = directory
+        self.reason = ""
+        self.generating = False
+        self.held = False
+        self.methods: dict[str, Attention] = {}
+        self.module: Any = None
+        self.images: list[tuple[int, int, bool]] = []
+        self.fails: Callable[[bool, int], None] = lambda enabled, size: None
+        self.takes_s = 0.0
+
+    def busy(self) -> str:
+        return self.reason
+
+    def queue(self) -> AbstractContextManager[Any]:
+        return self._queue()
+
+    @contextmanager
+    def _queue(self) -> Iterator[None]:
+        if self.generating:
+            raise Busy("a picture is being made")
+        self.held = True
+        try:
+            yield
+        finally:
+            self.held = False
+
+    def attention_methods(self) -> dict[str, Attention]:
+        return self.methods
+
+    def vae(self) -> Any:
+        return self.module
+
+    def image(
+        self,
+        steps: int,
+        size: int,
+        enabled: bool,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> Picture:
+        from PIL import Image
+
+        self.images.append((steps, size, enabled))
+        self.fails(enabled, size)
+        end = time.monotonic() + self.takes_s
+        while time.monotonic() < end:
+            if cancelled():
+                raise Cancelled("cancelled")
+            time.sleep(0.01)
+        progress(1.0)
+        image = Image.new("RGB", (size, size), (100, 100, 103 if enabled else 100))
+        image.info["parameters"] = "a secret prompt"
+        return Picture(image, 2.0 if enabled else 4.0, 5.0, math.nan)
+
+    def output_directory(self) -> Path | None:
+        return self.directory
+
+
+class Gate:
+    """An attention that waits in its call until it is let through."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.entered.set()
+        self.open.wait(30)
+        return torch.zeros(q.shape[0], q.shape[1], q.shape[2] * q.shape[3])
+
+
+def document(card: str = "Radeon RX 7900 XTX", times: float = 1.0, **facts: Any) -> Document:
+    """A complete result of `card`, all its times multiplied."""
+    machine = {"card": card, "gfx": "gfx1100", "backend": "hip", "os": "Linux", "torch": "2.9.0"}
+    rows = []
+    for test, case, ours, usual in (
+        ("attention", "SD1.5 512x512 self", "rocm_sd", "SDP"),
+        ("vae", "decode 512x512", "rocm_sd", "eager (the module itself)"),
+        ("image", "512x512, 20 steps", "extension on", "extension off"),
+    ):
+        unit = "s" if test == "image" else "ms"
+        for method, median in ((ours, 2.0 * times), (usual, 3.0 * times)):
+            rows.append(Row(test, case, method, unit, median, median, median, 5, 100.0, 1e-4))
+    pairs = [Pair("512x512, 20 steps", "a-off.png", "a-on.png", "a-difference.png", 3, 0.1)]
+    return Document(
+        {**machine, **facts},
+        {"what": ["vae"], "preset": "standard", "sizes": []},
+        rows,
+        pairs,
+        ["a note"],
+        True,
+    )

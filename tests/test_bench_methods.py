@@ -1,0 +1,90 @@
+"""The re-implemented attention methods are right, in one piece and in many, as `bench` has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import methods
+from lib_rocm_sd.bench.attention import measure
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem, reference
+from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.selftest import relative_error
+
+CPU = torch.device("cpu")
+PROBLEMS = [problem for problem in ODD if problem.mask == "none"]
+PROBLEMS += [AttentionProblem(2, 2, 1500, 77, 40), AttentionProblem(1, 1, 1030, 1030, 8, "float32")]
+
+
+@pytest.mark.parametrize("free_bytes", [1 << 40, 1 << 20, 1], ids=["much", "little", "none"])
+@pytest.mark.parametrize("method", methods.METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_against_float64(
+    problem: AttentionProblem,
+    method: Variant[AttentionProblem],
+    free_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "free_bytes", lambda device: free_bytes)
+    inputs = ATTENTION.make_inputs(problem, CPU, 1)
+    out = method.run(None, None, *inputs)
+    assert out.shape == ATTENTION.output_shape(problem) and out.dtype == inputs[0].dtype
+    most = methods.ALLOWANCE * ATTENTION.tolerance(problem)
+    assert relative_error(out, reference(*inputs)) <= most
+
+
+def test_large_scores_in_chunks_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "free_bytes", lambda device: 1)
+    q, k, v, *_ = ATTENTION.make_inputs(AttentionProblem(1, 2, 64, 100, 16, "float32"), CPU, 2)
+    k = k * torch.linspace(-40, 40, 100)[None, :, None, None]
+    out = methods.SubQuadraticLike().run(None, None, q, k, v)
+    assert relative_error(out, reference(q, k, v)) < 1e-4
+
+
+def test_less_memory_means_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = torch.bmm
+
+    def bmm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append(a.shape[1])
+        return real(a, b, **options)
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    inputs = ATTENTION.make_inputs(AttentionProblem(1, 1, 64, 64, 8, "float32"), CPU, 3)
+    for free, rows in ((1 << 40, 64), (3 * 64 * 64 * 4 // 4, 16), (1, 1)):
+        monkeypatch.setattr(methods, "free_bytes", lambda device, free=free: free)
+        calls.clear()
+        methods.DoggettxLike().run(None, None, *inputs)
+        assert set(calls) == {rows} and len(calls) == 2 * 64 // rows
+
+
+def test_masks_are_refused() -> None:
+    problem = AttentionProblem(1, 1, 8, 8, 8, "float16", "bool")
+    assert methods.DoggettxLike().refusals(None, problem) != []
+
+
+def test_bench_has_them_and_times_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = methods.METHODS[1]
+    monkeypatch.setattr(
+        method, "run", lambda launch, config, q, *rest: torch.zeros_like(q).flatten(2)
+    )
+    rows = measure("odd", ODD[1], CPU, identify(CPU), None, 2)
+    found = {row.variant: row for row in rows}
+    assert found["Doggettx-like"].median_us > 0 and found["Doggettx-like"].error < 1e-2
+    assert found[method.name].reason == "wrong: error 1.0e+00"
+    assert not found[method.name].median_us > 0
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    words = ["bench", "attention", "--small", "--device", "cpu", "--runs", "1", "--json", str(file)]
+    assert __main__.main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("sub-quadratic-like") == len(ODD)
+    assert "not run: written for the comparison, without masks" in printed
+    assert '"Doggettx-like"' in file.read_text(encoding="utf-8")
