@@ -97,13 +97,22 @@ DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
 
+// x, computed before what follows. LLVM (19 at least) does not know that V_PERMLANEX16_B32 is convergent and moves it behind a
+// branch that only one row of lanes takes; it then reads what the other row has not computed.
+DEVICE u32 kept_here(u32 x) {
+#if !defined(SIMT_SHIM)
+    asm volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
 // The value of x in lane (lane ^ MASK). RDNA has an instruction for 16 (RDNA3 ISA 16.9, V_PERMLANEX16_B32: the selects
 // 0..15 in order exchange the two rows of a half wave); anything else goes through LDS hardware (DS_BPERMUTE_B32,
 // byte address = 4 * lane), which needs no LDS memory.
 template <int MASK> DEVICE u32 lane_xor(u32 x) {
     const u32 lane = thread_id() % WAVE_SIZE;
 #if WAVE_SIZE == 32
-    if constexpr (MASK == 16) return __builtin_amdgcn_permlanex16(x, x, 0x76543210u, 0xfedcba98u, true, false);
+    if constexpr (MASK == 16) return kept_here(__builtin_amdgcn_permlanex16(x, x, 0x76543210u, 0xfedcba98u, true, false));
 #endif
     return __builtin_amdgcn_ds_bpermute((int)((lane ^ MASK) * 4), (int)x);
 }

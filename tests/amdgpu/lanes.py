@@ -48,7 +48,8 @@ def _reads_lane(ins: Instruction) -> Step:
     which: Read | None = None
     if not first:
         which = scalar(ins, ins.get("src1"), "u32")
-    write = scalar_target(ins, ins.get("vdst"), "u32")
+    # CDNA's table names the scalar target as if it were a VGPR.
+    write = scalar_target(ins, ins.get("vdst") & 0xFF, "u32")
 
     def step(b: Waves) -> None:
         if which is None:

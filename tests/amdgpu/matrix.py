@@ -19,7 +19,7 @@ import numpy as np
 from tests.amdgpu import floats
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import UnsupportedError
-from tests.amdgpu.operands import constant
+from tests.amdgpu.operands import constant, vector
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import Waves
 
@@ -166,9 +166,9 @@ def _moves(ins: Instruction) -> Step:
     if ins.name != "V_ACCVGPR_READ_B32":
         target += 256
     if source < 256:
-        fixed = constant(ins, source, "u32")
-        if fixed is None or ins.name != "V_ACCVGPR_WRITE_B32":
+        if ins.name != "V_ACCVGPR_WRITE_B32":
             raise UnsupportedError(f"{ins.name} of a scalar")
-        return lambda b: b.put_v(target, fixed)
+        read = vector(ins, source, "u32")
+        return lambda b: b.put_v(target, read(b))
     register = source - 256 + (0 if ins.name == "V_ACCVGPR_WRITE_B32" else 256)
     return lambda b: b.put_v(target, _read(b, register))

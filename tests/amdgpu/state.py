@@ -54,10 +54,7 @@ class Waves:
         self.done = np.zeros((4, count), np.int32)
         self.branch: Array | None = None
         self._views()
-        ones = np.full(count, 0xFFFFFFFF, np.uint32)
-        self.write_s(EXEC, ones)
-        if lanes == 64:
-            self.write_s(EXEC + 1, ones)
+        self.write_mask(EXEC, np.ones((count, lanes), bool))
 
     def _views(self) -> None:
         self.vf = self.v.view(np.float32)
