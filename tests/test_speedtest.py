@@ -279,6 +279,38 @@ def _of(kind: type) -> Any:
     return lambda _: kind()
 
 
+def test_a_vae_too_large_for_float32_is_checked_at_less(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    exact = vae._Decoder.exact
+
+    def short(self: Any, size: int, ask: Any) -> torch.Tensor:
+        tried.append(size)
+        if size > 256:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        return exact(self, size, ask)
+
+    monkeypatch.setattr(vae._Decoder, "exact", short)
+    side = Side()
+    side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
+    found = run(session, Request(("vae",), "custom", (1032,)), side)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert rows[vae.EAGER]["median"] > 0 and rows[vae.EAGER]["note"] == "checked at 256x256"
+    assert tried[:2] == [512, 256]
+    assert rows[vae.OVERLAP]["median"] > 0 and rows[vae.PER_TILE]["median"] > 0
+
+
+def test_a_vae_is_measured_from_beside_where_it_takes_long(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    monkeypatch.setattr(guard, "LONG_S", 0.0)
+    found = run(session, Request(("vae",)), Standalone(torch.device("cpu")))
+    assert [row["reason"] for row in found["rows"]] == ["", ""]
+    assert all(row["runs"] >= 3 for row in found["rows"])
+
+
 def test_a_folder_that_cannot_be_written(session: Session, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

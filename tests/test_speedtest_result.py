@@ -209,13 +209,28 @@ def test_power_and_clocks_from_the_driver(tmp_path: Path) -> None:
         (sensors / "power1_cap").write_text("355000000\n")
         (device / "pp_dpm_sclk").write_text("0: 500Mhz *\n1: 2525Mhz\n")
         (device / "pp_dpm_mclk").write_text("garbage")
-    found = machine.power_and_clocks(0, tmp_path)
+    other = tmp_path / "pci" / "0000:0a:00.0"
+    other.mkdir(parents=True)
+    (other / "vendor").write_text("0x1002")
+    (other / "power1_input").write_text("9000000")
+    (tmp_path / "card2").mkdir()
+    (tmp_path / "card2" / "device").symlink_to(other)
+    assert machine.power_and_clocks(0, tmp_path, "0000:0a:00.0")["power_w"] == 9.0
+    found = machine.power_and_clocks(0, tmp_path, "0000:ff:00.0")
     assert found == {
         "power_w": 17.0,
         "power_limit_w": 355.0,
         "clock_mhz": 2525,
         "memory_clock_mhz": None,
     }
+
+
+def test_the_address_of_a_card() -> None:
+    from types import SimpleNamespace
+
+    old = SimpleNamespace(total_memory=1)
+    new = SimpleNamespace(pci_domain_id=0, pci_bus_id=10, pci_device_id=0)
+    assert machine._pci(old) == "" and machine._pci(new) == "0000:0a:00.0"
 
 
 def tool(folder: Path, body: str) -> None:

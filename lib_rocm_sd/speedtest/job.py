@@ -50,6 +50,12 @@ class Job:
         """For one row."""
         return Guard(self.cancelled, self.effort.limit_s)
 
+    def patient(self) -> Guard:
+        """A guard for calls that may take long."""
+        guard = self.guard()
+        guard.long = True
+        return guard
+
     def clean(self) -> None:
         """After a row. A cancelled test does not wait for the device: its end cleans up."""
         if not self.cancelled():

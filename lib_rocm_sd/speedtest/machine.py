@@ -18,6 +18,7 @@ from lib_rocm_sd.device import identify
 if TYPE_CHECKING:
     import torch
 
+MOST_TEXT = 200
 LIMIT_S = 2.0
 """How long tools that tell power and clocks are waited for, all together."""
 TOOLS = (
@@ -42,6 +43,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "card": info.name,
         "gfx": info.gfx,
         "backend": info.backend,
+        "gfx_note": "; ".join(info.notes)[:MOST_TEXT] or None,
         "supported": not info.reasons,
         "vram_mib": None,
         "driver": _first_line(MODULE) if info.backend == "hip" else None,
@@ -60,8 +62,8 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found["vram_mib"] = int(properties.total_memory) >> 20
-    if info.backend in ("hip", "zluda"):
-        found |= power_and_clocks(info.index)
+        if info.backend in ("hip", "zluda"):
+            found |= power_and_clocks(info.index, pci=_pci(properties))
     return found
 
 
@@ -91,9 +93,20 @@ def _first_line(path: Path) -> str | None:
         return None
 
 
-def power_and_clocks(index: int, cards: Path = CARDS) -> dict[str, Any]:
-    """What the driver's files tell, the rest from amd-smi or rocm-smi, in LIMIT_S."""
-    found = _of_driver(index, cards)
+def _pci(properties: Any) -> str:
+    """The card's address on the PCI bus as Linux writes it; empty where torch cannot tell."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    numbers = [getattr(properties, name, None) for name in names]
+    known = [number for number in numbers if isinstance(number, int)]
+    return "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == 3 else ""
+
+
+def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str, Any]:
+    """What the driver's files tell, the rest from amd-smi or rocm-smi, in LIMIT_S.
+
+    Which card it is tells `pci`, else the number `index`.
+    """
+    found = _of_driver(index, cards, pci)
     end = time.monotonic() + LIMIT_S
     for tool in TOOLS:
         if all(found.get(key) is not None for key in ("power_w", "clock_mhz")):
@@ -104,16 +117,17 @@ def power_and_clocks(index: int, cards: Path = CARDS) -> dict[str, Any]:
     return found
 
 
-def _of_driver(index: int, cards: Path) -> dict[str, Any]:
-    """From the files of Linux's amdgpu, of its `index`-th card."""
+def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
+    """From the files of Linux's amdgpu."""
     devices = []
     for card in sorted(cards.glob("card[0-9]*")):
         if re.fullmatch(r"card\d+", card.name) and _text(card / "device" / "vendor") == "0x1002":
             devices.append(card / "device")
     devices.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
-    if index >= len(devices):
+    named = [device for device in devices if device.resolve().name == pci]
+    device = named[0] if named else devices[index] if index < len(devices) else None
+    if device is None:
         return {}
-    device = devices[index]
     sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
     power = _number(sensors / "power1_average") or _number(sensors / "power1_input")
     limit = _number(sensors / "power1_cap")

@@ -17,8 +17,8 @@ CPU_SIZES = {"quick": (64,), "standard": (64, 128)}
 class Effort:
     """`parts_s`: about how long each part takes on a GPU. `runs`: most timed calls of a row.
 
-    `limit_s`: a call that takes longer is given up. `pictures`: timed with the extension off, and
-    on. `steps` of a picture.
+    `limit_s`: a row that takes longer is given up; a first run may search for convolutions for a
+    minute. `pictures`: timed with the extension off, and on. `steps` of a picture.
     """
 
     parts_s: dict[str, float]
@@ -29,9 +29,9 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort({"attention": 7.0, "vae": 7.0, "image": 16.0}, 20, 15.0, 2, 8),
-    "standard": Effort({"attention": 50.0, "vae": 45.0, "image": 85.0}, 50, 60.0, 5, 20),
-    "custom": Effort({"attention": 50.0, "vae": 60.0, "image": 120.0}, 50, 120.0, 3, 20),
+    "quick": Effort({"attention": 7.0, "vae": 7.0, "image": 16.0}, 20, 90.0, 2, 8),
+    "standard": Effort({"attention": 50.0, "vae": 45.0, "image": 85.0}, 50, 120.0, 5, 20),
+    "custom": Effort({"attention": 50.0, "vae": 60.0, "image": 120.0}, 50, 180.0, 3, 20),
 }
 CPU_EFFORTS = {
     "quick": Effort({"attention": 0.5, "vae": 0.5, "image": 2.0}, 5, 10.0, 1, 2),

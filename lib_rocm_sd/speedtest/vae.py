@@ -1,7 +1,8 @@
 """The VAE's decoder: our program, the host's module, tilings; each verified, then timed.
 
 Verified: compared with the same module in float32, up to CHECKED_SIZE at the very size, beyond at
-CHECKED_INSTEAD. Tilings change the picture by their nature: their error is told, not judged.
+CHECKED_INSTEAD; at less where float32 does not fit into memory. Tilings change the picture by their
+nature: their error is told, not judged.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lib_rocm_sd.bench.vae.measure import no_tf32
 from lib_rocm_sd.bench.vae.text import FLOOR
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops.conv import CONVS
+from lib_rocm_sd.selftest import is_out_of_memory
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import sizes
@@ -32,7 +34,7 @@ from lib_rocm_sd.speedtest.side import Cancelled
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 
-CHECKED_SIZE, CHECKED_INSTEAD = 1024, 512
+CHECKED_SIZE, CHECKED_INSTEAD, CHECKED_ELSE = 1024, 512, (512, 256)
 SINGLE_FLOOR = 1e-3
 """An error in float32 up to this is not asked about; FLOOR has the half types'."""
 EAGER, OVERLAP, PER_TILE = "eager (the module itself)", "overlap-blend tiling", "tiling, own norms"
@@ -41,11 +43,15 @@ Call = Callable[[torch.Tensor, Guard], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Method:
-    """`judged`: whether an error counts as wrong. `plan` describes the last run."""
+    """`judged`: whether an error counts as wrong. `stops`: a run ends soon after its guard says so.
+
+    `plan` describes the last run.
+    """
 
     name: str
     call: Call
     judged: bool = True
+    stops: bool = True
     plan: Callable[[], str] = str
     get_ready: Callable[[int, Guard], None] = lambda size, guard: None
 
@@ -180,7 +186,7 @@ def _ours(decoder: _Decoder) -> _Method:
         made = "" if program.last_plan is None else str(program.last_plan)
         return f"{made}; convolutions by torch: {lacking[0]}" if lacking else made
 
-    return _Method("rocm_sd", run, True, plan, get_ready)
+    return _Method("rocm_sd", run, True, False, plan, get_ready)
 
 
 def _row(
@@ -203,14 +209,11 @@ def _verified(
     row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
 ) -> Row:
     """The row with its error, and a reason where that is too large."""
-    at = size if size <= CHECKED_SIZE else CHECKED_INSTEAD
-    guard = job.guard()
-    guard.long = True
-    right = decoder.exact(at, guard)
-    guard = job.guard()
-    guard.long = True
-    call = partial(method.call, decoder.latent(at), guard)
-    made = guard.beside(call, limited=True).float().cpu()
+    at, right = _right(decoder, size, job)
+    made = job.patient().beside(
+        partial(method.call, decoder.latent(at), job.patient()), limited=True
+    )
+    made = made.float().cpu()
     if made.shape != right.shape:
         raise ValueError(f"the output is {tuple(made.shape)}, expected {tuple(right.shape)}")
     error = float((made - right).abs().max() / right.abs().max())
@@ -224,26 +227,43 @@ def _verified(
     return row if at == size else replace(row, note=f"checked at {_picture(at)}")
 
 
+def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
+    """The exact result at `size` or at the first smaller one that fits into memory."""
+    first = size if size <= CHECKED_SIZE else CHECKED_INSTEAD
+    candidates = [first, *(smaller for smaller in CHECKED_ELSE if smaller < first)]
+    for at in candidates:
+        try:
+            return at, decoder.exact(at, job.patient())
+        except (RuntimeError, MemoryError) as error:
+            if at == candidates[-1] or not is_out_of_memory(error):
+                raise
+            job.clean()
+    raise AssertionError("unreachable")
+
+
 def _timed(
     row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
 ) -> Row:
-    device, guard, latent = decoder.device, job.guard(), decoder.latent(size)
-    guard.long = True
+    """A first run from beside, since it may search or compile; a second for the peak; the rest."""
+    device, latent = decoder.device, decoder.latent(size)
+    guard = job.patient()
 
-    def call(number: int) -> None:
+    def checked() -> None:
         output = method.call(latent, guard)
-        if not math.isfinite(float(output[0, 0].float().sum())):
+        if not math.isfinite(float(output.sum(dtype=torch.float32))):
             raise FloatingPointError("wrong: the output has NaN or infinity")
 
     def run(number: int) -> None:
         method.call(latent, guard)
 
-    guard.beside(partial(call, 0), limited=True)
-    peak, begin = Peak(device), time.monotonic()
-    guard.beside(partial(run, 0), limited=True)
+    begin = time.monotonic()
+    guard.beside(checked, limited=True)
+    first_s = 0.0 if method.stops else time.monotonic() - begin
+    peak = Peak(device)
+    each_s = guard.timed(run, 1, device, first_s)[0] / 1e6
     row = replace(row, peak_mib=peak.mib())
-    each_s = time.monotonic() - begin
     guard.long = each_s > LONG_S
-    times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=each_s)
+    expected_s = 0.0 if method.stops else each_s
+    times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=expected_s)
     notes = [row.note, method.plan()]
     return replace(row, **spread(times), note="; ".join(note for note in notes if note))
