@@ -88,10 +88,7 @@ class Standalone:
                 callback_on_step_end=after,
             ).images[0]
         seconds = time.perf_counter() - begin
-        peak = (
-            torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else math.nan
-        )
-        return Picture(image, seconds, _speed(marks), peak)
+        return Picture(image, seconds, _speed(marks), _peak_mib(device))
 
     def output_directory(self) -> Path | None:
         return self._directory
@@ -111,6 +108,12 @@ def _patched(pipeline: Any) -> AbstractContextManager[Any]:
     from lib_rocm_sd.hosts.diffusers import patched
 
     return patched(pipeline)
+
+
+def _peak_mib(device: torch.device) -> float:
+    if device.type != "cuda":
+        return math.nan
+    return torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def _missing(error: ImportError) -> ValueError:
