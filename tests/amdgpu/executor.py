@@ -15,7 +15,7 @@ from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import ExecutionError, HazardError, UnsupportedError
 from tests.amdgpu.hazards import LdsMemory
 from tests.amdgpu.lds import LdsSpace, LdsTraffic, compile_lds
-from tests.amdgpu.loader import Program
+from tests.amdgpu.loader import FloatMode, Program
 from tests.amdgpu.matrix import compile_matrix
 from tests.amdgpu.memory import Buffer, Memory
 from tests.amdgpu.salu import Step, compile_scalar
@@ -131,16 +131,7 @@ class _Run:
         steps = []
         for place, ins in enumerate(self.program.instructions):
             try:
-                step = (
-                    compile_scalar(ins)
-                    or compile_control(ins, index_of)
-                    or compile_memory(ins, place, self.space)
-                    or compile_lds(ins, place, self.lds)
-                    or compile_matrix(ins)
-                    or compile_vector(ins, self.program.mode)
-                )
-                if step is None:
-                    raise UnsupportedError(f"no semantics for {ins.name}")
+                step = compile_step(ins, place, index_of, self.space, self.lds, self.program.mode)
             except UnsupportedError as error:
                 step = _raises(error)
             steps.append(step)
@@ -277,7 +268,31 @@ class _Run:
                 raise HazardError("a wave ends between signalling a barrier and waiting for it")
 
 
+def compile_step(
+    ins: Instruction,
+    place: int,
+    index_of: dict[int, int],
+    space: Space,
+    lds: LdsSpace,
+    mode: FloatMode,
+) -> Step:
+    """What `ins` does to waves. Raises UnsupportedError."""
+    step = (
+        compile_scalar(ins)
+        or compile_control(ins, index_of)
+        or compile_memory(ins, place, space)
+        or compile_lds(ins, place, lds)
+        or compile_matrix(ins)
+        or compile_vector(ins, mode)
+    )
+    if step is None:
+        raise UnsupportedError(f"no semantics for {ins.name}")
+    return step
+
+
 def _raises(error: UnsupportedError) -> Step:
+    """Code that is never reached may hold anything."""
+
     def step(b: Waves) -> None:
         raise UnsupportedError(error.message)
 

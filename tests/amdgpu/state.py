@@ -182,6 +182,12 @@ class Waves:
         self.v_init[register] &= ~lanes
         self.v_bad[register] |= UNWRITTEN
 
+    def forget_mask(self, register: int) -> None:
+        """Likewise, a mask of lanes in SGPRs; -1 for none."""
+        for each in range(register, register + self.lanes // 32) if register >= 0 else ():
+            self.s_init[each] = False
+            self.s_bad[each] = UNWRITTEN
+
     # -- memory accesses on their way ---------------------------------------------------------
 
     def issue(self, counter: int) -> None:

@@ -261,7 +261,7 @@ def _multiply_add_wide(ins: Instruction, mode: FloatMode) -> Step:
 
     def step(b: Waves) -> None:
         missing = None
-        if upper > 0 and out < 0 and b.v_bad[upper] & UNWRITTEN:
+        if upper > 0 and b.v_bad[upper] & UNWRITTEN:
             b.check_v(upper, np.zeros_like(b.exec))
             missing = b.exec & ~b.v_init[upper]
             bad, b.v_bad[upper] = b.v_bad[upper], 0
@@ -275,6 +275,7 @@ def _multiply_add_wide(ins: Instruction, mode: FloatMode) -> Step:
             _put_mask(b, out, total < added)
         if missing is not None and missing.any():
             b.forget_v(register + 1, missing)
+            b.forget_mask(out)
 
     return step
 

@@ -1,0 +1,524 @@
+"""Single instructions under the executor of AMD machine code: the known traps first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.amdgpu import assembled
+from tests.amdgpu.assembled import USUAL_MODE, Machine
+from tests.amdgpu.errors import (
+    ExecutionError,
+    HazardError,
+    OutOfBoundsError,
+    RaceError,
+    UninitializedError,
+    UnsupportedError,
+)
+from tests.amdgpu.memory import Memory
+
+pytestmark = pytest.mark.skipif(
+    assembled.missing() is not None, reason=str(assembled.missing())
+)
+LANE = np.arange(32)
+WIDE = np.arange(64)
+RDNA = ("gfx1100", "gfx1201")
+CDNA = ("gfx942", "gfx90a")
+ALL = (*RDNA, *CDNA)
+
+
+def lanes(gfx: str) -> np.ndarray:
+    return WIDE if gfx in CDNA else LANE
+
+
+def is_equal(actual: Any, expected: Any) -> bool:
+    return bool(np.array_equal(actual, np.broadcast_to(expected, np.shape(actual))))
+
+
+# -- between lanes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gfx", RDNA)
+def test_permlanex16_exchanges_rows_with_a_literal_selector(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=LANE).set_s(s3=0x76543210)
+    m.lines("v_permlanex16_b32 v2, v1, s3, 0xfedcba98 op_sel:[1,0]")
+    assert is_equal(m.v(2, np.uint32), LANE ^ 16)
+
+
+@pytest.mark.parametrize("gfx", RDNA)
+def test_permlanex16_selects_any_lane_of_the_other_row(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=LANE + 100).set_s(s3=0x01234567)
+    m.lines("v_permlanex16_b32 v2, v1, s3, -1 op_sel:[1,0]")
+    choice = np.array([7, 6, 5, 4, 3, 2, 1, 0] + [15] * 8)
+    assert is_equal(m.v(2, np.uint32), np.concatenate([choice + 116, choice + 100]))
+
+
+def test_permlanex16_takes_what_inactive_lanes_hold() -> None:
+    m = Machine("gfx1100").set_v(v1=LANE, v2=0).active(LANE < 16).set_v(v1=LANE + 50)
+    m.lines("s_mov_b32 s3, 0x76543210\nv_permlanex16_b32 v2, v1, s3, 0xfedcba98 op_sel:[1,0]")
+    assert is_equal(m.v(2, np.uint32), np.where(LANE < 16, LANE + 16, 0))
+
+
+def test_permlanex16_that_does_not_fetch_inactive_lanes_is_refused() -> None:
+    m = Machine("gfx1100").set_v(v1=LANE, v2=0).set_s(s3=0).active(LANE < 16)
+    with pytest.raises(UnsupportedError, match="inactive"):
+        m.lines("v_permlanex16_b32 v2, v1, s3, s3")
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_bpermute_gives_zero_for_an_inactive_lane(gfx: str) -> None:
+    lane = lanes(gfx)
+    m = Machine(gfx).set_v(v1=(lane ^ 3) * 4, v2=lane + 1, v3=77).active(lane % 4 != 2)
+    wait = "s_wait_dscnt 0x0" if gfx == "gfx1201" else "s_waitcnt lgkmcnt(0)"
+    m.lines(f"ds_bpermute_b32 v3, v1, v2\n{wait}\nv_mov_b32 v4, v3")
+    expected = np.where(lane % 4 == 1, 0, (lane ^ 3) + 1)
+    active = lane % 4 != 2
+    assert is_equal(m.v(4, np.uint32)[active], expected[active])
+    assert is_equal(m.v(3, np.uint32)[~active], 77)
+
+
+def test_dpp_moves_within_rows() -> None:
+    def moved(control: str, gfx: str = "gfx1100", more: str = "") -> np.ndarray:
+        m = Machine(gfx).set_v(v1=lanes(gfx), v2=99)
+        text = f"v_mov_b32_dpp v2, v1 {control} row_mask:0xf bank_mask:0xf {more}"
+        return m.lines(text).v(2, np.uint32)
+
+    row = LANE & ~15
+    assert is_equal(moved("row_share:5"), row + 5)
+    assert is_equal(moved("row_xmask:3"), LANE ^ 3)
+    assert is_equal(moved("quad_perm:[3,0,1,1]"), (LANE & ~3) + np.tile([3, 0, 1, 1], 8))
+    assert is_equal(moved("row_ror:1"), row + ((LANE - 1) & 15))
+    assert is_equal(moved("row_mirror"), row + 15 - (LANE & 15))
+    assert is_equal(moved("row_shr:2"), np.where(LANE % 16 < 2, 99, LANE - 2))
+    assert is_equal(moved("row_shl:2", more="bound_ctrl:1"), np.where(LANE % 16 > 13, 0, LANE + 2))
+    assert is_equal(moved("row_newbcast:5", "gfx90a"), (WIDE & ~15) + 5)
+
+
+def test_dpp_adds_what_a_neighbour_holds() -> None:
+    m = Machine("gfx1100").set_v(v1=LANE * 1.0, v2=100.0, v3=0.0)
+    m.lines("v_add_f32_dpp v3, v1, v2 row_shr:1 row_mask:0x1 bank_mask:0xf bound_ctrl:1")
+    shifted = np.where(LANE % 16 == 0, 0, LANE - 1)
+    assert is_equal(m.v(3), np.where(LANE < 16, shifted + 100.0, 0.0))
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_lanes_to_scalars_and_back(gfx: str) -> None:
+    lane = lanes(gfx)
+    m = Machine(gfx).set_v(v1=lane * 3, v2=lane).active(lane >= 5)
+    m.lines("v_readfirstlane_b32 s4, v1\nv_readlane_b32 s5, v1, 2\nv_writelane_b32 v2, s4, 1")
+    assert (m.s(4), m.s(5)) == (15, 6)
+    assert is_equal(m.v(2, np.uint32), np.where(lane == 1, 15, lane))
+
+
+# -- matrix products ---------------------------------------------------------------------------
+
+
+def packed(halves: np.ndarray) -> np.ndarray:
+    """(registers, lanes, 2) float16 -> (registers, lanes) uint32."""
+    return np.ascontiguousarray(halves.astype(np.float16)).view(np.uint32)[..., 0]
+
+
+def numbered(rows: int, columns: int, step: int = 1) -> np.ndarray:
+    return (np.arange(rows)[:, None] * step + np.arange(columns)[None] * 0.125) % 61.0
+
+
+def test_wmma_of_rdna3_with_an_inline_constant_accumulator() -> None:
+    """Written out from the table in the ISA document: lane 17 holds row 1 of A too, and register 3
+    of lane 17 holds row 7, column 1 of D.
+    """
+    a, b = numbered(16, 16, 3), numbered(16, 16, 5)
+    m = Machine("gfx1100")
+    for register in range(8):
+        two = 2 * register + np.arange(2)
+        m.set_v(**{f"v{8 + register}": packed(a[LANE % 16][:, two])})
+        m.set_v(**{f"v{16 + register}": packed(b.T[LANE % 16][:, two])})
+    m.lines("v_wmma_f32_16x16x16_f16 v[24:31], v[8:15], v[16:23], 1.0")
+    exact = a @ b + 1.0
+    assert m.v(24 + 3)[17] == np.float32(exact[7, 1])
+    assert m.v(24 + 0)[15] == np.float32(exact[0, 15])
+    assert m.v(24 + 7)[31] == np.float32(exact[15, 15])
+    m.lines("v_wmma_f32_16x16x16_f16 v[24:31], v[8:15], v[16:23], v[24:31]")
+    assert m.v(24 + 3)[17] == np.float32(exact[7, 1] + exact[7, 1] - 1.0)
+
+
+def test_wmma_of_rdna3_wants_both_halves_of_the_wave_alike() -> None:
+    m = Machine("gfx1100").set_v(**{f"v{r}": 0 for r in range(8, 24)})
+    m.set_v(v9=LANE)
+    with pytest.raises(UnsupportedError, match="different matrices"):
+        m.lines("v_wmma_f32_16x16x16_f16 v[24:31], v[8:15], v[16:23], 0")
+
+
+def test_wmma_of_rdna4() -> None:
+    """Lane 20 holds k = 8..15 of row 4; register 2 of lane 20 is row 10, column 4 of D."""
+    a, b = numbered(16, 16, 3), numbered(16, 16, 5)
+    m = Machine("gfx1201")
+    for register in range(4):
+        k = (8 * (LANE // 16))[:, None] + 2 * register + np.arange(2)[None]
+        m.set_v(**{f"v{8 + register}": packed(a[(LANE % 16)[:, None], k])})
+        m.set_v(**{f"v{12 + register}": packed(b[k, (LANE % 16)[:, None]])})
+    m.lines("v_wmma_f32_16x16x16_f16 v[24:31], v[8:11], v[12:15], 0")
+    exact = a @ b
+    assert m.v(24 + 2)[20] == np.float32(exact[10, 4])
+    assert m.v(24 + 7)[9] == np.float32(exact[7, 9])
+
+
+@pytest.mark.parametrize("gfx", CDNA)
+@pytest.mark.parametrize("size", [16, 32])
+def test_mfma(gfx: str, size: int) -> None:
+    """32x32: registers 4..7 are rows 8..11 of lanes 0..31 and rows 12..15 of lanes 32..63."""
+    depth = 256 // size
+    a, b = numbered(size, depth, 3), numbered(depth, size, 5)
+    m = Machine(gfx)
+    for register in range(2):
+        k = (4 * (WIDE // size))[:, None] + 2 * register + np.arange(2)[None]
+        m.set_v(**{f"v{2 + register}": packed(a[(WIDE % size)[:, None], k])})
+        m.set_v(**{f"v{4 + register}": packed(b[k, (WIDE % size)[:, None]])})
+    shape = f"{size}x{size}x{depth}"
+    name = f"{shape}f16" if gfx == "gfx90a" else f"{shape}_f16"
+    last = 8 + size * size // 64 - 1
+    m.lines(f"v_mfma_f32_{name} a[8:{last}], v[2:3], v[4:5], 0")
+    exact = a @ b
+    if size == 16:
+        assert m.v(256 + 8 + 2)[37] == np.float32(exact[10, 5])
+    else:
+        assert m.v(256 + 8 + 5)[3] == np.float32(exact[9, 3])
+        assert m.v(256 + 8 + 5)[35] == np.float32(exact[13, 3])
+        assert m.v(256 + 8 + 15)[63] == np.float32(exact[31, 31])
+    m.lines(f"v_mfma_f32_{name} a[8:{last}], v[2:3], v[4:5], a[8:{last}]")
+    assert m.v(256 + 8)[1] == np.float32(2 * exact[0, 1])
+
+
+@pytest.mark.parametrize("text", ["neg_lo:[1,0,0]", "neg_hi:[0,0,1]"])
+def test_modifiers_of_matrix_products_are_refused(text: str) -> None:
+    m = Machine("gfx1100").set_v(**{f"v{r}": 0 for r in range(8, 32)})
+    with pytest.raises((UnsupportedError, ValueError)):
+        m.lines(f"v_wmma_f32_16x16x16_f16 v[24:31], v[8:15], v[16:23], v[24:31] {text}")
+
+
+# -- rounding, denormals, special values ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_cvt_pkrtz_rounds_toward_zero(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=2049.9, v2=-70000.0)
+    name = "v_cvt_pk_rtz_f16_f32" if gfx in RDNA else "v_cvt_pkrtz_f16_f32"
+    halves = m.lines(f"{name} v3, v1, v2").v(3, np.float16)
+    assert halves[0] == 2048.0 and halves[1] == -65504.0
+
+
+def test_rounding_and_denormals_are_the_descriptors() -> None:
+    def run(mode: Any, text: str, **values: float) -> float:
+        return float(Machine("gfx1100", mode=mode).set_v(**values).lines(text).v(3)[0])
+
+    tiny = float(np.float32(2.0**-130))
+    add, flush = "v_add_f32 v3, v1, v2", replace(USUAL_MODE, denorm_32=0)
+    assert run(USUAL_MODE, add, v1=tiny, v2=0.0) == tiny
+    assert run(flush, add, v1=tiny, v2=0.0) == 0.0
+    assert run(replace(USUAL_MODE, denorm_32=1), add, v1=2.0**-126, v2=-1.5 * 2.0**-126) == 0.0
+    toward_zero = replace(USUAL_MODE, round_16_64=3)
+    m = Machine("gfx1100", mode=toward_zero).set_v(v1=2049.9, v3=0)
+    assert m.lines("v_cvt_f16_f32 v3, v1").v(3, np.float16)[0] == 2048.0
+    with pytest.raises(UnsupportedError, match="rounding mode"):
+        run(replace(USUAL_MODE, round_32=1), add, v1=1.0, v2=1.0)
+
+
+def test_fma_rounds_once() -> None:
+    """1 + 2^-23 times itself, plus 2^-24 less a bit: twice rounded it would be one unit more."""
+    x = np.float32(1 + 2.0**-12)
+    c = np.float32(2.0**-24 - 2.0**-47 - 2.0**-48)
+    m = Machine("gfx1100").set_v(v1=x, v2=x, v4=c).lines("v_fma_f32 v3, v1, v2, v4")
+    exact = int(2**48 * (1 + 2.0**-12)) * 2**36  # not representable: do it with integers
+    whole = (2**12 + 1) ** 2 * 2 ** (60 - 24) + 2 ** (60 - 24) - 2 ** (60 - 47) - 2 ** (60 - 48)
+    below = whole >> 37 << 37
+    nearest = below if whole - below < 2**36 else below + 2**37
+    assert exact and float(m.v(3)[0]) == nearest / 2**60
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_maximum_prefers_numbers_and_positive_zero(gfx: str) -> None:
+    name = "v_max_num_f32" if gfx == "gfx1201" else "v_max_f32"
+    cases = [(-0.0, 0.0, 0.0), (0.0, -0.0, 0.0), (np.nan, -3.0, -3.0), (2.0, np.nan, 2.0)]
+    for first, second, expected in cases:
+        out = Machine(gfx).set_v(v1=first, v2=second).lines(f"{name} v3, v1, v2").v(3)[0]
+        assert out == expected and np.signbit(out) == np.signbit(expected)
+
+
+def test_transcendentals_know_no_denormals() -> None:
+    m = Machine("gfx1100").set_v(v1=-127.0, v2=np.float32(2.0**-130), v4=2.0**127)
+    m.lines("v_exp_f32 v3, v1\nv_rcp_f32 v5, v2\nv_rcp_f32 v6, v4")
+    assert m.v(3)[0] == 0.0 and m.v(5)[0] == np.inf and m.v(6)[0] == 0.0
+
+
+def test_division_is_that_of_ieee() -> None:
+    """The sequence that compilers make of 1 / x."""
+    x = np.float32(np.random.default_rng(1).uniform(0.1, 1000.0, 32))
+    m = Machine("gfx1100").set_v(v0=x)
+    m.lines(
+        """
+        v_div_scale_f32 v1, null, v0, v0, 1.0
+        v_rcp_f32 v2, v1
+        v_fma_f32 v3, -v1, v2, 1.0
+        v_fmac_f32 v2, v3, v2
+        v_div_scale_f32 v4, vcc_lo, 1.0, v0, 1.0
+        v_mul_f32 v3, v4, v2
+        v_fma_f32 v5, -v1, v3, v4
+        v_fmac_f32 v3, v5, v2
+        v_fma_f32 v5, -v1, v3, v4
+        v_div_fmas_f32 v2, v5, v2, v3
+        v_div_fixup_f32 v2, v2, v0, 1.0
+        """
+    )
+    assert is_equal(m.v(2), np.float32(1) / x)
+
+
+# -- encodings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gfx", RDNA)
+def test_both_halves_of_a_pair_read_before_either_writes(gfx: str) -> None:
+    m = Machine(gfx).set_v(v0=LANE, v1=LANE + 100)
+    m.lines("v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0")
+    assert is_equal(m.v(0, np.uint32), LANE + 100) and is_equal(m.v(1, np.uint32), LANE)
+    m = Machine(gfx).set_v(v0=2.0, v1=3.0, v2=5.0, v7=1.0)
+    m.lines("v_dual_fmac_f32 v7, v0, v1 :: v_dual_mul_f32 v2, 0x40800000, v2")
+    assert m.v(7)[0] == 7.0 and m.v(2)[0] == 20.0
+
+
+def test_halves_of_registers() -> None:
+    m = Machine("gfx1100").set_v(v1=0x4000_3C00, v2=0x12345678, v3=0.5)  # halves 2.0, 1.0
+    m.lines(
+        "v_fma_mix_f32 v4, v1, v3, 1.0 op_sel:[1,0,0] op_sel_hi:[1,0,0]\n"
+        "v_fma_mixlo_f16 v2, v1, v3, 0 op_sel_hi:[1,0,0]"
+    )
+    assert m.v(4)[0] == 2.0
+    assert m.v(2, np.uint32)[0] == 0x12343800  # the upper half is kept
+    kept = Machine("gfx1100").set_v(v1=1.0, v2=0x12345678).lines("v_cvt_f16_f32 v2, v1")
+    zeroed = Machine("gfx942").set_v(v1=1.0, v2=0x12345678).lines("v_cvt_f16_f32 v2, v1")
+    assert (kept.v(2, np.uint32)[0], zeroed.v(2, np.uint32)[0]) == (0x12343C00, 0x3C00)
+
+
+@pytest.mark.parametrize("gfx", CDNA)
+def test_sdwa(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0xC000_1234, v2=1.0, v3=0xAAAABBBB, v4=7)
+    m.lines(
+        "v_cvt_f32_f16_sdwa v5, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1\n"
+        "v_cvt_f16_f32_sdwa v6, v2 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD\n"
+        "v_add_u32_sdwa v7, v4, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
+        "src1_sel:BYTE_1"
+    )
+    assert m.v(5)[0] == -2.0 and m.v(6, np.uint32)[0] == 0x3C000000
+    assert m.v(7, np.uint32)[0] == 7 + 0x12
+
+
+@pytest.mark.parametrize("gfx", CDNA)
+def test_pairs_of_floats(gfx: str) -> None:
+    m = Machine(gfx).set_v(v2=1.0, v3=2.0, v4=10.0, v5=20.0)
+    m.lines(
+        "v_pk_add_f32 v[6:7], v[2:3], v[4:5] op_sel_hi:[1,0] neg_lo:[0,1] neg_hi:[0,1]\n"
+        "v_pk_fma_f32 v[8:9], v[2:3], v[4:5], v[2:3] op_sel:[1,0,0]\n"
+        "v_pk_mul_f32 v[2:3], v[2:3], v[4:5]"
+    )
+    assert [m.v(r)[0] for r in (6, 7, 8, 9)] == [-9.0, -8.0, 21.0, 42.0]
+    assert [m.v(r)[0] for r in (2, 3)] == [10.0, 40.0]
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_integers(gfx: str) -> None:
+    wide = "v_mad_co_u64_u32" if gfx == "gfx1201" else "v_mad_u64_u32"
+    carry = "vcc" if gfx in CDNA else "vcc_lo"
+    m = Machine(gfx).set_v(v1=0xFFFFFFFF, v2=0x89ABCDEF, v3=5, v4=5, v5=1, v9=0x0C0A0001)
+    m.lines(
+        f"{wide} v[6:7], {carry}, v1, v1, v[4:5]\n"
+        f"v_add_co_u32 v10, {carry}, v1, v3\n"
+        "v_perm_b32 v11, v2, v1, v9\n"
+        "v_bfe_i32 v12, v2, 4, 8\n"
+        "v_mul_hi_u32 v13, v1, v2"
+    )
+    total = 0xFFFFFFFF**2 + (1 << 32 | 5)
+    assert [int(m.v(r, np.uint32)[0]) for r in (6, 7)] == [total & 0xFFFFFFFF, total >> 32]
+    assert m.v(10, np.uint32)[0] == 4 and m.s(106) == 0xFFFFFFFF
+    assert m.v(11, np.uint32)[0] == 0x00FFFFFF
+    assert m.v(12, np.int32)[0] == -34
+    assert m.v(13, np.uint32)[0] == 0xFFFFFFFF * 0x89ABCDEF >> 32
+
+
+REFUSED = (
+    ("gfx1100", "v_mov_b32_dpp v3, v1 dpp8:[7,6,5,4,3,2,1,0]"),
+    ("gfx1100", "v_add_f32 v3, v1, v2 mul:2"),
+    ("gfx1100", "v_add_nc_u32 v3, v1, v2 clamp"),
+    ("gfx1100", "v_sin_f32 v3, v1"),
+    ("gfx1100", "v_fma_mix_f32 v3, v1, v2, v1 clamp"),
+    ("gfx1100", "v_add_f32 v3, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf mul:2"),
+    ("gfx1100", "global_atomic_add_u32 v3, v1, v2, s[2:3] glc"),
+    ("gfx1100", "ds_add_rtn_u32 v3, v1, v2"),
+    ("gfx1100", "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0"),
+    ("gfx1100", "flat_load_b32 v3, v[1:2]"),
+    ("gfx942", "v_add_u32_sdwa v3, v1, v2 dst_sel:BYTE_0 dst_unused:UNUSED_SEXT"),
+    ("gfx942", "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0 cbsz:1"),
+    ("gfx942", "global_atomic_add_f32 v3, v1, v2, s[2:3] sc0"),
+    ("gfx1201", "v_wmma_f16_16x16x16_f16 v[8:11], v[12:15], v[16:19], 0"),
+)
+
+
+@pytest.mark.parametrize(("gfx", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_is_not_known_raises(gfx: str, text: str) -> None:
+    try:
+        assembled.assemble(gfx, text)
+    except ValueError:
+        pytest.skip(f"{assembled.ASSEMBLER} does not know it")
+    m = Machine(gfx).set_v(v1=1.0, v2=1.0, v3=0.0).set_s(s2=0, s3=0)
+    with pytest.raises(UnsupportedError):
+        m.lines(text)
+
+
+# -- memory and its hazards ------------------------------------------------------------------------
+
+WAITS = {
+    "gfx1100": ("s_waitcnt vmcnt({})", "s_waitcnt lgkmcnt({})"),
+    "gfx1201": ("s_wait_loadcnt {}", "s_wait_dscnt {}"),
+    "gfx942": ("s_waitcnt vmcnt({})", "s_waitcnt lgkmcnt({})"),
+}
+
+
+def machine_with_buffer(gfx: str, words: int = 64, **how: Any) -> tuple[Machine, np.ndarray]:
+    """v0 = 4 * lane, s[2:3] the address of `words` words, numbered from 1000."""
+    data = np.arange(1000, 1000 + words, dtype=np.uint32)
+    memory = Memory()
+    memory.add(0x10000, data.view(np.uint8), name="data")
+    m = Machine(gfx, memory=memory, **how).set_s(S2=0x10000)
+    return m.set_v(v0=4 * lanes(gfx)), data
+
+
+@pytest.mark.parametrize("gfx", WAITS)
+def test_a_load_must_be_waited_for(gfx: str) -> None:
+    load = "global_load_dword" if gfx == "gfx942" else "global_load_b32"
+    two = f"{load} v1, v0, s[2:3]\n{load} v2, v0, s[2:3]\n"
+    wait = WAITS[gfx][0]
+    lane = lanes(gfx)
+    m, _ = machine_with_buffer(gfx)
+    m.lines(two + wait.format(1) + "\nv_mov_b32 v3, v1")
+    assert is_equal(m.v(3, np.uint32), 1000 + lane)
+    with pytest.raises(HazardError, match="v2"):
+        m.lines("v_mov_b32 v4, v2")
+    m.lines(wait.format(0) + "\nv_mov_b32 v4, v2")
+    m, _ = machine_with_buffer(gfx)
+    with pytest.raises(HazardError, match="v1"):
+        m.lines(two + wait.format(2) + "\nv_mov_b32 v3, v1")
+    m, _ = machine_with_buffer(gfx)
+    with pytest.raises(HazardError, match="v1"):
+        m.lines(two + "v_mov_b32 v1, 0")  # what is loaded would come over it
+
+
+@pytest.mark.parametrize("gfx", WAITS)
+def test_an_lds_load_and_a_scalar_load_must_be_waited_for(gfx: str) -> None:
+    store, load = ("ds_write_b32", "ds_read_b32") if gfx == "gfx942" else ("ds_store_b32", "ds_load_b32")
+    m, _ = machine_with_buffer(gfx)
+    m.lines(f"{store} v0, v0\n{load} v1, v0")
+    with pytest.raises(HazardError, match="v1"):
+        m.lines("v_mov_b32 v2, v1")
+    m.lines(WAITS[gfx][1].format(0) + "\nv_mov_b32 v2, v1")
+    assert is_equal(m.v(2, np.uint32), 4 * lanes(gfx))
+    scalar = "s_load_dword" if gfx == "gfx942" else "s_load_b32"
+    m.lines(f"{scalar} s8, s[2:3], 0x8")
+    with pytest.raises(HazardError, match="s8"):
+        m.lines("s_mov_b32 s9, s8")
+    wait = "s_wait_kmcnt 0" if gfx == "gfx1201" else "s_waitcnt lgkmcnt(0)"
+    assert m.lines(f"{wait}\ns_mov_b32 s9, s8").s(9) == 1002
+
+
+def test_scalar_loads_return_in_any_order() -> None:
+    m, _ = machine_with_buffer("gfx1100")
+    m.lines("s_load_b32 s8, s[2:3], 0x0\ns_load_b32 s9, s[2:3], 0x4\ns_waitcnt lgkmcnt(1)")
+    with pytest.raises(HazardError, match="s8"):
+        m.lines("s_mov_b32 s10, s8")
+
+
+@pytest.mark.parametrize("gfx", WAITS)
+def test_access_outside_of_a_buffer_names_the_lane(gfx: str) -> None:
+    word = "dword" if gfx == "gfx942" else "b32"
+    for text in (f"global_load_{word} v1, v0, s[2:3]", f"global_store_{word} v0, v0, s[2:3]"):
+        m, _ = machine_with_buffer(gfx, words=20)
+        with pytest.raises(OutOfBoundsError, match="lane 20 of wave 0") as caught:
+            m.lines(text)
+        assert "0x10050" in str(caught.value) and "global_" in str(caught.value)
+        m.active(lanes(gfx) < 20).lines(text)
+
+
+def test_stores_arrive() -> None:
+    m, data = machine_with_buffer("gfx1100")
+    m.active(LANE % 2 == 0).lines("global_store_b16 v0, v0, s[2:3] offset:2")
+    expected = np.arange(1000, 1064, dtype=np.uint32)
+    expected[:32:2] = (expected[:32:2] & 0xFFFF) | (4 * LANE[::2]).astype(np.uint32) << 16
+    assert is_equal(data, expected)
+
+
+def test_lds_has_bounds() -> None:
+    m = Machine("gfx1100", lds_bytes=64).set_v(v0=4 * LANE)
+    with pytest.raises(OutOfBoundsError, match="LDS"):
+        m.lines("ds_store_b32 v0, v0")
+
+
+def test_unwritten_registers_are_not_read() -> None:
+    with pytest.raises(UninitializedError, match="v9"):
+        Machine("gfx1100").set_v(v1=1.0).lines("v_add_f32 v2, v1, v9")
+    m = Machine("gfx1100").active(LANE < 7).set_v(v1=1.0)
+    m.lines("v_add_f32 v2, v1, v1").active(LANE < 8)
+    with pytest.raises(UninitializedError, match="lane 7"):
+        m.lines("v_add_f32 v3, v2, v2")
+    with pytest.raises(UninitializedError, match="s40"):
+        m.lines("s_mov_b32 s41, s40")
+
+
+def two_waves(**how: Any) -> Machine:
+    m = Machine("gfx1100", waves=2, **how)
+    m.set_v(v0=4 * LANE, v1=4 * LANE)
+    m.b.put_v(0, (4 * LANE + 128 * m.b.wave[:, None]).astype(np.uint32))
+    return m
+
+
+def test_races_in_lds() -> None:
+    other = "v_xor_b32 v2, 0x80, v0\n"
+    wait = "s_waitcnt lgkmcnt(0)\n"
+    two_waves().lines("ds_store_b32 v0, v0\nds_load_b32 v3, v0")
+    with pytest.raises(RaceError):
+        two_waves().lines(other + "ds_store_b32 v0, v0\nds_load_b32 v3, v2")
+    with pytest.raises(RaceError):
+        two_waves().lines(other + "ds_load_b32 v3, v2\nds_store_b32 v0, v0")
+    with pytest.raises(RaceError):
+        two_waves().lines("ds_store_b32 v1, v0")
+    text = other + "ds_store_b32 v0, v0\n" + wait + "s_barrier\nds_load_b32 v3, v2\n" + wait
+    m = two_waves().lines(text)
+    assert is_equal(m.v(3, np.uint32, wave=0), 4 * LANE + 128)
+    two_waves().lines("ds_load_b32 v3, v1\nds_load_b32 v3, v1")
+    with pytest.raises(HazardError, match="barrier"):
+        two_waves().lines("ds_store_b32 v0, v0\ns_barrier")
+
+
+def test_barriers_of_rdna4_have_two_parts() -> None:
+    m = Machine("gfx1201").set_v(v0=4 * LANE).lines("s_barrier_signal -1")
+    with pytest.raises(HazardError):
+        m.lines("ds_store_b32 v0, v0")
+    with pytest.raises(HazardError, match="not signalled"):
+        m.lines("s_barrier_wait 0xffff\ns_barrier_wait 0xffff")
+
+
+def test_bank_conflicts_are_counted() -> None:
+    def clocks(addresses: np.ndarray, text: str) -> int:
+        m = Machine("gfx1100", lds_bytes=65536).set_v(v0=addresses)
+        m.lines(text)
+        return sum(each.conflict_clocks for each in m.lds.traffic.values())
+
+    assert clocks(4 * LANE, "ds_load_b32 v1, v0") == 0
+    assert clocks(128 * LANE, "ds_load_b32 v1, v0") == 31
+    assert clocks(0 * LANE, "ds_load_b32 v1, v0") == 0  # one word for all
+    assert clocks(8 * LANE, "ds_load_b32 v1, v0") == 1
+    assert clocks(16 * LANE, "ds_load_b128 v[4:7], v0") == 0
+    assert clocks(128 * LANE, "ds_load_b128 v[4:7], v0") == 4 * 7
+
+
+def test_every_error_says_where() -> None:
+    with pytest.raises(ExecutionError, match="v_add_f32"):
+        Machine("gfx1100").lines("v_add_f32 v2, v1, v9")
