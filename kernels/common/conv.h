@@ -266,7 +266,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     }
 
     DEVICE void add_shortcut() {
-        const int last = min2((int)p.out_w - 1 - first_x, 15), steps = (int)p.shortcut_ci / 16;
+        const int last = min2((int)p.out_w - 1 - first_x, 15);
         if constexpr (SHORTCUT == kShortcutIdentity) {
             A a = Packed<Unit>::load(p.shortcut_weights);
 #pragma unroll
@@ -279,6 +279,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                 one_by_one();
             }
         } else {
+            const int steps = (int)p.shortcut_ci / 16;
 #pragma unroll 1
             for (int k = 0; k < steps; ++k) {
                 A a[TILES_CO];

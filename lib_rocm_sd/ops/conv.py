@@ -118,36 +118,36 @@ class MatrixConv(Variant[ConvProblem]):
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)
-        rows, columns = problem.out_size
-        rows = rows if band is None else band.rows
-        step = 2 if self.kind == "upsample" else 1
-        grid_h, grid_w = rows // step, columns // step
-        channels = (problem.out_channels + 7) // 8 * 8
-        y = x.new_empty((x.shape[0], rows, columns, channels)) if out is None else out
-        tiles = (-(-grid_w // 16), -(-grid_h // config.rows))
-        blocks = -(-packed.co // config.block_co)
-        parts = tiles[0] * tiles[1] * step * step
+        tiling = kernel.tiling(self.kind, *_shape(problem, band)[1:3], packed.co, config)
+        y = x.new_empty(_shape(problem, band)) if out is None else out
         statistics = None
         if next_norm is not None:
-            statistics = x.new_empty((x.shape[0], parts, packed.co, 4), dtype=torch.float32)
+            shape = (problem.batch, tiling.parts, packed.co, 4)
+            statistics = x.new_empty(shape, dtype=torch.float32)
         params = ConvParams(
             *(0 if t is None else t.data_ptr() for t in (x, packed.weights, packed.bias, norm)),
             *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
             *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
-            *(*x.shape[1:3], x.shape[3], grid_h, grid_w, packed.co),
-            *(channels, problem.shortcut_channels, in_stride, shortcut_stride),
-            *(layout.pixel_stride(y), *tiles, blocks, rows, columns),
-            0 if band is None else band.above,
+            *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
+            *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
+            *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
+            *(*y.shape[1:3], 0 if band is None else band.above),
         )
-        grid = blocks * tiles[0] * tiles[1] * step * step * x.shape[0]
+        grid = tiling.parts * tiling.blocks_co * problem.batch
         launch(kernel.spec(self.form(problem), config), grid, config.block, params, x.device)
         if statistics is None:
             return y, None
-        merged = launch_merge(launch, _MERGE, statistics, packed.co, tiles[0])
-        return y, given(merged.unflatten(1, (step * step, -1)), next_norm, band)
+        merged = launch_merge(launch, _MERGE, statistics, packed.co, tiling.tiles_x)
+        return y, given(merged.unflatten(1, (tiling.phases, -1)), next_norm, band)
 
 
 _MERGE = GroupNormConfig(256, 4)
+
+
+def _shape(problem: ConvProblem, band: Band | None) -> tuple[int, int, int, int]:
+    """What is made: (N, rows, columns, C padded)."""
+    batch, rows, columns, channels = problems.output_shape(problem)
+    return batch, rows if band is None else band.rows, columns, channels
 
 
 def _dense(image: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -219,9 +219,7 @@ def conv(
     op = _IN_PLACE[kind] if layout.is_in_place(shortcut, out) else CONVS[kind]
     if out is not None:
         problem = problems.problem_of(kind, x, weights, norm, shortcut, next_norm, band)
-        rows, columns = problem.out_size
-        made = (problem.batch, rows if band is None else band.rows, columns)
-        layout.check_out(out, (*made, (problem.out_channels + 7) // 8 * 8), x, shortcut)
+        layout.check_out(out, _shape(problem, band), x, shortcut)
     result: Result = engine.run(
         op, x, weights.weight, norm, shortcut, weights, next_norm, overflow, band, out
     )

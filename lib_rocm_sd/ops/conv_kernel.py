@@ -133,6 +133,33 @@ _WIDEST = {
     "mma_sm80": ((4, 2, 4, 2), (8, 1, 4, 2)),
 }
 """For what only a work-group that makes all channels can do."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch is cut: `rows` x `columns` of each of `phases`, work-groups along each side."""
+
+    phases: int
+    rows: int
+    columns: int
+    tiles_x: int
+    tiles_y: int
+    blocks_co: int
+
+    @property
+    def parts(self) -> int:
+        """Of the statistics: one for each work-group that makes other pixels."""
+        return self.phases * self.tiles_x * self.tiles_y
+
+
+def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> Tiling:
+    """The work-groups that make `co` channels of (rows, columns)."""
+    step = 2 if kind == "upsample" else 1
+    rows, columns = rows // step, columns // step
+    tiles = (-(-columns // 16), -(-rows // config.rows))
+    return Tiling(step * step, rows, columns, *tiles, -(-co // config.block_co))
+
+
 LEAST_ROWS = 4
 """Of a work-group, in any config."""
 
