@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _LOG_LIMIT_BYTES = 1 << 20
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+_BELOW_NORMAL = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
+_NICENESS = 10
+
+_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,42 @@ class Finished:
     trouble: str
     output: str
     seconds: float
+
+
+@dataclass
+class Group:
+    """Processes that some threads start, at low priority, to be ended together."""
+
+    ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _members: set[subprocess.Popen[bytes]] = field(default_factory=set)
+
+    def join(self) -> None:
+        """What this thread runs from now on belongs here. The thread keeps its low priority."""
+        _thread.group = self
+        if sys.platform == "linux":  # there it is the thread's own, and its children inherit it
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+    def end(self) -> None:
+        """End all that runs; nothing more is started."""
+        with self._lock:
+            self.ended = True
+            members = list(self._members)
+        for process in members:
+            if process.returncode is None:
+                _kill(process)
+
+    def _add(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._members.add(process)
+            ended = self.ended
+        if ended:
+            _kill(process)
+
+    def _remove(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._members.discard(process)
 
 
 def time_limit_s() -> float:
@@ -51,6 +92,9 @@ def run(
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
     start = time.monotonic()
+    group: Group | None = getattr(_thread, "group", None)
+    if group is not None and group.ended:
+        return Finished("was not started: the program ends", "", 0.0)
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -61,14 +105,24 @@ def run(
                 cwd=cwd,
                 env=None if env is None else {**os.environ, **env},
                 start_new_session=sys.platform != "win32",
-                creationflags=_CREATION_FLAGS,
+                creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group else 0),
             )
         except (OSError, ValueError) as error:
             return Finished(f"could not be started: {error}", "", time.monotonic() - start)
-        trouble = _wait(process, limit_s)
+        trouble = _wait_in(group, process, limit_s)
         output.seek(0)
         text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
     return Finished(trouble, text, time.monotonic() - start)
+
+
+def _wait_in(group: Group | None, process: subprocess.Popen[bytes], limit_s: float) -> str:
+    if group is None:
+        return _wait(process, limit_s)
+    group._add(process)
+    try:
+        return _wait(process, limit_s)
+    finally:
+        group._remove(process)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
@@ -89,6 +143,11 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
+    process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "win32":
         with suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
@@ -102,4 +161,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     else:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
