@@ -1,0 +1,302 @@
+"""What of our kernels is executed as machine code, and how its results are judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
+from lib_rocm_sd.ops import attention_kernel, conv_kernel
+from lib_rocm_sd.ops import group_norm_formula as formula
+from lib_rocm_sd.ops import group_norm_kernel as norm_kernel
+from lib_rocm_sd.ops import group_norm_launch as launches
+from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, ScoresAttention, reference
+from lib_rocm_sd.ops.attention_scores import held_of, softmax_spec
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv import CONVS, ConvProblem, MatrixConv
+from lib_rocm_sd.ops.conv_torch import LibraryConv
+from lib_rocm_sd.ops.group_norm import FINALIZE, GROUP_NORM_SILU, TorchGroupNorm
+from lib_rocm_sd.ops.group_norm_problem import FinalizeProblem, GroupNormProblem
+from tests.amdgpu.errors import ExecutionError
+from tests.amdgpu.launch import CodeLaunch
+from tests.simt.attention import Errors, draw, random_mask, torchs_own
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, by one config, on one GPU. `layout`: of attention's q, k and v."""
+
+    gfx: str
+    op: str
+    problem: Any
+    config: int = 0
+    layout: str = "plain"
+    seed: int = 1
+
+    @property
+    def arch(self) -> Arch:
+        arch = by_gfx(self.gfx)
+        assert arch is not None
+        return arch
+
+    def __str__(self) -> str:
+        return f"{self.gfx} {self.op} {self.problem} config {self.config} {self.layout}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`faults`: what is wrong, empty when it is right."""
+
+    case: Case
+    faults: tuple[str, ...]
+    lane_instructions: int
+    seconds: float
+
+
+def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
+    """Compile, execute, compare. What the executor raises is a fault."""
+    launch = CodeLaunch(case.arch, case.seed, kernels_dir, changed)
+    start = time.monotonic()
+    try:
+        faults = _RUN[case.op](case, launch)
+    except ExecutionError as error:
+        faults = [f"{type(error).__name__}: {error}"]
+    done = sum(counts.lane_instructions for counts in launch.counts)
+    return Outcome(case, tuple(faults), done, time.monotonic() - start)
+
+
+def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:
+    return (output.double() - exact).abs().max().item()
+
+
+def _judged(ours: float, theirs: float, slack: float = 0.0) -> list[str]:
+    """At most twice the error of torch's own in the same half type; NaN is wrong."""
+    good = ours <= 2 * theirs + slack
+    return [] if good else [f"largest error {ours}, torch's own {theirs}"]
+
+
+def _attention(case: Case, launch: CodeLaunch) -> list[str]:
+    p = case.problem
+    q, k, v = draw(p, (case.layout,) * 3)
+    mask = None if p.mask == "none" else random_mask((1, 1, p.seq_q, p.seq_k), p.mask)
+    variant = MatrixAttention()
+    with launch.knows(q, k, v, mask):
+        output = variant.run(
+            launch, variant.configs(case.arch, p)[case.config], q, k, v, mask, None
+        )
+    exact = reference(q, k, v, mask, None)
+    ours = Errors.of(output, exact)
+    theirs = Errors.of(torchs_own(q, k, v, mask), exact)
+    found = _judged(ours.largest, theirs.largest)
+    return found or ([] if ours.rms <= 1.5 * theirs.rms else [f"{ours}, torch's own {theirs}"])
+
+
+def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
+    p = case.problem
+    q, k, v = draw(p)
+    with launch.knows(q, k, v):
+        output = ScoresAttention().run(launch, None, q, k, v, None, None)
+    exact = reference(q, k, v, None, None)
+    return _judged(_largest(output, exact), _largest(torchs_own(q, k, v), exact))
+
+
+def _conv(case: Case, launch: CodeLaunch) -> list[str]:
+    p: ConvProblem = case.problem
+    op = CONVS[p.kind]
+    inputs = op.make_inputs(p, CPU, 5)
+    exact, exact_norm = op.reference(*inputs)
+    theirs, _ = op.variants[-1].run(None, None, *inputs[:5], None, None)
+    error = _largest(theirs, exact)
+    if case.op == "finish":  # torch rounds to half before bias and shortcut are added
+        error *= 2
+    output, norm = run_conv(case, launch, inputs)
+    found = _judged(_largest(output, exact), error)
+    if output[..., p.out_channels :].any():
+        found.append("the padding channels are not zero")
+    if p.statistics and not _largest(norm, exact_norm) <= 2e-3 * exact_norm.abs().max().item():
+        found.append(f"the next norm is off by {_largest(norm, exact_norm)}")
+    return found
+
+
+def run_conv(case: Case, launch: CodeLaunch, inputs: Any) -> Any:
+    """What the kernels give."""
+    p = case.problem
+    variant: Any = LibraryConv(p.kind) if case.op == "finish" else MatrixConv(p.kind)
+    weights = inputs[4]
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    with launch.knows(*tensors, weights.weight, weights.bias_on(CPU)):
+        return variant.run(launch, variant.configs(case.arch, p)[case.config], *inputs)
+
+
+def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
+    x, *affine, silu = inputs
+    config = norm_kernel.configs(case.arch)[case.config]
+    exact = formula.reference(*inputs)
+    theirs = TorchGroupNorm().run(None, None, *inputs)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        statistics = launches.launch_statistics(launch, config, x)
+        norm = launches.launch_finalize(launch, config, statistics, *affine)
+        output = launches.launch_apply(launch, config, x, norm, silu)
+    return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
+
+
+def _finalize(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = FINALIZE.make_inputs(case.problem, CPU, 3)
+    exact = formula.reference_norm(*inputs)
+    config = norm_kernel.configs(case.arch)[case.config]
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        output = launches.launch_finalize(launch, config, *inputs)
+    error = _largest(output, exact)
+    limit = 2e-6 * exact.abs().max().item()
+    return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
+
+
+_RUN: dict[str, Any] = {
+    "attention": _attention,
+    "softmax": _softmax,
+    "conv": _conv,
+    "finish": _conv,
+    "group norm": _group_norm,
+    "finalize": _finalize,
+}
+
+# -- the cases -----------------------------------------------------------------------------------
+
+_LENGTHS = ((77, 131), (37, 64), (65, 77), (16, 203), (129, 15))
+"""Queries, keys: whole tiles, their neighbours, primes."""
+
+
+def attention(gfx: str) -> Iterator[Case]:
+    """Every config of every usual head_dim, both half types, every kind of mask."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    turn = 0
+    for head_dim in (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 256):
+        for index in range(len(attention_kernel.configs(arch, head_dim))):
+            for dtype in attention_kernel.DTYPES[: 2 if index == 0 else 1]:
+                seq_q, seq_k = _LENGTHS[turn % len(_LENGTHS)]
+                problem = AttentionProblem(1, 2, seq_q, seq_k, head_dim, dtype, "none")
+                layout = "misaligned" if turn % 5 == 4 else "plain"
+                yield Case(gfx, "attention", problem, index, layout, turn)
+                turn += 1
+    for mask in attention_kernel.MASK_KINDS[1:]:
+        head_dim = (40, 64, 160, 512)[turn % 4]
+        problem = AttentionProblem(1, 2, 33, 77, head_dim, "float16", mask)
+        yield Case(gfx, "attention", problem, seed=turn)
+        turn += 1
+
+
+def softmax(gfx: str) -> Iterator[Case]:
+    """Rows read twice, rows held in one to sixteen vectors of each work-item."""
+    problem = AttentionProblem(1, 1, 3, 131, 512, "float16", "none")
+    for keys in (131, 8, 4100, 8200, 20000, 40000):
+        yield Case(gfx, "softmax", replace(problem, seq_k=keys))
+    yield Case(gfx, "softmax", replace(problem, seq_k=1024, dtype="bfloat16"))
+
+
+def conv(gfx: str) -> Iterator[Case]:
+    """Every form and config that Stable Diffusion's VAE launches, and bfloat16."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for statistics in (True, False):
+        for problem in _conv_problems(statistics):
+            for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
+                yield Case(gfx, "conv", problem, index, seed=index)
+    wide = ConvProblem("3x3", 1, 9, 33, 32, 3, "float16", True)
+    for problem in (wide, replace(wide, out_channels=8, width=5)):
+        yield Case(gfx, "conv", problem)
+    half = ConvProblem("3x3", 2, 9, 19, 16, 24, "bfloat16")
+    yield Case(gfx, "conv", half)
+    yield Case(gfx, "conv", replace(half, in_channels=64, norm=True, statistics=True))
+    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=3))
+    yield Case(gfx, "conv", replace(half, kind="3x3 stride 2", out_channels=40, height=10))
+
+
+def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
+    plain = ConvProblem("3x3", 1, 9, 18, 16, 48, "float16", statistics=statistics)
+    yield plain
+    yield replace(plain, kind="3x3 stride 2", height=10, in_channels=32, width=20)
+    yield replace(plain, kind="upsample", height=5, in_channels=32)
+    normed = replace(plain, norm=True, in_channels=64)
+    yield normed
+    yield replace(normed, shortcut="identity", shortcut_channels=48)
+    yield replace(normed, shortcut="conv", shortcut_channels=32)
+    for channels in (128, 256):
+        # A wide input of the shortcut, over which the output is written.
+        yield ConvProblem(
+            *("3x3", 1, 3, 18, 32, channels, "float16", True, "conv"),
+            *(channels + 32, statistics, True),
+        )
+
+
+def finish(gfx: str) -> Iterator[Case]:
+    """The passes around a library's convolution."""
+    for problem in (
+        ConvProblem("3x3", 2, 9, 19, 16, 24),
+        ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
+        ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True),
+        ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
+    ):
+        yield Case(gfx, "finish", problem)
+
+
+def group_norm(gfx: str) -> Iterator[Case]:
+    """Both layouts and half types with and without SiLU, and every config."""
+    last = GroupNormProblem(1, 40, 19, 37, "float16", True, True, 8, "float16")
+    first = GroupNormProblem(1, 6, 61, 127, "float16", False, True, 2, "float32")
+    for problem in (last, first):
+        for dtype in norm_kernel.DTYPES:
+            yield Case(gfx, "group norm", replace(problem, dtype=dtype))
+            yield Case(gfx, "group norm", replace(problem, dtype=dtype, silu=False))
+        for index in (1, 2):
+            yield Case(gfx, "group norm", replace(problem, width=67), index)
+            yield Case(gfx, "group norm", replace(problem, width=67, silu=False), index)
+    for index in range(3):  # so many parts that they are merged first
+        yield Case(gfx, "finalize", FinalizeProblem(2, 2100, 64, 16), index)
+
+
+ALL = {
+    "attention": attention,
+    "softmax": softmax,
+    "conv": conv,
+    "finish": finish,
+    "group norm": group_norm,
+}
+
+
+def specs_of(case: Case) -> set[KernelSpec]:
+    """The kernels that a case launches, as far as they are known beforehand."""
+    p, arch = case.problem, case.arch
+    if case.op == "softmax":
+        return {softmax_spec(p.dtype, held_of(p.seq_k))}
+    if case.op == "finalize":
+        config = norm_kernel.configs(arch)[case.config]
+        return {norm_kernel.merge_spec(config), norm_kernel.finalize_spec(config)}
+    if case.op == "group norm":
+        config = norm_kernel.configs(arch)[case.config]
+        every = norm_kernel.specs(p.form, p.silu, config)
+        return {spec for spec in every if "merge" not in spec.entry}
+    variant: Any = {
+        "attention": MatrixAttention(),
+        "conv": MatrixConv(getattr(p, "kind", "3x3")),
+        "finish": LibraryConv(getattr(p, "kind", "3x3")),
+    }[case.op]
+    return set(variant.specs(arch, p, variant.configs(arch, p)[case.config]))
+
+
+def shipped_specs(gfx: str) -> set[KernelSpec]:
+    """All that is compiled ahead or searched for a GPU."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    found: set[KernelSpec] = set()
+    for module in (attention_kernel, conv_kernel, norm_kernel):
+        found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
+    return found
