@@ -157,7 +157,13 @@ template <typename Half> struct Mma : OneColumnUnit<8, 8> {
             d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
                                           __builtin_bit_cast(v8h, a), __builtin_bit_cast(v8h, b), c));
     }
-    static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
+    // All lanes have their part of the product before any leaves for a branch.
+    static DEVICE B pack(const D& d) {
+        B b = pack_in_lane<Half>(d);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b.w[i] = kept_here(b.w[i]);
+        return b;
+    }
 };
 
 #elif defined(MATRIX_UNIT_MFMA)

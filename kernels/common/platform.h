@@ -97,8 +97,8 @@ DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
 
-// x, computed before what follows. LLVM (19 at least) does not know that V_PERMLANEX16_B32 is convergent and moves it behind a
-// branch that only one row of lanes takes; it then reads what the other row has not computed.
+// x, computed before what follows. LLVM did not know that V_PERMLANEX16_B32 (before 21) and WMMA (before 22 or 23) need all lanes
+// (llvm-project #142962, #165602, #178314) and moves them behind a branch that only some lanes take.
 DEVICE u32 kept_here(u32 x) {
 #if !defined(SIMT_SHIM)
     asm volatile("" : "+v"(x));
