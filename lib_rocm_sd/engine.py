@@ -72,6 +72,9 @@ class Engine:
         self._report = report
         self._lock = threading.RLock()
         self._policy = policies.AUTO
+        self.pending: Callable[[str], str] = _nothing_pending
+        """Says why the kernels of an op, by its name, have to be waited for; empty if not. For a
+        host that has them compiled in the background."""
         self.reset()
 
     def reset(self) -> None:
@@ -79,6 +82,7 @@ class Engine:
         with self._lock:
             self._planner = self._new_planner()
             self._routes: dict[Hashable, _Route] = {}
+            self._known: dict[Hashable, tuple[int, list[str]]] = {}
 
     @property
     def level(self) -> str:
@@ -136,21 +140,42 @@ class Engine:
     def usable(self, device: torch.device, op: Op[Any] | None = None) -> list[str]:
         """Why our own kernels cannot serve on `device`; empty: compiled, launched and found right.
 
-        Decided by the first of the op's usual problems (default: of attention).
+        Decided by the first of the op's usual problems (default: of attention). It compiles and
+        tests at the first use; what is `pending` is the reason instead.
         """
         op = op or ATTENTION
+        pending = self.pending(op.name)
+        if pending:
+            return [pending]
         device = _with_index(device)
+        with self._lock:
+            found = self._unusable(op, device)
+            self._known[op.name, device] = (self._planner.changes, found)
+        return list(found)
+
+    def known(self, device: torch.device, op: Op[Any] | None = None) -> list[str] | None:
+        """What `usable` said and would say again; None where it has to be asked.
+
+        Waits for nothing: neither for a compiler nor for a thread that plans or measures.
+        """
+        op = op or ATTENTION
+        pending = self.pending(op.name)
+        if pending:
+            return [pending]
+        found = self._known.get((op.name, _with_index(device)))
+        return list(found[1]) if found and found[0] == self._planner.changes else None
+
+    def _unusable(self, op: Op[Any], device: torch.device) -> list[str]:
         _, problem = op.usual[0]
         found: list[str] = []
-        with self._lock:
-            for variant in (variant for variant in op.variants if variant.ours):
-                why = self._planner.refusals(op, variant, problem, device)
-                if not why:
-                    config = self._planner.default_config(variant, problem, device)
-                    why = self._planner.verify(op, variant, config, problem, device)
-                if not why:
-                    return []
-                found += why
+        for variant in (variant for variant in op.variants if variant.ours):
+            why = self._planner.refusals(op, variant, problem, device)
+            if not why:
+                config = self._planner.default_config(variant, problem, device)
+                why = self._planner.verify(op, variant, config, problem, device)
+            if not why:
+                return []
+            found += why
         return found or [f"there is no kernel for {op.name}"]
 
     def status_line(
@@ -163,6 +188,9 @@ class Engine:
         info = self._planner.identify(_with_index(device))
         if info.reasons:
             return f"not active: {_short(info)}; {otherwise}"
+        pending = self.pending((op or ATTENTION).name)
+        if pending:
+            return f"not active: {pending}; {otherwise}"
         why = self.usable(device, op)
         if why:
             return f"not active: the kernel for {info.gfx} cannot be used: {why[0]}; {otherwise}"
@@ -243,6 +271,10 @@ class Engine:
             route.row.calls += 1
             return output
         raise error
+
+
+def _nothing_pending(op_name: str) -> str:
+    return ""
 
 
 def _key(op: Op[Any], inputs: Sequence[Any]) -> Hashable:

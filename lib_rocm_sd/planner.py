@@ -71,6 +71,8 @@ class Planner:
         self._launcher = launcher
         self._free = free
         self._report = report
+        self.changes = 0
+        """Counts what was barred or pardoned."""
         self._checks: dict[Hashable, Check] = {}
         self._quarantine: dict[Hashable, str] = {}
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
@@ -178,11 +180,13 @@ class Planner:
         """Bar `variant` with `config` from the class of `problem`; the key is for `pardon`."""
         key = _class(op, variant, config, problem, device)
         self._quarantine[key] = reason
+        self.changes += 1
         return key
 
     def pardon(self, key: Hashable) -> None:
         """Take a quarantine back."""
         self._quarantine.pop(key, None)
+        self.changes += 1
 
     def tell(self, op: Op[Any], variant: Variant[Any], device: torch.device, reason: str) -> None:
         """Report once that `variant` is not used any more."""

@@ -291,6 +291,39 @@ def test_usable_and_the_status_line() -> None:
     assert engine.usable(CPU, op_of(Doubler("theirs"))) == ["there is no kernel for doubling"]
 
 
+def test_what_is_known_is_told_without_waiting() -> None:
+    op = op_of(Doubler("ours", ours=True), Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    assert engine.known(CPU, op) is None
+    assert engine.usable(CPU, op) == []
+    told: list[object] = []
+    with engine._lock:  # some thread measures
+        thread = threading.Thread(target=lambda: told.append(engine.known(CPU, op)))
+        thread.start()
+        thread.join(5)
+    assert told == [[]]
+    engine._planner.quarantine(op, op.variants[0], 1, op.usual[0][1], CPU, "planted")
+    assert engine.known(CPU, op) is None  # it may have been barred
+    engine.usable(CPU, op)
+    assert engine.known(CPU, op) is not None
+    engine.reset()
+    assert engine.known(CPU, op) is None
+
+
+def test_what_is_pending_is_neither_compiled_nor_tested() -> None:
+    ours = Doubler("ours", ours=True)
+    op = op_of(ours, Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    engine.pending = lambda name: f"compiling {name}, 1 of 2"
+    reason = f"compiling {op.name}, 1 of 2"
+    assert engine.usable(CPU, op) == [reason]
+    assert engine.known(CPU, op) == [reason]
+    assert engine.status_line(CPU, "wait", op) == f"not active: {reason}; wait"
+    assert not ours.seen
+    engine.pending = lambda name: ""
+    assert engine.usable(CPU, op) == []
+
+
 @pytest.mark.parametrize(
     ("info", "words"),
     [
