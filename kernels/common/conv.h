@@ -268,13 +268,13 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     DEVICE void add_shortcut() {
         const int last = min2((int)p.out_w - 1 - first_x, 15);
         if constexpr (SHORTCUT == kShortcutIdentity) {
-            A a = Packed<Unit>::load(p.shortcut_weights);
+            const A a = Packed<Unit>::load(p.shortcut_weights);
 #pragma unroll
             for (int j = 0; j < TILES_PIX; ++j) {
 #pragma unroll
                 for (int i = 0; i < TILES_CO; ++i) {
                     Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(j) + co_tile(i) * 16, (int)p.shortcut_stride, last), acc[i][j]);
-                    if constexpr (kTapsAtOnce == 1) one_by_one(), settle(a), settle(acc[i][j]);
+                    if constexpr (kTapsAtOnce == 1) one_by_one(), settle(acc[i][j]);
                 }
                 one_by_one();
             }
