@@ -11,7 +11,7 @@ import torch
 from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae import read as reading
 from lib_rocm_sd.vae.plan import MIN_ROWS, Planner
-from lib_rocm_sd.vae.policy import Plans, Wish, choose
+from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.ways import Chosen
 from tests import vae_models
@@ -147,13 +147,18 @@ def test_plans_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made._planners) == policy.PLANNERS_KEPT
 
 
-def test_planning_is_quick() -> None:
+@pytest.mark.parametrize("side", [64, 128, 512])
+def test_planning_is_quick(side: int) -> None:
+    """About 0.04 s where nothing else runs: a first decode is not to be longer by much more."""
     import time
 
-    begin = time.perf_counter()
-    made = planner("decoder", 4096)
-    choose(made, 2 * GIB, 100 * GIB, 64 * GIB)
-    assert time.perf_counter() - begin < 3
+    taken = []
+    for _ in range(3):
+        made = Plans(recipe("decoder"), torch.float16, lru_cache(maxsize=None)(vae_models.way))
+        begin = time.process_time()
+        made.plan((1, side, side), Wish("Memory"), 64 * GIB, 16 * GIB)
+        taken.append(time.process_time() - begin)
+    assert min(taken) < 0.2
 
 
 def test_host_memory_is_asked_of_the_operating_system() -> None:

@@ -9,34 +9,30 @@ legs all fit is found by dynamic programming.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
+from typing import NamedTuple
 
 from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
-from lib_rocm_sd.vae import attention
+from lib_rocm_sd.vae.forecast import LONGEST, Forecast, Sweep, between_blocks
 from lib_rocm_sd.vae.steps import AttentionStep
-from lib_rocm_sd.vae.trace import (
-    Action,
-    Chain,
-    bands,
-    conv_problem,
-    normed,
-    parts,
-    peak_bytes,
-    whole_problem,
-)
-from lib_rocm_sd.vae.ways import Chosen, Way
+from lib_rocm_sd.vae.trace import Chain
+from lib_rocm_sd.vae.ways import Chosen
 
 MIN_ROWS = 64
 """No band is lower than this, counted at the leg's highest resolution."""
-LONGEST = 8
-"""The most blocks that a banded leg makes again and again."""
 HOST_FLOPS_PER_BYTE = 2500.0
 DEVICE_FLOPS_PER_BYTE = 60.0
 """Arithmetic done in the time in which a byte goes to or from the host, or is copied on the device:
 what a plan's cost counts with."""
 _LEG_COST = 1e6
+
+
+def highest(chain: Chain, start: int, stop: int) -> int:
+    """Rows of the highest image after `start`, up to `stop`."""
+    return max([size.height for size in chain.sizes[start + 1 : stop + 1]])
 
 
 @dataclass(frozen=True)
@@ -63,10 +59,16 @@ class Leg:
 
     def band_rows(self, chain: Chain, image: int) -> int:
         """Rows of a band of `image`, so that its statistics are parts of the whole image's."""
-        heights = [size.height for size in chain.sizes[self.start + 1 : self.stop + 1]]
-        height = chain.sizes[image].height
-        rows = (self.rows or height) * height // max(heights)
+        return self._rows_of(chain.sizes[image].height, highest(chain, self.start, self.stop))
+
+    def _rows_of(self, height: int, top: int) -> int:
+        rows = (self.rows or height) * height // top
         return min(max(rows // STATISTICS_ROWS, 1) * STATISTICS_ROWS, height)
+
+    def all_band_rows(self, chain: Chain) -> list[tuple[int, int]]:
+        """Each image that is swept over, with the rows of its bands."""
+        sizes, top = chain.sizes, highest(chain, self.start, self.stop)
+        return [(i, self._rows_of(sizes[i].height, top)) for i in self.passes(chain)]
 
 
 @dataclass(frozen=True)
@@ -89,26 +91,81 @@ class Plan:
         return f"{how}, {self.peak_bytes >> 20} MiB"
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """An image that waits. Blocks are given back while they are read; one piece is not."""
 
     image: int
     place: str  # input, piece, blocks, host
 
 
-@dataclass
-class _Sweep:
-    """One pass of a leg: the peak of a band, the flops of all, and bytes read of stored images."""
+_Taken = tuple[int, int, float, int]
+"""Of a leg: peak bytes, bytes on the host, cost, ticks."""
 
-    peak: int = 0
-    flops: float = 0.0
-    read: dict[int, int] = field(default_factory=dict)
-    ticks: int = 0
 
-    def ahead(self, images: Iterable[int]) -> int:
-        """Bytes of the next band's rows of `images`, copied while this band is computed."""
-        return sum(self.read.get(image, 0) for image in images) // self.ticks
+@dataclass(frozen=True)
+class _Onward:
+    """Legs between two images of which the first one that fits is taken; each costs `least` or
+    more. `taken`: what is known of the first few of them, by the place where their image waits.
+    """
+
+    legs: tuple[Leg, ...]
+    least: float
+    taken: dict[str, list[_Taken]] = field(default_factory=dict)
+
+    @cached_property
+    def to(self) -> _State:
+        """What they make."""
+        leg = self.legs[0]
+        return _State(leg.stop, _place(leg))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """All passes of a leg: peaks of those before the last and of the last, without what lies there
+    whole; bytes of stored images read in its band, moved from the host, and copied by all.
+    """
+
+    early: int
+    final: int
+    band: int
+    moved: int
+    copied: int
+    flops: float
+    ticks: int
+    last_ticks: int
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is searched for: the least cost, or the least peak, within two budgets."""
+
+    budget: int
+    host_budget: int
+    by_peak: bool = False
+
+    def key(self, plan: Plan) -> tuple[float, float]:
+        """Less is better."""
+        return self._key(plan.peak_bytes, plan.cost)
+
+    def _key(self, peak: int, cost: float) -> tuple[float, float]:
+        return (peak, cost) if self.by_peak else (cost, peak)
+
+    def better(
+        self, plan: Plan, rival: Plan | None, way: _Onward, legs: Iterable[tuple[Leg, _Taken]]
+    ) -> Plan | None:
+        """`plan` and the first of `legs` within the budget, where that is better than `rival`."""
+        bar = (math.inf, math.inf) if rival is None else self.key(rival)
+        if self._key(plan.peak_bytes, plan.cost + way.least + _LEG_COST) >= bar:
+            return None
+        for leg, (peak, host, cost, ticks) in legs:
+            if peak > self.budget:
+                continue
+            peak, cost = max(plan.peak_bytes, peak), plan.cost + cost + _LEG_COST
+            if host > self.host_budget or self._key(peak, cost) >= bar:
+                return None
+            host = max(plan.host_bytes, host)
+            return Plan((*plan.legs, leg), peak, host, cost, plan.ticks + ticks)
+        return None
 
 
 class Planner:
@@ -116,185 +173,154 @@ class Planner:
 
     def __init__(self, chain: Chain, chosen: Chosen) -> None:
         self.chain = chain
-        self._chosen = chosen
-        self._ways: dict[int, Way] = {}
-        self._sweeps: dict[tuple[int, int, int, bool], list[_Sweep]] = {}
-        steps = chain.steps
-        hidden = {i + 1 for i in range(len(steps) - 1) if steps[i + 1].residual}
-        self._nodes = [image for image in range(chain.last + 1) if image not in hidden]
+        self._forecast = Forecast(chain, chosen)
+        self._sums: dict[tuple[int, int, int, bool, bool, bool], _Sums] = {}
+        self._found: dict[tuple[int, bool], list[_Onward]] = {}
+        self._nodes = between_blocks(chain)
+        self._bytes = [chain.image_bytes(image) for image in range(chain.last + 1)]
 
     def whole(self) -> Plan:
         """Everything at once."""
-        leg, peak, host, cost, ticks = self._whole(_State(0, "input"), self.chain.last, "output")
-        return Plan((leg,), peak, host, cost, ticks)
+        leg = Leg(0, self.chain.last, None, "output")
+        return Plan((leg,), *self._whole("input", leg))
 
     def cheapest(self, budget_bytes: int, host_bytes: int) -> Plan | None:
         """The plan of least cost within the budgets; None where there is none."""
-        return self._search(budget_bytes, host_bytes, by_peak=False)
+        return self._search(_Wanted(budget_bytes, host_bytes))
 
     def smallest(self, host_bytes: int) -> Plan:
         """The plan of least peak."""
-        found = self._search(1 << 62, host_bytes, by_peak=True)
+        found = self._search(_Wanted(1 << 62, host_bytes, by_peak=True))
         assert found is not None, "the whole frame is always a plan"
         return found
 
-    def _search(self, budget: int, host_budget: int, by_peak: bool) -> Plan | None:
+    def _search(self, wanted: _Wanted) -> Plan | None:
         best: dict[_State, Plan] = {_State(0, "input"): Plan((), 0, 0, 0.0, 0)}
-
-        def key(plan: Plan) -> tuple[float, ...]:
-            return (plan.peak_bytes, plan.cost) if by_peak else (plan.cost, plan.peak_bytes)
-
         for image in self._nodes[:-1]:
             for state in [state for state in best if state.image == image]:
-                plan = best[state]
-                for leg, peak, host, cost, ticks in self._legs(state, budget, by_peak):
-                    if peak > budget or host > host_budget:
-                        continue
-                    grown = Plan(
-                        (*plan.legs, leg),
-                        max(plan.peak_bytes, peak),
-                        max(plan.host_bytes, host),
-                        plan.cost + cost + _LEG_COST,
-                        plan.ticks + ticks,
-                    )
-                    to = _State(leg.stop, _place(leg))
-                    if to not in best or key(grown) < key(best[to]):
-                        best[to] = grown
+                for way in self._onward(image, wanted.by_peak):
+                    taken = self._taken(state.place, way, wanted.budget)
+                    grown = wanted.better(best[state], best.get(way.to), way, taken)
+                    if grown is not None:
+                        best[way.to] = grown
         done = [plan for state, plan in best.items() if state.image == self.chain.last]
-        return min(done, key=key, default=None)
+        return min(done, key=wanted.key, default=None)
 
-    def _legs(
-        self, state: _State, budget: int, by_peak: bool
-    ) -> Iterator[tuple[Leg, int, int, float, int]]:
-        first = self._nodes.index(state.image)
+    def _onward(self, start: int, by_peak: bool) -> list[_Onward]:
+        """The legs from an image; those in bands in the highest first, if `by_peak` the lowest."""
+        if (start, by_peak) in self._found:
+            return self._found[start, by_peak]
+        chain, found = self.chain, []
+        first = self._nodes.index(start)
         for distance, stop in enumerate(self._nodes[first + 1 :]):
-            keeps = ("output",) if stop == self.chain.last else ("device", "host")
-            for keep in keeps:
-                yield self._whole(state, stop, keep)
-                if self.chain.batch > 1 or distance >= LONGEST:
-                    continue
-                if any(
-                    isinstance(step, AttentionStep) for step in self.chain.steps[state.image : stop]
-                ):
-                    continue
-                pair = stop == state.image + 2 and self.chain.steps[stop - 1].residual
-                for hidden in (None, "device", "host") if pair else (None,):
-                    yield from self._highest(state, stop, keep, hidden, budget, by_peak)
+            banded = distance < LONGEST and chain.batch == 1 and not self._attends(start, stop)
+            pair = stop == start + 2 and chain.steps[stop - 1].residual
+            heights = self._heights(start, stop)[-1 if by_peak else 0 :]
+            flops = self._forecast.flops(start, stop)
+            for keep in ("output",) if stop == chain.last else ("device", "host"):
+                least = flops + self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
+                found.append(_Onward((Leg(start, stop, None, keep),), least))
+                for hidden in () if not banded else (None, "device", "host") if pair else (None,):
+                    legs = tuple(Leg(start, stop, rows, keep, hidden) for rows in heights)
+                    found.append(_Onward(legs, least))
+        self._found[start, by_peak] = found
+        return found
 
-    def _highest(
-        self, state: _State, stop: int, keep: str, hidden: str | None, budget: int, by_peak: bool
-    ) -> Iterator[tuple[Leg, int, int, float, int]]:
-        """The leg with the highest bands that fit, or with the lowest."""
-        top = max(size.height for size in self.chain.sizes[state.image + 1 : stop + 1])
-        heights = [MIN_ROWS << power for power in range(6, -1, -1) if MIN_ROWS << power < top]
-        heights = heights or [top]
-        for rows in heights[-1:] if by_peak else heights:
-            found = self._banded(state, Leg(state.image, stop, rows, keep, hidden))
-            if found[1] <= budget:
-                yield found
-                return
+    def _attends(self, start: int, stop: int) -> bool:
+        return any(isinstance(step, AttentionStep) for step in self.chain.steps[start:stop])
 
-    def _whole(self, state: _State, stop: int, keep: str) -> tuple[Leg, int, int, float, int]:
+    def _heights(self, start: int, stop: int) -> list[int]:
+        """Rows per band, the most first."""
+        top = highest(self.chain, start, stop)
+        return [MIN_ROWS << power for power in range(6, -1, -1) if MIN_ROWS << power < top] or [top]
+
+    def _taken(self, place: str, way: _Onward, budget: int) -> Iterator[tuple[Leg, _Taken]]:
+        """The legs and what each takes from an image that waits in `place`.
+
+        None where what they hold whole is more than the budget.
+        """
+        known = way.taken.setdefault(place, [])
+        if way.legs[0].rows is not None and max(self._held(place, way.legs[0])[:2]) > budget:
+            return
+        for index, leg in enumerate(way.legs):
+            if index == len(known):
+                ask = self._whole if leg.rows is None else self._banded
+                known.append(ask(place, leg))
+            yield leg, known[index]
+
+    def _whole(self, place: str, leg: Leg) -> _Taken:
         chain = self.chain
-        actions = chain.actions(stop, chain.rows(stop), frozenset({state.image}))
-        peak = peak_bytes(chain, actions, partial(self._workspace, None))
-        read = chain.image_bytes(state.image)
-        if state.place == "blocks":
+        peak = self._forecast.whole_peak(leg.start, leg.stop)
+        flops = self._forecast.flops(leg.start, leg.stop)
+        read = self._bytes[leg.start]
+        if place == "blocks":
             peak = max(peak, 2 * read)
-        if keep == "output":
-            peak = max(peak, chain.image_bytes(stop) + chain.output_bytes)
-        moved = read * (state.place == "host") + chain.image_bytes(stop) * (keep == "host")
-        cost = self._flops(actions) + moved * HOST_FLOPS_PER_BYTE
-        return Leg(state.image, stop, None, keep), peak, moved, cost, 1
-
-    def _banded(self, state: _State, leg: Leg) -> tuple[Leg, int, int, float, int]:
-        chain = self.chain
-        image_bytes = chain.image_bytes
-        sweeps = self._swept(leg)
-        source = image_bytes(leg.start) if state.place in ("piece", "blocks") else 0
-        kept = image_bytes(leg.stop) if leg.keep == "device" else 0
-        kept = chain.output_bytes if leg.keep == "output" else kept
-        hidden = image_bytes(leg.start + 1) if leg.hidden == "device" else 0
-        leaving = hidden + (source if state.place == "blocks" else 0)
-        staying = source if state.place == "piece" else 0
-        on_host = (leg.start, state.place == "host"), (leg.start + 1, leg.hidden == "host")
-        there = [image for image, is_there in on_host if is_there]
-        early = max((sweep.peak + sweep.ahead(there) for sweep in sweeps[:-1]), default=0)
-        if leg.hidden == "host":
-            early += image_bytes(leg.start + 1) // sweeps[0].ticks
-        final = sweeps[-1].peak + sweeps[-1].ahead(there)
-        if leg.keep == "host":
-            final += image_bytes(leg.stop) // sweeps[-1].ticks
-        band = max(sweeps[-1].read.values(), default=0) // max(sweeps[-1].ticks, 1)
         if leg.keep == "output":
-            late = staying + leaving + kept
-        else:
-            late = staying + max(leaving, kept) + (2 * band if leaving else 0)
-        peak = max(source + hidden + early, late + final)
-        moved = sum(sweep.read.get(i, 0) for sweep in sweeps for i in there)
-        copied = sum(sum(sweep.read.values()) for sweep in sweeps) - moved
-        host = image_bytes(leg.start) * (state.place == "host")
-        host += image_bytes(leg.start + 1) * (leg.hidden == "host")
-        moved += image_bytes(leg.start + 1) * (leg.hidden == "host")
-        host += image_bytes(leg.stop) * (leg.keep == "host")
-        moved += image_bytes(leg.stop) * (leg.keep == "host")
-        cost = sum(sweep.flops for sweep in sweeps)
-        cost += moved * HOST_FLOPS_PER_BYTE + copied * DEVICE_FLOPS_PER_BYTE
-        return leg, peak, host, cost, sum(sweep.ticks for sweep in sweeps)
+            peak = max(peak, self._bytes[leg.stop] + chain.output_bytes)
+        moved = read * (place == "host") + self._bytes[leg.stop] * (leg.keep == "host")
+        return peak, moved, flops + moved * HOST_FLOPS_PER_BYTE, 1
 
-    def _swept(self, leg: Leg) -> list[_Sweep]:
-        """The leg's passes, by one band from the middle of each."""
-        key = (leg.start, leg.stop, leg.rows or 0, leg.hidden is not None)
-        if key not in self._sweeps:
-            self._sweeps[key] = []
-            stored = {leg.start}
-            for image in leg.passes(self.chain):
-                self._sweeps[key].append(self._sweep(image, leg, stored))
-                stored |= {image} if leg.hidden else set()
-        return self._sweeps[key]
+    def _held(self, place: str, leg: Leg) -> tuple[int, int, bool]:
+        """Bytes of whole images that are there while a leg in bands gathers statistics, and while
+        it makes its last image; and whether some are given back meanwhile.
+        """
+        source = self._bytes[leg.start] if place in ("piece", "blocks") else 0
+        hidden = self._bytes[leg.start + 1] if leg.hidden == "device" else 0
+        leaving = hidden + (source if place == "blocks" else 0)
+        staying = source if place == "piece" else 0
+        if leg.keep == "output":
+            return source + hidden, staying + leaving + self.chain.output_bytes, False
+        kept = self._bytes[leg.stop] if leg.keep == "device" else 0
+        return source + hidden, staying + max(leaving, kept), leaving > 0
 
-    def _sweep(self, image: int, leg: Leg, stored: set[int]) -> _Sweep:
-        chain = self.chain
-        split = bands(chain.sizes[image].height, leg.band_rows(chain, image))
-        actions = chain.actions(image, split[(len(split) - 1) // 2], frozenset(stored))
-        sweep = _Sweep(ticks=len(split))
-        sweep.peak = peak_bytes(chain, actions, partial(self._workspace, image))
-        sweep.flops = self._flops(actions) * len(split)
-        for action in actions:
-            if action.source is None:
-                size = chain.image_bytes(action.image, action.rows)
-                sweep.read[action.image] = size * len(split)
-        return sweep
+    def _banded(self, place: str, leg: Leg) -> _Taken:
+        first, last = self._bytes[leg.start], self._bytes[leg.stop]
+        between = self._bytes[leg.start + 1] if leg.hidden else 0
+        sums = self._summed(leg, place == "host")
+        early, late, leaving = self._held(place, leg)
+        late += sums.final + (2 * sums.band if leaving else 0)
+        if leg.keep == "host":
+            late += last // sums.last_ticks
+        peak = max(early + sums.early, late)
+        to_host = between * (leg.hidden == "host") + last * (leg.keep == "host")
+        moved = sums.moved + to_host
+        cost = sums.flops + moved * HOST_FLOPS_PER_BYTE + sums.copied * DEVICE_FLOPS_PER_BYTE
+        return peak, first * (place == "host") + to_host, cost, sums.ticks
 
-    def _flops(self, actions: list[Action]) -> float:
-        chain = self.chain
-        return float(
-            chain.batch
-            * sum(
-                chain.steps[action.image - 1].flops(
-                    action.made[1] - action.made[0], chain.sizes[action.image].width
-                )
-                for action in actions
-                if action.source is not None
+    def _summed(self, leg: Leg, from_host: bool) -> _Sums:
+        """The leg's passes together; `from_host`: its first image waits there."""
+        on_host = leg.hidden == "host"
+        key = (leg.start, leg.stop, leg.rows or 0, leg.hidden is not None, from_host, on_host)
+        if key not in self._sums:
+            sweeps = self._swept(leg)
+            last, early, moved, read = sweeps[-1], 0, 0, 0
+            for sweep in sweeps:
+                there = sweep.read * from_host + sweep.read_hidden * on_host
+                moved += there * sweep.ticks
+                read += (sweep.read + sweep.read_hidden) * sweep.ticks
+                if sweep is not last:
+                    early = max(early, sweep.peak + there)
+            if on_host:
+                early += self._bytes[leg.start + 1] // sweeps[0].ticks
+            self._sums[key] = _Sums(
+                early,
+                last.peak + last.read * from_host + last.read_hidden * on_host,
+                max(last.read, last.read_hidden),
+                moved,
+                read - moved,
+                sum([sweep.flops for sweep in sweeps]),
+                sum([sweep.ticks for sweep in sweeps]),
+                last.ticks,
             )
-        )
+        return self._sums[key]
 
-    def _workspace(self, sweeping: int | None, action: Action) -> int:
-        """Bytes beside inputs and output while an action is done; `sweeping` None: all at once."""
-        chain, image = self.chain, action.image
-        size = chain.sizes[image]
-        if isinstance(chain.steps[image - 1], AttentionStep):
-            return attention.workspace_bytes(
-                chain.batch, size.height, size.width, size.channels, chain.itemsize
-            )
-        if image not in self._ways:
-            self._ways[image] = self._chosen(whole_problem(chain, image))
-        statistics = normed(chain, image) and sweeping in (None, image)
-        way = self._ways[image]
-        return max(
-            way.workspace_bytes(conv_problem(chain, part, statistics))
-            for part in parts(chain, action)
-        )
+    def _swept(self, leg: Leg) -> list[Sweep]:
+        """The leg's passes, in order; after the first one the hidden image may be there as well."""
+        found: list[Sweep] = []
+        for image, rows in leg.all_band_rows(self.chain):
+            hidden = leg.start + 1 if leg.hidden and found else None
+            found.append(self._forecast.sweep(image, rows, leg.start, hidden))
+        return found
 
 
 def _place(leg: Leg) -> str:

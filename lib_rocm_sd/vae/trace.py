@@ -139,10 +139,13 @@ def trace(
     for index in set(needs) - read:
         for used in (index - 1, index - 2)[: 1 + steps[index - 1].residual]:
             last_use[used] = max(last_use[used], index)
+    drops: dict[int, tuple[int, ...]] = {}
+    for index in needs:
+        if last_use[index] != index:
+            drops[last_use[index]] = (*drops.get(last_use[index], ()), index)
     actions = []
     for index in sorted(needs):
-        kept = needs[index]
-        drop = tuple(key for key in needs if last_use[key] == index and key != index)
+        kept, drop = needs[index], drops.get(index, ())
         if index in read:
             actions.append(Action(index, kept, None, kept, drop))
             continue

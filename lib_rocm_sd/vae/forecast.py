@@ -1,0 +1,233 @@
+"""What making rows of an image will take: memory, arithmetic, and bytes read of stored images.
+
+Everything is added up from the very actions that bands.py will take. Those from two stored images
+are the same but for the first two or three, so what was added up for one serves the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from lib_rocm_sd.vae import attention
+from lib_rocm_sd.vae.steps import AttentionStep, Rows
+from lib_rocm_sd.vae.trace import (
+    Action,
+    Chain,
+    bands,
+    conv_problem,
+    normed,
+    parts,
+    peak_bytes,
+    whole_problem,
+)
+from lib_rocm_sd.vae.ways import Chosen, Way
+
+LONGEST = 8
+"""The most blocks that a leg in bands makes again and again."""
+
+
+@dataclass
+class Sweep:
+    """One pass of a leg over an image: the peak of a band, the flops of all `ticks` bands, and the
+    bytes that a band reads of the leg's first image and of the hidden one.
+    """
+
+    peak: int
+    flops: float
+    ticks: int
+    read: int
+    read_hidden: int = 0
+
+
+def between_blocks(chain: Chain) -> list[int]:
+    """The images that no residual block has inside."""
+    steps = chain.steps
+    hidden = {i + 1 for i in range(len(steps) - 1) if steps[i + 1].residual}
+    return [image for image in range(chain.last + 1) if image not in hidden]
+
+
+@dataclass
+class _Line:
+    """The actions from image `first` to the last, and what each takes; place 0 is `first`'s."""
+
+    first: int
+    actions: list[Action]
+    made: list[int]
+    """Bytes of the rows that each action makes."""
+    work: list[int]
+    """Bytes beside inputs and output."""
+    flops: list[int]
+    """Of each action and all after it."""
+    alive: list[dict[int, int]]
+    """Bytes of the images that are there after each."""
+    peaks: list[int]
+    """The most bytes from each action on, and 0."""
+
+
+class Forecast:
+    """Of one chain, whose convolutions will be run in the `chosen` ways."""
+
+    def __init__(self, chain: Chain, chosen: Chosen) -> None:
+        self.chain = chain
+        self._chosen = chosen
+        self._ways: dict[int, Way] = {}
+        self._lines: dict[tuple[int, Rows, bool], _Line] = {}
+        self._sweeps: dict[tuple[int, int, int], Sweep] = {}
+        self._wholes: dict[tuple[int, int], int] = {}
+        self._origins = self._first_starts()
+        each = [self._flops_of_rows(image, *chain.rows(image)) for image in range(chain.last + 1)]
+        self._until = list(accumulate(each))
+        """The arithmetic of all images up to each."""
+
+    def whole_peak(self, start: int, stop: int) -> int:
+        """The peak of making all of image `stop` from all of image `start`."""
+        key = (start, stop)
+        if key not in self._wholes:
+            line = self._line(stop, self.chain.rows(stop), 0, sweeping=False)
+            self._wholes[key] = self._peak(line, start, None)
+        return self._wholes[key]
+
+    def flops(self, start: int, stop: int) -> float:
+        """The arithmetic of making all of image `stop` from all of image `start`."""
+        return float(self._until[stop] - self._until[start])
+
+    def sweep(self, image: int, band_rows: int, start: int, hidden: int | None = None) -> Sweep:
+        """A pass over `image` in bands of `band_rows` from images `start` and perhaps `hidden`.
+
+        Added up by one band from the middle.
+        """
+        if hidden is not None:
+            return self._from_two(image, band_rows, start, hidden)
+        key = (image, band_rows, start)
+        if key not in self._sweeps:
+            split = bands(self.chain.sizes[image].height, band_rows)
+            rows = split[(len(split) - 1) // 2]
+            line = self._line(image, rows, self._origins[image], sweeping=True)
+            read = self.chain.image_bytes(start, line.actions[start - line.first].rows)
+            self._sweeps[key] = Sweep(
+                self._peak(line, start, image),
+                self._flops(line, start) * len(split),
+                len(split),
+                read,
+            )
+        return self._sweeps[key]
+
+    def _first_starts(self) -> list[int]:
+        """For each image the first that a leg in bands may make it from: after any attention."""
+        nodes, found = between_blocks(self.chain), [0]
+        after = place = 0
+        for image, step in enumerate(self.chain.steps, 1):
+            after = image if isinstance(step, AttentionStep) else after
+            place += nodes[place] < image
+            found.append(max(after, nodes[max(place - LONGEST, 0)]))
+        return found
+
+    def _from_two(self, image: int, band_rows: int, start: int, hidden: int) -> Sweep:
+        chain = self.chain
+        split = bands(chain.sizes[image].height, band_rows)
+        rows = split[(len(split) - 1) // 2]
+        actions = chain.actions(image, rows, frozenset((start, hidden)))
+        read = {a.image: chain.image_bytes(a.image, a.rows) for a in actions if a.source is None}
+        return Sweep(
+            peak_bytes(chain, actions, lambda action: self._workspace(action, image)),
+            float(sum(map(self._flops_of, actions)) * len(split)),
+            len(split),
+            read.get(start, 0),
+            read.get(hidden, 0),
+        )
+
+    def _line(self, image: int, rows: Rows, first: int, sweeping: bool) -> _Line:
+        key = (image, rows, sweeping)
+        if key not in self._lines:
+            chain = self.chain
+            actions = chain.actions(image, rows, frozenset({first}))
+            made = [chain.image_bytes(action.image, action.made) for action in actions]
+            over = image if sweeping else None
+            work = [0, *(self._workspace(action, over) for action in actions[1:])]
+            flops, total = [], 0
+            for action in reversed(actions):
+                total += self._flops_of(action)
+                flops.append(total)
+            line = _Line(first, actions, made, work, flops[::-1], [], [])
+            totals = self._walk(line)
+            for place in range(len(totals) - 2, -1, -1):
+                totals[place] = max(totals[place], totals[place + 1])
+            line.peaks = [*totals, 0]
+            self._lines[key] = line
+        return self._lines[key]
+
+    def _walk(self, line: _Line) -> list[int]:
+        """The bytes there are during each action from the line's first image; notes `alive`."""
+        alive: dict[int, int] = {}
+        totals = []
+        for place in range(len(line.actions)):
+            totals.append(self._step(line, place, alive, line.first) + line.work[place])
+            line.alive.append(dict(alive))
+        return totals
+
+    def _step(self, line: _Line, place: int, alive: dict[int, int], start: int) -> int:
+        """Take an action of those from image `start`; the bytes of all images meanwhile."""
+        action = line.actions[place]
+        image = action.image
+        over = None
+        if image > start:
+            if isinstance(self.chain.steps[image - 1], AttentionStep):
+                over = image - 1  # attention works in place
+            elif action.in_place and image - 2 > start:
+                over = image - 2
+        alive[image] = line.made[place] if over is None else alive[over]
+        if over is not None:
+            alive[over] = 0
+        total = sum(alive.values())
+        for used in action.drop:
+            alive.pop(used, None)
+        return total
+
+    def _peak(self, line: _Line, start: int, sweeping: int | None) -> int:
+        """The most bytes there are while a line's actions are taken from image `start` on."""
+        first = start - line.first
+        if first == 0:
+            return line.peaks[0]
+        alive = {start: self.chain.image_bytes(start, line.actions[first].rows)}
+        peak = alive[start]
+        for place in range(first + 1, len(line.actions)):
+            action, work = line.actions[place], line.work[place]
+            if action.in_place and action.image - 2 == start:  # stored: not written over
+                work = self._workspace(replace(action, in_place=False), sweeping)
+            peak = max(peak, self._step(line, place, alive, start) + work)
+            if place > first + 1 and alive == line.alive[place]:
+                return max(peak, line.peaks[place + 1])
+        return peak
+
+    def _flops(self, line: _Line, start: int) -> float:
+        following = start + 1 - line.first
+        return float(line.flops[following]) if following < len(line.flops) else 0.0
+
+    def _flops_of(self, action: Action) -> int:
+        return 0 if action.source is None else self._flops_of_rows(action.image, *action.made)
+
+    def _flops_of_rows(self, image: int, first: int, last: int) -> int:
+        if image == 0:
+            return 0
+        chain = self.chain
+        return chain.batch * chain.steps[image - 1].flops(last - first, chain.sizes[image].width)
+
+    def _workspace(self, action: Action, sweeping: int | None) -> int:
+        """Bytes beside inputs and output while an action is done; `sweeping` None: all at once."""
+        chain, image = self.chain, action.image
+        if isinstance(chain.steps[image - 1], AttentionStep):
+            size = chain.sizes[image]
+            return attention.workspace_bytes(
+                chain.batch, size.height, size.width, size.channels, chain.itemsize
+            )
+        if image not in self._ways:
+            self._ways[image] = self._chosen(whole_problem(chain, image))
+        statistics = sweeping in (None, image) and normed(chain, image)
+        way = self._ways[image]
+        if way.fused and not statistics:
+            return 0
+        return max(
+            way.workspace_bytes(conv_problem(chain, part, statistics))
+            for part in parts(chain, action)
+        )
