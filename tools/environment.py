@@ -32,7 +32,7 @@ OLDEST_PIP_THAT_RESOLVES = (22, 2)
 PYTORCH_INDEX = "https://download.pytorch.org/whl"
 MODULES = {
     "demo": ("torch", "diffusers", "transformers", "safetensors", "numpy", "PIL"),
-    "test": ("pytest", "ruff", "mypy", "ziglang"),
+    "test": ("pytest", "ruff", "mypy", "tinygrad", "ziglang"),
 }
 
 

@@ -1,0 +1,144 @@
+"""Mistakes planted in kernels and in their machine code: the executor must catch each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
+from lib_rocm_sd.ops.conv import ConvProblem
+from tests import simt
+from tests.amdgpu import patch
+from tests.amdgpu.cases import Case, execute
+from tests.amdgpu.launch import built, compiler, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+GPUS = ("gfx1100", "gfx1201", "gfx942")
+PROBLEM = AttentionProblem(1, 1, 33, 131, 40, "float16", "none")
+CONV = ConvProblem("3x3", 1, 9, 18, 64, 48, "float16", True, "identity", 48, True)
+
+
+def attention(gfx: str, **changes: object) -> Case:
+    return Case(gfx, "attention", replace(PROBLEM, **changes))
+
+
+def faults(case: Case, name: str, old: str, new: str, occurrence: int = 0) -> str:
+    return " | ".join(execute(case, simt.planted(name, old, new, occurrence)).faults)
+
+
+def test_what_is_not_changed_is_right() -> None:
+    for gfx in GPUS:
+        assert execute(attention(gfx)).faults == ()
+        assert execute(Case(gfx, "conv", CONV)).faults == ()
+
+
+BARRIERS = (KERNELS_DIR / "attention.hip").read_text(encoding="utf-8").count("barrier();")
+
+
+@pytest.mark.parametrize("barrier", range(BARRIERS))
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_removed_barrier_is_a_race(gfx: str, barrier: int) -> None:
+    """Whichever form has it: waves with queries of their own, shared ones, tiles in parts."""
+    said = []
+    for head_dim, config in ((40, 0), (40, 3), (256, 0), (512, 0)):
+        case = replace(attention(gfx, head_dim=head_dim), config=config)
+        if config >= len(MatrixAttention().configs(case.arch, case.problem)):
+            continue
+        said.append(faults(case, "attention.hip", "barrier();", "(void)0;", barrier))
+        if "RaceError" in said[-1] or "HazardError" in said[-1]:
+            return
+    pytest.fail(f"not caught: {said}")
+
+
+def is_wait(name: str) -> bool:
+    return re.match(r"S_WAITCNT$|S_WAIT_(LOAD|DS|KM)CNT|S_WAITCNT_VMCNT", name) is not None
+
+
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_removed_wait_is_a_hazard(gfx: str) -> None:
+    """One of the waits of the machine code at a time. Some have nothing to wait for."""
+    case = attention(gfx, head_dim=64)
+    variant = MatrixAttention()
+    (spec,) = variant.specs(case.arch, case.problem, variant.configs(case.arch, case.problem)[0])
+    code = built(spec, case.arch)
+    waits = patch.found(code, spec.entry, lambda each: is_wait(each.name))
+    assert len(waits) > 10
+    chosen = waits[:: max(1, len(waits) // 10)]
+    said = [
+        " ".join(execute(case, changed=partial(patch.without, instruction=each)).faults)
+        for each in chosen
+    ]
+    caught = [text for text in said if "HazardError" in text]
+    assert len(caught) >= 0.7 * len(chosen), said
+
+
+LAYOUTS = {
+    "gfx1100": ("return 2 * e + lane_id() / 16;", "return 8 * (lane_id() / 16) + e;"),
+    "gfx1201": (
+        "return kElements * (lane_id() / 16) + e;",
+        "return 2 * e + lane_id() / 16 % 2;",
+    ),
+    "gfx942": ("kHalves * (lane_id() / 16); }", "kHalves * (3 - lane_id() / 16); }"),
+}
+
+
+@pytest.mark.parametrize("gfx", GPUS)
+def test_another_units_layout_gives_wrong_results(gfx: str) -> None:
+    assert "largest error" in faults(attention(gfx), "common/mma.h", *LAYOUTS[gfx])
+
+
+TAILS = {
+    "one key too many": ("x = key < (int)p.seq_k ?", "x = key <= (int)p.seq_k ?", 131),
+    "the last tile is not masked": (
+        "tail = first_k + BLOCK_K > (int)p.seq_k;",
+        "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
+        127,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", TAILS)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_tail_that_is_off_by_one_gives_wrong_results(gfx: str, mistake: str) -> None:
+    old, new, seq_k = TAILS[mistake]
+    assert "largest error" in faults(attention(gfx, seq_k=seq_k), "attention.hip", old, new)
+
+
+OUTSIDE = {
+    "a row of k after the last": ("common/tile.h", "min2(row, rows - 1)", "min2(row, rows)"),
+    "an output row after the last": (
+        "attention.hip",
+        "if (tile_q + n < (int)p.seq_q &&",
+        "if (tile_q + n <= (int)p.seq_q &&",
+    ),
+    "a mask's column after the last": (
+        "attention.hip",
+        "min2(key, (int)p.seq_k - 1)",
+        "min2(key, (int)p.seq_k)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", OUTSIDE)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_one_element_out_of_bounds_is_seen(gfx: str, mistake: str) -> None:
+    said = faults(attention(gfx, seq_q=33, seq_k=77, mask="float32"), *OUTSIDE[mistake])
+    assert "OutOfBoundsError" in said and "lane" in said
+
+
+def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
+    """LLVM before 21 moves V_PERMLANEX16_B32, where lanes 16 to 31 no longer take part."""
+    found = compiler()
+    assert found is not None
+    version = re.search(r"-(\d+)$", found.path.resolve().parent.parent.name)
+    if version is None or int(version[1]) > 20:
+        pytest.skip(f"{found.path} is not known to move it")
+    pin = ("common/platform.h", 'asm volatile("" : "+v"(x));', "")
+    assert "largest error" in faults(attention("gfx1100"), *pin)
+    plain = replace(CONV, statistics=False)
+    assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)
