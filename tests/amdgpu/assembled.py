@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import struct
 import subprocess
@@ -31,6 +32,8 @@ USUAL_MODE = FloatMode(0, 0, 3, 3, True, True)
 
 def missing() -> str | None:
     """Why nothing can be assembled here."""
+    if importlib.util.find_spec("tinygrad") is None:
+        return "tinygrad, which decodes instructions, is not installed"
     return None if shutil.which(ASSEMBLER) else f"{ASSEMBLER} is not installed"
 
 

@@ -52,12 +52,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`faults`: what is wrong, empty when it is right."""
+    """`faults`: what is wrong, empty when it is right. `reached`: addresses of the instructions
+    that were executed.
+    """
 
     case: Case
     faults: tuple[str, ...]
     lane_instructions: int
     seconds: float
+    reached: frozenset[int] = frozenset()
 
 
 def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
@@ -69,7 +72,14 @@ def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) ->
     except ExecutionError as error:
         faults = [f"{type(error).__name__}: {error}"]
     done = sum(counts.lane_instructions for counts in launch.counts)
-    return Outcome(case, tuple(faults), done, time.monotonic() - start)
+    reached = {
+        ins.address
+        for counts in launch.counts
+        for ins, times in zip(counts.instructions, counts.executed, strict=True)
+        if times
+    }
+    seconds = time.monotonic() - start
+    return Outcome(case, tuple(faults), done, seconds, frozenset(reached))
 
 
 def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from typing import Any
 
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import HazardError, UnsupportedError
@@ -69,11 +68,11 @@ def _branches(ins: Instruction, index_of: dict[int, int]) -> Step:
     return step
 
 
-def _vcc(b: Waves) -> np.ndarray:
+def _vcc(b: Waves) -> Any:
     return b.mask_of(VCC).any(axis=1)
 
 
-_CONDITIONS: dict[str, Callable[[Waves], np.ndarray]] = {
+_CONDITIONS: dict[str, Callable[[Waves], Any]] = {
     "S_CBRANCH_SCC0": lambda b: ~b.scc,
     "S_CBRANCH_SCC1": lambda b: b.scc,
     "S_CBRANCH_VCCZ": lambda b: ~_vcc(b),

@@ -132,7 +132,9 @@ def decode(text: bytes, address: int, gfx: str) -> list[Instruction]:
             raw = _decoded(window, family)
         except (ValueError, AssertionError) as error:
             words = window[:8].hex(" ", 4)
-            raise UnsupportedError(f"cannot decode {words} at {address + at:#x}: {error}") from error
+            raise UnsupportedError(
+                f"cannot decode {words} at {address + at:#x}: {error}"
+            ) from error
         name = "V_DUAL" if "VOPD" in type(raw).__name__ else raw.op.name
         for suffix in ("_E32", "_E64"):
             name = name.removesuffix(suffix)

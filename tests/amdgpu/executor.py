@@ -263,9 +263,8 @@ class _Run:
             other = b.part(np.flatnonzero(~b.branch))
             other.pc = place + 1
             ready += [taken, other]
-        elif result == END:
-            if b.signalled.any():
-                raise HazardError("a wave ends between signalling a barrier and waiting for it")
+        elif result == END and b.signalled.any():
+            raise HazardError("a wave ends between signalling a barrier and waiting for it")
 
 
 def compile_step(

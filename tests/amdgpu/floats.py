@@ -105,7 +105,9 @@ def median3(a: Array, b: Array, c: Array) -> Array:
     """The one in the middle; with a NaN the smallest of the others."""
     nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
     largest = maximum3(a, b, c)
-    middle = np.where(largest == a, maximum(b, c), np.where(largest == b, maximum(a, c), maximum(a, b)))
+    middle = np.where(
+        largest == a, maximum(b, c), np.where(largest == b, maximum(a, c), maximum(a, b))
+    )
     return np.where(nan, minimum3(a, b, c), middle)
 
 

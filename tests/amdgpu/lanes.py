@@ -114,8 +114,9 @@ def _permutes(ins: Instruction) -> Step:
 
 def _counts(ins: Instruction) -> Step:
     """V_MBCNT: the set bits of a mask below this lane, plus a number."""
-    masked, added = vector(ins, ins.get("src0"), "u32"), vector(
-        ins, ins.get("src1" if ins.is_vop3 else "vsrc1"), "u32"
+    masked, added = (
+        vector(ins, ins.get("src0"), "u32"),
+        vector(ins, ins.get("src1" if ins.is_vop3 else "vsrc1"), "u32"),
     )
     write = vector_target(ins.get("vdst") - 256, "u32")
     first = 0 if "_LO_" in ins.name else 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ def missing(gfx: str = "gfx1100") -> str | None:
     """Why nothing can be compiled for `gfx` here."""
     found, arch = compiler(), by_gfx(gfx)
     assert arch is not None
+    if importlib.util.find_spec("tinygrad") is None:
+        return "tinygrad, which decodes instructions, is not installed"
     if found is None:
         return "no clang with ld.lld in PATH"
     return "; ".join(found.refusals(arch)) or None

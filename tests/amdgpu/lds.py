@@ -16,9 +16,14 @@ from tests.amdgpu.salu import Step
 from tests.amdgpu.state import LDS, Waves
 
 Array = np.ndarray[Any, Any]
-_OLD_NAMES = (("DS_READ2ST64_", "DS_LOAD_2ADDR_STRIDE64_"), ("DS_WRITE2ST64_", "DS_STORE_2ADDR_STRIDE64_"))
-_OLD_NAMES += (("DS_READ2_", "DS_LOAD_2ADDR_"), ("DS_WRITE2_", "DS_STORE_2ADDR_"))
-_OLD_NAMES += (("DS_READ_", "DS_LOAD_"), ("DS_WRITE_", "DS_STORE_"))
+_OLD_NAMES = (  # of CDNA, and those of RDNA
+    ("DS_READ2ST64_", "DS_LOAD_2ADDR_STRIDE64_"),
+    ("DS_WRITE2ST64_", "DS_STORE_2ADDR_STRIDE64_"),
+    ("DS_READ2_", "DS_LOAD_2ADDR_"),
+    ("DS_WRITE2_", "DS_STORE_2ADDR_"),
+    ("DS_READ_", "DS_LOAD_"),
+    ("DS_WRITE_", "DS_STORE_"),
+)
 _ACCESS = re.compile(r"DS_(LOAD|STORE)_(2ADDR_)?(STRIDE64_)?([BUI])(\d+)$")
 
 
@@ -115,9 +120,7 @@ def _put(b: Waves, register: int, memory: LdsMemory, places: Array, size: int) -
             b.vl[register + word][b.exec] = found[:, word]
 
 
-def _store(
-    ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int
-) -> Step:
+def _store(ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int) -> Step:
     address = vector(ins, ins.get("addr"), "u32")
     words = max(1, size // 4)
     if size == 1:

@@ -47,7 +47,7 @@ class Memory:
     def add_host(self, address: int, size: int, name: str = "") -> None:
         """`size` bytes of this process's own memory, writable. The caller keeps them alive."""
         view = (ctypes.c_uint8 * size).from_address(address)
-        self.add(address, np.frombuffer(view, np.uint8), name=name)
+        self.add(address, np.frombuffer(memoryview(view), np.uint8), name=name)
 
     def with_(self, *extra: Buffer) -> Memory:
         """These buffers and more."""

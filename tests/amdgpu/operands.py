@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import UnsupportedError
-from tests.amdgpu.state import EXEC, VCC, Waves
+from tests.amdgpu.state import EXEC, Waves
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[Waves], Any]
@@ -77,7 +77,7 @@ def _literal(ins: Instruction, kind: str) -> Array:
 
 
 def scalar(ins: Instruction, code: int, kind: str) -> Read:
-    """An SGPR, a pair, a constant or a special register, per wave. Kinds u32, i32, u64, i64, f32."""
+    """An SGPR, a pair, a constant or a special register, per wave; not of 16 bits."""
     fixed = constant(ins, code, kind)
     if fixed is not None:
         return lambda b: fixed
@@ -260,6 +260,3 @@ def _half_target(register: int, kind: str, high: bool, zero_rest: bool) -> Write
             b.wrote_v(register)
 
     return write
-
-
-__all__ = ["EXEC", "VCC"]

@@ -187,9 +187,7 @@ def _loaded_words(ins: Instruction, size: int) -> Callable[[Waves, int, Array], 
 
         return words
     signed = re.search(r"_(I8|I16|SBYTE|SSHORT)$", ins.name) is not None
-    narrow: Any = {(1, False): np.uint8, (2, False): np.uint16, (1, True): np.int8, (2, True): np.int16}[
-        (size, signed)
-    ]
+    narrow: Any = ({1: np.int8, 2: np.int16} if signed else {1: np.uint8, 2: np.uint16})[size]
     d16, high = "D16" in ins.name, "_HI" in ins.name
 
     def part(b: Waves, register: int, data: Array) -> None:
