@@ -49,7 +49,7 @@ def take_over() -> None:
     if ours is None or current is None or current is ours:
         return
     if host.choice() is ours:
-        _apply_choice()
+        host.apply_choice()
 
 
 def unload() -> None:
@@ -61,13 +61,5 @@ def unload() -> None:
     listed = host.optimizers()
     listed[:] = [item for item in listed if item is not ours]
     if host.current_optimizer() is ours:
-        _apply_choice()
+        host.apply_choice()
     ours.aside = False
-
-
-def _apply_choice() -> None:
-    """Let the WebUI pick and apply, as it does for the first model."""
-    hijack: Any = host.module("modules.sd_hijack")
-    hijack.current_optimizer.undo()
-    hijack.current_optimizer = None
-    hijack.apply_optimizations()

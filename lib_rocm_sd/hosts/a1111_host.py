@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,6 +99,21 @@ def optimizers() -> list[Any]:
 def current_optimizer() -> Any:
     """The optimizer that is applied; None before a model was loaded, or when none is wanted."""
     return attribute("modules.sd_hijack", "current_optimizer")
+
+
+def apply_choice() -> None:
+    """Let the WebUI pick an optimizer and apply it, as it does for the first model."""
+    hijack: Any = module("modules.sd_hijack")
+    if hijack.current_optimizer is not None:
+        hijack.current_optimizer.undo()
+        hijack.current_optimizer = None
+    hijack.apply_optimizations()
+
+
+def between_generations() -> AbstractContextManager[Any]:
+    """Entered as soon as no picture is being made; none is begun until it is left."""
+    lock = attribute("modules.call_queue", "queue_lock")
+    return nullcontext() if lock is None else lock
 
 
 def choice(without: Any = None) -> Any:

@@ -12,7 +12,9 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_attention as attention
+from lib_rocm_sd.hosts import a1111_background as background
 from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts.a1111_background import ATTENTION
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
@@ -22,8 +24,10 @@ listed, which is on supported devices only."""
 class RocmSdOptimization:
     """Mixed with the WebUI's SdOptimization by `make`.
 
-    While `aside` is set, `apply` applies what the WebUI would have picked without us, so a model
-    loaded in the middle of a generation for which we are switched off gets that, too.
+    While `aside` or `waits` is set, `apply` applies what the WebUI would have picked without us, so
+    a model loaded in the middle of a generation for which we are switched off gets that, too.
+    `waits`: the kernels are being compiled, or proved useless. It is in the WebUI's list meanwhile,
+    so that "Automatic" and the setting stay as they will be.
     """
 
     name = host.NAME
@@ -33,6 +37,8 @@ class RocmSdOptimization:
 
     def __init__(self) -> None:
         self.aside = False
+        self.waits = False
+        self._stood_aside = False  # as of the last `apply`
         self._stand_in: Any = None
         self._replaced: dict[type, host.Forward] = {}
         self._hosts_own: dict[type, host.Forward] = {}
@@ -41,20 +47,82 @@ class RocmSdOptimization:
         self._block = attention.attn_block(self.hosts_own)
 
     def is_available(self) -> bool:
-        """Device supported, kernels compiled, self-test passed. Never raises."""
+        """Device supported, and kernels compiled and tested, or just being compiled. Never raises.
+
+        What has to be compiled is, in the background; `settle` is called when it is.
+        """
+        reasons = self._compile()
+        if not reasons and not self.waits:
+            reasons = self._unusable()
+        if reasons:
+            host.say_once(f"not used on this machine: {'; '.join(reasons)}")
+        return not reasons
+
+    def compile_again(self) -> None:
+        """Begin as at the WebUI's start, after caches and failures were forgotten."""
+        if not self._compile() and not self.waits:
+            threading.Thread(target=self.settle, daemon=True).start()
+
+    def settle(self) -> None:
+        """The kernels are compiled, or will never be: take over, or leave. Waits for its turn."""
+        try:
+            with host.between_generations():
+                reasons = self._unusable()
+                self._withdraw(reasons) if reasons else self._take_over()
+        except Exception as error:
+            host.say_once(f"not used: {type(error).__name__}: {error}")
+
+    def _compile(self) -> list[str]:
+        """Start what is missing and note whether there is anything to wait for."""
+        try:
+            background.begin(self._when_compiled)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+        with self._lock:
+            self.waits = background.waits(ATTENTION)
+            self._refresh()
+        return []
+
+    def _when_compiled(self) -> None:
+        threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()
+
+    def _unusable(self) -> list[str]:
+        """Why our kernels cannot be used, after compiling and testing what was not yet."""
         try:
             device = host.device()
             info = identify(device)
             if not info.reasons:
-                host.say_once(
-                    f"checking the attention kernel for {info.gfx}; the first start compiles it"
-                )
-            reasons = engine.usable(device)
+                host.say_once(f"checking the attention kernel for {info.gfx}")
+            return engine.usable(device)
         except Exception as error:
-            reasons = [f"{type(error).__name__}: {error}"]
-        if reasons:
-            host.say_once(f"not used on this machine: {'; '.join(reasons)}")
-        return not reasons
+            return [f"{type(error).__name__}: {error}"]
+
+    def _take_over(self) -> None:
+        """What the WebUI would have done if we had been ready when it asked."""
+        with self._lock:
+            self.waits = False
+            listed = host.optimizers()
+            if self not in listed:
+                listed.append(self)
+                listed.sort(key=lambda item: item.priority, reverse=True)
+            current = host.current_optimizer()
+            if current is self:
+                self._refresh()
+            elif current is not None and host.choice() is self:
+                host.apply_choice()
+        if host.current_optimizer() is self:
+            host.say("attention runs on our kernel from now on")
+
+    def _withdraw(self, reasons: list[str]) -> None:
+        """Leave the WebUI's list. Wherever we are applied all the same, we stand aside."""
+        host.say_once(f"not used on this machine: {'; '.join(reasons)}")
+        with self._lock:
+            self.waits = True
+            self._refresh()
+            listed = host.optimizers()
+            listed[:] = [item for item in listed if item is not self]
+            if host.current_optimizer() is self:
+                host.apply_choice()
 
     def apply(self) -> None:
         """Replace the forwards of ldm's and sgm's CrossAttention and AttnBlock."""
@@ -64,7 +132,8 @@ class RocmSdOptimization:
             ours = self._forwards()
             self._replaced = _get(ours)
             self._hosts_own = {}
-            if not self.aside:
+            self._stood_aside = self._stands_aside
+            if not self._stands_aside:
                 _set(ours)
                 return
             self._stand_in = host.choice(without=self)
@@ -84,14 +153,18 @@ class RocmSdOptimization:
     def step_aside(self, aside: bool) -> None:
         """Let what the WebUI would have picked without us work, until called with False."""
         with self._lock:
-            if aside == self.aside:
-                return
-            applied = host.current_optimizer() is self
-            if applied:
-                self.undo()
             self.aside = aside
-            if applied:
-                self.apply()
+            self._refresh()
+
+    @property
+    def _stands_aside(self) -> bool:
+        return self.aside or self.waits
+
+    def _refresh(self) -> None:
+        """Apply anew where that makes a difference."""
+        if self._stood_aside != self._stands_aside and host.current_optimizer() is self:
+            self.undo()
+            self.apply()
 
     def hosts_own(self, module: torch.nn.Module) -> host.Forward:
         """The forward that the WebUI would have used for `module` without us."""
@@ -112,7 +185,7 @@ class RocmSdOptimization:
     def _ask_host(self) -> dict[type, host.Forward]:
         """Apply the WebUI's choice without us, note its forwards, and put ours back."""
         now = _get(self._forwards())
-        if self.aside or not self._replaced:
+        if self._stands_aside or not self._replaced:
             return now
         stand_in = host.choice(without=self)
         _set(self._replaced)

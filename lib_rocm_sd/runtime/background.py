@@ -113,6 +113,10 @@ class Background:
             return f"compiling failed: {state.failure}"
         return f"compiling, {state.done} of {state.total} kernels are done"
 
+    def waits(self, part: str) -> bool:
+        """Whether `part` will be ready, or given up, later. Takes no lock."""
+        return bool(self._left.get(part)) and not self._gave_up
+
     def forget(self) -> None:
         """Let the next `start` try again what failed. Nothing where one is under way."""
         with self._lock:
@@ -267,5 +271,6 @@ background = Background()
 start = background.start
 state = background.state
 refusal = background.refusal
+waits = background.waits
 forget = background.forget
 atexit.register(background.stop)

@@ -119,7 +119,8 @@ class FakeGpu:
     """A GPU of ours that is the CPU: an engine whose kernel is a few lines of torch.
 
     `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
-    whether it takes float32, `convs` that it has convolutions (they are torch's).
+    whether it takes float32, `convs` that it has convolutions (they are torch's). Every kernel is
+    in the cache, but where `builder` says which are, and makes the others.
     """
 
     def __init__(self, why_not: tuple[str, ...] = ()) -> None:
@@ -127,6 +128,7 @@ class FakeGpu:
         self.wrong = False
         self.floats = True
         self.convs = False
+        self.builder: Any = None
         self.seen: list[tuple[torch.Tensor, ...]] = []
         self.kernel: Any = None
 
@@ -139,6 +141,7 @@ class FakeGpu:
             attention = importlib.import_module("lib_rocm_sd.ops.attention")
             device = importlib.import_module("lib_rocm_sd.device")
             arch = importlib.import_module("lib_rocm_sd.arch")
+            build = importlib.import_module("lib_rocm_sd.runtime.build")
         finally:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)
@@ -155,11 +158,17 @@ class FakeGpu:
             identify=lambda asked: info, launcher=lambda asked, row: object()
         )
         device.identify = lambda asked: info  # type: ignore[attr-defined]
+        build.is_cached = lambda spec, arch: True  # type: ignore[attr-defined]
+        if self.builder is not None:
+            build.is_cached, build.build = self.builder.is_cached, self.builder.build  # type: ignore[attr-defined]
         usable = module.engine.usable
 
         def usable_here(asked: torch.device, op: Any = None) -> list[str]:
             if op is None or not op.name.startswith("conv"):
                 return list(usable(asked, op))
+            pending = module.engine.pending(op.name)
+            if self.convs and pending:
+                return [pending]
             return [] if self.convs else [*self.why_not, "there are no convolutions"]
 
         module.engine.usable = usable_here
