@@ -14,13 +14,15 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lib_rocm_sd import arch
 
+KINDS = ("code", "index", "compilers", "tune", "locks")
+"""The subfolders; whatever else lies in the folder is not ours."""
 _MAGIC = b"rocm_sd cache 1\n"
 _DIGEST_BYTES = 32
 _POLL_S = 0.02
@@ -115,6 +117,42 @@ def delete(kind: str, key: str) -> None:
     if path is not None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def size_bytes() -> int:
+    """Bytes that all entries take on the disk."""
+    return sum(size for _, size in _files(KINDS))
+
+
+def clear(kinds: Iterable[str] = KINDS) -> int:
+    """Delete every entry of these kinds; the bytes that were freed. `reasons()` names what stays.
+
+    What a process has loaded, it keeps.
+    """
+    wanted, freed = tuple(kinds), 0
+    for kind, key in list(_state.memory):
+        if kind in wanted:
+            del _state.memory[kind, key]
+    for path, size in list(_files(wanted)):
+        try:
+            path.unlink(missing_ok=True)
+            freed += size
+        except OSError as error:
+            _note(f"cannot delete {path}: {error.strerror or error}")
+    return freed
+
+
+def _files(kinds: Iterable[str]) -> Iterator[tuple[Path, int]]:
+    """The regular files in the kinds' subfolders, with their sizes; links are not followed."""
+    folder = directory()
+    if folder is None:
+        return
+    for kind in kinds:
+        with suppress(OSError):
+            for path in sorted((folder / kind).rglob("*")):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status.st_size
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from lib_rocm_sd.planner import (
     Planner,
     default_launcher,
     free_bytes,
+    headroom,
     is_recording,
 )
 from lib_rocm_sd.report import Report, Row
@@ -95,6 +96,13 @@ class Engine:
         with self._lock:
             if policy is not self._policy:
                 self._policy = policy
+                self._routes = {}
+
+    def leave_free(self, headroom_bytes: int) -> None:
+        """Plan as if so much less device memory were free; what changes it plans anew."""
+        with self._lock:
+            if headroom.reserved_bytes != headroom_bytes:
+                headroom.reserved_bytes = headroom_bytes
                 self._routes = {}
 
     def attention(

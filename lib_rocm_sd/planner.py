@@ -45,16 +45,30 @@ def is_recording(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+@dataclass
+class Headroom:
+    """Device memory that is left to others."""
+
+    reserved_bytes: int = 0
+
+
+headroom = Headroom()
+"""The headroom of the process; changed by `Engine.leave_free`."""
+
+
 def free_bytes(device: torch.device) -> int:
-    """Free device memory, with what torch's allocator holds unused; no limit is known for a CPU."""
+    """Free device memory, with what torch's allocator holds unused, without the headroom.
+
+    No limit is known for a CPU.
+    """
     if device.type != "cuda" or is_recording(device):
         return UNLIMITED_BYTES
     used = torch.cuda.memory_allocated(device)
     try:
-        free = int(torch.cuda.mem_get_info(device)[0])
+        free = int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
     except RuntimeError:
-        return int(torch.cuda.get_device_properties(device).total_memory) - used
-    return free + torch.cuda.memory_reserved(device) - used
+        free = int(torch.cuda.get_device_properties(device).total_memory)
+    return max(free - used - headroom.reserved_bytes, 0)
 
 
 class Planner:

@@ -12,7 +12,13 @@ from typing import Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.hosts import a1111_host as host
-from lib_rocm_sd.hosts import a1111_script, a1111_state, a1111_vae
+from lib_rocm_sd.hosts import (
+    a1111_script,
+    a1111_settings_page,
+    a1111_state,
+    a1111_vae,
+    a1111_xyz,
+)
 
 
 def register() -> type:
@@ -28,6 +34,8 @@ def register() -> type:
         host.add_callback("before_ui", take_over)
         host.add_callback("script_unloaded", unload)
         host.add_callback("model_loaded", a1111_vae.model_loaded)
+        host.add_callback("ui_settings", a1111_settings_page.register)
+        host.add_callback("before_ui", a1111_xyz.add_axes)
     base: Any = host.attribute("modules.scripts", "Script")
     return a1111_script.make(base)
 

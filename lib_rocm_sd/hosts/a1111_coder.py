@@ -22,6 +22,7 @@ from torch.nn import functional
 from lib_rocm_sd import report, selftest
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts import a1111_settings as settings
 from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program, UnknownModuleError
@@ -118,6 +119,8 @@ class Coder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         wish = self._wish if self.module.__dict__.get("forward") is self else None
+        if not self._turn.is_here and not settings.current().previews:
+            wish = None
         if wish is not None and len(args) == 1 and not kwargs:
             made = self._serve(args[0], wish)
             if made is not None:

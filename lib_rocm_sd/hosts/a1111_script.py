@@ -8,7 +8,10 @@ from lib_rocm_sd import report
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_attention as attention
 from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts import a1111_settings as settings
 from lib_rocm_sd.hosts import a1111_state as state
+from lib_rocm_sd.hosts import a1111_status as status
+from lib_rocm_sd.hosts import a1111_xyz as xyz
 from lib_rocm_sd.hosts.a1111_vae import session as vae
 from lib_rocm_sd.ui import accordion, options
 from lib_rocm_sd.ui.options import Options
@@ -29,9 +32,8 @@ class RocmSdScript:
         return host.attribute("modules.scripts", "AlwaysVisible")
 
     def ui(self, is_img2img: bool) -> list[Any]:
-        frame = host.attribute("modules.ui_components", "InputAccordion")
         elem_id: Any = getattr(self, "elem_id", _elem_id)
-        controls = accordion.build(elem_id, state.status, frame)
+        controls = accordion.build(elem_id, status.look)
         self.infotext_fields = [
             (controls.enable, options.enable_from),
             (controls.level, options.level_from),
@@ -42,7 +44,7 @@ class RocmSdScript:
         return controls.arguments
 
     def before_process(self, p: Any, *args: Any) -> None:
-        _establish(args)
+        _establish(p, args)
 
     def process(self, p: Any, *args: Any) -> None:
         for message in options.parse(*args)[1]:
@@ -50,37 +52,44 @@ class RocmSdScript:
         report.begin()
         attention.calls.begin()
         vae.begin()
-        _note(p, _establish(args))
+        _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        _establish(args)
+        _establish(p, args)
 
     def process_before_every_sampling(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        _establish(args)
+        _establish(p, args)
 
     def post_sample(self, p: Any, samples: Any, *args: Any) -> None:
-        _establish(args)
+        _establish(p, args)
 
     def postprocess_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        _note(p, options.parse(*args)[0])
+        _note(p, _asked(p, args))
 
     def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
         vae.end()
         optimizer = state.optimizer()
         if optimizer is not None:
-            optimizer.step_aside(False)
+            optimizer.step_aside(not settings.current().attention)
 
 
 def _elem_id(name: str) -> str:
     return f"rocm_sd_{name}"
 
 
-def _establish(args: tuple[Any, ...]) -> Options:
-    """Make what the arguments ask for hold from now on."""
-    asked, _ = options.parse(*args)
+def _asked(p: Any, args: tuple[Any, ...]) -> Options:
+    """What the arguments ask for, or the cell of an X/Y/Z plot that `p` is."""
+    return xyz.of_cell(p, options.parse(*args)[0])
+
+
+def _establish(p: Any, args: tuple[Any, ...]) -> Options:
+    """Make what is asked for hold from now on, as far as the settings allow."""
+    asked = _asked(p, args)
+    allowed = settings.current()
+    engine.leave_free(allowed.headroom_mib << 20)
     optimizer = state.optimizer()
     if optimizer is not None:
-        optimizer.step_aside(not asked.enable)
+        optimizer.step_aside(not (asked.enable and allowed.attention))
     if asked.enable:
         engine.level = asked.level
     vae.establish(asked)

@@ -1,4 +1,4 @@
-"""Our optimizer in this WebUI, and the status line: what will run, or why nothing will."""
+"""Our optimizer in this WebUI, and its status line: what will run, or why nothing will."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_host as host
-from lib_rocm_sd.hosts import a1111_optimizer, a1111_vae
+from lib_rocm_sd.hosts import a1111_optimizer, a1111_settings, a1111_vae
 
 
 def optimizer() -> Any:
@@ -38,13 +38,19 @@ def _status() -> str:
     text = line[:1].upper() + line[1:] + "."
     if engine.usable(device):
         return text
+    if not a1111_settings.current().attention:
+        return (
+            "Ready, but not in use: Settings > ROCm SD > Operations that may be replaced does not "
+            f"have '{a1111_settings.ATTENTION}'."
+        )
     chosen = host.current_optimizer() or host.choice()
     if chosen is ours:
         return text
-    return f"Ready, but not in use: {_why_another(chosen, ours)}"
+    return f"Ready, but not in use: {why_another(chosen, ours)}"
 
 
-def _why_another(chosen: Any, ours: Any) -> str:
+def why_another(chosen: Any, ours: Any) -> str:
+    """Why the WebUI uses the optimizer `chosen` and not `ours`, and what to do about it."""
     opts: Any = host.attribute("modules.shared", "opts")
     selection = getattr(opts, host.SETTING, "Automatic")
     name = "none" if chosen is None else f"'{chosen.title()}'"

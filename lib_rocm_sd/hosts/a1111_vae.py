@@ -17,6 +17,7 @@ from torch import nn
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_host as host
+from lib_rocm_sd.hosts import a1111_settings as settings
 from lib_rocm_sd.hosts.a1111_coder import Coder, Turn, Wish, float32_reason
 from lib_rocm_sd.ops.conv import CONVS
 from lib_rocm_sd.ui.options import VAE_MODES, Options
@@ -44,7 +45,9 @@ class Session:
     def establish(self, options: Options) -> None:
         """Make what `options` ask for hold from now on, for the generation of this thread."""
         wish = wish_of(options)
-        self.can_serve = options.enable and not host.shortcomings() and not refusals()
+        allowed = any(settings.current().vae(role) for role in _ROLES)
+        asked = options.enable and allowed and not host.shortcomings()
+        self.can_serve = asked and not refusals()
         with self._lock:
             self._wish = wish if self.can_serve else None
             self.turn.thread = threading.get_ident()
@@ -90,7 +93,10 @@ class Session:
             )
             self._coders[vae] = known
         for coder in known:
-            coder.put_in(wish, self.turn)
+            if settings.current().vae(coder.role):
+                coder.put_in(wish, self.turn)
+            else:
+                coder.take_out()
 
     def _take_out(self) -> None:
         for coder in self._all():
@@ -117,15 +123,21 @@ def refusals() -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
+def why_not() -> list[str]:
+    """Why no VAE can be run on this machine as the WebUI is now; empty where one can."""
+    why = refusals()
+    if not why and host.attribute("modules.devices", "dtype_vae") == torch.float32:
+        return [float32_reason()]
+    return why
+
+
 def status() -> str:
     """A sentence or two for people; empty where the device is not ours anyway."""
     if identify(host.device()).reasons:
         return ""
-    why = refusals()
+    why = why_not()
     if why:
         return f"The VAE is the WebUI's own: {why[0]}."
-    if host.attribute("modules.devices", "dtype_vae") == torch.float32:
-        return f"The VAE is the WebUI's own: {float32_reason()}."
     trouble = " ".join(f"Last time {message}." for message in session.turn.left)
     return f"The VAE runs on our kernels. {trouble}".strip()
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.ui import status as page
 from lib_rocm_sd.ui.options import (
     BUDGET_LABEL,
     DEFAULTS,
     LEVEL_LABEL,
-    TITLE,
     VAE_LABEL,
     VAE_MODES,
+    Options,
+    parse,
 )
+from lib_rocm_sd.ui.status import Status
 
+Look = Callable[[Options], Status]
+"""What the host says of the state, were a picture made with these options now."""
+
+EXPLANATIONS = {
+    "Auto": "Expected to be fastest, within half of the free memory.",
+    "Performance": "Measured to be fastest here, once for each picture size.",
+    "Memory": "As little memory as possible; costs some speed.",
+}
 TOOLTIPS = {
+    "enable": (
+        "Off: pictures are made as without this extension, bit for bit. "
+        "It counts from the next generation on."
+    ),
     "level": (
         "Auto: what is expected to be fastest, within half of the free memory. "
         "Performance: measures what is fastest on your card, once for each new size. "
@@ -43,7 +58,6 @@ class Controls:
     level: Any
     vae: Any
     budget: Any
-    status: Any
 
     @property
     def arguments(self) -> list[Any]:
@@ -51,61 +65,61 @@ class Controls:
         return [self.enable, self.level, self.vae, self.budget]
 
 
-def status_html(text: str) -> str:
-    """The status as HTML, a paragraph for each line."""
-    return "".join(f"<p>{html.escape(line)}</p>" for line in text.splitlines())
+def explanation_html(level: str) -> str:
+    """The line that explains a level."""
+    return f'<span class="rocm-sd-explanation">{escape(EXPLANATIONS[level])}</span>'
 
 
-def build(
-    elem_id: Callable[[str], str], status: Callable[[], str], input_accordion: Any = None
-) -> Controls:
+def build(elem_id: Callable[[str], str], look: Look) -> Controls:
     """Create the components in gradio's current context.
 
-    `input_accordion`: the WebUI's InputAccordion, or None where it has none. `status` is asked when
-    the page is loaded and when a control changes.
+    `look` is asked now, when a control changes, and when the hidden button is clicked, which
+    rocm_sd.js does when the page is loaded, after each generation and while kernels are compiled.
     """
     import gradio as gr
 
-    if input_accordion is not None:
-        frame = input_accordion(DEFAULTS.enable, label=TITLE, elem_id=elem_id("enable"))
-        with frame as enable:
-            controls = Controls(enable, *_inside(gr, elem_id, status))
-    else:
-        with gr.Accordion(TITLE, open=False, elem_id=elem_id("accordion")):
-            enable = gr.Checkbox(DEFAULTS.enable, label="Enable", elem_id=elem_id("enable"))
-            controls = Controls(enable, *_inside(gr, elem_id, status))
-    for control in controls.arguments:
-        control.change(
-            fn=lambda: status_html(status()),
-            outputs=[controls.status],
+    first = look(DEFAULTS)
+    frame = gr.Accordion(
+        page.title(first), open=False, elem_id=elem_id("accordion"), elem_classes=["rocm-sd"]
+    )
+    with frame:
+        enable = gr.Checkbox(DEFAULTS.enable, label="Enable", elem_id=elem_id("enable"))
+        level = gr.Radio(
+            list(LEVELS), value=DEFAULTS.level, label=LEVEL_LABEL, elem_id=elem_id("level")
+        )
+        explanation = gr.HTML(explanation_html(DEFAULTS.level), elem_id=elem_id("explanation"))
+        with gr.Row():
+            vae = gr.Radio(
+                list(VAE_MODES), value=DEFAULTS.vae, label=VAE_LABEL, elem_id=elem_id("vae")
+            )
+            budget = gr.Number(
+                DEFAULTS.budget_mib,
+                label=BUDGET_LABEL,
+                precision=0,
+                minimum=0,
+                elem_id=elem_id("vae_budget"),
+            )
+        line = gr.HTML(page.html(first), elem_id=elem_id("status"))
+        again = gr.Button(
+            "Refresh", visible=False, elem_id=elem_id("refresh"), elem_classes=["rocm-sd-refresh"]
+        )
+    again.do_not_save_to_config = True  # ui-config.json is for what people choose
+    controls = Controls(enable, level, vae, budget)
+    for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
+        component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
+
+    def refreshed(*values: Any) -> tuple[Any, str, str]:
+        options, _ = parse(*values)
+        status = look(options)
+        label = gr.update(label=page.title(status))
+        return label, explanation_html(options.level), page.html(status)
+
+    for trigger in (again.click, *(control.change for control in controls.arguments)):
+        trigger(
+            fn=refreshed,
+            inputs=controls.arguments,
+            outputs=[frame, explanation, line],
             queue=False,
             show_progress="hidden",
         )
     return controls
-
-
-def _inside(gr: Any, elem_id: Callable[[str], str], status: Callable[[], str]) -> tuple[Any, ...]:
-    """All but Enable, from top to bottom."""
-
-    def radio(name: str, label: str, choices: list[str], value: str) -> Any:
-        made = gr.Radio(choices, value=value, label=label, elem_id=elem_id(name))
-        return _with_tooltip(made, name)
-
-    level = radio("level", LEVEL_LABEL, list(LEVELS), DEFAULTS.level)
-    with gr.Row():
-        vae = radio("vae", VAE_LABEL, list(VAE_MODES), DEFAULTS.vae)
-        budget = gr.Number(
-            DEFAULTS.budget_mib,
-            label=BUDGET_LABEL,
-            precision=0,
-            minimum=0,
-            elem_id=elem_id("vae_budget"),
-        )
-    line = gr.HTML(value=lambda: status_html(status()), elem_id=elem_id("status"))
-    return level, vae, _with_tooltip(budget, "vae_budget"), line
-
-
-def _with_tooltip(component: Any, name: str) -> Any:
-    """As the WebUI's own constructors leave it; plain gradio knows no `tooltip`."""
-    component.webui_tooltip = TOOLTIPS[name]
-    return component

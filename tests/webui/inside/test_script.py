@@ -1,4 +1,4 @@
-"""The accordion in real gradio, arguments, infotext, and WebUIs that lack something."""
+"""The script's arguments, infotext, and WebUIs that lack something."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 import torch
+from accordion_help import refresh
 from conftest import CHECKOUT, FakeGpu, Start, WebUI
 
 TITLE = "ROCm SD Optimization"
@@ -17,75 +17,6 @@ TITLE = "ROCm SD Optimization"
 
 def script(webui: WebUI, tab: str = "txt2img") -> Any:
     return getattr(webui.scripts, f"scripts_{tab}").script(TITLE)
-
-
-def components(webui: WebUI, kind: str) -> list[dict[str, Any]]:
-    config = webui.shared.demo.get_config_file()
-    return [c["props"] for c in config["components"] if c["type"] == kind]
-
-
-@pytest.mark.parametrize("tab", ["txt2img", "img2img"])
-def test_accordion(start: Start, gpu: FakeGpu, tab: str) -> None:
-    webui = start(gpu=gpu, serve=True)
-    enable, level, vae, budget = script(webui, tab).controls
-    assert isinstance(enable, gr.Checkbox)
-    assert (enable.value, level.value, vae.value, budget.value) == (True, "Auto", "Auto", 0)
-    assert (enable.label, level.label) == (TITLE, "Optimization Level")
-    assert all(len(control.webui_tooltip) > 40 for control in (level, vae, budget))
-    # ui-config.json keeps exactly these classes.
-    assert (type(level), type(vae), type(budget)) == (gr.Radio, gr.Radio, gr.Number)
-    info = script(webui, tab).api_info
-    assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
-        (TITLE, True, None),
-        ("Optimization Level", "Auto", ["Auto", "Performance", "Memory"]),
-        ("VAE", "Auto", ["Off", "Auto", "Always banded"]),
-        ("VAE memory budget (MiB, 0 = Auto)", 0, None),
-    ]
-    assert enable.elem_id == f"script_{tab}_rocm_sd_optimization_enable-checkbox"
-    accordions = [c for c in components(webui, "accordion") if c.get("label") == TITLE]
-    assert len({c["elem_id"] for c in accordions}) == 2
-    assert not webui.errors_reported
-
-
-def test_status_line(start: Start, gpu: FakeGpu) -> None:
-    webui = start(gpu=gpu)
-    lines = [c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or "")]
-    assert len(lines) == 2
-    assert all("our kernel (gfx1100)" in line["value"] for line in lines)
-
-    webui = start(gpu=FakeGpu(("<b>no such card</b>",)))
-    line = next(c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or ""))
-    assert "&lt;b&gt;no such card&lt;/b&gt;" in line["value"]
-
-
-def test_status_is_asked_again_when_a_control_changes(start: Start, gpu: FakeGpu) -> None:
-    webui = start(gpu=gpu)
-    level = script(webui).controls[1]
-    dependencies = webui.shared.demo.get_config_file()["dependencies"]
-
-    def triggers(dependency: dict[str, Any]) -> list[Any]:
-        if "trigger" in dependency and dependency["trigger"]:  # gradio 3
-            return [(target, dependency["trigger"]) for target in dependency["targets"]]
-        return [tuple(target) for target in dependency["targets"]]
-
-    index = next(i for i, d in enumerate(dependencies) if (level._id, "change") in triggers(d))
-    fns = webui.shared.demo.fns
-    function = fns[index].fn
-    assert "our kernel" in function()
-    webui.shared.opts.set("cross_attention_optimization", "Doggettx")
-    assert "&#x27;Doggettx&#x27;" in function()
-
-
-def test_without_input_accordion(start: Start, gpu: FakeGpu) -> None:
-    def remove(webui: WebUI) -> None:
-        del webui.ui_components.InputAccordion
-
-    webui = start(gpu=gpu, before=remove)
-    enable, *_ = script(webui).controls
-    assert (enable.label, enable.value) == ("Enable", True)
-    assert len([c for c in components(webui, "accordion") if c.get("label") == TITLE]) == 2
-    assert "Memory" in webui.txt2img(True, "Memory").info
-    assert not webui.errors_reported
 
 
 def test_infotext_names_what_ran(start: Start, gpu: FakeGpu) -> None:
@@ -225,8 +156,9 @@ def test_host_without_optimizers(start: Start, gpu: FakeGpu, lacks: Any) -> None
         result = webui.txt2img(*args)
         assert torch.equal(result.decoded[0], expected.decoded[0])
         assert "ROCm SD" not in result.info
-    line = next(c for c in components(webui, "html") if "rocm_sd" in (c.get("elem_id") or ""))
-    assert "this WebUI has no place for an attention optimizer" in line["value"]
+    label, _, status = refresh(webui)
+    assert label == f"{TITLE}: not active in this WebUI"
+    assert "this WebUI has no place for an attention optimizer" in status
     assert len(gpu.seen) == 0
     webui.initialize.reload_ui()
     assert script(webui) is not None

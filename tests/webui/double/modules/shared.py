@@ -30,9 +30,17 @@ class OptionInfo:
     ):
         self.default = default
         self.label = label
+        self.component = component
         self.component_args = component_args
         self.onchange = onchange
+        self.section = section
+        self.comment_after = comment_after
         self.infotext = infotext
+        self.do_not_save = False
+
+    def info(self, info):
+        self.comment_after += f"<span class='info'>({info})</span>"
+        return self
 
 
 class Options:
@@ -51,14 +59,15 @@ class Options:
 
     def add_option(self, key, info):
         self.data_labels[key] = info
-        self.data.setdefault(key, info.default)
+        if not info.do_not_save:
+            self.data.setdefault(key, info.default)
 
     def onchange(self, key, func, call=True):
         self.data_labels[key].onchange = func
 
     def set(self, key, value, is_api=False, run_callbacks=True):
         """What "Apply settings" does with one option."""
-        if self.data.get(key) == value:
+        if self.data.get(key) == value or self.data_labels[key].do_not_save:
             return False
         self.data[key] = value
         changed = self.data_labels[key].onchange

@@ -1,0 +1,90 @@
+// Keeps the accordion "ROCm SD Optimization" up to date: clicks its hidden button when the page is
+// loaded, after each generation, and every two seconds while kernels are compiled.
+
+(function() {
+    "use strict";
+
+    if (typeof onUiLoaded !== "function" || typeof onAfterUiUpdate !== "function") return;
+
+    const POLL_MS = 2000;
+    const TABS = ["txt2img", "img2img"];
+    let loaded = false;
+    let seen = "";
+    let timer = 0;
+
+    const all = (selector) => Array.from(gradioApp().querySelectorAll(selector));
+
+    function refresh() {
+        for (const found of all(".rocm-sd-refresh")) {
+            (found.matches("button") ? found : found.querySelector("button")).click();
+        }
+    }
+
+    // What changes when a generation has ended: the line with its time, and the progress bar.
+    function lastGeneration() {
+        return TABS.map((tab) => gradioApp().querySelector(`#html_log_${tab}`)?.textContent).join();
+    }
+
+    const isGenerating = () => TABS.some((tab) => all(`#tab_${tab} .progressDiv`).length > 0);
+
+    function poll() {
+        timer = 0;
+        if (!document.hidden) refresh();
+        watchCompiling();
+    }
+
+    function watchCompiling() {
+        if (!timer && all(".rocm-sd-progress").length) timer = setTimeout(poll, POLL_MS);
+    }
+
+    function openTab(label) {
+        const tabs = all("#tabs > .tab-nav > button");
+        tabs.find((button) => button.textContent.trim() === label)?.click();
+    }
+
+    function toggleByKey(event) {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        event.currentTarget.click();
+    }
+
+    // Once for each accordion: the link to the speed test, and the keyboard, which gradio 3 forgot.
+    function setUp(accordion) {
+        accordion.addEventListener("click", (event) => {
+            const link = event.target.closest(".rocm-sd-link");
+            if (link) openTab(link.dataset.tab);
+        });
+        const head = accordion.querySelector(".label-wrap");
+        if (head && !head.matches("button")) {
+            head.tabIndex = 0;
+            head.setAttribute("role", "button");
+            head.addEventListener("keydown", toggleByKey);
+        }
+    }
+
+    // The title line may be cut in a narrow window: all of it is its tooltip.
+    function describe(accordion) {
+        const head = accordion.querySelector(".label-wrap");
+        const text = head?.querySelector("span")?.textContent.trim();
+        if (text && head.title !== text) head.title = text;
+        if (head && !head.matches("button")) {
+            head.setAttribute("aria-expanded", String(head.classList.contains("open")));
+        }
+    }
+
+    onUiLoaded(() => {
+        all(".rocm-sd").forEach(setUp);
+        loaded = true;
+        seen = lastGeneration();
+        refresh();
+    });
+
+    onAfterUiUpdate(() => {
+        if (!loaded) return;
+        all(".rocm-sd").forEach(describe);
+        watchCompiling();
+        const now = isGenerating() ? "generating" : lastGeneration();
+        if (now !== seen && now !== "generating") refresh();
+        seen = now;
+    });
+})();

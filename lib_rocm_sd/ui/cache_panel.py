@@ -1,0 +1,68 @@
+"""The cache folder in the settings: where it is, its size, and buttons to empty and refill it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from lib_rocm_sd import cache
+
+ABOUT = (
+    "Kernels are compiled once, on this machine, and kept in the cache folder. Emptying it costs "
+    "one compilation and, under the level Performance, new measurements."
+)
+CLEAR, AGAIN = "Clear the cache", "Compile again"
+
+
+class CachePanel:
+    """Makes the panel where the WebUI makes a setting's component.
+
+    `clear` and `again` do what the buttons say and return a sentence about it.
+    """
+
+    def __init__(self, clear: Callable[[], str], again: Callable[[], str]) -> None:
+        self._clear = clear
+        self._again = again
+
+    def __call__(self, **setting: Any) -> Any:
+        """The component that stands for the setting; `setting` as the WebUI's constructors get."""
+        import gradio as gr
+
+        about = gr.HTML(setting.get("value", ABOUT), elem_id=setting.get("elem_id"))
+        where = gr.HTML(value=contents, elem_id="rocm_sd_cache_contents")
+        with gr.Row():
+            clear = gr.Button(CLEAR, elem_id="rocm_sd_cache_clear")
+            again = gr.Button(AGAIN, elem_id="rocm_sd_cache_again")
+        for button, action in ((clear, self._clear), (again, self._again)):
+            button.click(fn=_shown(action), outputs=[where], queue=False)
+        return about
+
+
+def contents(said: str = "") -> str:
+    """Folder and size as HTML, and what a button's action said."""
+    folder = cache.directory()
+    why = "; ".join(cache.reasons())
+    lines = [
+        f"Folder: <code>{escape(str(folder))}</code>" if folder else "There is no cache folder.",
+        f"Size: {size(cache.size_bytes())}",
+        escape(why),
+        f'<span role="status">{escape(said)}</span>' if said else "",
+    ]
+    return f'<div class="rocm-sd-cache">{"<br>".join(line for line in lines if line)}</div>'
+
+
+def size(number: int) -> str:
+    """'0 bytes', '12 KiB', '3.4 MiB'."""
+    if number < 1024:
+        return f"{number} byte{'' if number == 1 else 's'}"
+    if number < 1 << 20:
+        return f"{number / 1024:.0f} KiB"
+    return f"{number / (1 << 20):.1f} MiB"
+
+
+def _shown(action: Callable[[], str]) -> Callable[[], str]:
+    def act() -> str:
+        return contents(action())
+
+    return act

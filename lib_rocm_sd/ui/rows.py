@@ -1,0 +1,87 @@
+"""The report's rows as the status table shows them: what ran, and what kept faster ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lib_rocm_sd.ops.attention import ATTENTION
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.conv import CONVS
+from lib_rocm_sd.ops.group_norm import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ui.status import Row
+
+OPERATIONS = {"attention": "Attention", "conv": "VAE convolution", "group": "VAE group norm"}
+"""How people call the ops of a family, which is the first word of an op's name."""
+NAMES = {
+    "rocm_sd": "our kernel",
+    "torch + rocm_sd": "torch with a kernel of ours",
+    "sdpa": "torch's SDPA",
+    "sliced": "torch, in slices",
+    "torch": "torch",
+    "zeros": "nothing to compute",
+}
+REASONS_SHOWN = 3
+_OPS: tuple[Op[Any], ...] = (
+    ATTENTION,
+    *CONVS.values(),
+    STATISTICS,
+    FINALIZE,
+    APPLY,
+    GROUP_NORM_SILU,
+)
+
+
+def rows_of(snapshot: Mapping[str, Any]) -> dict[str, list[Row]]:
+    """The rows of `report.snapshot()` by family of ops, those with the most calls first."""
+    calls: dict[tuple[str, str], int] = {}
+    why: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    for row in snapshot["rows"]:
+        key = (str(row["op"]).split()[0], str(row["variant"]))
+        calls[key] = calls.get(key, 0) + int(row["calls"])
+        for name, text in _why(row):
+            why.setdefault(key, {}).setdefault(name, {})[text] = None
+    found: dict[str, list[Row]] = {}
+    for key in sorted(calls, key=lambda key: -calls[key]):
+        family, variant = key
+        runs = f"{name_of(variant)}, {counted(calls[key], 'call')}"
+        others = tuple(
+            f"{name_of(name)}: {'; '.join(shortened(list(texts), 1))}"
+            for name, texts in why.get(key, {}).items()
+        )
+        found.setdefault(family, []).append(Row(OPERATIONS.get(family, family), runs, others))
+    return found
+
+
+def name_of(variant: str) -> str:
+    """A variant's name for people."""
+    return NAMES.get(variant, variant)
+
+
+def counted(number: int, thing: str) -> str:
+    """'1 call', '2 calls'."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def shortened(texts: Sequence[str], most: int = REASONS_SHOWN) -> tuple[str, ...]:
+    """The first few of them, and how many more there are."""
+    more = len(texts) - most
+    return (*texts[:most], *((f"and {more} more",) if more > 0 else ()))
+
+
+def _why(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What keeps out each variant that is expected to be faster than the one that ran."""
+    preferences = _preferences(str(row["op"]))
+    mine = preferences.get(str(row["variant"]))
+    for name, texts in row["reasons"].items():
+        faster = mine is None or preferences.get(name, mine) > mine
+        said = [text for text in texts if not text.startswith("comes after ")]
+        if faster and said:
+            yield name, "; ".join(said)
+
+
+def _preferences(op_name: str) -> dict[str, int]:
+    for op in _OPS:
+        if op.name == op_name.removesuffix(" in place"):
+            return {variant.name: variant.preference for variant in op.variants}
+    return {}
