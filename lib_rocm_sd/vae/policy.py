@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -170,9 +172,18 @@ def _rounded(size: int) -> int:
     return size // step * step
 
 
+HOST_KNOWN_S = 1.0
+"""How long what the operating system said of the host's memory is taken for true."""
+
+
 def host_available_bytes() -> int:
     """Host memory that may be taken for parking: half of what the operating system calls free."""
-    return _available() // 2
+    return _available_at(int(time.monotonic() / HOST_KNOWN_S)) // 2
+
+
+@lru_cache(maxsize=1)
+def _available_at(second: int) -> int:
+    return _available()
 
 
 def _available() -> int:

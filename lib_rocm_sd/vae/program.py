@@ -22,6 +22,7 @@ from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told, measures
 from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.structure import Structure
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 
@@ -72,6 +73,7 @@ class Program:
         self._module = module
         self._recipe = Recipe("decoder", ())
         self._signature: Signature | None = None
+        self._structure: Structure
         self._ready: tuple[Ready, ...] = ()
         self._scale = 0
         self._hopeless = False
@@ -97,6 +99,7 @@ class Program:
 
     def refresh(self) -> tuple[str, ...]:
         """Look at the module; forget what was made of it where it has changed. Gives `reasons`."""
+        self._structure = Structure(self._module)
         recipe = read(self._module)
         if self._outdated(recipe) or not self._same_weights():
             self._recipe = recipe
@@ -111,7 +114,15 @@ class Program:
         return recipe.reasons != self.reasons or recipe.layout() != self._recipe.layout()
 
     def _same_weights(self, known: bool = False) -> bool:
-        return self._signature is not None and self._signature.matches(self._recipe, known)
+        return self._signature is not None and self._signature.matches(known)
+
+    def _changed(self) -> bool:
+        """True if the module is not what was run."""
+        if not self._structure.same():
+            self._structure = Structure(self._module)
+            if self._outdated(read(self._module)):
+                return True
+        return not self._same_weights(known=True)
 
     def release(self) -> None:
         """Give back the packed weights, as a host short of memory wants; made again when needed."""
@@ -177,7 +188,7 @@ class Program:
             return self._planned(size, dtype, device, wish, progress, thoroughly=True)[0]
 
     def _look(self) -> None:
-        if self.reasons or not self._same_weights():
+        if self.reasons or self._signature is None or not self._signature.seems_to_match():
             self.refresh()
         if self.reasons:
             raise UnknownModuleError(self.reasons)
@@ -251,7 +262,7 @@ class Program:
                 if wish != request.wish:
                     self._held[key] = wish
                 # Here, where the device is still at work.
-                if self._outdated(read(self._module)) or not self._same_weights(known=True):
+                if self._changed():
                     raise _ChangedError
                 return output
             if image.device.type == "cuda":

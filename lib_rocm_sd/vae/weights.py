@@ -52,38 +52,54 @@ class Signature:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        parameters = _parameters(recipe)
+        self._leaves = _leaves(recipe)
+        parameters = _parameters(self._leaves)
         self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]
         self._facts = [_facts(tensor) for tensor in parameters]
+        self._counted = all(fact[-1] is not None for fact in self._facts)
+        self._first_facts = self._first() if self._counted else []
 
-    def matches(self, recipe: Recipe, known: bool = False) -> bool:
+    def matches(self, known: bool = False) -> bool:
         """True if nothing has changed since.
 
         An inference tensor counts no versions: it is taken as changed, unless as `known`.
         """
-        facts = [_facts(tensor) for tensor in _parameters(recipe)]
-        if known:
-            return facts == self._facts
-        return facts == self._facts and all(fact[-1] is not None for fact in facts)
+        facts = [_facts(tensor) for tensor in _parameters(self._leaves)]
+        return facts == self._facts and (known or self._counted)
+
+    def seems_to_match(self) -> bool:
+        """False only if `matches()` is; True where that is to be seen at first sight."""
+        if not self._counted:
+            return False
+        try:
+            return self._first() == self._first_facts
+        except RuntimeError:
+            return False  # an inference tensor among them
+
+    def _first(self) -> list[tuple[int, int]]:
+        return [(tensor._version, tensor.data_ptr()) for tensor in _parameters(self._leaves)]
 
 
-def _parameters(recipe: Recipe) -> list[torch.Tensor]:
+def _leaves(recipe: Recipe) -> list[nn.Module]:
+    return [leaf for step in recipe.steps for leaf in step.leaves if leaf is not None]
+
+
+def _parameters(leaves: Sequence[nn.Module]) -> list[torch.Tensor]:
     """Weight and bias of each leaf, read from the module now."""
-    leaves = [leaf for step in recipe.steps for leaf in step.leaves if leaf is not None]
     both = [leaf._parameters.get(key) for leaf in leaves for key in ("weight", "bias")]
     return [tensor for tensor in both if tensor is not None]
 
 
 def all_finite(recipe: Recipe) -> bool:
     """True if no parameter has NaN or infinity. Waits for the device."""
-    return all(bool(tensor.isfinite().all()) for tensor in _parameters(recipe))
+    return all(bool(tensor.isfinite().all()) for tensor in _parameters(_leaves(recipe)))
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
     version = None if tensor.is_inference() else tensor._version
     return (
         tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
+        tensor.data_ptr(),
         tensor.shape,
         tensor.stride(),
         tensor.dtype,
