@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often each picture is timed (default: 3 on a GPU, 1 on the CPU)",
     )
     parser.add_argument("--model", type=Path, default=MODEL, metavar="DIR")
+    page = parser.add_argument_group("the Speed test tab as a page, in place of the above")
+    page.add_argument(
+        "--ui", action="store_true", help="open it in a browser, of this machine only"
+    )
+    page.add_argument("--port", type=int, help="default: a free one")
+    page.add_argument("--no-browser", action="store_true", help="print the address only")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -64,6 +70,10 @@ def main(args: argparse.Namespace) -> int:
     if problem:
         print(f"demo: {problem}", file=sys.stderr)
         return 2
+    if args.ui:
+        from lib_rocm_sd import demo_page
+
+        return demo_page.main(args)
     sides, vae, findings = run(args)
     findings["seconds"] = round(time.perf_counter() - started, 1)
     from lib_rocm_sd import demo_sheet

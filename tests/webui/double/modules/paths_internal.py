@@ -12,3 +12,4 @@ modules_path = str(Path(__file__).resolve().parent)
 script_path = str(Path(modules_path).parent)
 data_path = os.environ["ROCM_SD_DOUBLE_DATA"]
 extensions_dir = str(Path(data_path) / "extensions")
+default_output_dir = str(Path(data_path) / "outputs")

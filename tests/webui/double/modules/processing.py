@@ -6,20 +6,21 @@ classifier-free guidance, in place of sd_samplers_kdiffusion.py.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from modules import devices, errors, infotext_utils, scripts, sd_models, shared
+from modules import devices, errors, infotext_utils, paths, scripts, sd_models, shared
 from modules.sd_samplers_common import (
     InterruptedException,
     decode_first_stage,
     images_tensor_to_samples,
     store_latent,
 )
-from modules.shared import opts, state
+from modules.shared import cmd_opts, opts, state
 
 opt_f = 8
 
@@ -49,6 +50,8 @@ class StableDiffusionProcessing:
     override_settings_restore_afterwards: bool = True
     extra_generation_params: dict = field(default_factory=dict)
     refiner_checkpoint: str | None = None
+    sampler_name: str | None = None
+    do_not_save_samples: bool = False
 
     def __post_init__(self):
         self.scripts = None
@@ -244,7 +247,9 @@ def process_images_inner(p):
             cond = shared.sd_model.get_learned_conditioning(p.prompts)
             uncond = shared.sd_model.get_learned_conditioning(p.negative_prompts)
             if n == 0:
-                Processed(p, [])  # writes params.txt
+                processed = Processed(p, [])
+                if not cmd_opts.no_prompt_history:
+                    Path(paths.data_path, "params.txt").write_text(processed.info, encoding="utf-8")
             with devices.without_autocast() if devices.unet_needs_upcast else devices.autocast():
                 samples = p.sample(cond, uncond, seeds)
             if p.scripts is not None:
@@ -268,6 +273,10 @@ def process_images_inner(p):
                 text = create_infotext(p, n * p.batch_size + i)
                 image = Image.fromarray(array)
                 image.info["parameters"] = text
+                if opts.samples_save and not p.do_not_save_samples:
+                    folder = Path(paths.data_path, "outputs", "txt2img-images")
+                    folder.mkdir(parents=True, exist_ok=True)
+                    image.save(folder / f"{len(list(folder.iterdir())):05}.png")
                 images.append(image)
                 infotexts.append(text)
     devices.torch_gc()

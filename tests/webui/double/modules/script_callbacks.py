@@ -70,6 +70,10 @@ def model_loaded_callback(sd_model):
     list(_run("model_loaded", sd_model))
 
 
+def ui_tabs_callback():
+    return [tab for tabs in _run("ui_tabs") for tab in tabs or []]
+
+
 def ui_settings_callback():
     list(_run("ui_settings"))
 

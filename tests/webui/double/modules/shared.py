@@ -81,10 +81,20 @@ class State:
         self.interrupted = False
         self.skipped = False
         self.stopping_generation = False
+        self.job = ""
+        self.job_count = 0
         self.sampling_step = 0
         self.current_latent = None
         self.current_image = None
         self.textinfo = None
+
+    def begin(self, job="(unknown)"):
+        self.interrupted = self.skipped = self.stopping_generation = False
+        self.current_latent = None
+        self.job, self.job_count = job, -1
+
+    def end(self):
+        self.job, self.job_count = "", 0
 
     def interrupt(self):
         self.interrupted = True
@@ -116,6 +126,7 @@ opts = Options(
         "show_progress_every_n_steps": OptionInfo(0),
         "infotext_skip_pasting": OptionInfo([]),
         "enable_pnginfo": OptionInfo(True),
+        "samples_save": OptionInfo(False),
         "auto_vae_precision": OptionInfo(True),
     }
 )

@@ -28,8 +28,10 @@ for flag in (
     "--no-half-vae",
     "--lowvram",
     "--medvram",
+    "--no-prompt-history",
 ):
     parser.add_argument(flag, action="store_true")
+parser.add_argument("--api-auth", type=str)
 
 script_loading.preload_extensions(extensions_dir, parser)
 cmd_opts = parser.parse_args(shlex.split(os.environ.get("ROCM_SD_DOUBLE_ARGS", "")))

@@ -19,10 +19,11 @@ def create_ui():
             gr.Textbox(label="Prompt", elem_id=f"{tab}_prompt")
             runner.setup_ui()
             infotext_utils.add_paste_fields(tab, None, list(runner.infotext_fields))
-        interfaces.append((interface, tab))
+        interfaces.append((interface, tab, tab))
+    interfaces += script_callbacks.ui_tabs_callback()
     demo = gr.Blocks(analytics_enabled=False, title="Stable Diffusion")
     with demo, gr.Tabs(elem_id="tabs"):
-        for interface, label in interfaces:
-            with gr.TabItem(label, id=label, elem_id=f"tab_{label}"):
+        for interface, label, name in interfaces:
+            with gr.TabItem(label, id=name, elem_id=f"tab_{name}"):
                 interface.render()
     return demo

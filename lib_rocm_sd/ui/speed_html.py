@@ -1,0 +1,229 @@
+"""What the Speed test tab shows, as HTML, without gradio. What comes with a result is escaped."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.speedtest import plot
+from lib_rocm_sd.speedtest.export import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
+from lib_rocm_sd.speedtest.image import AMPLIFIED
+from lib_rocm_sd.speedtest.request import WHAT
+from lib_rocm_sd.speedtest.result import OURS, Document, History, Row
+
+TITLES = {"attention": "Attention", "vae": "VAE decode", "image": "Whole image"}
+HEAD = ("Method", "Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
+MOST_SKIPPED = 5
+"""So many files that were left out of the history are named."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A pair of pictures to look at. `off`, `on`, `difference`: what an <img> may have as src."""
+
+    case: str
+    off: str
+    on: str
+    difference: str
+    largest: int
+    mean: float
+
+
+def text_of(value: object) -> str:
+    """`value` as HTML: escaped, without control characters."""
+    return escape(printable(str(value)))
+
+
+def status(state: str, fraction: float, text: str, tick: int) -> str:
+    """The progress bar and a line. The page's script reads `data-state` and `data-tick`."""
+    percent = round(100 * min(max(fraction, 0.0), 1.0)) if math.isfinite(fraction) else 0
+    bar = ""
+    if state == "running":
+        bar = (
+            '<div class="rocm-sd-speed-bar" role="progressbar" aria-label="Speed test" '
+            f'aria-valuemin="0" aria-valuemax="100" aria-valuenow="{percent}">'
+            f'<div style="width:{percent}%"></div></div>'
+        )
+        text = f"{percent} %: {text}"
+    return (
+        f'<div class="rocm-sd-speed-progress" data-state="{text_of(state)}" data-tick="{tick:d}">'
+        f"{bar}<p>{text_of(text)}</p></div>"
+    )
+
+
+def notice(text: str) -> str:
+    """Why a click did nothing; empty for nothing to say."""
+    return f'<p class="rocm-sd-speed-notice" role="alert">{text_of(text)}</p>' if text else ""
+
+
+def results(document: Document) -> str:
+    """A table per test, then what else is to be known."""
+    parts = [f'<p class="rocm-sd-speed-date">{_when(document)}</p>']
+    for test in WHAT:
+        rows = [row for row in document.rows if row.test == test]
+        if rows:
+            parts += [f"<h4>{TITLES[test]}</h4>", _table(rows, test)]
+    if not document.rows:
+        parts.append("<p>No figures yet.</p>")
+    parts += [f"<p>Note: {text_of(note)}.</p>" for note in document.notes]
+    parts.append(f'<p class="rocm-sd-speed-small">{escape(METHODS_SAID)}</p>')
+    return "\n".join(parts)
+
+
+def _when(document: Document) -> str:
+    asked = document.request
+    what = ", ".join(str(part) for part in asked.get("what", ()))
+    sizes = " ".join(str(size) for size in asked.get("sizes", ()))
+    when = document.date.replace("T", " ").replace("Z", " UTC")
+    return text_of(", ".join(part for part in (when, asked.get("preset"), sizes, what) if part))
+
+
+def _table(rows: Sequence[Row], test: str) -> str:
+    """Scrolls inside itself where the window is narrow, by keyboard, too."""
+    head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
+    ours = {
+        (row.case, row.unit): row.median
+        for row in rows
+        if row.method == OURS[test] and not row.reason
+    }
+    body = []
+    for case in dict.fromkeys(row.case for row in rows):
+        title = f'<tr><th scope="rowgroup" colspan="{len(HEAD)}">{text_of(case)}</th></tr>'
+        lines = [_line(row, ours.get((case, row.unit)), test) for row in rows if row.case == case]
+        body.append("\n".join(["<tbody>", title, *lines, "</tbody>"]))
+    return (
+        f'<div class="rocm-sd-speed-scroll" tabindex="0" role="region" aria-label="{TITLES[test]}">'
+        f"<table><thead><tr>{head}</tr></thead>{''.join(body)}</table></div>"
+    )
+
+
+def _line(row: Row, ours: float | None, test: str) -> str:
+    kind = ' class="rocm-sd-speed-ours"' if row.method == OURS[test] else ""
+    note = f' title="{text_of(row.note)}"' if row.note else ""
+    start = f'<tr{kind}><th scope="row"{note}>{text_of(row.method)}</th>'
+    if row.reason:
+        reason = f'<td colspan="{len(HEAD) - 1}" class="rocm-sd-speed-reason">'
+        return f"{start}{reason}{text_of(row.reason)}</td></tr>"
+    cells = "".join(f"<td>{text_of(cell)}</td>" for cell in _cells(row, ours))
+    return f"{start}{cells}</tr>"
+
+
+def _cells(row: Row, ours: float | None) -> Iterator[str]:
+    yield f"{plot.number(row.median)} {row.unit}"
+    ratio = math.nan
+    if ours and row.median > 0:
+        ratio = ours / row.median if row.unit == "it/s" else row.median / ours
+    yield f"{plot.number(ratio)}x" if math.isfinite(ratio) else ""
+    yield f"{plot.number(row.p10)} to {plot.number(row.p90)}"
+    yield str(row.runs)
+    yield f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else ""
+    yield f"{row.error:.1e}" if math.isfinite(row.error) else ""
+
+
+def bars(document: Document) -> str:
+    """The bar plots, one under the other."""
+    return "\n".join(_scrolled(svg) for svg in plot.bars(document).values())
+
+
+def history(found: History) -> str:
+    """The history plot, or why there is none; files that were left out, with reasons."""
+    count = len(found.documents)
+    svg = plot.history(found.documents)
+    parts = [_scrolled(svg)] if svg else []
+    if not svg:
+        parts.append(
+            f"<p>Kept results of this machine: {count}. "
+            "Two with a case in common make a history.</p>"
+        )
+    skipped = [item for item in found.skipped.items() if item[1] != "of another machine"]
+    parts += [
+        f"<p>Left out: {text_of(n)}: {text_of(why)}.</p>" for n, why in skipped[:MOST_SKIPPED]
+    ]
+    return "\n".join(parts)
+
+
+def _scrolled(svg: str) -> str:
+    return f'<div class="rocm-sd-speed-plot" tabindex="0" role="region">{svg}</div>'
+
+
+def machine(facts: Mapping[str, Any]) -> str:
+    """The machine's description."""
+    known = [(title, facts[key]) for key, title in MACHINE if facts.get(key) not in (None, "")]
+    lines = "".join(f"<dt>{escape(title)}</dt><dd>{text_of(value)}</dd>" for title, value in known)
+    return f'<dl class="rocm-sd-speed-machine">{lines}</dl>' if lines else "<p>Not known yet.</p>"
+
+
+def exports(document: Document, directory: Path | None) -> str:
+    """Links that save the result, made of nothing but themselves, and where it is kept."""
+    as_json = json.dumps(document.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    links = " ".join(
+        _link(document.stem, suffix, kind, content)
+        for suffix, kind, content in (
+            ("json", "application/json", as_json),
+            ("csv", "text/csv", to_csv(document)),
+            ("md", "text/markdown", to_markdown(document)),
+        )
+    )
+    kept = (
+        '<p class="rocm-sd-speed-kept">Results and full-size pictures are kept in '
+        f"{text_of(directory)}</p>"
+    )
+    return f'<p class="rocm-sd-speed-exports">Save as {links}</p>' + (kept if directory else "")
+
+
+def _link(stem: str, suffix: str, kind: str, content: str) -> str:
+    data = base64.b64encode(content.encode("utf-8", "replace")).decode("ascii")
+    name = {"json": "JSON", "csv": "CSV", "md": "Markdown"}[suffix]
+    href = f"data:{kind};charset=utf-8;base64,{data}"
+    return f'<a download="{text_of(stem)}.{suffix}" href="{href}">{name}</a>'
+
+
+def pictures(looks: Sequence[Look], ident: str) -> str:
+    """Each pair side by side, under a slider, and as a difference; `ident` tells radios apart."""
+    if not looks:
+        return "<p>No pictures: they come with the part Whole image.</p>"
+    return "\n".join(_pair(look, f"rocm-sd-{text_of(ident)}-{i}") for i, look in enumerate(looks))
+
+
+VIEWS = (("side", "Both"), ("slide", "Slider"), ("apart", "Difference"))
+
+
+def _pair(look: Look, name: str) -> str:
+    radios = "".join(
+        f'<input type="radio" name="{name}" id="{name}-{key}" class="rocm-sd-speed-pick-{key}"'
+        f'{" checked" if key == "side" else ""}><label for="{name}-{key}">{label}</label>'
+        for key, label in VIEWS
+    )
+    off, on = (
+        f'src="{escape(src)}" alt="extension {t}"'
+        for src, t in ((look.off, "off"), (look.on, "on"))
+    )
+    side = _figure(off, "extension off") + _figure(on, "extension on")
+    move = "this.parentNode.style.setProperty('--rocm-sd-speed-at', this.value + '%')"
+    slide = (
+        f'<div class="rocm-sd-speed-over"><img {off}><img {on} class="rocm-sd-speed-top"></div>'
+        '<input type="range" min="0" max="100" value="50" '
+        f'aria-label="left of it the extension is off, right of it on" oninput="{move}">'
+    )
+    said = f"at most {look.largest} of 255 apart, {look.mean:.3g} on the mean"
+    apart = _figure(
+        f'src="{escape(look.difference)}" alt="difference"',
+        f"difference, {AMPLIFIED} times",
+    )
+    return (
+        '<fieldset class="rocm-sd-speed-pair">'
+        f"<legend>{text_of(look.case)}: {said}</legend>{radios}"
+        f'<div class="rocm-sd-speed-view-side">{side}</div>'
+        f'<div class="rocm-sd-speed-view-slide">{slide}</div>'
+        f'<div class="rocm-sd-speed-view-apart">{apart}</div></fieldset>'
+    )
+
+
+def _figure(image: str, caption: str) -> str:
+    return f"<figure><img {image}><figcaption>{escape(caption)}</figcaption></figure>"
