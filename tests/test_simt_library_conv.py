@@ -34,6 +34,7 @@ CASES = (
 
 def run_shim(problem: ConvProblem, inputs: Any, sanitize: str | None = None) -> Any:
     arch = by_gfx("gfx1100")
+    assert arch is not None
     variant = LibraryConv(problem.kind)
     launch = ShimLaunch(arch, 1, sanitize)
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ PROBLEM = AttentionProblem(1, 1, 70, 131, 512, "float16", "none")
 
 
 def run_shim(
-    problem: AttentionProblem, inputs: tuple[torch.Tensor, ...], sanitize: str | None = None
+    problem: AttentionProblem, inputs: tuple[Any, ...], sanitize: str | None = None
 ) -> torch.Tensor:
-    launch = ShimLaunch(by_gfx("gfx1100"), 1, sanitize)
+    arch = by_gfx("gfx1100")
+    assert arch is not None
+    launch = ShimLaunch(arch, 1, sanitize)
     q, k, v, _, scale = inputs
     with launch.knows(q, k, v):
         return ScoresAttention().run(launch, None, q, k, v, None, scale)
