@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def check(pool: ProcessPoolExecutor, wanted: list[cases.Case]) -> None:
-    reason = missing(wanted[0].gfx)
+    reason = missing(wanted[0].gfx, wanted[0].compiled_by)
     if reason:
         pytest.skip(reason)
     outcomes = list(pool.map(cases.execute, wanted))
@@ -52,6 +53,13 @@ def test_machine_code_of_a_similar_gpu_is_right(
     pool: ProcessPoolExecutor, gfx: str, op: str
 ) -> None:
     check(pool, list(cases.ALL[op](gfx))[::3])
+
+
+@pytest.mark.parametrize("gfx", GPUS)
+def test_machine_code_of_another_compiler_is_right(pool: ProcessPoolExecutor, gfx: str) -> None:
+    """Some of each, by the clang inside ziglang, which is another than the one in PATH."""
+    every = [case for make in cases.ALL.values() for case in list(make(gfx))[1::9]]
+    check(pool, [replace(case, compiled_by="ziglang") for case in every])
 
 
 @pytest.mark.parametrize("gfx", GPUS)

@@ -39,6 +39,7 @@ class Case:
     config: int = 0
     layout: str = "plain"
     seed: int = 1
+    compiled_by: str = "clang"
 
     @property
     def arch(self) -> Arch:
@@ -47,7 +48,8 @@ class Case:
         return arch
 
     def __str__(self) -> str:
-        return f"{self.gfx} {self.op} {self.problem} config {self.config} {self.layout}"
+        how = f"config {self.config} {self.layout} {self.compiled_by}"
+        return f"{self.gfx} {self.op} {self.problem} {how}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Outcome:
 
 def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
     """Compile, execute, compare. What the executor raises is a fault."""
-    launch = CodeLaunch(case.arch, case.seed, kernels_dir, changed)
+    launch = CodeLaunch(case.arch, case.seed, kernels_dir, changed, case.compiled_by)
     start = time.monotonic()
     try:
         faults = _RUN[case.op](case, launch)

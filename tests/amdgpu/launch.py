@@ -22,27 +22,30 @@ from tests.simt.launch import Allocations
 
 
 @cache
-def compiler() -> clang.Clang | None:
-    """The newest clang in PATH that has a linker, None where there is none."""
-    found = [each for each in clang.path_clangs() if isinstance(each, clang.Clang)]
+def compiler(name: str = "clang") -> clang.Clang | None:
+    """The newest clang in PATH, or the one inside ziglang; None where none has a linker."""
+    every = clang.zig_clangs() if name == "ziglang" else clang.path_clangs()
+    found = [each for each in every if isinstance(each, clang.Clang)]
     return next((each for each in found if each.linker), None)
 
 
-def missing(gfx: str = "gfx1100") -> str | None:
+def missing(gfx: str = "gfx1100", name: str = "clang") -> str | None:
     """Why nothing can be compiled for `gfx` here."""
-    found, arch = compiler(), by_gfx(gfx)
+    found, arch = compiler(name), by_gfx(gfx)
     assert arch is not None
     if importlib.util.find_spec("tinygrad") is None:
         return "tinygrad, which decodes instructions, is not installed"
     if found is None:
-        return "no clang with ld.lld in PATH"
+        return f"no {name} with ld.lld"
     return "; ".join(found.refusals(arch)) or None
 
 
 @cache
-def built(spec: KernelSpec, arch: Arch, kernels_dir: Path = KERNELS_DIR) -> bytes:
+def built(
+    spec: KernelSpec, arch: Arch, kernels_dir: Path = KERNELS_DIR, name: str = "clang"
+) -> bytes:
     """The code object of a kernel, compiled once per process. Raises CompileError."""
-    found = compiler()
+    found = compiler(name)
     assert found is not None
     text = source.flatten(str(kernels_dir / spec.source))
     defines = {**arch.defines(), **dict(spec.defines)}
@@ -62,6 +65,7 @@ class CodeLaunch:
     seed: int = 1
     kernels_dir: Path = KERNELS_DIR
     changed: Callable[[bytes], bytes] | None = None
+    compiled_by: str = "clang"
     counts: list[executor.Counts] = field(default_factory=list)
     _allocations: Allocations = field(default_factory=Allocations)
 
@@ -78,7 +82,7 @@ class CodeLaunch:
         params: ctypes.Structure,
         device: torch.device,
     ) -> None:
-        code = built(spec, self.arch, self.kernels_dir)
+        code = built(spec, self.arch, self.kernels_dir, self.compiled_by)
         wrong = codeobject.refusals(code, spec.entry, self.arch)
         assert not wrong, wrong
         if self.changed is not None:

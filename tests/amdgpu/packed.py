@@ -19,9 +19,12 @@ _PAIRS: dict[str, tuple[int, Any]] = {
     "V_PK_MUL_F32": (2, np.multiply),
     "V_PK_ADD_F32": (2, np.add),
 }
-_HALVES: dict[str, tuple[int, Any]] = {
-    "V_PK_MUL_F16": (2, np.multiply),
-    "V_PK_ADD_F16": (2, np.add),
+_HALVES: dict[str, tuple[str, Any]] = {
+    "V_PK_MUL_F16": ("f16", np.multiply),
+    "V_PK_ADD_F16": ("f16", np.add),
+    "V_PK_MUL_LO_U16": ("u16", np.multiply),
+    "V_PK_ADD_U16": ("u16", np.add),
+    "V_PK_SUB_U16": ("u16", np.subtract),
 }
 
 
@@ -116,20 +119,20 @@ def _moves(ins: Instruction) -> Step:
 
 
 def _halves(ins: Instruction) -> Step:
-    count, function = _HALVES[ins.name]
+    kind, function = _HALVES[ins.name]
     if ins.get("clmp"):
         raise UnsupportedError("clamp of a pair")
     sides = []
     for selects, negates in ((ins.get("opsel"), "neg"), (_high_selects(ins), "neg_hi")):
         reads = []
-        for place, field in enumerate(("src0", "src1")[:count]):
-            if ins.get(field) < 256:
-                raise UnsupportedError("a scalar in a pair of halves")
-            read = vector(ins, ins.get(field), "f16", bool(selects >> place & 1))
-            reads.append(modified(read, "f16", bool(ins.get(negates) >> place & 1), False))
+        for place, field in enumerate(("src0", "src1")):
+            if 128 <= ins.get(field) < 256:
+                raise UnsupportedError("a constant in a pair of halves")
+            read = vector(ins, ins.get(field), kind, bool(selects >> place & 1))
+            reads.append(modified(read, kind, bool(ins.get(negates) >> place & 1), False))
         sides.append(reads)
     register = ins.get("vdst") - 256
-    low, high = vector_target(register, "f16"), vector_target(register, "f16", high=True)
+    low, high = vector_target(register, kind), vector_target(register, kind, high=True)
 
     def step(b: Waves) -> None:
         first = function(*(read(b) for read in sides[0]))

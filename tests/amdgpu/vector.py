@@ -58,12 +58,12 @@ def _after_dpp(ins: Instruction, place: int, kind: str) -> Read:
 
 
 def _plain(ins: Instruction, field: str, place: int, kind: str) -> Read:
-    high = False
+    code, high = ins.get(field), False
     if ins.is_vop3 and ins.has("opsel"):
         high = bool(ins.get("opsel") >> place & 1)
-    elif kind in _SIXTEEN and ins.family != "cdna" and ins.get(field) >= 256 + 128:
-        raise UnsupportedError("the upper half of a VGPR named in a short form")
-    read = vector(ins, ins.get(field), kind, high)
+    elif kind in _SIXTEEN and ins.family != "cdna" and code >= 256 + 128:
+        code, high = code - 128, True  # short forms name halves of the first 128 registers
+    read = vector(ins, code, kind, high)
     negate, absolute = ins.get("neg") >> place & 1, ins.get("abs") >> place & 1
     return modified(read, kind, bool(negate), bool(absolute))
 
@@ -83,7 +83,7 @@ def target(ins: Instruction, kind: str, mode: FloatMode | None = None) -> Write:
             raise UnsupportedError("op_sel of a 32-bit result")
         short = ins.family != "cdna" and not ins.is_vop3 and kind in _SIXTEEN
         if short and register >= 128:
-            raise UnsupportedError("the upper half of a VGPR named in a short form")
+            register, high = register - 128, True
         zero_rest = ins.family == "cdna" and ins.name in ZEROES_HIGH_ON_GFX9
         write = vector_target(register, kind, high, zero_rest)
     if "DPP16" in ins.form:
@@ -120,9 +120,9 @@ def compile_vector(ins: Instruction, mode: FloatMode) -> Step | None:
         return _accumulates(ins, mode)
     if name.startswith("V_CMP"):
         return _compares(ins, mode)
-    if name == "V_CNDMASK_B32":
+    if name in ("V_CNDMASK_B16", "V_CNDMASK_B32"):
         return _selects(ins)
-    if name in ("V_MOV_B32", "V_MOV_B64"):
+    if name in ("V_MOV_B16", "V_MOV_B32", "V_MOV_B64"):
         return _moves(ins)
     if name in _SPECIAL:
         return _SPECIAL[name](ins, mode)
@@ -166,7 +166,7 @@ def _accumulates(ins: Instruction, mode: FloatMode) -> Step:
 
 
 def _moves(ins: Instruction) -> Step:
-    kind = "u32" if ins.name == "V_MOV_B32" else "u64"
+    kind = {"V_MOV_B16": "u16", "V_MOV_B32": "u32", "V_MOV_B64": "u64"}[ins.name]
     if ins.get("neg") or ins.get("abs"):
         raise UnsupportedError("neg or abs of a move")
     (read,) = sources(ins, (kind,))
@@ -204,7 +204,8 @@ def _compares(ins: Instruction, mode: FloatMode) -> Step:
 
 def _selects(ins: Instruction) -> Step:
     changed = ins.get("neg") or ins.get("abs") or ins.get("src0_neg") or ins.get("src0_abs")
-    kind = "f32" if changed else "u32"
+    wide = ins.name == "V_CNDMASK_B32"
+    kind = ("f32" if changed else "u32") if wide else ("f16" if changed else "u16")
     first, second = sources(ins, (kind, kind))
     condition = mask(ins, ins.get("src2") if ins.is_vop3 else VCC)
     write = target(ins, kind)

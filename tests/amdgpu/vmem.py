@@ -193,8 +193,7 @@ def _loaded_words(ins: Instruction, size: int) -> Callable[[Waves, int, Array], 
     def part(b: Waves, register: int, data: Array) -> None:
         value = np.ascontiguousarray(data).view(narrow)[:, 0]
         if d16:
-            if signed or size != 2:
-                raise UnsupportedError(ins.name)
+            value = value.astype(np.int16 if signed else np.uint16).view(np.uint16)
             if b.v_bad[register]:
                 b.check_v(register, np.zeros_like(b.exec))
             b.vh[register][..., int(high)][b.exec] = value
