@@ -1,3 +1,5 @@
-"""What lies in `inside` runs in a process of its own, with packages of its own: test_webui.py."""
+"""What lies in `inside` and `machine` runs in processes of its own, with packages of its own:
+test_webui.py, test_machine_code.py.
+"""
 
-collect_ignore = ["inside", "double"]
+collect_ignore = ["inside", "machine", "double"]
