@@ -2,7 +2,8 @@
 """Sets this extension up. Needs Python 3.10 or newer and nothing else.
 
 python install.py         as the WebUI runs it at every start: compiles what the GPUs here need
-python3 install.py demo   makes .venv, installs what is missing there, generates the demo's pictures
+python3 install.py demo   makes .venv, installs what is missing there, generates the demo's pictures;
+                          with --ui it opens the Speed test tab as a page of this machine
 python3 install.py test   the same set-up, then linters and tests; other arguments go to pytest
 """
 
@@ -224,7 +225,7 @@ def run(python: Path, *words: str) -> int:
 
 
 def demo(python: Path, arguments: "list[str]") -> int:
-    """Generate the demo's pictures."""
+    """Generate the demo's pictures, or serve its page."""
     return run(python, "lib_rocm_sd", "demo", *arguments)
 
 
@@ -255,7 +256,8 @@ def command(name: str, arguments: "list[str]") -> int:
     options, rest = parser.parse_known_args(arguments)
     amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())
     try:
-        python = setup.environment(name, amd_gpu=amd_gpu, allow_large=options.allow_large)
+        purpose = "page" if name == "demo" and "--ui" in rest else name
+        python = setup.environment(purpose, amd_gpu=amd_gpu, allow_large=options.allow_large)
         return {"demo": demo, "test": test}[name](python, rest)
     except (setup.SetupError, OSError) as error:
         say(f"\n{error}")

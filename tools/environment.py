@@ -32,8 +32,16 @@ OLDEST_PIP_THAT_RESOLVES = (22, 2)
 PYTORCH_INDEX = "https://download.pytorch.org/whl"
 MODULES = {
     "demo": ("torch", "diffusers", "transformers", "safetensors", "numpy", "PIL"),
-    "test": ("pytest", "ruff", "mypy", "tinygrad", "ziglang"),
+    "page": ("gradio",),
+    "test": ("gradio", "pytest", "ruff", "mypy", "tinygrad", "ziglang"),
 }
+"""What can be imported when all is there; each purpose needs the demo's, too."""
+LISTS: dict[str, tuple[str, ...]] = {
+    "demo": (),
+    "page": ("page.txt",),
+    "test": ("page.txt", "test.txt"),
+}
+"""The files in requirements/ beside the demo's."""
 
 
 class SetupError(Exception):
@@ -59,7 +67,7 @@ def say(line: str) -> None:
 
 
 def environment(purpose: str, *, amd_gpu: bool, allow_large: bool) -> Path:
-    """The Python of .venv with all that `purpose` ('demo' or 'test') needs.
+    """The Python of .venv with all that `purpose` ('demo', 'page' or 'test') needs.
 
     `amd_gpu` asks for torch's ROCm build first; `allow_large` accepts another vendor's GPU
     runtime. Raises SetupError.
@@ -89,7 +97,7 @@ def environment(purpose: str, *, amd_gpu: bool, allow_large: bool) -> Path:
 def requirement_files(purpose: str, torch_version: str) -> list[Path]:
     """The lists in requirements/ that `purpose` needs beside torch."""
     older = numbers(torch_version) < OLDEST_TORCH_OF_NEW_DIFFUSERS
-    names = ["demo-older-torch.txt" if older else "demo.txt"] + ["test.txt"] * (purpose == "test")
+    names = ["demo-older-torch.txt" if older else "demo.txt", *LISTS[purpose]]
     return [ROOT / "requirements" / name for name in names]
 
 
@@ -120,7 +128,7 @@ def is_complete(purpose: str, stamp: dict[str, str]) -> bool:
     version = stamp.get("torch", "")
     if not version or {**stamp, **stamp_of(purpose, version)} != stamp:
         return False
-    modules = MODULES["demo"] + (MODULES["test"] if purpose == "test" else ())
+    modules = tuple(dict.fromkeys(MODULES["demo"] + MODULES[purpose]))
     search = f"import importlib.util as u; assert all(map(u.find_spec, {modules!r}))"
     return _call(PYTHON, "-c", search).returncode == 0
 
