@@ -74,7 +74,11 @@ def _rdna(wmma_cycles: int, sources: str) -> Rates:
 
 
 def _cdna(mfma_cycles: int, cache_bytes_per_cycle: int, sources: str) -> Rates:
-    matrix = ((r"v_mfma_f32_16x16x16_?b?f16", mfma_cycles), (r"v_dot2", 4))
+    matrix = (
+        (r"v_mfma_f32_16x16x16_?b?f16", mfma_cycles),
+        (r"v_mfma_f32_32x32x8_?b?f16", 2 * mfma_cycles),  # twice the products
+        (r"v_dot2", 4),
+    )
     return Rates(mfma_cycles, matrix, 4, 16, False, True, 4, 4, 128, cache_bytes_per_cycle, sources)
 
 

@@ -4,6 +4,7 @@ that the compiler used.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def target(code: bytes) -> str:
 
     Raises ValueError.
     """
-    return str(_metadata(code).get("amdhsa.target", "")).rpartition("--")[2].split(":")[0]
+    found = re.search(r"-(gfx[^:]+)", str(_metadata(code).get("amdhsa.target", "")))
+    return found[1] if found else ""
 
 
 def resources(code: bytes) -> list[KernelResources]:
