@@ -184,7 +184,7 @@ class Engine:
             if not why:
                 return []
             found += why
-        return found or [f"there is no kernel for {op.name}"]
+        return list(dict.fromkeys(found)) or [f"there is no kernel for {op.name}"]
 
     def status_line(
         self,
@@ -287,10 +287,12 @@ def _nothing_pending(op_name: str) -> str:
 
 def _key(op: Op[Any], inputs: Sequence[Any]) -> Hashable:
     """All that validation, refusals and plans depend on; not the strides but the last."""
-    parts: list[Any] = [op.name, torch.is_grad_enabled()]
+    graded = torch.is_grad_enabled()
+    parts: list[Any] = [op.name, graded]
     for item in inputs:
         if isinstance(item, torch.Tensor):
-            parts += (item.shape, item.dtype, item.device, item.stride()[-1:], item.requires_grad)
+            parts += (item.shape, item.dtype, item.device, item.stride()[-1:])
+            parts.append(graded and item.requires_grad)
         else:
             parts.append(item is None)
     return tuple(parts)

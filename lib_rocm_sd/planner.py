@@ -56,6 +56,17 @@ headroom = Headroom()
 """The headroom of the process; changed by `Engine.leave_free`."""
 
 
+def _held_bytes(device: torch.device) -> tuple[int, int]:
+    """What tensors take, and what torch's allocator holds, by one call and without sorting."""
+    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
+    if not stats:
+        return 0, 0
+    used, reserved = (
+        stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
+    )
+    return int(used), int(reserved)
+
+
 def free_bytes(device: torch.device) -> int:
     """Free device memory, with what torch's allocator holds unused, without the headroom.
 
@@ -63,9 +74,9 @@ def free_bytes(device: torch.device) -> int:
     """
     if device.type != "cuda" or is_recording(device):
         return UNLIMITED_BYTES
-    used = torch.cuda.memory_allocated(device)
+    used, reserved = _held_bytes(device)
     try:
-        free = int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
+        free = int(torch.cuda.mem_get_info(device)[0]) + reserved
     except RuntimeError:
         free = int(torch.cuda.get_device_properties(device).total_memory)
     return max(free - used - headroom.reserved_bytes, 0)

@@ -9,7 +9,7 @@ nearest x2 and then 3x3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -118,8 +118,8 @@ class MatrixConv(Variant[ConvProblem]):
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)
-        tiling = kernel.tiling(self.kind, *_shape(problem, band)[1:3], packed.co, config)
-        y = x.new_empty(_shape(problem, band)) if out is None else out
+        made, tiling, spec = _launching(problem, config, band, packed.co)
+        y = x.new_empty(made) if out is None else out
         statistics = None
         if next_norm is not None:
             shape = (problem.batch, tiling.parts, packed.co, 4)
@@ -134,11 +134,11 @@ class MatrixConv(Variant[ConvProblem]):
             *(*y.shape[1:3], 0 if band is None else band.above),
         )
         grid = tiling.parts * tiling.blocks_co * problem.batch
-        launch(kernel.spec(self.form(problem), config), grid, config.block, params, x.device)
+        launch(spec, grid, config.block, params, x.device)
         if statistics is None:
             return y, None
         merged = launch_merge(launch, _MERGE, statistics, packed.co, tiling.tiles_x)
-        return y, given(merged.unflatten(1, (tiling.phases, -1)), next_norm, band)
+        return y, given(merged, tiling.phases, next_norm, band)
 
 
 _MERGE = GroupNormConfig(256, 4)
@@ -148,6 +148,16 @@ def _shape(problem: ConvProblem, band: Band | None) -> tuple[int, int, int, int]
     """What is made: (N, rows, columns, C padded)."""
     batch, rows, columns, channels = problems.output_shape(problem)
     return batch, rows if band is None else band.rows, columns, channels
+
+
+@lru_cache(maxsize=1024)
+def _launching(
+    problem: ConvProblem, config: ConvConfig, band: Band | None, co: int
+) -> tuple[tuple[int, int, int, int], kernel.Tiling, KernelSpec]:
+    """What is made, by which work-groups of which kernel."""
+    shape = _shape(problem, band)
+    tiling = kernel.tiling(problem.kind, *shape[1:3], co, config)
+    return shape, tiling, kernel.spec(MatrixConv.form(problem), config)
 
 
 def _dense(image: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -17,6 +17,9 @@ def pixel_stride(image: torch.Tensor) -> int | None:
     W * S, an image's H * W * S; the memory begins at a multiple of 16 bytes.
     """
     batch, height, width, channels = image.shape
+    aligned = image.data_ptr() % 16 == 0
+    if channels and channels % 8 == 0 and image.is_contiguous():
+        return channels if aligned and width * channels <= MOST_ROW_VALUES else None
     between = ((width, 1), (height, width), (batch, height * width))  # of pixel, row, image
     strides = image.stride()[2::-1]
     # The stride of what there is only one of says nothing.
@@ -27,7 +30,7 @@ def pixel_stride(image: torch.Tensor) -> int | None:
         for (size, pixels), stride in zip(between, strides, strict=True)
         if size > 1
     )
-    aligned = step % 8 == 0 and image.data_ptr() % 16 == 0
+    aligned = aligned and step % 8 == 0
     fits = step >= channels and width * step <= MOST_ROW_VALUES
     return step if exact and aligned and fits and image.stride(3) == 1 else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,47 +109,63 @@ def problem_of(
     band: Band | None = None,
     out: torch.Tensor | None = None,
 ) -> ConvProblem:
-    if x.ndim != 4 or x.dtype not in DTYPES.values():
+    if x.ndim != 4 or x.dtype not in DTYPE_NAMES or x.dtype == torch.bool:
         raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
-    batch, height, width, channels = x.shape
-    made, taken = weights.weight.shape[:2]
+    return _problem(
+        kind,
+        x.shape,
+        DTYPE_NAMES[x.dtype],
+        weights.weight.shape,
+        weights.shortcut_weight is not None,
+        None if norm is None else norm.shape,
+        None if shortcut is None else shortcut.shape,
+        None if next_norm is None else next_norm.groups,
+        None if band is None else band.rows,
+        is_in_place(shortcut, out),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _problem(
+    kind: str,
+    x: torch.Size,
+    dtype: str,
+    weight: torch.Size,
+    shortcut_weight: bool,
+    norm: torch.Size | None,
+    shortcut: torch.Size | None,
+    groups: int | None,
+    band_rows: int | None,
+    in_place: bool,
+) -> ConvProblem:
+    """What `problem_of` gives for tensors of these shapes."""
+    batch, height, width, channels = x
+    made, taken = weight[:2]
     rows, columns = out_size(kind, height, width)
-    rows = rows if band is None else band.rows
+    rows = rows if band_rows is None else band_rows
     wrong = reasons(
         (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
         (channels % 16 or channels < taken, f"{channels} channels for a weight of {taken}"),
         (rows < 1 or columns < 1, f"{height} x {width} is too small for {kind}"),
         (
-            norm is not None and norm.shape != (batch, channels, 2),
-            f"norm must be (N, Ci, 2): {None if norm is None else tuple(norm.shape)}",
+            norm is not None and norm != (batch, channels, 2),
+            f"norm must be (N, Ci, 2): {None if norm is None else tuple(norm)}",
         ),
         (
-            shortcut is not None and shortcut.shape[:3] != (batch, rows, columns),
+            shortcut is not None and shortcut[:3] != (batch, rows, columns),
             f"shortcut must be (N, {rows}, {columns}, C)",
         ),
         (
-            next_norm is not None and made % next_norm.groups != 0,
+            groups is not None and made % groups != 0,
             f"{made} channels do not divide into the next norm's groups",
         ),
     )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: x {tuple(x.shape)}")
-    with_weights = "conv" if weights.shortcut_weight is not None else "identity"
-    how = "none" if shortcut is None else with_weights
-    return ConvProblem(
-        kind,
-        batch,
-        height,
-        width,
-        channels,
-        made,
-        DTYPE_NAMES[x.dtype],
-        norm is not None,
-        how,
-        0 if shortcut is None else shortcut.shape[3],
-        next_norm is not None,
-        is_in_place(shortcut, out),
-    )
+        raise ValueError(f"{'; '.join(wrong)}: x {tuple(x)}")
+    how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
+    taken_along = 0 if shortcut is None else shortcut[3]
+    fused = (norm is not None, how, taken_along, groups is not None, in_place)
+    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused)
 
 
 def convolve(
@@ -212,17 +229,18 @@ def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> tor
 
 
 def given(
-    statistics: torch.Tensor, next_norm: NextNorm | None, band: Band | None
+    statistics: torch.Tensor, phases: int, next_norm: NextNorm | None, band: Band | None
 ) -> torch.Tensor | None:
     """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
 
-    Parts are rows of tiles, wherever an image is cut, so that the parts of its bands are the
-    image's own to the bit, and in their order if put together along `parts`.
+    `statistics` (N, phases * parts, C, 4). Parts are rows of tiles, wherever an image is cut, so
+    that the parts of its bands are the image's own to the bit, and in their order if put together
+    along `parts`.
     """
     if band is not None or next_norm is None:
-        return statistics
+        return statistics.unflatten(1, (phases, -1))
     return group_norm.finalize(
-        statistics.flatten(1, 2), next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
+        statistics, next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps
     )
 
 
@@ -312,7 +330,7 @@ def measured_as(problem: ConvProblem) -> ConvProblem:
     return replace(problem, batch=1, height=side, width=side)
 
 
-def output_shape(problem: ConvProblem) -> tuple[int, ...]:
+def output_shape(problem: ConvProblem) -> tuple[int, int, int, int]:
     rows, columns = problem.out_size
     return (problem.batch, rows, columns, (problem.out_channels + 7) // 8 * 8)
 

@@ -142,7 +142,7 @@ class LibraryConv(Variant[ConvProblem]):
             result = out.copy_(result)
         if statistics is None:
             return result, None
-        return result, given(statistics[:, None], next_norm, band)
+        return result, given(statistics, 1, next_norm, band)
 
     def _convolve(
         self, image: torch.Tensor, weights: ConvWeights, band: Band | None
@@ -209,4 +209,4 @@ class TorchConv(Variant[ConvProblem]):
         if next_norm is None:
             return y, None
         statistics = problems.statistics_of_rows(y[..., : weight.shape[0]])
-        return y, given(statistics[:, None], next_norm, band)
+        return y, given(statistics, 1, next_norm, band)

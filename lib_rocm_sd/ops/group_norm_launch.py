@@ -113,11 +113,10 @@ def launch_finalize(
         parts, stride = statistics.shape[1:3]
     norm = statistics.new_empty((batch, channels, 2))
     params = MergeParams(
-        *(0 if t is None else t.data_ptr() for t in (statistics, norm, gamma, beta)),
-        *(parts, stride, channels, channels // groups),
+        *(statistics.data_ptr(), norm.data_ptr(), _pointer(gamma), _pointer(beta)),
+        *(parts, stride, channels, channels // groups, 0, 0, 0, 0),
+        *(_kind(gamma), _kind(beta), eps),
     )
-    params.gamma_kind, params.beta_kind = _kind(gamma), _kind(beta)
-    params.eps = eps
     spec = kernel.finalize_spec(config)
     launch(spec, batch * groups, config.threads, params, statistics.device)
     return norm
@@ -144,6 +143,10 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` without gaps, from a multiple of 16 bytes on; a copy if need be."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _pointer(values: torch.Tensor | None) -> int:
+    return 0 if values is None else values.data_ptr()
 
 
 def _kind(values: torch.Tensor | None) -> int:

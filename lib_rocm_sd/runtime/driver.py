@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd.arch import Arch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_WORK_ITEMS = 2**32
+MOST_IDENTITIES = 4096
+"""Specs of a launcher that are found without being hashed."""
 
 
 class Driver(ABC):
@@ -86,6 +89,8 @@ class Launcher:
     def __init__(self, driver: Driver, index: int, arch: Arch) -> None:
         self._driver, self._index, self._arch = driver, index, driver.arch(arch, index)
         self._kernels: dict[KernelSpec, _Kernel] = {}
+        self._latest: dict[int, tuple[KernelSpec, _Kernel]] = {}
+        """By the identity of their specs, which are made once, and whose hashes take long."""
         self._stream, self._current = _torch_calls()
 
     def __call__(
@@ -125,7 +130,12 @@ class Launcher:
         build.build_all(specs, self._arch)
 
     def _launch(self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure) -> None:
-        kernel = self._kernels.get(spec) or self._load(spec, params)
+        known = self._latest.get(id(spec))
+        if known is None or known[0] is not spec:
+            known = (spec, self._kernels.get(spec) or self._load(spec, params))
+            if len(self._latest) < MOST_IDENTITIES:
+                self._latest[id(spec)] = known
+        kernel = known[1]
         stream = self._stream(self._index)
         if stream and self._driver.default_stream_only:
             raise LaunchError(
@@ -213,12 +223,17 @@ def packed(
 
     Both must live until the launch returns.
     """
-    size = ctypes.c_size_t(ctypes.sizeof(params))
+    size = _size_of(type(params))
     extra = _EXTRA(pointer_tag, ctypes.addressof(params), size_tag, ctypes.addressof(size), end_tag)
     return extra, size
 
 
 _EXTRA = ctypes.c_void_p * 5
+
+
+@cache
+def _size_of(params: type[ctypes.Structure]) -> ctypes.c_size_t:
+    return ctypes.c_size_t(ctypes.sizeof(params))
 
 
 def _torch_calls() -> tuple[Callable[[int], int], Callable[[], int]]:
