@@ -68,6 +68,7 @@ class Report:
             key = (op, problem, variant, config)
             row = self._rows.setdefault(key, Row(*key))
             row.why = why
+            log.info("%s: %s runs %s (%s)", op, variant, problem, why)
             row.reasons = {name: list(texts) for name, texts in (reasons or {}).items()}
             return row
 

@@ -209,3 +209,45 @@ with cache.lock({KEY!r}, 1.0) as got:
     start = time.monotonic()
     with cache.lock(KEY, 10.0) as got:
         assert got and time.monotonic() - start < 1.0
+
+
+def test_size_and_clear(fresh_cache: Path) -> None:
+    assert cache.size_bytes() == 0
+    cache.write("code", KEY, b"x" * 1000)
+    cache.write("index", KEY, b"{}")
+    cache.write("tune", "gfx1100/attention.json", b"{}")
+    mine = fresh_cache / "mine.txt"
+    mine.write_text("not an entry", encoding="utf-8")
+    whole = cache.size_bytes()
+    assert whole > 1000
+    freed = cache.clear(("code", "index"))
+    assert 1000 < freed < whole
+    assert cache.read("code", KEY) is None and cache.read("index", KEY) is None
+    assert cache.read("tune", "gfx1100/attention.json") == b"{}"
+    assert cache.clear() == whole - freed
+    assert cache.size_bytes() == 0
+    assert mine.is_file()
+
+
+def test_clear_follows_no_links(fresh_cache: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("kept", encoding="utf-8")
+    cache.write("code", KEY, b"x")
+    try:
+        (fresh_cache / "code" / "link").symlink_to(elsewhere, target_is_directory=True)
+        (fresh_cache / "code" / "file").symlink_to(elsewhere / "precious")
+    except OSError:
+        pytest.skip("links cannot be made here")
+    cache.clear()
+    assert (elsewhere / "precious").is_file()
+
+
+def test_clear_without_a_folder(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_candidates", list)
+    cache.reset()
+    cache.write("code", KEY, b"x")
+    assert cache.read("code", KEY) == b"x"
+    assert cache.clear() == 0
+    assert cache.read("code", KEY) is None
+    cache.reset()

@@ -157,6 +157,11 @@ class RocmSdOptimization:
             self._refresh()
 
     @property
+    def works(self) -> bool:
+        """Whether attention is ours at the moment."""
+        return host.current_optimizer() is self and not self._stood_aside
+
+    @property
     def _stands_aside(self) -> bool:
         return self.aside or self.waits
 

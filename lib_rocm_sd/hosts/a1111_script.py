@@ -104,6 +104,8 @@ def _note(p: Any, asked: Options) -> None:
     if host.current_optimizer() is optimizer:
         left = attention.calls.left_to_host
         ran = [_ran("attention"), f"left to the WebUI: {left} calls" if left else ""]
+        if not optimizer.works:
+            ran = ["attention left to the WebUI"]
         p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]

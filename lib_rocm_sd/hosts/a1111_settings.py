@@ -58,7 +58,7 @@ def current() -> Settings:
         tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,
         _mebibytes(get(HEADROOM_KEY, DEFAULTS.headroom_mib)),
         previews if isinstance(previews, bool) else DEFAULTS.previews,
-        log_level if log_level in LOG_LEVELS else DEFAULTS.log_level,
+        log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
     )
 
 

@@ -183,6 +183,10 @@ class ScriptRunner:
                 script.group = group
             else:
                 self.create_script_ui(script)
+        for script in self.selectable_scripts:
+            with gr.Group(visible=False) as group:
+                self.create_script_ui(script)
+            script.group = group
         dropdown = gr.Dropdown(
             label="Script", choices=["None"], value="None", type="index", elem_id="script_list"
         )
