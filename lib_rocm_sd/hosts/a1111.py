@@ -15,6 +15,7 @@ from lib_rocm_sd.hosts import a1111_host as host
 from lib_rocm_sd.hosts import (
     a1111_script,
     a1111_settings_page,
+    a1111_speedtest,
     a1111_state,
     a1111_vae,
     a1111_xyz,
@@ -36,6 +37,8 @@ def register() -> type:
         host.add_callback("model_loaded", a1111_vae.model_loaded)
         host.add_callback("ui_settings", a1111_settings_page.register)
         host.add_callback("before_ui", a1111_xyz.add_axes)
+    host.add_callback("ui_tabs", a1111_speedtest.tab)
+    host.add_callback("app_started", app_started)
     base: Any = host.attribute("modules.scripts", "Script")
     return a1111_script.make(base)
 
@@ -58,6 +61,15 @@ def take_over() -> None:
         return
     if host.choice() is ours:
         host.apply_choice()
+
+
+def app_started(demo: Any, app: Any) -> None:
+    """Callback, when the server runs: after "Reload UI" that is another one."""
+    if app is None:
+        return
+    from lib_rocm_sd.hosts import a1111_api  # needs the server's library, which tests do without
+
+    a1111_api.add_routes(app)
 
 
 def unload() -> None:

@@ -21,6 +21,7 @@ from lib_rocm_sd.hosts import a1111_host as host
 from lib_rocm_sd.hosts import a1111_script, a1111_state, a1111_vae
 from lib_rocm_sd.hosts.a1111_method import Method
 from lib_rocm_sd.hosts.a1111_steps import Steps
+from lib_rocm_sd.runtime import background
 from lib_rocm_sd.selftest import describe
 from lib_rocm_sd.speedtest.session import session
 from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Busy, Cancelled, Picture
@@ -30,6 +31,8 @@ FOLDER = "rocm-sd-speed-test"
 SAMPLER, CFG_SCALE = "Euler", 7.0
 NO_CHECKPOINT = "no checkpoint is loaded"
 AT_WORK = "the WebUI is at work: a generation is running or waiting; start again when it is done"
+
+COMPILING = "kernels are being compiled; start again when that is done"
 
 
 class WebUI:
@@ -46,6 +49,8 @@ class WebUI:
         state: Any = host.attribute("modules.shared", "state")
         at_work = getattr(state, "job", "") or getattr(state, "job_count", 0)
         waiting = host.attribute("modules.progress", "pending_tasks")
+        if background.state().running:
+            return COMPILING
         return AT_WORK if at_work or waiting else ""
 
     def queue(self) -> AbstractContextManager[Any]:

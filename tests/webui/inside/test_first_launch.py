@@ -128,12 +128,14 @@ def test_the_vae_waits_for_its_own_kernels(start: Start, gpu: FakeGpu, builder: 
     webui = start(gpu=gpu)
     vae = webui.library("hosts.a1111_vae")
     assert vae.refusals()[0].startswith("compiling, 0 of ")
+    assert "being compiled" in webui.library("hosts.a1111_speedtest").side.busy()
     builder.allow(attention_kernels(webui))
     until(webui.is_ours)
     assert vae.refusals()[0].startswith("compiling, ")
     builder.allow()
     until(lambda: not state(webui).running)
     assert vae.refusals() == []
+    assert webui.library("hosts.a1111_speedtest").side.busy() == ""
 
 
 def test_only_the_vaes_kernels_are_missing(start: Start, gpu: FakeGpu, builder: Builder) -> None:

@@ -1,0 +1,442 @@
+"""The HTTP routes, on an app as the WebUI has it: status, the speed test, --api-auth."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from conftest import FakeGpu, Start, WebUI
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from gradio import routes
+
+STATUS, BENCH = "/rocm-sd/v1/status", "/rocm-sd/v1/bench"
+JSON = {"Content-Type": "application/json"}
+PROMPT_S = 0.25
+"""A route that waits for nothing takes milliseconds; a busy machine is granted more."""
+
+
+class Bench:
+    """A side of the speed test, and a part of it that goes on until it is told to end."""
+
+    def __init__(self, webui: WebUI) -> None:
+        self.go = threading.Event()
+        self.reason = ""
+        self.sides: list[Any] = []
+        module = webui.library("speedtest.session")
+        module.PARTS = {"attention": self.rows, "vae": self.rows, "image": self.rows}
+        module.machine = lambda device: {"card": "a card", "os": "Linux"}
+        self.session = module.session
+        self.row = webui.library("speedtest.result").Row
+        self.busy_error = module.Busy
+        webui.library("hosts.a1111_speedtest").side = self
+        self.device = webui.devices.device
+
+    def busy(self) -> str:
+        return self.reason
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        yield
+
+    def output_directory(self) -> None:
+        return None
+
+    def rows(self, job: Any) -> Iterator[Any]:
+        while not self.go.wait(0.01):
+            job.told(0.5, "measuring")
+            job.guard().check()
+        reason = "cannot open /home/somebody/lib/libx.so"
+        yield self.row("attention", "1024x1024", "rocm_sd", "ms", float("nan"), reason=reason)
+
+
+def app_of(webui: WebUI) -> FastAPI:
+    """A server's app that has heard of the WebUI's callbacks."""
+    app = FastAPI()
+    webui.script_callbacks.app_started_callback(None, app)
+    assert not webui.errors_reported
+    return app
+
+
+def client_of(webui: WebUI) -> TestClient:
+    return TestClient(app_of(webui))
+
+
+@pytest.fixture
+def webui(start: Start, gpu: FakeGpu) -> WebUI:
+    return start(gpu=gpu)
+
+
+@pytest.fixture
+def bench(webui: WebUI) -> Iterator[Bench]:
+    made = Bench(webui)
+    yield made
+    made.go.set()
+    assert made.session.wait(10)
+
+
+def until(client: TestClient, ident: str, state: str) -> dict[str, Any]:
+    end = time.monotonic() + 10
+    while True:
+        answer = client.get(f"{BENCH}/{ident}").json()
+        if answer["state"] == state:
+            return dict(answer)
+        assert time.monotonic() < end, answer
+        time.sleep(0.01)
+
+
+# --- status
+
+
+def test_status_says_what_runs(webui: WebUI) -> None:
+    client = client_of(webui)
+    webui.txt2img()
+    answer = client.get(STATUS)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["device"]["gfx"] == "gfx1100"
+    assert found["level"] == "Auto"
+    assert found["attention"] == {
+        "usable": True,
+        "reasons": [],
+        "in_use": True,
+        "chosen": "ROCm SD",
+    }
+    assert found["background"] == {
+        "running": False,
+        "done": 0,
+        "total": 0,
+        "failure": "",
+        "log": "",
+    }
+    assert found["speed_test"]["state"] == "idle"
+    assert {row["variant"] for row in found["report"]["rows"]} == {"rocm_sd"}
+    assert found["version"]
+    assert found["versions"]["torch"]
+    assert found["versions"]["gradio"].startswith(("3.", "4."))
+    webui.shared.opts.set("cross_attention_optimization", "sdp - scaled dot product")
+    found = client.get(STATUS).json()
+    assert not found["attention"]["in_use"]
+    assert found["attention"]["chosen"] == "sdp"
+
+
+def test_status_of_a_device_that_is_not_ours(start: Start) -> None:
+    found = client_of(start(gpu=FakeGpu(("an NVIDIA card",)))).get(STATUS).json()
+    assert found["device"]["reasons"] == ["an NVIDIA card"]
+    assert found["attention"] == {
+        "usable": False,
+        "reasons": ["an NVIDIA card"],
+        "in_use": False,
+        "chosen": "Doggettx",
+    }
+
+
+def test_status_without_paths_and_names(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = webui.library("report")
+    log = webui.data / "cache" / "rocm_sd" / "compile.log"
+    for text in (
+        f"cannot write {log}: no space",
+        f"{webui.data}: is read-only",
+        "[Errno 2] No such file: '/mnt/my disk/john/lib.so'",
+        "load C:\\Users\\John Doe\\lib\\amd.dll failed",
+        "\\\\server\\share\\john\\x.dll",
+        "of /home/john: /home/john/secret/thing.co, (/opt/john/rocm/lib/libamd.so.3)",
+        "50 it/s at 4096x320/77, attention/vae, https://example.org/a/b",
+    ):
+        report.event(text)
+    background = webui.library("runtime.background")
+    state = background.BackgroundState(False, 3, 9, f"{log} is bad", str(log))
+    background.background._state = state
+    text = client_of(webui).get(STATUS).text
+    for secret in ("john", "John", "Users", "/home", str(webui.data), webui.data.name, "secret"):
+        assert secret not in text, secret
+    found = json.loads(text)
+    assert found["report"]["events"][-1].endswith("attention/vae, https://example.org/a/b")
+    assert "cannot write compile.log: no space" in found["report"]["events"]
+    assert "[Errno 2] No such file: 'lib.so'" in found["report"]["events"]
+    assert "load amd.dll failed" in found["report"]["events"]
+    assert found["background"]["log"] == "compile.log"
+    assert found["background"]["failure"] == "compile.log is bad"
+
+
+def test_status_is_quick_whatever_else_runs(webui: WebUI, bench: Bench) -> None:
+    """A generation that measures holds the engine's lock, a test the queue's; and every thread of
+    the server may be waiting for the queue."""
+    app, held, done = app_of(webui), threading.Event(), threading.Event()
+
+    @app.get("/waits")
+    def waits() -> None:
+        done.wait(30)
+
+    def generate() -> None:
+        engine = webui.library("engine").engine
+        with webui.call_queue.queue_lock, engine._lock:
+            held.set()
+            done.wait(30)
+
+    with TestClient(app) as client:
+        client.get(STATUS)
+        threads = [threading.Thread(target=generate)]
+        threads += [threading.Thread(target=lambda: client.get("/waits")) for _ in range(60)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert held.wait(10)
+            time.sleep(0.3)
+            answer = client.post(BENCH, json={})
+            assert answer.status_code == 202
+            took = []
+            for path in (STATUS, f"{BENCH}/{answer.json()['id']}") * 5:
+                begin = time.monotonic()
+                assert client.get(path).status_code == 200
+                took.append(time.monotonic() - begin)
+            assert sorted(took)[len(took) // 2] < PROMPT_S, took
+            assert client.get(STATUS).json()["speed_test"]["state"] == "running"
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(10)
+
+
+# --- the speed test
+
+
+def test_a_test_from_its_start_to_its_end(webui: WebUI, bench: Bench) -> None:
+    client = client_of(webui)
+    answer = client.post(BENCH, json={"what": ["attention"], "preset": "custom", "sizes": [512]})
+    assert answer.status_code == 202
+    ident = answer.json()["id"]
+    assert answer.json()["state"] == "running"
+    found = until(client, ident, "running")
+    assert found["result"]["request"] == {
+        "what": ["attention"],
+        "preset": "custom",
+        "sizes": [512],
+    }
+    bench.go.set()
+    found = until(client, ident, "done")
+    assert found["fraction"] == 1.0
+    assert found["result"]["complete"]
+    assert found["result"]["rows"][0]["method"] == "rocm_sd"
+    assert found["result"]["rows"][0]["median"] is None
+    assert "somebody" not in json.dumps(found)
+    later = client.post(BENCH, json={}).json()["id"]
+    until(client, later, "done")
+    assert client.get(f"{BENCH}/{ident}").json()["state"] == "done"
+
+
+def test_one_test_at_a_time(webui: WebUI, bench: Bench) -> None:
+    client = client_of(webui)
+    assert client.post(BENCH, json={}).status_code == 202
+    answer = client.post(BENCH, json={})
+    assert answer.status_code == 409
+    assert answer.json() == {"detail": "a speed test is running"}
+
+
+def test_not_while_a_picture_is_made(webui: WebUI, bench: Bench) -> None:
+    client = client_of(webui)
+    bench.reason = "a picture is being made"
+    answer = client.post(BENCH, json={})
+    assert (answer.status_code, answer.json()["detail"]) == (409, "a picture is being made")
+
+
+def test_cancelling(webui: WebUI, bench: Bench) -> None:
+    client = client_of(webui)
+    ident = client.post(BENCH, json={}).json()["id"]
+    begin = time.monotonic()
+    assert client.delete(f"{BENCH}/{ident}").status_code == 200
+    until(client, ident, "cancelled")
+    assert time.monotonic() - begin < 5
+    assert client.delete(f"{BENCH}/{ident}").json()["state"] == "cancelled"  # again: nothing
+    bench.go.set()
+    assert bench.session.wait(10)
+    other = client.post(BENCH, json={}).json()["id"]
+    until(client, other, "done")
+    assert client.get(f"{BENCH}/{ident}").json()["state"] == "cancelled"
+    assert client.delete(f"{BENCH}/{ident}").json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("ident", ["nothing", "0" * 5000, "%00", "<script>", "..%2f..", "a b"])
+def test_an_id_that_is_not_known(webui: WebUI, ident: str) -> None:
+    client = client_of(webui)
+    for ask in (client.get, client.delete):
+        answer = ask(f"{BENCH}/{ident}")
+        assert answer.status_code == 404
+        assert "<script>" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff\xfe", 400, "not JSON"),
+        (b"[" * 10000, 400, "not JSON"),
+        (b'{"sizes": [NaN], "preset": "custom"}', 400, "not JSON"),
+        (b'{"sizes": [' + b"9" * 9000 + b'], "preset": "custom"}', None, ""),
+        (b" " * 20000, 413, "more than 16384 bytes"),
+        (b"[]", 422, "an object"),
+        (b"null", 422, "an object"),
+        (b'{"hack": 1}', 422, "unknown: 'hack'"),
+        (b'{"what": "everything"}', 422, "what"),
+        (b'{"what": ["<script>alert(1)</script>"]}', 422, "what"),
+        (b'{"preset": "slow"}', 422, "one of quick, standard, custom"),
+        (b'{"preset": "custom", "sizes": [-64]}', 422, "size"),
+        (b'{"preset": "custom", "sizes": [100000]}', 422, "size"),
+        (b'{"preset": "custom", "sizes": [513]}', 422, "size"),
+        (b'{"preset": "custom", "sizes": [1e400]}', 422, "size"),
+        (b'{"preset": "custom", "sizes": ' + json.dumps([512] * 99).encode() + b"}", 422, "8"),
+    ],
+)
+def test_bad_requests(
+    webui: WebUI, bench: Bench, body: bytes, status: int | None, words: str
+) -> None:
+    answer = client_of(webui).post(BENCH, content=body, headers=JSON)
+    assert answer.status_code == (status or answer.status_code)
+    assert 400 <= answer.status_code < 500
+    assert answer.headers["content-type"] == "application/json"
+    assert words in answer.json()["detail"]
+    assert len(answer.json()["detail"]) < 300
+    assert not bench.session.running
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_only_json_is_taken(webui: WebUI, bench: Bench, kind: str | None) -> None:
+    """What a page of another origin can have a browser send is refused."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client_of(webui).post(BENCH, content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    assert not bench.session.running
+
+
+def test_a_large_body_is_not_kept(webui: WebUI, bench: Bench) -> None:
+    begin = time.monotonic()
+    answer = client_of(webui).post(BENCH, content=b" " * (1 << 24), headers=JSON)
+    assert answer.status_code == 413
+    assert time.monotonic() - begin < 10
+
+
+# --- who may
+
+
+def with_login(name: str, password: str) -> dict[str, str]:
+    token = base64.b64encode(f"{name}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {token}"}
+
+
+ROUTES: list[Callable[..., Any]] = [
+    lambda client, **more: client.get(STATUS, **more),
+    lambda client, **more: client.post(BENCH, json={"hack": 1}, **more),
+    lambda client, **more: client.get(f"{BENCH}/x", **more),
+    lambda client, **more: client.delete(f"{BENCH}/x", **more),
+]
+PASSED = [200, 422, 404, 404]
+
+
+def test_api_auth(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu, args="--api-auth me:secret,other:pass-word")
+    client = client_of(webui)
+    wrong = (
+        {},
+        with_login("me", "Secret"),
+        with_login("me", "pass-word"),
+        with_login("nobody", "secret"),
+        with_login("", ""),
+        with_login("me", "secr\u00e9t"),
+        {"Authorization": "Bearer secret"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic"},
+    )
+    for headers in wrong:
+        for ask in ROUTES:
+            answer = ask(client, headers=headers)
+            assert answer.status_code == 401, headers
+            assert answer.headers["www-authenticate"].startswith("Basic")
+    for login in (with_login("me", "secret"), with_login("other", "pass-word")):
+        assert [ask(client, headers=login).status_code for ask in ROUTES] == PASSED
+
+
+@pytest.mark.parametrize("value", ["nonsense", ":", ","])
+def test_api_auth_that_names_nobody_lets_nobody_pass(
+    start: Start, gpu: FakeGpu, value: str
+) -> None:
+    client = client_of(start(gpu=gpu, args=f"--api-auth {value}"))
+    for headers in ({}, with_login("nonsense", ""), with_login("x", "y")):
+        assert client.get(STATUS, headers=headers).status_code == 401
+
+
+def test_without_api_auth_nobody_is_asked(webui: WebUI) -> None:
+    client = client_of(webui)
+    assert [ask(client).status_code for ask in ROUTES] == PASSED
+
+
+# --- the server
+
+
+def ours_of(app: Any) -> list[tuple[str, str]]:
+    return [
+        (route.path, method)
+        for route in app.router.routes
+        if getattr(route, "path", "").startswith("/rocm-sd")
+        for method in route.methods
+    ]
+
+
+EXPECTED = [
+    (STATUS, "GET"),
+    (BENCH, "POST"),
+    (f"{BENCH}/{{ident}}", "GET"),
+    (f"{BENCH}/{{ident}}", "DELETE"),
+]
+
+
+def test_reloading_adds_no_second_route(webui: WebUI, bench: Bench) -> None:
+    app = app_of(webui)
+    client = TestClient(app)
+    ident = client.post(BENCH, json={}).json()["id"]
+    for _ in range(5):
+        webui.initialize.reload_ui()
+        webui.script_callbacks.app_started_callback(None, app)
+    assert ours_of(app) == EXPECTED
+    other = TestClient(app_of(webui))  # the server after "Reload UI"
+    assert other.get(f"{BENCH}/{ident}").json()["state"] == "running"
+    bench.go.set()
+    until(other, ident, "done")
+    assert not webui.errors_reported
+
+
+def test_on_gradios_own_app(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu, serve=True)
+    app = routes.App.create_app(webui.shared.demo)
+    webui.script_callbacks.app_started_callback(webui.shared.demo, app)
+    assert ours_of(app) == EXPECTED
+    client = TestClient(app)
+    assert client.get(STATUS).json()["device"]["gfx"] == "gfx1100"
+    assert client.get(f"{BENCH}/x").status_code == 404
+    assert not webui.errors_reported
+
+
+def test_in_a_webui_that_has_no_optimizers(start: Start, gpu: FakeGpu) -> None:
+    def forget(webui: WebUI) -> None:
+        del webui.sd_hijack.list_optimizers
+        del webui.sd_hijack.apply_optimizations
+
+    webui = start(gpu=gpu, before=forget, args="--skip-load-model-at-start")
+    found = client_of(webui).get(STATUS).json()
+    assert not found["attention"]["in_use"]
+    assert found["attention"]["usable"] is None
+    assert found["attention"]["reasons"] == ["it was not checked yet"]
+
+
+def test_every_route_is_documented() -> None:
+    from conftest import CHECKOUT
+
+    text = (CHECKOUT / "docs" / "api.md").read_text(encoding="utf-8")
+    for path, method in EXPECTED:
+        assert f"`{method} {path.replace('{ident}', '{id}')}`" in text
