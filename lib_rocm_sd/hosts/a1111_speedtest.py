@@ -18,7 +18,7 @@ from torch import nn
 
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.hosts import a1111_host as host
-from lib_rocm_sd.hosts import a1111_script, a1111_state, a1111_vae
+from lib_rocm_sd.hosts import a1111_script, a1111_settings, a1111_state, a1111_vae
 from lib_rocm_sd.hosts.a1111_method import Method
 from lib_rocm_sd.hosts.a1111_steps import Steps
 from lib_rocm_sd.runtime import background
@@ -237,7 +237,8 @@ def _last_prompt_kept() -> Iterator[None]:
 def _why_nothing() -> str:
     """Why the extension on would change nothing; empty where it does something."""
     ours = a1111_state.optimizer()
-    if ours is not None and host.current_optimizer() is ours:
+    allowed = a1111_settings.current().attention
+    if allowed and ours is not None and host.current_optimizer() is ours:
         return ""
     why = a1111_vae.refusals() if not host.shortcomings() else host.shortcomings()
     if not why:

@@ -149,7 +149,7 @@ def history(found: History) -> str:
 
 
 def _scrolled(svg: str) -> str:
-    return f'<div class="rocm-sd-speed-plot" tabindex="0" role="region">{svg}</div>'
+    return f'<div class="rocm-sd-speed-plot" tabindex="0" role="region">{printable(svg)}</div>'
 
 
 def machine(facts: Mapping[str, Any]) -> str:

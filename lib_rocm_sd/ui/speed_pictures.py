@@ -28,7 +28,7 @@ def of_shots(shots: Sequence[Shot]) -> list[Look]:
             picture_uri(shot.on.image),
             difference_uri(shot.difference),
             shot.largest,
-            shot.mean,
+            round(shot.mean, 4),
         )
         for shot in shots[-MOST_LOOKS:]
     ]
