@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, arch, cache, device, doctor_text
@@ -48,12 +49,26 @@ TROUBLE = (ImportError, OSError, RuntimeError, ValueError, AttributeError, Memor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """--json, --self-test with --out and --gpu."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="run every kernel and config on the GPU, and write a result file to send",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the self-test's result file")
+    parser.add_argument("--gpu", type=int, metavar="N", help="which GPU the self-test takes")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken."""
+    """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken.
+
+    With --self-test: 0 passed, 1 failed, 2 not run.
+    """
+    if args.self_test:
+        from lib_rocm_sd import selftest_card
+
+        return selftest_card.main(args.out, args.gpu, args.json)
     findings = examine()
     text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
     encoding = sys.stdout.encoding or "utf-8"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tinygrad", reason="tinygrad, which decodes AMD's instructions, is missing")
 
-from lib_rocm_sd import device, report, selftest  # noqa: E402
+from lib_rocm_sd import __main__ as command  # noqa: E402
+from lib_rocm_sd import arch, device, report, selftest, selftest_cases  # noqa: E402
 from lib_rocm_sd.engine import engine  # noqa: E402
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, reference  # noqa: E402
 from lib_rocm_sd.vae.program import Program  # noqa: E402
@@ -83,6 +86,30 @@ def test_a_decode_by_our_program(gpu: Gpu) -> None:
     rows = report.report.snapshot()["rows"]
     assert rows and {row["variant"] for row in rows} == {"rocm_sd"}
     assert {"conv3x3", "upsample_conv", "attention_forward", "pack_tiles"} < set(gpu.entries())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["gfx1201"], indirect=True)
+def test_the_self_test_of_a_card(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its owner runs it, of each op the smallest case."""
+    smallest: dict[str, tuple[int, selftest_cases.Case]] = {}
+    for case in selftest_cases.cases(arch.table()[gpu.gfx]):
+        size = torch.Size(case.op.output_shape(case.problem)).numel()
+        if case.op.name not in smallest or size < smallest[case.op.name][0]:
+            smallest[case.op.name] = (size, case)
+    chosen = [case for _, case in smallest.values()]
+    monkeypatch.setattr(selftest_cases, "cases", lambda row: chosen)
+    path = tmp_path / "result.json"
+    assert command.main(["doctor", "--self-test", "--out", str(path)]) == 0
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["complete"] and document["passed"] == len(chosen) == 9
+    assert document["machine"]["gfx"] == gpu.gfx
+    assert {name for row in document["rows"] for name in row["compilers"]} == {"clang"}
+    assert all(row["error"] <= row["tolerance"] for row in document["rows"])
+    assert len(gpu.launches) >= len(chosen)
+    assert f"{len(chosen)} of {len(chosen)} cases passed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("gpu", ["gfx1201"], indirect=True)

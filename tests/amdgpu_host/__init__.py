@@ -1,7 +1,7 @@
 """A GPU of AMD's that is this process: HIP's C interface (tests/hip_library) on the executor of AMD
 machine code (tests/amdgpu).
 
-Everything of the project runs unchanged above it: engine, clang, cache, loader, ctypes table, packed
+Everything of the project runs unchanged above it: engine, clang, cache, loader, ctypes, packed
 arguments, streams. Only what torch and the launcher's lookup say of the device is changed: tensors
 of the CPU count as that GPU's. Compilers other than the clang in PATH are left aside.
 """
