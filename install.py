@@ -2,7 +2,7 @@
 """Sets this extension up. Needs Python 3.10 or newer and nothing else.
 
 python install.py         as the WebUI runs it at every start: compiles what the GPUs here need
-python3 install.py demo   makes .venv, installs what is missing there, generates the demo's pictures;
+python3 install.py demo   makes .venv, installs what is missing, generates the demo's pictures;
                           with --ui it opens the Speed test tab as a page of this machine
 python3 install.py test   the same set-up, then linters and tests; other arguments go to pytest
 """
@@ -56,7 +56,7 @@ def webui_hook() -> int:
 def prepare_kernels() -> None:
     """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks."""
     if skip_requested():
-        say(f"{NAME}: --skip-install: nothing is compiled now; the first use does it.")
+        say(f"{NAME}: --skip-install: nothing is compiled now, but while the WebUI is open.")
         return
     from lib_rocm_sd import cache
 
@@ -192,12 +192,13 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
             failures += outcome[1]
             say(f"  [{finished}/{len(missing)}] {label(running[done])}: {outcome[0]}")
             if failures == FAILURES_BEFORE_GIVING_UP:
-                say("  No more is tried now; the first use tries again. The WebUI works as before.")
+                say("  No more is tried now; it is tried again while the WebUI is open.")
                 return
     finally:
         pool.shutdown(cancel_futures=True)
     if finished < len(missing):
-        say(f"  Time is up; the first use compiles the other {len(missing) - finished}.")
+        left = len(missing) - finished
+        say(f"  Time is up; the other {left} are compiled while the WebUI is open.")
     else:
         say(f"  That took {time.monotonic() - started:.0f} s.")
 
