@@ -7,6 +7,7 @@
     if (typeof onUiLoaded !== "function" || typeof onAfterUiUpdate !== "function") return;
 
     const POLL_MS = 2000;
+    const STALE_MS = 500;
     const TABS = ["txt2img", "img2img"];
     let loaded = false;
     let seen = "";
@@ -31,6 +32,14 @@
         timer = 0;
         if (!document.hidden) refresh();
         watchCompiling();
+    }
+
+    // What the page came with is as old as the server. gradio hears no click until a while after it
+    // has shown its buttons, so the first one is repeated until there was an answer.
+    function refreshStale(wait) {
+        if (!all(".rocm-sd-stale").length) return;
+        refresh();
+        setTimeout(refreshStale, wait, 2 * wait);
     }
 
     function watchCompiling() {
@@ -76,7 +85,7 @@
         all(".rocm-sd").forEach(setUp);
         loaded = true;
         seen = lastGeneration();
-        refresh();
+        refreshStale(STALE_MS);
     });
 
     onAfterUiUpdate(() => {

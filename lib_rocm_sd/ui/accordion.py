@@ -99,7 +99,8 @@ def build(elem_id: Callable[[str], str], look: Look) -> Controls:
                 minimum=0,
                 elem_id=elem_id("vae_budget"),
             )
-        line = gr.HTML(page.html(first), elem_id=elem_id("status"))
+        stale = f'<div class="rocm-sd-stale">{page.html(first)}</div>'  # rocm_sd.js renews it
+        line = gr.HTML(stale, elem_id=elem_id("status"))
         again = gr.Button(
             "Refresh", visible=False, elem_id=elem_id("refresh"), elem_classes=["rocm-sd-refresh"]
         )

@@ -15,9 +15,10 @@ TITLE_LENGTH = 90
 """Longer title lines are cut; the accordion says the whole of it inside."""
 HEADINGS = ("Operation", "Runs now", "Why nothing faster")
 ADVICE = (
-    "Pictures are made by the WebUI's own code meanwhile. Without a compiler that knows the card: "
-    "'pip install ziglang' in the WebUI's environment is the smallest. Then press 'Compile again' "
-    "in Settings > ROCm SD; 'python -m lib_rocm_sd doctor' in the extension's folder says more."
+    "What cannot run on our kernels is computed by the WebUI's own code. Where no compiler knows "
+    "the card, 'pip install ziglang' in the WebUI's environment is the smallest that does; press "
+    "'Compile again' in Settings > ROCm SD after it. 'python -m lib_rocm_sd doctor' in the "
+    "extension's folder says more."
 )
 
 
