@@ -26,7 +26,7 @@ from tools import triton_attention  # noqa: E402
 GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx942", "gfx90a")
 
 
-def _executable(made: triton_attention.Made, arch: Arch) -> bytes:
+def executable(made: triton_attention.Made, arch: Arch) -> bytes:
     """The same instructions with static LDS, and started as by firmware that preloads no arguments
     into registers, for which the compiler puts loads in front.
     """
@@ -43,7 +43,7 @@ def _executable(made: triton_attention.Made, arch: Arch) -> bytes:
     return code
 
 
-def _run(
+def run(
     arch: Arch,
     code: bytes,
     config: triton_attention.Config,
@@ -51,6 +51,7 @@ def _run(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> tuple[torch.Tensor, executor.Counts]:
+    """(B, Sq, H * D), and what was executed."""
     batch, seq_q, heads, head_dim = q.shape
     out = torch.full((batch, seq_q, heads * head_dim), math.nan, dtype=q.dtype)
     memory = Memory()
@@ -93,7 +94,7 @@ def test_tritons_attention_is_right(
     arch = table()[gfx]
     made = triton_attention.compiled(arch, head_dim, config, tail=True, buffers=False)
     q, k, v = draw(AttentionProblem(1, 2, 45, 77, head_dim, "float16", "none"))
-    out, _ = _run(arch, _executable(made, arch), config, q, k, v)
+    out, _ = run(arch, executable(made, arch), config, q, k, v)
     exact = reference(q, k, v, None, None)
     ours, theirs = Errors.of(out, exact), Errors.of(torchs_own(q, k, v, None), exact)
     assert ours.largest <= 2 * theirs.largest and ours.rms <= 1.5 * theirs.rms, (ours, theirs)

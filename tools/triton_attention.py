@@ -24,6 +24,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 
 ENTRY = "attention"
+VERSION: str = triton.__version__
 POINTERS = ("q", "k", "v", "out")
 
 

@@ -5,6 +5,7 @@ from the code objects' metadata, the instructions of each loop from their machin
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -59,12 +60,17 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--arch, --op, --json, --estimate."""
+    """--arch, --op, --json, --estimate, --beside-triton."""
     add_choices(parser)
     parser.add_argument(
         "--estimate",
         choices=estimate_cli.SUBJECTS,
         help="instead: a cost model's estimate of a whole 1024 x 1024 decode, with its assumptions",
+    )
+    parser.add_argument(
+        "--beside-triton",
+        action="store_true",
+        help="instead: what attention executes for a query and key, beside Triton's; needs Triton",
     )
 
 
@@ -79,6 +85,8 @@ def main(args: argparse.Namespace) -> int:
         return 2
     if args.estimate:
         return estimate_cli.main(arches, args.json)
+    if args.beside_triton:
+        return _beside_triton(arches, args.op, args.json)
     rows: list[Row] = []
     for arch in arches:
         for module in modules:
@@ -91,6 +99,19 @@ def main(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(filter(None, [_shown(rows), _loops_shown(rows), said])))
     return 1 if any(row.failure for row in rows) else 0
+
+
+def _beside_triton(arches: Sequence[Arch], ops: str, as_json: bool) -> int:
+    if ops not in ("all", "attention"):
+        print("--beside-triton knows only --op attention", file=sys.stderr)
+        return 2
+    try:
+        module = importlib.import_module("tools.beside_triton")
+    except ImportError as error:
+        why = "needs the repository's tests and what requirements/triton.txt and tinygrad install"
+        print(f"--beside-triton {why}: {error}", file=sys.stderr)
+        return 2
+    return int(module.main(arches, as_json))
 
 
 def inspected(spec: KernelSpec, arch: Arch) -> list[Row]:
