@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from lib_rocm_sd.arch import amd_table
+from lib_rocm_sd.selftest_card import FORMAT
 from tools import card_table, results_table
 
 ROOT = card_table.README.parent
@@ -20,6 +22,35 @@ def test_the_table_of_cards_is_arch_json() -> None:
     for gfx, arch in amd_table().items():
         assert f"| {gfx} | {arch.family} |" in text
         assert all(name in text for name in arch.names)
+
+
+def test_the_table_of_cards_says_what_is_executed() -> None:
+    """Also whose kernels: README must not say more than the tests do."""
+    pytest.importorskip("torch")
+    from tests import test_amdgpu_kernels as executed
+
+    whole = {gfx for gfx, what in card_table.EXECUTED.items() if what.startswith("every")}
+    assert whole == set(executed.GPUS)
+    assert set(card_table.EXECUTED) - whole == set(executed.SIMILAR)
+    for arch in amd_table().values():
+        said = card_table.machine_code(arch)
+        assert said.startswith("executed") == (arch.gfx in card_table.EXECUTED)
+
+
+def test_what_owners_sent_is_counted(tmp_path: Path) -> None:
+    assert card_table.on_cards("gfx1100", tmp_path) == "not yet"
+    for number, (gfx, failed) in enumerate((("gfx1100", 0), ("gfx1100", 2), ("gfx942", 0))):
+        document = {
+            **{"format": FORMAT, "complete": True, "passed": 291, "failed": failed},
+            "machine": {"gfx": gfx},
+        }
+        (tmp_path / f"{number}.json").write_text(json.dumps(document), encoding="utf-8")
+    assert card_table.on_cards("gfx1100", tmp_path) == "1 of 2 self-tests passed"
+    assert card_table.on_cards("gfx942", tmp_path) == "1 of 1 self-tests passed"
+    assert card_table.on_cards("gfx1030", tmp_path) == "not yet"
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="other.json is no result"):
+        card_table.on_cards("gfx1100", tmp_path)
 
 
 def test_the_figures_are_those_of_the_result_file() -> None:
