@@ -1,0 +1,121 @@
+"""The WebUI's page in a browser, and where our parts are in it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+ACCORDION = "#script_{tab}_rocm_sd_optimization_{name}"
+SPEED = "#rocm_sd_speed_{name}"
+PATIENCE_MS = 20_000
+
+
+class Visit:
+    """One browser window with a profile of its own. `errors`: of scripts, and of the console.
+
+    The browser finds no other machine: gradio asks for a script that is of use in frames only.
+    """
+
+    def __init__(self, browser: Any, address: str, theme: str, viewport: dict[str, int]) -> None:
+        self.errors: list[str] = []
+        self.address = f"{address}?__theme={theme}"
+        self._context = browser.new_context(viewport=viewport, color_scheme=theme)
+        self._context.set_default_timeout(PATIENCE_MS)
+        self.page = self._context.new_page()
+        self._watch(self.page)
+        self.load()
+
+    def _watch(self, page: Any) -> None:
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._console)
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error" and "ERR_NAME_NOT_RESOLVED" not in message.text:
+            self.errors.append(message.text)
+
+    def load(self) -> None:
+        """Load the page, or load it again, and wait for our script's first look at it."""
+        self.page.goto(self.address)
+        self.page.wait_for_selector(self.ours("accordion"))
+        self.page.wait_for_function(
+            "s => document.querySelector(s)?.title.includes(':')",
+            arg=f"{self.ours('accordion')} .label-wrap",
+        )
+
+    def close(self) -> None:
+        """As a person closes the window."""
+        self._context.close()
+
+    @staticmethod
+    def ours(name: str, tab: str = "txt2img") -> str:
+        """The selector of a part of the accordion."""
+        return ACCORDION.format(tab=tab, name=name)
+
+    @staticmethod
+    def speed(name: str) -> str:
+        """The selector of a part of the Speed test tab."""
+        return SPEED.format(name=name)
+
+    def part(self, name: str, tab: str = "txt2img") -> Any:
+        """A part of the accordion."""
+        return self.page.locator(self.ours(name, tab))
+
+    def title(self, tab: str = "txt2img") -> str:
+        """The accordion's title line."""
+        return str(self.part("accordion", tab).locator(".label-wrap > span").first.inner_text())
+
+    def show_tab(self, label: str) -> None:
+        """Open one of the WebUI's tabs."""
+        exact = re.compile(f"^\\s*{re.escape(label)}\\s*$")
+        self.page.locator("#tabs > .tab-nav > button", has_text=exact).click()
+
+    def open_accordion(self, tab: str = "txt2img") -> None:
+        """Open it, and wait for its controls."""
+        self.show_tab(tab)
+        self.part("accordion", tab).locator(".label-wrap").click()
+        self.part("level", tab).wait_for(state="visible")
+
+    def choose(self, name: str, label: str) -> None:
+        """A choice of a radio of the accordion."""
+        self.part(name).get_by_label(label, exact=True).check()
+
+    def wait_for_text(self, selector: str, pattern: str) -> None:
+        """Until the text of an element matches."""
+        self.page.wait_for_function(
+            "([s, p]) => new RegExp(p).test(document.querySelector(s)?.innerText ?? '')",
+            arg=[selector, pattern],
+        )
+
+    def wait_for_title(self, pattern: str, tab: str = "txt2img") -> None:
+        """Until the accordion's title line matches."""
+        self.wait_for_text(f"{self.ours('accordion', tab)} .label-wrap > span", pattern)
+
+    def generate(self) -> str:
+        """Press Generate in txt2img and wait; the infotext."""
+        timed = "document.querySelector('#html_log_txt2img .performance')?.innerText"
+        before = self.page.evaluate(timed)
+        self.page.locator("#txt2img_generate").click()
+        self.page.wait_for_function(f"before => ({timed} ?? null) !== before", arg=before)
+        return str(self.page.locator("#html_info_txt2img").first.inner_text())
+
+    def speed_state(self) -> str:
+        """The state of the speed test, as this page shows it."""
+        return str(
+            self.page.locator(f"{self.speed('status')} [data-state]").get_attribute("data-state")
+        )
+
+    def wait_for_speed(self, *states: str, timeout_ms: int = PATIENCE_MS) -> None:
+        """Until this page shows one of them."""
+        self.page.wait_for_function(
+            "([s, states]) => states.includes(document.querySelector(s)?.dataset.state)",
+            arg=[f"{self.speed('status')} [data-state]", states],
+            timeout=timeout_ms,
+        )
+
+    def ask_for(self, preset: str, sizes: str = "", what: tuple[str, ...] = ()) -> None:
+        """Fill in the form of the speed test. `what`: labels; none leaves all."""
+        self.page.locator(self.speed("preset")).get_by_label(preset).check()
+        if sizes:
+            self.page.locator(f"{self.speed('sizes')} :is(input, textarea)").fill(sizes)
+        for box in self.page.locator(f"{self.speed('what')} label").all():
+            box.set_checked(not what or box.inner_text().strip() in what)
