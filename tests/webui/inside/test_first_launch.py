@@ -230,6 +230,23 @@ def test_nothing_compiles(
     assert webui.status.startswith("Attention runs on our kernel (gfx1100)")
 
 
+def test_compile_again_where_all_was_well(start: Start, gpu: FakeGpu, builder: Builder) -> None:
+    webui = start(gpu=gpu)
+    builder.allow()
+    until(webui.is_ours)
+    until(lambda: not state(webui).running)
+    builder.allowed = threading.Semaphore(0)
+    builder.made.clear()
+    webui.library("runtime.background").forget()
+    webui.library("engine").engine.reset()
+    webui.ours.compile_again()
+    assert not webui.is_ours()
+    assert webui.applied == "ROCm SD"
+    assert "compiling, 0 of " in webui.status
+    builder.allow()
+    until(webui.is_ours)
+
+
 def test_reload_ui_while_compiling(start: Start, gpu: FakeGpu, builder: Builder) -> None:
     webui = start(gpu=gpu)
     total = state(webui).total
