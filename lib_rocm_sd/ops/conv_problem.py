@@ -319,11 +319,13 @@ def tolerance(problem: ConvProblem) -> float:
     return {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 3e-3}.get(problem.dtype, 1e-12)
 
 
+@lru_cache(maxsize=1024)
 def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
     """The same channels and fusions on an image with ragged edges."""
     return (replace(problem, batch=2, height=11, width=19),)
 
 
+@lru_cache(maxsize=1024)
 def measured_as(problem: ConvProblem) -> ConvProblem:
     """The same channels and fusions at one size: no new size of an image is ever measured."""
     side = 256 if problem.in_channels >= MANY_CHANNELS else 512

@@ -66,18 +66,22 @@ class _Line:
 
 
 class Forecast:
-    """Of one chain, whose convolutions will be run in the `chosen` ways."""
+    """Of one chain, whose convolutions will be run in the `chosen` ways.
 
-    def __init__(self, chain: Chain, chosen: Chosen) -> None:
+    `like`: the forecast of a chain that differs in nothing but what is made in place, or in halves.
+    """
+
+    def __init__(self, chain: Chain, chosen: Chosen, like: Forecast | None = None) -> None:
         self.chain = chain
         self._chosen = chosen
-        self._ways: dict[int, Way] = {}
+        self._ways: dict[tuple[int, bool], Way] = like._ways if like else {}
+        self._spaces: dict[tuple[object, ...], int] = like._spaces if like else {}
         self._lines: dict[tuple[int, Rows, bool], _Line] = {}
         self._sweeps: dict[tuple[int, int, int], Sweep] = {}
         self._wholes: dict[tuple[int, int], int] = {}
         self._origins = self._first_starts()
         each = [self._flops_of_rows(image, *chain.rows(image)) for image in range(chain.last + 1)]
-        self._until = list(accumulate(each))
+        self._until: list[int] = like._until if like else list(accumulate(each))
         """The arithmetic of all images up to each."""
 
     def whole_peak(self, start: int, stop: int) -> int:
@@ -221,13 +225,22 @@ class Forecast:
             return attention.workspace_bytes(
                 chain.batch, size.height, size.width, size.channels, chain.itemsize
             )
-        if image not in self._ways:
-            self._ways[image] = self._chosen(whole_problem(chain, image))
         statistics = sweeping in (None, image) and normed(chain, image)
-        way = self._ways[image]
+        way = self.way(image)
         if way.fused and not statistics:
             return 0
-        return max(
-            way.workspace_bytes(conv_problem(chain, part, statistics))
-            for part in parts(chain, action)
-        )
+        halved = image in chain.halved
+        key = (image, action.source, action.made, action.in_place, statistics, way, halved)
+        if key not in self._spaces:
+            self._spaces[key] = max(
+                way.workspace_bytes(conv_problem(chain, part, statistics))
+                for part in parts(chain, action)
+            )
+        return self._spaces[key]
+
+    def way(self, image: int) -> Way:
+        """How the convolution that makes an image is run."""
+        key = (image, image in self.chain.in_place)
+        if key not in self._ways:
+            self._ways[key] = self._chosen(whole_problem(self.chain, image))
+        return self._ways[key]

@@ -169,11 +169,14 @@ class _Wanted:
 
 
 class Planner:
-    """Plans for one chain, whose convolutions will be run in the `chosen` ways."""
+    """Plans for one chain, whose convolutions will be run in the `chosen` ways.
 
-    def __init__(self, chain: Chain, chosen: Chosen) -> None:
+    `forecast`: of this chain, where there is one.
+    """
+
+    def __init__(self, chain: Chain, chosen: Chosen, forecast: Forecast | None = None) -> None:
         self.chain = chain
-        self._forecast = Forecast(chain, chosen)
+        self._forecast = forecast or Forecast(chain, chosen)
         self._sums: dict[tuple[int, int, int, bool, bool, bool], _Sums] = {}
         self._found: dict[tuple[int, bool], list[_Onward]] = {}
         self._nodes = between_blocks(chain)

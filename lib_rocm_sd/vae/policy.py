@@ -111,7 +111,7 @@ class Plans:
         """The planner for inputs (batch, height, width)."""
         if size not in self._planners:
             made = chain(self._recipe, *size, self._dtype)
-            self._planners[size] = Planner(thrifty(made, self._chosen), self._chosen)
+            self._planners[size] = thrifty(made, self._chosen)
             while len(self._planners) > PLANNERS_KEPT:
                 self._planners.popitem(last=False)
         return self._planners[size]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lib_rocm_sd.vae.forecast import Forecast
 from lib_rocm_sd.vae.plan import Planner
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep
 from lib_rocm_sd.vae.trace import Chain, alive_bytes, whole_problem
@@ -19,16 +20,24 @@ HALVED_BYTES = 24 << 20
 """Statistics that take no more are made at once: it keeps a small card's work-groups together."""
 
 
-def thrifty(chain: Chain, chosen: Chosen) -> Chain:
-    """`chain` with what is to be made in place, and in halves, when its convolutions run so."""
+def thrifty(chain: Chain, chosen: Chosen) -> Planner:
+    """The planner of `chain` with what is to be made in place, and in halves, when it runs so."""
     able = [image for image in range(2, chain.last + 1) if _may_be_in_place(chain, image, chosen)]
     narrower = [i for i in able if chain.sizes[i].channels < chain.sizes[i - 2].channels]
     best = replace(chain, in_place=frozenset(able) - frozenset(narrower))
+    forecast = Forecast(best, chosen)
+    least = Planner(best, chosen, forecast).whole().peak_bytes
     for image in narrower:  # keeps a wider image's memory, so it may do harm
         tried = replace(best, in_place=best.in_place | {image})
-        if Planner(tried, chosen).whole().peak_bytes < Planner(best, chosen).whole().peak_bytes:
-            best = tried
-    return replace(best, halved=_halved(best, chosen))
+        other = Forecast(tried, chosen, forecast)
+        peak = Planner(tried, chosen, other).whole().peak_bytes
+        if peak < least:
+            best, forecast, least = tried, other, peak
+    halved = _halved(best, forecast)
+    if halved:
+        best = replace(best, halved=halved)
+        forecast = Forecast(best, chosen, forecast)
+    return Planner(best, chosen, forecast)
 
 
 def _may_be_in_place(chain: Chain, image: int, chosen: Chosen) -> bool:
@@ -44,7 +53,7 @@ def _may_be_in_place(chain: Chain, image: int, chosen: Chosen) -> bool:
     return over.fused and apart.fused and over.config == apart.config
 
 
-def _halved(chain: Chain, chosen: Chosen) -> frozenset[int]:
+def _halved(chain: Chain, forecast: Forecast) -> frozenset[int]:
     """The images during which the most is alive, where their statistics add much to it."""
     if chain.batch > 1:
         return frozenset()
@@ -55,7 +64,7 @@ def _halved(chain: Chain, chosen: Chosen) -> frozenset[int]:
         if action.source is None or not isinstance(chain.steps[action.image - 1], ConvStep):
             continue
         problem = whole_problem(chain, action.image)
-        way = chosen(problem)
+        way = forecast.way(action.image)
         statistics = way.workspace_bytes(problem)
         if way.fused and statistics > HALVED_BYTES and size + statistics > max(alive):
             found.add(action.image)
