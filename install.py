@@ -31,6 +31,7 @@ OLDEST_PYTHON = (3, 10)
 COMPILE_LIMIT_S = 300
 KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
+MOST_TEST_WORKERS = 4
 MIN_JOBS, MAX_JOBS = 2, 8
 """Compilations at a time: as many as there are cores, between these. Each takes about 130 MiB."""
 
@@ -238,7 +239,8 @@ def test(python: Path, arguments: "list[str]") -> int:
         ["mypy"],
     )
     status = 0
-    for check in (*checks, ["pytest", *arguments]):
+    workers = ["-n", str(min(os.cpu_count() or 1, MOST_TEST_WORKERS)), "--dist", "loadfile"]
+    for check in (*checks, ["pytest", *workers, *arguments]):
         say(f"== {' '.join(check)}")
         status = run(python, *check) or status
     return status

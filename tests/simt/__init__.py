@@ -8,6 +8,7 @@ of the run and never of the test process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -159,8 +160,9 @@ def _keep(made: Path, final: Path) -> None:
 def _prune() -> None:
     CACHE_DIR.mkdir(parents=True, exist_ok=True)
     for entry in CACHE_DIR.iterdir():
-        if entry.stat().st_mtime < time.time() - CACHE_SECONDS:
-            shutil.rmtree(entry, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process is done with it
+            if entry.stat().st_mtime < time.time() - CACHE_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _runtime(sanitize: str | None) -> list[str]:
