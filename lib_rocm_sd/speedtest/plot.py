@@ -23,7 +23,9 @@ COLOURS = (
     "#2a9d8f",
     "#a05195",
 )
-WIDTH, LEFT, RIGHT, BAR, GAP, LINE = 640, 230, 110, 18, 6, 26
+BAR, GAP, LINE = 18, 6, 26
+MOST_OVER = 1.1
+"""A whisker's end, of the longest bar."""
 TITLES = {
     "attention": "Attention, ms a call: less is better",
     "vae": "VAE, ms a picture: less is better",
@@ -33,50 +35,73 @@ HISTORY_HEIGHT, HISTORY_TOP, MOST_LINES = 220, 44, 8
 MOST_RUNS = 30
 
 
-def bars(document: Document) -> dict[str, str]:
+@dataclass(frozen=True)
+class Layout:
+    """How wide a plot is, in pixels. `left`: of the bars, which have their names beside them; 0 for
+    above them. `right`: what is left for the figures. `letters`: of a line.
+    """
+
+    width: int
+    left: int
+    right: int
+    letters: int
+
+
+WIDE, SLIM = Layout(640, 230, 110, 90), Layout(330, 0, 100, 46)
+"""For a window, and for a telephone."""
+
+
+def bars(document: Document, layout: Layout = WIDE) -> dict[str, str]:
     """An SVG per test that has a figure: a group of bars per case, a bar per method."""
     found = {}
     for test, title in TITLES.items():
         rows = [row for row in document.rows if row.test == test and row.unit != "it/s"]
         if any(row.median > 0 for row in rows):
-            found[test] = _bars(title, rows, test)
+            found[test] = _bars(title, rows, test, layout)
     return found
 
 
-def _bars(title: str, rows: Sequence[Row], test: str) -> str:
+def _bars(title: str, rows: Sequence[Row], test: str, layout: Layout) -> str:
     colours = _colours([row.method for row in rows], OURS[test])
-    parts = [_text(0, 18, title, size=15, weight="bold")]
+    parts = [_title(title, layout)]
     y = 34.0
     for case in dict.fromkeys(row.case for row in rows):
         group = [row for row in rows if row.case == case]
         most = max((row.median for row in group if row.median > 0), default=1.0)
-        parts.append(_text(0, y + 14, _cut(case, 90), weight="bold"))
+        parts.append(_text(0, y + 14, _cut(case, layout.letters), weight="bold"))
         y += LINE
         for row in group:
-            parts += _bar(row, y, most, colours[row.method])
+            if not layout.left:
+                parts.append(_text(0, y + 13, _cut(row.method, layout.letters)))
+                y += BAR
+            parts += _bar(row, y, most, colours[row.method], layout)
             y += BAR + GAP
         y += GAP
     label = f"{title}. " + "; ".join(_spoken(row) for row in rows if row.median > 0)
-    return _svg(y, parts, label)
+    return _svg(layout.width, y, parts, label)
 
 
-def _bar(row: Row, y: float, most: float, colour: str) -> Iterator[str]:
-    """A method's name, its bar with a whisker from p10 to p90, or why there is none."""
-    yield _text(LEFT - 8, y + 13, _cut(row.method, 34), "end")
+def _bar(row: Row, y: float, most: float, colour: str, layout: Layout) -> Iterator[str]:
+    """A method's bar with a whisker from p10 to p90, or why there is none; its name beside it."""
+    left = layout.left
+    if left:
+        yield _text(left - 8, y + 13, _cut(row.method, 34), "end")
     if not row.median > 0:
-        yield _text(LEFT, y + 13, _cut(row.reason or "not measured", 60), faint=True)
+        reason = _cut(row.reason or "not measured", min(layout.letters, 60))
+        yield _text(left, y + 13, reason, faint=True)
         return
-    room = WIDTH - LEFT - RIGHT
+    room = layout.width - left - layout.right
     length = max(row.median / most * room, 1.0)
     tip = escape(f"{row.case}, {row.method}: {_figure(row)}, {row.runs} runs")
     yield (
-        f'<rect x="{LEFT}" y="{y:.1f}" width="{length:.1f}" height="{BAR}" rx="2" '
+        f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{BAR}" rx="2" '
         f'style="fill:{colour}"><title>{tip}</title></rect>'
     )
-    ends = [min(value / most, 1.15) * room + LEFT for value in (row.p10, row.p90) if value > 0]
+    spread = [value / most for value in (row.p10, row.p90) if value > 0]
+    ends = [min(value, MOST_OVER) * room + left for value in spread]
     if len(ends) == 2 and ends[1] - ends[0] > 2:
         yield _line(ends[0], y + BAR / 2, ends[1], y + BAR / 2)
-    end = max([LEFT + length, *ends])
+    end = max([left + length, *ends])
     yield _text(end + 6, y + 13, _figure(row))
 
 
@@ -98,7 +123,7 @@ def _spoken(row: Row) -> str:
     return f"{row.case}, {row.method}: {_figure(row)}"
 
 
-def history(documents: Sequence[Document]) -> str:
+def history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
     """Our figures over the runs of a machine, the newest on the right, each of the first measured.
 
     Empty where fewer than two runs have a figure.
@@ -110,8 +135,8 @@ def history(documents: Sequence[Document]) -> str:
     known = [value for line in lines for _, value in line.points]
     low, high = min(100.0, *known), max(100.0, *known)
     pad = max((high - low) * 0.1, 2.0)
-    frame = _Frame(len(shown), low - pad, high + pad)
-    parts = [_text(0, 18, "Time of this machine's runs, % of its first: less is better", size=15)]
+    frame = _Frame(len(shown), low - pad, high + pad, layout.width - 24)
+    parts = [_title("Time, % of the first run here: less is better", layout)]
     parts += _axes(frame, shown)
     for place, line in enumerate(lines):
         colour = _colour(place)
@@ -128,9 +153,11 @@ def history(documents: Sequence[Document]) -> str:
             )
         top = frame.bottom + 44 + 20 * place
         parts.append(f'<rect x="0" y="{top - 10}" width="12" height="12" style="fill:{colour}"/>')
-        parts.append(_text(20, top, f"{line.name}: {line.points[-1][1]:.0f} % now"))
+        name = _cut(line.name, layout.letters - 12)
+        parts.append(_text(20, top, f"{name}: {line.points[-1][1]:.0f} % now"))
     label = "; ".join(f"{line.name}: {line.points[-1][1]:.0f} % of the first run" for line in lines)
-    return _svg(frame.bottom + 50 + 20 * len(lines), parts, f"History. {label}")
+    height = frame.bottom + 50 + 20 * len(lines)
+    return _svg(layout.width, height, parts, f"History. {label}")
 
 
 @dataclass(frozen=True)
@@ -146,9 +173,10 @@ class _Frame:
     runs: int
     low: float
     high: float
+    right: float
 
     bottom = HISTORY_TOP + HISTORY_HEIGHT
-    left, right = 56, WIDTH - 24
+    left = 56
 
     def x(self, place: int) -> float:
         return self.left + place / max(self.runs - 1, 1) * (self.right - self.left)
@@ -185,6 +213,10 @@ def _axes(frame: _Frame, documents: Sequence[Document]) -> Iterator[str]:
         yield _text(frame.x(place), frame.bottom + 18, documents[place].date[:10], anchor, True)
 
 
+def _title(text: str, layout: Layout) -> str:
+    return _text(0, 18, text, size=15 if layout.left else 13, weight="bold")
+
+
 def _colours(names: Sequence[str], first: str) -> Mapping[str, str]:
     """Ours is the first colour in every plot."""
     rest = [name for name in dict.fromkeys(names) if name != first]
@@ -196,10 +228,10 @@ def _colour(place: int) -> str:
     return f"var(--rocm-sd-plot-{place + 1},{COLOURS[place]})"
 
 
-def _svg(height: float, parts: Sequence[str], label: str) -> str:
+def _svg(width: int, height: float, parts: Sequence[str], label: str) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
-        f'style="width:100%;max-width:{WIDTH}px;height:auto" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" '
+        f'style="width:100%;max-width:{width}px;height:auto" font-family="sans-serif" '
         f'font-size="13" fill="currentColor" aria-label="{escape(label)}">'
     )
     return "\n".join([head, *parts, "</svg>"])

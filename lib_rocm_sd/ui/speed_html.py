@@ -128,15 +128,16 @@ def _cells(row: Row, ours: float | None) -> Iterator[str]:
 
 def bars(document: Document) -> str:
     """The bar plots, one under the other."""
-    return "\n".join(_scrolled(svg) for svg in plot.bars(document).values())
+    wide, slim = (plot.bars(document, layout) for layout in (plot.WIDE, plot.SLIM))
+    return "\n".join(_plot(wide[test], slim[test]) for test in wide)
 
 
 def history(found: History) -> str:
     """The history plot, or why there is none; files that were left out, with reasons."""
     count = len(found.documents)
-    svg = plot.history(found.documents)
-    parts = [_scrolled(svg)] if svg else []
-    if not svg:
+    wide, slim = (plot.history(found.documents, layout) for layout in (plot.WIDE, plot.SLIM))
+    parts = [_plot(wide, slim)] if wide else []
+    if not wide:
         parts.append(
             f"<p>Kept results of this machine: {count}. "
             "Two with a case in common make a history.</p>"
@@ -148,8 +149,13 @@ def history(found: History) -> str:
     return "\n".join(parts)
 
 
-def _scrolled(svg: str) -> str:
-    return f'<div class="rocm-sd-speed-plot" tabindex="0" role="region">{printable(svg)}</div>'
+def _plot(wide: str, slim: str) -> str:
+    """One of them is shown, by the room that there is."""
+    both = "".join(
+        f'<div class="rocm-sd-speed-{name}">{printable(svg)}</div>'
+        for name, svg in (("wide", wide), ("slim", slim))
+    )
+    return f'<div class="rocm-sd-speed-plot">{both}</div>'
 
 
 def machine(facts: Mapping[str, Any]) -> str:
