@@ -135,7 +135,7 @@ def history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
     known = [value for line in lines for _, value in line.points]
     low, high = min(100.0, *known), max(100.0, *known)
     pad = max((high - low) * 0.1, 2.0)
-    frame = _Frame(len(shown), low - pad, high + pad, layout.width - 24)
+    frame = _Frame(len(shown), max(low - pad, 0.0), high + pad, layout.width - 24)
     parts = [_title("Time, % of the first run here: less is better", layout)]
     parts += _axes(frame, shown)
     for place, line in enumerate(lines):
