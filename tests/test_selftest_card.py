@@ -22,6 +22,7 @@ from lib_rocm_sd.runtime.build import CodeObject  # noqa: E402
 from lib_rocm_sd.selftest_cases import Case  # noqa: E402
 from tests import toy_op  # noqa: E402
 from tests.toy_op import GFX1100, Doubler, Doubling, Tile  # noqa: E402
+from tests.vae_models import needs_half  # noqa: E402
 
 CPU = torch.device("cpu")
 SPEC = KernelSpec("toy.hip", "toy", ())
@@ -221,6 +222,7 @@ def test_each_case_is_there_once_and_small() -> None:
         assert 0 < torch.Size(shape).numel() < 4_000_000
 
 
+@needs_half
 @pytest.mark.parametrize("place", range(12))
 def test_torchs_own_passes_the_cases(place: int) -> None:
     """So the problems are sound: inputs, float64, tolerance. One of four problems."""
