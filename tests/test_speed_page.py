@@ -333,3 +333,21 @@ def test_a_document_of_the_session_is_one_of_the_page() -> None:
     state = View(session, side).state("")
     assert state.content is not None
     assert state.content.results == speed_html.results(found)
+
+
+def test_plots_come_for_a_window_and_for_a_telephone() -> None:
+    made = document()
+    for page in (
+        speed_html.bars(made),
+        speed_html.history(result.History((made, document(times=2.0)), {})),
+    ):
+        found = Reader(page)
+        widths = {str(svg["viewbox"]).split()[2] for svg in found.of("svg")}
+        assert widths == {"640", "330"}
+        for svg in found.of("svg"):
+            width = float(str(svg["viewbox"]).split()[2])
+            assert svg["style"] == f"width:100%;max-width:{width:.0f}px;height:auto"
+    for name in ("rocm_sd", "SDP", "extension on"):
+        assert Reader(speed_html.bars(made)).texts.count(name) == 2
+    for rectangle in Reader(speed_html.bars(made)).of("rect"):
+        assert float(str(rectangle["x"])) + float(str(rectangle["width"])) <= 531
