@@ -17,10 +17,10 @@ from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.attention import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op
 from lib_rocm_sd.planner import (
+    LatelyFree,
     Plan,
     Planner,
     default_launcher,
-    free_bytes,
     headroom,
     is_recording,
 )
@@ -66,10 +66,10 @@ class Engine:
         *,
         identify: Callable[[torch.device], DeviceInfo] = devices.identify,
         launcher: Callable[[torch.device, Arch], Launch] = default_launcher,
-        free: Callable[[torch.device], int] = free_bytes,
+        free: Callable[[torch.device], int] | None = None,
         report: Report = process_report,
     ) -> None:
-        self._new_planner = lambda: Planner(identify, launcher, free, report)
+        self._new_planner = lambda: Planner(identify, launcher, free or LatelyFree(), report)
         self._report = report
         self._lock = threading.RLock()
         self._policy = policies.AUTO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,26 @@ def free_bytes(device: torch.device) -> int:
     except RuntimeError:
         free = int(torch.cuda.get_device_properties(device).total_memory)
     return max(free - used - headroom.reserved_bytes, 0)
+
+
+FREE_KNOWN_S = 0.05
+"""How long plans are made with the same free memory: a new size of an image needs many at once."""
+
+
+class LatelyFree:
+    """`free_bytes` as it was up to FREE_KNOWN_S ago, if the headroom is still the same."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[torch.device, int], tuple[float, int]] = {}
+
+    def __call__(self, device: torch.device) -> int:
+        now, key = self._clock(), (device, headroom.reserved_bytes)
+        until, free = self._known.get(key, (-math.inf, 0))
+        if now >= until:
+            free = free_bytes(device)
+            self._known = {key: (now + FREE_KNOWN_S, free)}
+        return free
 
 
 class Planner:

@@ -389,3 +389,14 @@ class _Nothing(MatrixAttention):
 
     def run(self, launch: Any, config: Any, q: Any, *rest: Any) -> torch.Tensor:
         return self.output[:, : q.shape[1]]
+
+
+def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked, cpu = [0.0], list[torch.device](), torch.device("cpu")
+    monkeypatch.setattr(planner, "free_bytes", lambda device: asked.append(device) or len(asked))
+    free = planner.LatelyFree(lambda: now[0])
+    assert [free(cpu), free(cpu)] == [1, 1]
+    monkeypatch.setattr(planner.headroom, "reserved_bytes", 1 << 30)
+    assert [free(cpu), free(torch.device("meta")), free(cpu)] == [2, 3, 4]
+    now[0] = planner.FREE_KNOWN_S
+    assert free(cpu) == 5

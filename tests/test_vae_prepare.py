@@ -116,8 +116,8 @@ def test_another_size_tests_next_to_nothing(
         program(image("ldm decoder", *size))
         assert not tests_run
     program(image("ldm decoder", 13, 9))
-    # What depends on how many pixels there are past a multiple of a vector or a tile.
-    assert set(tests_run) <= {"attention", "group norm apply", "group norm statistics"}
+    # What depends on how many pixels there are past a multiple of a tile.
+    assert set(tests_run) <= {"attention"}
 
 
 def test_prepare_tells_how_far_it_is_once(tests_run: list[str]) -> None:
@@ -241,13 +241,12 @@ def test_single_precision_on_a_gpu_is_remarked_upon(gpu: _Launcher) -> None:
     assert told.startswith("the decoder's weights are float32: that costs speed and memory")
 
 
-def test_performance_measures_pictures_of_about_the_same_size_once() -> None:
-    """What a 1024x1024 picture asks is what others of its kind ask, as far as times go."""
+def test_performance_measures_pictures_of_any_size_once() -> None:
+    """What a picture asks is what all others ask, as far as times go."""
     recipe = vae_models.standard("decoder")
 
     def measured(height: int, width: int) -> set[tuple[str, Any]]:
         work = problems.of_whole(chain(recipe, 1, height, width, torch.float16))
         return {(op.name, op.measured_as(problem)) for op, problem in work}
 
-    assert measured(104, 152) == measured(128, 128)
-    assert len(measured(128, 128) - measured(64, 64)) < 8
+    assert measured(104, 152) == measured(128, 128) == measured(64, 64) == measured(61, 7)

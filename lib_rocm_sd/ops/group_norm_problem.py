@@ -5,7 +5,6 @@ Images are (N, C, H, W) here, in either memory format; group_norm.py says what e
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -292,23 +291,30 @@ def wide_tolerance(problem: Any) -> float:
 def small_images(problem: ImageProblem) -> tuple[Any, ...]:
     """A small image of the class (channels, dtype, layout), and one whose channels begin between
     two multiples of 16 bytes just where the real one's do; with SiLU the one, without the other.
+    Where channels come last in eights, all begin at such a multiple, whatever the size.
     """
+    aligned = problem.channels_last and problem.channels % 8 == 0
+    beyond = 5 if aligned else 3 * problem.pixels % 8
     small = replace(problem, batch=2, height=9, width=13)
-    tails = replace(problem, batch=1, height=3, width=40 + 3 * problem.pixels % 8)
+    tails = replace(problem, batch=1, height=3, width=40 + beyond)
     if isinstance(problem, ApplyProblem):
         return (replace(small, silu=True), replace(tails, silu=False))  # type: ignore[call-arg]
     return (small, tails)
 
 
+MEASURED_PARTS = 1024
+"""Of statistics that are measured."""
+
+
 def measured_image(problem: ImageProblem) -> Any:
-    """The same channels in a square whose sides are the nearest power of two."""
-    side = 1 << round(math.log2(max(problem.pixels, 1)) / 2)
-    return replace(problem, height=side, width=side)
+    """The same channels at one size: no new size of an image is ever measured."""
+    side = 128 if problem.channels >= 256 else 256
+    return replace(problem, batch=1, height=side, width=side)
 
 
 def measured_statistics(problem: FinalizeProblem) -> FinalizeProblem:
-    """The same channels with parts as many as the nearest power of two."""
-    return replace(problem, parts=1 << round(math.log2(max(problem.parts, 1))))
+    """The same channels with parts of one number."""
+    return replace(problem, batch=1, parts=MEASURED_PARTS)
 
 
 MOST_TESTED = 300_000

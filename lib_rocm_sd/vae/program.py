@@ -20,7 +20,7 @@ from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.readiness import Readiness, Told, measures
+from lib_rocm_sd.vae.readiness import Readiness, Told
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.structure import Structure
 from lib_rocm_sd.vae.trace import Chain, chain
@@ -293,7 +293,7 @@ class Program:
             self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
         plan, links = self._plans[where].plan(size, wish, free_bytes(device), host)
-        kind = (where, plan.legs, links.in_place, size if thoroughly or measures() else None)
+        kind = (where, plan.legs, links.in_place, size if thoroughly else None)
         if kind not in self._kinds:
             readiness.get_ready(problems.of_plan(links, plan), told)
             self._kinds[kind] = None
