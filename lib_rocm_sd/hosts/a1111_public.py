@@ -94,20 +94,30 @@ def progress(now: Progress) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """`value` for JSON: paths are reduced to what they lead to, numbers are finite or None."""
+    return _plain(value, _folders())
+
+
+def _plain(value: Any, folders: list[str]) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, folders) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [_plain(item, folders) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int)):
         return value
-    return without_paths(str(value))
+    return _without_paths(str(value), folders)
 
 
 def without_paths(text: str) -> str:
     """`text` with each absolute path replaced by its last part, a home folder by '~'."""
-    for folder in _folders():
+    return _without_paths(text, _folders())
+
+
+def _without_paths(text: str, folders: list[str]) -> str:
+    if "/" not in text and "\\" not in text:
+        return text
+    for folder in folders:
         if folder in text:
             text = re.sub(rf"{re.escape(folder)}(?![\w.-])", "~", text)
     text = _QUOTED.sub(lambda path: f"{path[1]}{path[2]}{path[1]}", text)
