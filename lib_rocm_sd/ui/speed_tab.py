@@ -78,8 +78,9 @@ def content(gr: Any, blocks: Any, view: View) -> None:
         said = gr.HTML(elem_id=_id("notice"))
         status = gr.HTML(elem_id=_id("status"))
         shown = _shown(gr)
-    poll = gr.Button("Ask again", elem_id=_id("poll"), elem_classes=[HIDDEN])
-    token = gr.Textbox(show_label=False, elem_id=_id("token"), elem_classes=[HIDDEN])
+    with gr.Column(elem_classes=[HIDDEN]):  # gradio would draw a line around what is hidden in it
+        poll = gr.Button("Ask again", elem_id=_id("poll"), elem_classes=[HIDDEN])
+        token = gr.Textbox(show_label=False, elem_id=_id("token"), elem_classes=[HIDDEN])
     for component in (poll, token):
         component.do_not_save_to_config = True  # the WebUI's defaults of controls
     page = [status, run, cancel, token, *shown]

@@ -6,8 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INSTALL_LIMIT_S = 150
@@ -58,13 +65,27 @@ FORGE = Environment(
 
 def prepare(environment: Environment) -> str:
     """Install the packages if that was not done; the reason why it cannot be done, or ''."""
+    environment.folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(environment.folder.with_suffix(".lock")):
+        return _prepare(environment)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time, where the system can do that."""
+    with path.open("w", encoding="utf-8") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(environment: Environment) -> str:
     folder = environment.folder
     stamp = folder / "complete.txt"
     wanted = "\n".join(environment.packages)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return ""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--target", str(folder)]
     try:

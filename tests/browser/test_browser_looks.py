@@ -1,0 +1,100 @@
+"""Narrow windows, both themes, contrast, labels, the keyboard; screenshots are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.looks import CONTRAST, FOCUS, LEAST_CONTRAST, OVERFLOW, UNNAMED
+from tests.browser.pages import Visit
+from tests.browser.served import Served
+
+THEMES = ("light", "dark")
+PLACES = ("accordion", "speed test", "settings")
+ROOTS = {
+    "accordion": "#script_txt2img_rocm_sd_optimization_accordion",
+    "speed test": "#rocm_sd_speed_column",
+    "settings": "#tab_settings",
+}
+
+
+ROW_PX = 30
+"""Controls side by side end about as far down."""
+
+
+def go(page: Visit, place: str) -> None:
+    """Show one of the places, all of it open."""
+    if place == "accordion":
+        page.open_accordion()
+        page.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
+    elif place == "speed test":
+        page.show_tab("Speed test")
+        page.wait_for_speed("idle", "done")
+        if page.speed_state() == "idle":
+            page.ask_for("Custom sizes", "64")
+            page.page.locator(page.speed("run")).click()
+            page.wait_for_speed("done", timeout_ms=60_000)
+        page.page.locator(f"{page.speed('results')} table").first.wait_for()
+        for name in ("facts", "export"):
+            page.page.locator(f"{page.speed(name)} .label-wrap").click()
+    else:
+        page.show_tab("Settings")
+        page.wait_for_text("#rocm_sd_cache_contents", "Size: ")
+    page.page.wait_for_timeout(400)  # gradio's own transitions of colour and height
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("place", PLACES)
+def test_contrast_is_enough(
+    visit: Open, artefact: Callable[[str], Path], place: str, theme: str
+) -> None:
+    page = visit(theme=theme)
+    go(page, place)
+    page.page.screenshot(
+        path=artefact(f"{place.replace(' ', '-')}-{theme}"), full_page=True, animations="disabled"
+    )
+    found = page.page.evaluate(CONTRAST, ROOTS[place])
+    assert len(found) >= 2
+    assert [one for one in found if one["ratio"] < LEAST_CONTRAST] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_of_ours_is_wider_than_a_phone(
+    visit: Open, artefact: Callable[[str], Path], place: str
+) -> None:
+    page = visit(width=390, height=844)
+    go(page, place)
+    page.page.screenshot(path=artefact(f"{place.replace(' ', '-')}-narrow"), full_page=True)
+    assert page.page.evaluate(OVERFLOW, ROOTS[place]) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_control_has_a_name(visit: Open, place: str) -> None:
+    page = visit()
+    go(page, place)
+    assert page.page.evaluate(UNNAMED, ROOTS[place]) == []
+
+
+def test_the_keyboard_goes_from_top_to_bottom(visit: Open, webui: Served) -> None:
+    page = visit()
+    head = page.part("accordion").locator(".label-wrap")
+    head.focus()
+    page.page.keyboard.press("Enter")
+    page.part("level").wait_for(state="visible")
+    head.focus()
+    places = []
+    for _ in range(12):
+        page.page.keyboard.press("Tab")
+        place = page.page.evaluate(FOCUS, ROOTS["accordion"])
+        if place is None:
+            break
+        places.append(place)
+    names = [place["name"] for place in places]  # gradio 4 stops at each choice
+    kept = [name for name in names if name not in ("Performance", "Memory", "Off", "Always banded")]
+    assert [kept[0], *kept[-2:]] == ["Enable", "VAE memory budget (MiB, 0 = Auto)", "Speed test"]
+    assert set(kept[1:-2]) == {"Auto"}
+    ends = [place["bottom"] for place in places]
+    assert all(after > before - ROW_PX for before, after in zip(ends, ends[1:], strict=False))

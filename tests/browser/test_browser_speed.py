@@ -1,0 +1,179 @@
+"""The Speed test tab, used as a person uses it: run, cancel, look, two windows, none."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.pages import Visit
+from tests.browser.served import Served
+
+LONG = "128, 192, 256, 320, 384"
+LIMIT_S = 1.0 + 0.7
+"""The page shows the end when it asks next, which it does twice a second."""
+QUICK_LIMIT_MS = 90_000
+TIMED = """
+async ([cancel, status]) => {
+    const begin = performance.now();
+    document.querySelector(cancel).click();
+    while (document.querySelector(status).dataset.state === "running") {
+        if (performance.now() - begin > 15000) break;
+        await new Promise((resume) => setTimeout(resume, 10));
+    }
+    return (performance.now() - begin) / 1000;
+}
+"""
+"""Seconds from a click on Cancel to a page that shows the end."""
+
+
+def run(page: Visit) -> None:
+    """Press Run, and wait until the page shows that it runs."""
+    page.page.locator(page.speed("run")).click()
+    page.wait_for_speed("running")
+
+
+def wait_until_idle(webui: Served) -> None:
+    """Nothing of an earlier test runs any more."""
+    for _ in range(100):
+        if not webui.ask("state")["running"]:
+            return
+        time.sleep(0.1)
+    pytest.fail("a speed test is still running")
+
+
+def test_quick_runs_to_the_end(visit: Open, webui: Served) -> None:
+    page = visit()
+    page.show_tab("Speed test")
+    run(page)
+    assert page.page.locator(page.speed("run")).is_disabled()
+    page.page.get_by_role("progressbar", name="Speed test").wait_for()
+    page.wait_for_speed("done", "failed", "cancelled", timeout_ms=QUICK_LIMIT_MS)
+    assert page.speed_state() == "done"
+    page.wait_for_text(page.speed("results"), "Attention[\\s\\S]*VAE decode[\\s\\S]*Whole image")
+    assert page.page.locator(page.speed("run")).is_enabled()
+    results = page.page.locator(page.speed("results")).first.inner_text()
+    for method in ("rocm_sd", "Doggettx-like", "sub-quadratic-like", "SDP", "WebUI's current"):
+        assert method in results
+    page.page.locator(f"{page.speed('pictures')} img").first.wait_for()
+    kept = list((webui.data / "outputs").rglob("rocm_sd-speedtest-*.json"))
+    assert len(kept) == 1
+    assert json.loads(kept[0].read_text(encoding="utf-8"))["complete"] is True
+
+
+def test_plots_and_pictures_can_be_looked_at(visit: Open) -> None:
+    page = visit()
+    page.show_tab("Speed test")
+    found = page.page.locator(f"{page.speed('bars')} .rocm-sd-speed-plot svg:visible")
+    found.first.wait_for()
+    plots = found.all()
+    assert len(plots) == 3
+    for plot in plots:
+        box = plot.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 50
+        assert plot.get_attribute("aria-label") or plot.locator("title").count()
+    seen = page.page.evaluate(
+        "s => [...document.querySelectorAll(s)].map(i => i.complete && i.naturalWidth)",
+        f"{page.speed('pictures')} img",
+    )
+    assert len(seen) >= 3
+    assert all(width == 64 for width in seen)
+    for view in ("Slider", "Difference"):
+        page.page.locator(page.speed("pictures")).first.get_by_label(view, exact=True).check()
+        shown = page.page.locator(f"{page.speed('pictures')} img:visible").count()
+        assert shown == {"Slider": 2, "Difference": 1}[view]
+
+
+def test_results_are_exported(visit: Open) -> None:
+    page = visit()
+    page.show_tab("Speed test")
+    page.page.locator(f"{page.speed('export')} .label-wrap").click()
+    links = page.page.locator(f"{page.speed('exports')} a[download]")
+    links.first.wait_for()
+    assert [link.inner_text() for link in links.all()] == ["JSON", "CSV", "Markdown"]
+    data = links.first.get_attribute("href").split("base64,")[1]
+    assert json.loads(b64decode(data))["format"].startswith("rocm_sd speed test")
+    shown = page.page.locator(f"{page.speed('markdown')} textarea").input_value()
+    assert "| rocm_sd |" in shown
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ("-64", "Not started: .*-64"),
+        ("1000000", "Not started: .*1000000"),
+        ("<img src=x onerror=alert(1)>", "Not started: "),
+        ("", "Not started: "),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(visit: Open, sizes: str, reason: str) -> None:
+    page = visit()
+    page.show_tab("Speed test")
+    page.ask_for("Custom sizes", sizes or " ")
+    page.page.locator(page.speed("run")).click()
+    page.wait_for_text(page.speed("notice"), reason)
+    assert page.page.locator(f"{page.speed('notice')} img").count() == 0
+
+
+def test_cancel_ends_it_within_a_second(visit: Open, webui: Served) -> None:
+    wait_until_idle(webui)
+    page = visit()
+    page.show_tab("Speed test")
+    page.ask_for("Custom sizes", LONG)
+    run(page)
+    page.wait_for_text(page.speed("status"), "[1-9]\\d? %")
+    status = f"{page.speed('status')} [data-state]"
+    seconds = page.page.evaluate(TIMED, [page.speed("cancel"), status])
+    assert page.speed_state() == "cancelled"
+    print(f"the page showed the end after {seconds:.2f} s")
+    assert seconds < LIMIT_S
+    assert page.page.locator(page.speed("run")).is_enabled()
+
+
+def test_two_windows_show_the_same(visit: Open, webui: Served) -> None:
+    wait_until_idle(webui)
+    first, second = visit(), visit()
+    for page in (first, second):
+        page.show_tab("Speed test")
+    first.ask_for("Custom sizes", LONG)
+    run(first)
+    second.wait_for_speed("running")
+    second.page.locator(f"{second.speed('run')}:disabled").wait_for()
+    second.page.locator(f"{second.speed('cancel')}:enabled").click()
+    for page in (first, second):
+        page.wait_for_speed("cancelled")
+
+
+def test_a_generation_waits_for_the_test_and_the_other_way_round(
+    visit: Open, webui: Served
+) -> None:
+    wait_until_idle(webui)
+    first, second = visit(), visit()
+    first.show_tab("Speed test")
+    first.ask_for("Custom sizes", LONG)
+    run(first)
+    second.page.locator("#txt2img_generate").click()
+    time.sleep(0.5)
+    assert webui.ask("state")["running"]
+    assert second.page.locator("#html_log_txt2img .performance").count() == 0
+    first.page.locator(first.speed("cancel")).click()
+    first.wait_for_speed("cancelled")
+    second.wait_for_text("#html_log_txt2img", "Time taken")
+
+
+def test_a_window_that_is_closed_ends_nothing(visit: Open, webui: Served) -> None:
+    wait_until_idle(webui)
+    page = visit()
+    page.show_tab("Speed test")
+    page.ask_for("Custom sizes", "128, 192", ("Attention",))
+    run(page)
+    page.close()
+    assert webui.ask("state")["running"]
+    again = visit()
+    again.show_tab("Speed test")
+    again.wait_for_speed("done", timeout_ms=QUICK_LIMIT_MS)
+    again.wait_for_text(again.speed("results"), "192x192")
