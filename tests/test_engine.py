@@ -393,7 +393,12 @@ class _Nothing(MatrixAttention):
 
 def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked, cpu = [0.0], list[torch.device](), torch.device("cpu")
-    monkeypatch.setattr(planner, "free_bytes", lambda device: asked.append(device) or len(asked))
+
+    def counted(device: torch.device) -> int:
+        asked.append(device)
+        return len(asked)
+
+    monkeypatch.setattr(planner, "free_bytes", counted)
     free = planner.LatelyFree(lambda: now[0])
     assert [free(cpu), free(cpu)] == [1, 1]
     monkeypatch.setattr(planner.headroom, "reserved_bytes", 1 << 30)
