@@ -1,0 +1,77 @@
+"""`python -m tests.browser.pictures`: renews the pictures of the page in docs/images.
+
+They show the WebUI's double with A1111's gradio, the CPU in a GPU's place: what the page looks
+like. The figures in them say nothing of any card.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from tests.browser.conftest import ARGUMENTS, BROWSERS
+from tests.browser.pages import Visit
+from tests.browser.served import Served
+from tests.webui.environments import A1111, CHECKOUT, prepare
+
+IMAGES = CHECKOUT / "docs" / "images"
+WIDTH = 960
+MARGIN_PX = 8
+COLOURS = 128
+
+
+def main() -> int:
+    """0, or 1 with the reason on standard error."""
+    from playwright.sync_api import sync_playwright
+
+    path = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    problem = prepare(A1111) if path else "there is no chromium"
+    if problem:
+        print(problem, file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        with Served(A1111, Path(folder) / "webui") as served:
+            viewport = {"width": WIDTH, "height": 800}
+            for theme in ("light", "dark"):
+                page = Visit(browser, served.address, theme, viewport)
+                page.open_accordion()
+                page.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
+                _keep(page, page.ours("accordion"), f"accordion-{theme}")
+            page.show_tab("Speed test")
+            page.ask_for("Quick", what=("Attention",))
+            page.page.locator(page.speed("run")).click()
+            page.wait_for_speed("done", timeout_ms=120_000)
+            page.page.locator(f"{page.speed('results')} table").first.wait_for()
+            _keep(page, page.speed("column"), "speed-test", page.speed("looks"))
+        browser.close()
+    return 0
+
+
+def _keep(page: Visit, selector: str, name: str, until: str = "") -> None:
+    """A picture of a part of the page; `until`: of what is above this part of it only."""
+    page.page.mouse.move(0, 0)
+    page.page.wait_for_timeout(500)
+    box = page.page.locator(selector).first.bounding_box()
+    if until:
+        box["height"] = page.page.locator(until).first.bounding_box()["y"] - box["y"]
+    clip = {
+        "x": box["x"] - MARGIN_PX,
+        "y": box["y"] - MARGIN_PX,
+        "width": box["width"] + 2 * MARGIN_PX,
+        "height": box["height"] + (0 if until else 2 * MARGIN_PX),
+    }
+    path = IMAGES / f"{name}.png"
+    page.page.screenshot(path=path, full_page=True, clip=clip, animations="disabled")
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(COLOURS)
+    small.save(path, optimize=True)
+    print(f"{path.relative_to(CHECKOUT)}: {path.stat().st_size >> 10} KiB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
