@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
@@ -105,18 +104,15 @@ _Taken = tuple[int, int, float, int]
 @dataclass(frozen=True)
 class _Onward:
     """Legs between two images of which the first one that fits is taken; each costs `least` or
-    more. `taken`: what is known of the first few of them, by the place where their image waits.
+    more, and all that follow `after` or more. `taken`: what is known of the first few of them, by
+    the place where their image waits.
     """
 
+    to: _State
     legs: tuple[Leg, ...]
     least: float
+    after: float
     taken: dict[str, list[_Taken]] = field(default_factory=dict)
-
-    @cached_property
-    def to(self) -> _State:
-        """What they make."""
-        leg = self.legs[0]
-        return _State(leg.stop, _place(leg))
 
 
 @dataclass(frozen=True)
@@ -142,6 +138,7 @@ class _Wanted:
     budget: int
     host_budget: int
     by_peak: bool = False
+    most_cost: float = math.inf
 
     def key(self, plan: Plan) -> tuple[float, float]:
         """Less is better."""
@@ -155,13 +152,16 @@ class _Wanted:
     ) -> Plan | None:
         """`plan` and the first of `legs` within the budget, where that is better than `rival`."""
         bar = (math.inf, math.inf) if rival is None else self.key(rival)
-        if self._key(plan.peak_bytes, plan.cost + way.least + _LEG_COST) >= bar:
+        least = plan.cost + way.least + _LEG_COST
+        if self._key(plan.peak_bytes, least) >= bar or least + way.after > self.most_cost:
             return None
         for leg, (peak, host, cost, ticks) in legs:
             if peak > self.budget:
                 continue
             peak, cost = max(plan.peak_bytes, peak), plan.cost + cost + _LEG_COST
             if host > self.host_budget or self._key(peak, cost) >= bar:
+                return None
+            if cost + way.after > self.most_cost:
                 return None
             host = max(plan.host_bytes, host)
             return Plan((*plan.legs, leg), peak, host, cost, plan.ticks + ticks)
@@ -187,9 +187,11 @@ class Planner:
         leg = Leg(0, self.chain.last, None, "output")
         return Plan((leg,), *self._whole("input", leg))
 
-    def cheapest(self, budget_bytes: int, host_bytes: int) -> Plan | None:
-        """The plan of least cost within the budgets; None where there is none."""
-        return self._search(_Wanted(budget_bytes, host_bytes))
+    def cheapest(
+        self, budget_bytes: int, host_bytes: int, most_cost: float = math.inf
+    ) -> Plan | None:
+        """The plan of least cost within the budgets; None where none costs up to `most_cost`."""
+        return self._search(_Wanted(budget_bytes, host_bytes, most_cost=most_cost))
 
     def smallest(self, host_bytes: int) -> Plan:
         """The plan of least peak."""
@@ -219,13 +221,17 @@ class Planner:
             banded = distance < LONGEST and chain.batch == 1 and not self._attends(start, stop)
             pair = stop == start + 2 and chain.steps[stop - 1].residual
             heights = self._heights(start, stop)[-1 if by_peak else 0 :]
-            flops = self._forecast.flops(start, stop)
+            flops, after = self._forecast.flops(start, stop), self._forecast.flops(stop, chain.last)
+            swept = Leg(start, stop, heights[0], "").passes(chain) if banded else ()
+            again = sum(self._forecast.flops(start, image) for image in swept)
             for keep in ("output",) if stop == chain.last else ("device", "host"):
-                least = flops + self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
-                found.append(_Onward((Leg(start, stop, None, keep),), least))
+                moved = self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
+                whole = Leg(start, stop, None, keep)
+                found.append(_Onward(_State(stop, _place(whole)), (whole,), flops + moved, after))
                 for hidden in () if not banded else (None, "device", "host") if pair else (None,):
                     legs = tuple(Leg(start, stop, rows, keep, hidden) for rows in heights)
-                    found.append(_Onward(legs, least))
+                    least = (flops if hidden else again) + moved
+                    found.append(_Onward(_State(stop, _place(legs[0])), legs, least, after))
         self._found[start, by_peak] = found
         return found
 

@@ -157,8 +157,8 @@ def _frugal(planner: Planner, free_bytes: int, host_bytes: int) -> Plan:
     whole = planner.whole()
     budget = SMALLEST_BYTES
     while budget < min(whole.peak_bytes, free_bytes):
-        plan = planner.cheapest(budget, host_bytes)
-        if plan is not None and plan.cost <= MEMORY_SLOWDOWN * whole.cost:
+        plan = planner.cheapest(budget, host_bytes, MEMORY_SLOWDOWN * whole.cost)
+        if plan is not None:
             return plan
         budget *= 2
     if whole.peak_bytes <= free_bytes:
