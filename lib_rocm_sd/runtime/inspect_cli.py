@@ -60,12 +60,17 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--arch, --op, --json, --estimate, --beside-triton."""
+    """--arch, --op, --json, --estimate, --dynamic, --beside-triton."""
     add_choices(parser)
     parser.add_argument(
         "--estimate",
         choices=estimate_cli.SUBJECTS,
         help="instead: a cost model's estimate of a whole 1024 x 1024 decode, with its assumptions",
+    )
+    parser.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="instead: execute a typical case of each kernel here and count; needs tinygrad",
     )
     parser.add_argument(
         "--beside-triton",
@@ -85,8 +90,10 @@ def main(args: argparse.Namespace) -> int:
         return 2
     if args.estimate:
         return estimate_cli.main(arches, args.json)
+    if args.dynamic:
+        return _from_checkout("--dynamic", "tools.machine_code", "tinygrad", arches, args)
     if args.beside_triton:
-        return _beside_triton(arches, args.op, args.json)
+        return _beside_triton(arches, args)
     rows: list[Row] = []
     for arch in arches:
         for module in modules:
@@ -101,17 +108,27 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(row.failure for row in rows) else 0
 
 
-def _beside_triton(arches: Sequence[Arch], ops: str, as_json: bool) -> int:
-    if ops not in ("all", "attention"):
+def _beside_triton(arches: Sequence[Arch], args: argparse.Namespace) -> int:
+    if args.op not in ("all", "attention"):
         print("--beside-triton knows only --op attention", file=sys.stderr)
         return 2
+    needs = "what requirements/triton.txt and tinygrad"
+    return _from_checkout("--beside-triton", "tools.beside_triton", needs, arches, args)
+
+
+def _from_checkout(
+    option: str, name: str, needs: str, arches: Sequence[Arch], args: argparse.Namespace
+) -> int:
+    """Run a tool that stands on the repository's tests."""
     try:
-        module = importlib.import_module("tools.beside_triton")
+        module = importlib.import_module(name)
     except ImportError as error:
-        why = "needs the repository's tests and what requirements/triton.txt and tinygrad install"
-        print(f"--beside-triton {why}: {error}", file=sys.stderr)
+        why = f"needs the repository's tests and {needs} installed"
+        print(f"{option} {why}: {error}", file=sys.stderr)
         return 2
-    return int(module.main(arches, as_json))
+    if name == "tools.machine_code":
+        return int(module.main(arches, args.op, args.json))
+    return int(module.main(arches, args.json))
 
 
 def inspected(spec: KernelSpec, arch: Arch) -> list[Row]:
