@@ -185,9 +185,9 @@ two lengths of keys; the difference is one pass. `Triton`: tools/triton_attentio
 {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost model
 puts first among those that spill nothing; where another of these has fewer vector instructions,
 that one too ("fewest"). Its tiles are powers of two: head_dim 40 takes 64 columns, 80 takes 128.
-`cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units) are estimates of
-the cost model (lib_rocm_sd/machine/rates.py), the same for both.
-"""
+`cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units, for padding too)
+are estimates of the cost model (lib_rocm_sd/machine/rates.py), the same for both. A ratio below 1
+is in favour of `{ours}`. No comparison of times follows from any of this."""
 _COLUMNS = (
     ("matrix", "matrix"),
     ("transc.", "transcendental"),
