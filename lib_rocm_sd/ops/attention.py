@@ -31,6 +31,7 @@ from lib_rocm_sd.ops.attention_problem import (
 from lib_rocm_sd.ops.attention_scores import ScoresAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.gradients import gradient_refusals
 
 __all__ = [
     "ATTENTION",
@@ -82,16 +83,13 @@ class MatrixAttention(Variant[AttentionProblem]):
     def input_refusals(self, *inputs: Any) -> list[str]:
         q, k, v = inputs[:3]
         named = (("q", q), ("k", k), ("v", v))
-        return reasons(
+        strides = reasons(
             *(
                 (t.shape[3] > 1 and t.stride(3) != 1, f"the last stride of {name} is not 1")
                 for name, t in named
-            ),
-            (
-                torch.is_grad_enabled() and any(t.requires_grad for _, t in named),
-                "gradients are wanted, the kernel is forward only",
-            ),
+            )
         )
+        return strides + gradient_refusals(q, k, v)
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         return kernel.configs(arch, problem.head_dim) if arch else ()

@@ -17,6 +17,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention_problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.gradients import gradient_refusals
 
 THREADS = 1024
 MOST_HELD = 16
@@ -84,13 +85,7 @@ class ScoresAttention(Variant[AttentionProblem]):
         )
 
     def input_refusals(self, *inputs: torch.Tensor) -> list[str]:
-        wanted = any(t is not None and t.requires_grad for t in inputs[:3])
-        return reasons(
-            (
-                torch.is_grad_enabled() and wanted,
-                "gradients are wanted, the kernel is forward only",
-            )
-        )
+        return gradient_refusals(*inputs[:3])
 
     @staticmethod
     def slice_rows(problem: AttentionProblem) -> int:

@@ -24,6 +24,7 @@ from lib_rocm_sd.ops.conv_kernel import KINDS, ConvConfig, ConvParams, Form
 from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, given, norm_from
 from lib_rocm_sd.ops.conv_torch import LibraryConv, TorchConv
 from lib_rocm_sd.ops.conv_weights import ConvWeights
+from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig, merge_spec
 from lib_rocm_sd.ops.group_norm_launch import launch_merge
 
@@ -69,13 +70,7 @@ class MatrixConv(Variant[ConvProblem]):
         )
 
     def input_refusals(self, *inputs: Any) -> list[str]:
-        x, weight = inputs[:2]
-        return reasons(
-            (
-                torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
-                "gradients are wanted, the kernel is forward only",
-            ),
-        )
+        return gradient_refusals(*inputs[:2])
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
         p = problem

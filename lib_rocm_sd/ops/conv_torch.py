@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.conv_problem import Band, ConvProblem, NextNorm, given
 from lib_rocm_sd.ops.conv_weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 
 
@@ -76,14 +77,7 @@ class LibraryConv(Variant[ConvProblem]):
         )
 
     def input_refusals(self, *inputs: Any) -> list[str]:
-        x, weight = inputs[:2]
-        wanted = x.requires_grad or weight.requires_grad
-        return reasons(
-            (
-                torch.is_grad_enabled() and wanted,
-                "gradients are wanted, the kernels are forward only",
-            ),
-        )
+        return gradient_refusals(*inputs[:2])
 
     def workspace(self, problem: ConvProblem) -> int:
         """Images that our convolution never makes: normalised, upsampled, of the shortcut."""

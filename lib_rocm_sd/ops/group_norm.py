@@ -23,6 +23,7 @@ from lib_rocm_sd.ops import group_norm_launch as launches
 from lib_rocm_sd.ops import group_norm_problem as problems
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm_kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm_problem import (
     ApplyProblem,
@@ -33,16 +34,6 @@ from lib_rocm_sd.ops.group_norm_problem import (
 
 MAX_WORK_ITEMS = (1 << 32) - 1
 """HIP's limit of grid x block in one dimension."""
-
-
-def _gradients(*tensors: Any) -> list[str]:
-    wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    return reasons(
-        (
-            torch.is_grad_enabled() and wanted,
-            "gradients are wanted, the kernel is forward only",
-        )
-    )
 
 
 def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
@@ -77,7 +68,7 @@ class _Ours(Variant[Any]):
         return _image_refusals(arch, problem)
 
     def input_refusals(self, *inputs: Any) -> list[str]:
-        return _gradients(*inputs)
+        return gradient_refusals(*inputs)
 
     def configs(self, arch: Arch | None, problem: Any) -> Sequence[GroupNormConfig]:
         return kernel.configs(arch) if arch else ()
@@ -140,7 +131,9 @@ class KernelFinalize(_Ours):
         gamma, beta = inputs[1:3]
         known = {None, *(DTYPES[name] for name in kernel.AFFINE_KINDS[1:])}
         kinds = {None if t is None else t.dtype for t in (gamma, beta)}
-        return _gradients(*inputs) + reasons((not kinds <= known, "gamma or beta in float64"))
+        return gradient_refusals(*inputs) + reasons(
+            (not kinds <= known, "gamma or beta in float64")
+        )
 
     def specs(
         self, arch: Arch, problem: FinalizeProblem, config: GroupNormConfig

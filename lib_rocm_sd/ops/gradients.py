@@ -1,0 +1,20 @@
+"""Why a kernel cannot serve a call that autograd follows; said in one place for all ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import reasons
+
+
+def gradient_refusals(*inputs: Any) -> list[str]:
+    """A reason where the gradient of any tensor among `inputs` is wanted."""
+    wanted = any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs)
+    return reasons(
+        (
+            torch.is_grad_enabled() and wanted,
+            "gradients are wanted, the kernel is forward only",
+        )
+    )
