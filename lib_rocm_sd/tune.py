@@ -76,13 +76,22 @@ def measure(
     return times, failures
 
 
-def input_sets(op: Op[Any], problem: Any, device: torch.device) -> list[tuple[Any, ...]]:
-    """Copies of the inputs in different memory, so that no run finds all it reads in a cache."""
+def few_sets(size_bytes: int) -> int:
+    """How many copies of inputs of this size are made where memory is the user's."""
+    return max(1, min(ROTATED_SETS, ROTATED_BYTES // max(1, size_bytes)))
+
+
+def input_sets(
+    op: Op[Any], problem: Any, device: torch.device, sets: Callable[[int], int] = few_sets
+) -> list[tuple[Any, ...]]:
+    """Copies of the inputs in different memory, so that no run finds all it reads in a cache.
+
+    `sets`: how many, by the bytes of one.
+    """
     first = op.make_inputs(problem, device, SEED)
     tensors = [item for item in first if isinstance(item, torch.Tensor)]
     size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    count = max(1, min(ROTATED_SETS, ROTATED_BYTES // max(1, size)))
-    return [first, *(tuple(map(_copy, first)) for _ in range(count - 1))]
+    return [first, *(tuple(map(_copy, first)) for _ in range(sets(size) - 1))]
 
 
 def _copy(item: Any) -> Any:

@@ -1,17 +1,13 @@
-"""The re-implemented attention methods are right, in one piece and in many, as `bench` has them."""
+"""The re-implemented attention methods are right, in one piece and in many."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lib_rocm_sd import __main__
 from lib_rocm_sd.bench import methods
-from lib_rocm_sd.bench.attention import measure
-from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import ATTENTION, ODD, AttentionProblem, reference
 from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.selftest import relative_error
@@ -66,25 +62,3 @@ def test_less_memory_means_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masks_are_refused() -> None:
     problem = AttentionProblem(1, 1, 8, 8, 8, "float16", "bool")
     assert methods.DoggettxLike().refusals(None, problem) != []
-
-
-def test_bench_has_them_and_times_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = methods.METHODS[1]
-    monkeypatch.setattr(
-        method, "run", lambda launch, config, q, *rest: torch.zeros_like(q).flatten(2)
-    )
-    rows = measure("odd", ODD[1], CPU, identify(CPU), None, 2)
-    found = {row.variant: row for row in rows}
-    assert found["Doggettx-like"].median_us > 0 and found["Doggettx-like"].error < 1e-2
-    assert found[method.name].reason == "wrong: error 1.0e+00"
-    assert not found[method.name].median_us > 0
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "a.json"
-    words = ["bench", "attention", "--small", "--device", "cpu", "--runs", "1", "--json", str(file)]
-    assert __main__.main(words) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("sub-quadratic-like") == len(ODD)
-    assert "not run: written for the comparison, without masks" in printed
-    assert '"Doggettx-like"' in file.read_text(encoding="utf-8")

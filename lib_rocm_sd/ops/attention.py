@@ -17,10 +17,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.ops import attention_problem as problems
+from lib_rocm_sd.ops.attention_cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention_problem import (
-    ODD,
-    USUAL,
     AttentionProblem,
     attend,
     expand_mask,
@@ -35,6 +34,7 @@ from lib_rocm_sd.ops.gradients import gradient_refusals
 
 __all__ = [
     "ATTENTION",
+    "CASES",
     "ODD",
     "USUAL",
     "AttentionProblem",
@@ -240,7 +240,7 @@ ATTENTION: Op[AttentionProblem] = Op(
     tolerance=problems.tolerance,
     output_shape=problems.output_shape,
     test_problems=problems.test_problems,
-    cases=(*(problem for _, problem in USUAL), *ODD),
+    cases=(*(case.problem for case in CASES), *ODD),
     usual=USUAL,
     measured_as=problems.measured_as,
 )

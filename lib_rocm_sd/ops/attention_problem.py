@@ -1,4 +1,4 @@
-"""Attention without a way to run it: problems, their checks, the formula, inputs, cases."""
+"""Attention without a way to run it: problems, their checks, the formula, inputs."""
 
 from __future__ import annotations
 
@@ -216,29 +216,3 @@ def test_problems(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
         seq_k=min(problem.seq_k, 128 + problem.seq_k % 128),
     )
     return (small, tails)
-
-
-USUAL = (
-    ("SD1.5 512x512, self, 64x64 latent", AttentionProblem(2, 8, 4096, 4096, 40)),
-    ("SD1.5 512x512, self, 32x32", AttentionProblem(2, 8, 1024, 1024, 80)),
-    ("SD1.5 512x512, self, 16x16", AttentionProblem(2, 8, 256, 256, 160)),
-    ("SD1.5 512x512, text", AttentionProblem(2, 8, 4096, 77, 40)),
-    ("SDXL 1024x1024, self, 64x64", AttentionProblem(2, 10, 4096, 4096, 64)),
-    ("SDXL 1024x1024, self, 32x32", AttentionProblem(2, 20, 1024, 1024, 64)),
-    ("SDXL 1024x1024, text", AttentionProblem(2, 10, 4096, 77, 64)),
-    ("VAE mid-block, 512x512", AttentionProblem(1, 1, 4096, 4096, 512)),
-)
-"""What a Stable Diffusion user meets, by name."""
-
-ODD = (
-    AttentionProblem(1, 1, 1, 1, 8),
-    AttentionProblem(2, 3, 17, 15, 40),
-    AttentionProblem(1, 2, 113, 203, 72, "bfloat16"),
-    AttentionProblem(1, 1, 65, 77, 80, "float16", "bool"),
-    AttentionProblem(1, 2, 31, 154, 128, "bfloat16", "float32"),
-    AttentionProblem(1, 1, 33, 65, 160, "float16", "float16"),
-    AttentionProblem(1, 1, 34, 33, 248, "bfloat16"),
-    AttentionProblem(1, 1, 35, 231, 256),
-    AttentionProblem(1, 1, 37, 67, 512, "bfloat16", "bfloat16"),
-)
-"""Small shapes at which indexing errors show."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.attention import exact
+from lib_rocm_sd.bench.attention.exact import exact
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.engine import engine
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention

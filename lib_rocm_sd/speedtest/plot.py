@@ -57,17 +57,29 @@ def bars(document: Document, layout: Layout = WIDE) -> dict[str, str]:
     for test, title in TITLES.items():
         rows = [row for row in document.rows if row.test == test and row.unit != "it/s"]
         if any(row.median > 0 for row in rows):
-            found[test] = _bars(title, rows, test, layout)
+            found[test] = chart(title, rows, OURS[test], layout)
     return found
 
 
-def _bars(title: str, rows: Sequence[Row], test: str, layout: Layout) -> str:
-    colours = _colours([row.method for row in rows], OURS[test])
+def chart(
+    title: str,
+    rows: Sequence[Row],
+    first: str,
+    layout: Layout = WIDE,
+    limits: Mapping[str, float] | None = None,
+) -> str:
+    """An SVG with a group of bars per case; `first` is the method that has the first colour.
+
+    `limits`: by case, at what a longer bar ends; with them it stands on white, as a file of its own
+    does.
+    """
+    colours = _colours([row.method for row in rows], first)
     parts = [_title(title, layout)]
     y = 34.0
     for case in dict.fromkeys(row.case for row in rows):
         group = [row for row in rows if row.case == case]
         most = max((row.median for row in group if row.median > 0), default=1.0)
+        most = min(most, (limits or {}).get(case, most))
         parts.append(_text(0, y + 14, _cut(case, layout.letters), weight="bold"))
         y += LINE
         for row in group:
@@ -78,6 +90,8 @@ def _bars(title: str, rows: Sequence[Row], test: str, layout: Layout) -> str:
             y += BAR + GAP
         y += GAP
     label = f"{title}. " + "; ".join(_spoken(row) for row in rows if row.median > 0)
+    if limits is not None:
+        parts.insert(0, f'<rect width="{layout.width}" height="{y:.0f}" style="fill:white"/>')
     return _svg(layout.width, y, parts, label)
 
 
@@ -91,7 +105,7 @@ def _bar(row: Row, y: float, most: float, colour: str, layout: Layout) -> Iterat
         yield _text(left, y + 13, reason, faint=True)
         return
     room = layout.width - left - layout.right
-    length = max(row.median / most * room, 1.0)
+    length = max(min(row.median / most, MOST_OVER) * room, 1.0)
     tip = escape(f"{row.case}, {row.method}: {_figure(row)}, {row.runs} runs")
     yield (
         f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{BAR}" rx="2" '

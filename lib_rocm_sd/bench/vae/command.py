@@ -38,7 +38,6 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add("--level", nargs="+", choices=list(LEVELS), help="of our ways only these levels")
     add("--roles", nargs="+", choices=ROLES, help="only these")
     add("--sizes", nargs="+", type=int, metavar="PIXELS", help="a side, of all ways")
-    add("--quick", action="store_true", help="up to 1024 pixels, 3 runs, nothing compiled")
     add(
         "--compile-limit-s",
         type=float,
@@ -47,8 +46,6 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     )
     add("--in-process", action="store_true", help=argparse.SUPPRESS)
     add("--picture", metavar="FILE", help="draw how bands and tilings differ from the whole frame")
-    add("--plot", metavar="FILE", help="draw memory and time over the size, as SVG")
-    add("--from", dest="source", metavar="FILE", help="take the rows of this result: measure none")
 
 
 def run(

@@ -1,0 +1,135 @@
+"""`python -m lib_rocm_sd bench attention`: every way to run what Stable Diffusion asks for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.bench.attention import plot, result, text
+from lib_rocm_sd.bench.attention.measure import ALL, Effort, measure
+from lib_rocm_sd.bench.attention.result import OURS, Document
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.ops.attention import ATTENTION, CASES, ODD, AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Launch
+
+RUNS, QUICK_RUNS = 50, 10
+ROW_S, QUICK_ROW_S = 0.6, 0.1
+DTYPES = ("float16", "bfloat16")
+
+Problems = list[tuple[str, AttentionProblem]]
+
+
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """The options of `bench attention` alone."""
+    add = parser.add_argument
+    add("--case", action="append", metavar="TEXT", help="only cases with this in name or shape")
+    add("--variant", action="append", metavar="TEXT", help="only variants with this in their name")
+    add("--configs", action="store_true", help="every config of ours, not only what Auto takes")
+
+
+def run(
+    args: argparse.Namespace,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    machine: dict[str, Any],
+    heading: Callable[[dict[str, Any]], str],
+) -> int:
+    """Measure, print, write. 1 if ours was wrong, 2 on bad options."""
+    refusal = _refusal(args)
+    if refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    document = Document(machine, Path(args.json) if args.json else None)
+    if args.source:
+        try:
+            document = result.read(Path(args.source))
+        except (OSError, ValueError) as error:
+            print(f"--from {args.source}: {error}", file=sys.stderr)
+            return 2
+    else:
+        _measured(args, device, info, launch, document)
+    rows = document.rows
+    print(text.render(heading(document.machine), rows))
+    if args.plot:
+        name = str(document.machine.get("device", ""))
+        Path(args.plot).write_text(plot.draw(rows, name), encoding="utf-8")
+    return int(any(row.reason.startswith("wrong") and row.variant == OURS for row in rows))
+
+
+def _refusal(args: argparse.Namespace) -> str:
+    """Why these options cannot be followed; empty if they can."""
+    if not args.source and not problems(args):
+        return f"--case: no case has {' or '.join(args.case)} in its name or shape"
+    if not any(_effort(args).wants(variant.name) for variant in ALL):
+        names = ", ".join(variant.name for variant in ALL)
+        return f"--variant: none of {names} has {' or '.join(args.variant)} in its name"
+    for name in ("json", "plot"):
+        file = getattr(args, name)
+        if file and not Path(file).absolute().parent.is_dir():
+            return f"--{name}: there is no folder {Path(file).absolute().parent}"
+    return ""
+
+
+def problems(args: argparse.Namespace) -> Problems:
+    """Label and problem of what is asked for, one dtype after the other."""
+    if args.small:
+        found = [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
+    else:
+        found = [
+            (case.name, replace(case.problem, dtype=dtype))
+            for dtype in dict.fromkeys(args.dtype or DTYPES)
+            for case in CASES
+        ]
+    wanted = [part.lower() for part in args.case or [""]]
+    return [
+        (label, problem)
+        for label, problem in found
+        if any(part in f"{label} {problem}".lower() for part in wanted)
+    ]
+
+
+def _effort(args: argparse.Namespace) -> Effort:
+    row_s = QUICK_ROW_S if args.quick else ROW_S
+    return Effort(args.runs, row_s, args.configs, tuple(args.variant or ()))
+
+
+def _measured(
+    args: argparse.Namespace,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    document: Document,
+) -> None:
+    chosen, effort = problems(args), _effort(args)
+    _compile(chosen, info, launch, effort)
+    for label, problem in chosen:
+        print(f"{label}: {problem}", file=sys.stderr, flush=True)
+        document.rows += measure(label, problem, device, info, launch, effort)
+        document.write()
+    document.complete = True
+    document.write()
+
+
+def _compile(chosen: Problems, info: DeviceInfo, launch: Launch | None, effort: Effort) -> None:
+    """All kernels at once, several at a time; a failure is told by the launch."""
+    build = getattr(launch, "build", None)
+    if build is None or info.arch is None:
+        return
+    specs: dict[KernelSpec, None] = {}
+    for _, problem in chosen:
+        for variant in ATTENTION.variants:
+            if not variant.ours or variant.refusals(info.arch, problem):
+                continue
+            if not effort.wants(variant.name):
+                continue
+            configs = variant.configs(info.arch, problem)
+            for config in configs if effort.every_config else configs[:1]:
+                specs.update(dict.fromkeys(variant.specs(info.arch, problem, config)))
+    build(list(specs))

@@ -1,0 +1,250 @@
+"""Attention timed: ours and all that a user could pick instead, each only once it is right."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.bench.attention import timing
+from lib_rocm_sd.bench.attention.competitors import COMPETITORS
+from lib_rocm_sd.bench.attention.exact import Exact, expected
+from lib_rocm_sd.bench.attention.result import Row
+from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem
+from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.selftest import FAILURES, describe, is_out_of_memory
+from lib_rocm_sd.tune import input_sets
+
+ROUNDS = 3
+"""All variants are timed in turn, so many times, so that a clock that sinks sinks for all."""
+LEAST_RUNS = 3
+SHORT_US = 400.0
+"""Calls up to this length are also timed waited for."""
+CLEAN_BYTES = 4 << 30
+ALL: tuple[Variant[AttentionProblem], ...] = (
+    *(variant for variant in ATTENTION.variants if variant.ours),
+    *COMPETITORS,
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`runs`: most timed calls of a row; fewer where they take more than `row_s` together.
+
+    `every_config`: of ours, not only what Auto takes. `names`: of variants, parts of them; () is
+    all.
+    """
+
+    runs: int = 50
+    row_s: float = 0.6
+    every_config: bool = False
+    names: tuple[str, ...] = ()
+
+    def wants(self, name: str) -> bool:
+        """True for a variant that is to be measured."""
+        return not self.names or any(part.lower() in name.lower() for part in self.names)
+
+
+@dataclass
+class _Entry:
+    """A variant with one config under measurement; its row is final once it has a reason."""
+
+    row: Row
+    variant: Variant[AttentionProblem]
+    config: Any
+    launch: Launch | None
+    submit_s: float = 0.0
+    round_runs: int = 0
+    times: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+
+
+def measure(
+    label: str,
+    problem: AttentionProblem,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    effort: Effort,
+) -> list[Row]:
+    """One row per variant, each verified against float64 before it is timed.
+
+    Of ours with several configs the first, which Auto takes, or all; of others' the fastest.
+    """
+    empty = Row(label, asdict(problem), "")
+    with torch.no_grad():
+        entries = list(_entries(empty, problem, info, launch, effort))
+        try:
+            sets = _input_sets(problem, device)
+            exact = expected(sets[0], problem)
+        except FAILURES as failure:
+            said = f"inputs and reference: {_why(failure, problem)}"
+            return [replace(each.row, reason=each.row.reason or said) for each in entries]
+        ready = [each for each in entries if not each.row.reason]
+        for each in ready:
+            _verify(each, sets, exact, problem, effort)
+            _clean(device, each.row)
+        for _ in range(ROUNDS):
+            for each in ready:
+                _round(each, sets, problem)
+    return _fastest([_finished(each, problem) for each in entries])
+
+
+def _entries(
+    empty: Row,
+    problem: AttentionProblem,
+    info: DeviceInfo,
+    launch: Launch | None,
+    effort: Effort,
+) -> Iterator[_Entry]:
+    for variant in ALL:
+        if not effort.wants(variant.name):
+            continue
+        row = replace(empty, variant=variant.name)
+        refusals = variant.refusals(info.arch, problem)
+        if not refusals and variant.ours and launch is None:
+            refusals = list(info.reasons) or ["there is no launcher"]
+        if refusals:
+            yield _Entry(replace(row, reason="; ".join(refusals)), variant, None, None)
+            continue
+        configs = variant.configs(info.arch, problem)
+        if variant.ours and not effort.every_config:
+            configs = configs[:1]
+        for config in configs:
+            shown = replace(row, config=config_fields(config))
+            yield _Entry(shown, variant, config, launch if variant.ours else None)
+
+
+def _input_sets(problem: AttentionProblem, device: torch.device) -> list[tuple[Any, ...]]:
+    """As (batch, seq, heads*head_dim) in different memory, more of it than the cache has."""
+    return input_sets(
+        ATTENTION, problem, device, lambda size_bytes: timing.sets_needed(size_bytes, device)
+    )
+
+
+def _call(entry: _Entry, sets: Sequence[tuple[Any, ...]]) -> timing.Call:
+    def call(number: int) -> None:
+        entry.variant.run(entry.launch, entry.config, *sets[number % len(sets)])
+
+    return call
+
+
+def _verify(
+    entry: _Entry,
+    sets: Sequence[tuple[Any, ...]],
+    exact: Exact,
+    problem: AttentionProblem,
+    effort: Effort,
+) -> None:
+    """Compare with float64, note the memory, warm up and decide on the number of runs."""
+    device, call = sets[0][0].device, _call(entry, sets)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            call(0)  # compile, load, allocate workspaces of libraries
+        out, extra_bytes = _held(entry, sets[0])
+        error = exact.error(out)
+        del out
+        entry.row = replace(
+            entry.row, error=error, checked_rows=exact.rows, extra_bytes=extra_bytes
+        )
+        allowance = ALLOWANCE if entry.variant in METHODS else 1.0
+        if not error <= allowance * ATTENTION.tolerance(problem):
+            entry.row = replace(entry.row, reason=f"wrong: error {error:.1e}")
+            return
+        entry.submit_s = timing.warm_up(call, device)
+        once_us = min(timing.waited_for(call, 2, device))
+        runs = min(effort.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS))
+        entry.round_runs = -(-runs // ROUNDS)
+        if once_us <= SHORT_US and device.type == "cuda":
+            entry.waiting = timing.waited_for(call, runs, device)
+    except FAILURES as failure:
+        entry.row = replace(entry.row, reason=_why(failure, problem, said))
+
+
+def _round(entry: _Entry, sets: Sequence[tuple[Any, ...]], problem: AttentionProblem) -> None:
+    if entry.row.reason:
+        return
+    device, call = sets[0][0].device, _call(entry, sets)
+    try:
+        timing.queued(call, min(entry.round_runs, 3), device, entry.submit_s)
+        entry.times += timing.queued(call, entry.round_runs, device, entry.submit_s)
+    except FAILURES as failure:
+        entry.row = replace(entry.row, reason=_why(failure, problem))
+
+
+def _finished(entry: _Entry, problem: AttentionProblem) -> Row:
+    if entry.row.reason:
+        return entry.row
+    times = sorted(entry.times)
+    median_us = statistics.median(times)
+    return replace(
+        entry.row,
+        median_us=median_us,
+        p10_us=times[len(times) // 10],
+        p90_us=times[len(times) * 9 // 10],
+        runs=len(times),
+        waiting_us=statistics.median(entry.waiting) if entry.waiting else math.nan,
+        tflops=problem.flops / median_us / 1e6,
+    )
+
+
+def _fastest(rows: list[Row]) -> list[Row]:
+    """Of a competitor's configs the fastest alone; ours as they are."""
+    ours = {variant.name for variant in ALL if variant.ours}
+    kept: list[Row] = []
+    for name in dict.fromkeys(row.variant for row in rows):
+        group = [row for row in rows if row.variant == name]
+        kept += group if name in ours else [min(group, key=_rank)]
+    return kept
+
+
+def _rank(row: Row) -> tuple[bool, float]:
+    return bool(row.reason), math.inf if math.isnan(row.median_us) else row.median_us
+
+
+def _held(entry: _Entry, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, int | None]:
+    """The output, and the device memory that was held at most beyond inputs and output."""
+    device = inputs[0].device
+    if device.type != "cuda":
+        return entry.variant.run(entry.launch, entry.config, *inputs), None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    out = entry.variant.run(entry.launch, entry.config, *inputs)
+    torch.cuda.synchronize(device)
+    held = torch.cuda.max_memory_allocated(device) - before
+    return out, max(0, held - out.numel() * out.element_size())
+
+
+def _clean(device: torch.device, row: Row) -> None:
+    """Give back what others may need: a failed or a large variant's memory."""
+    if device.type == "cuda" and (row.reason or (row.extra_bytes or 0) > CLEAN_BYTES):
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _why(
+    failure: BaseException,
+    problem: AttentionProblem,
+    said: Sequence[warnings.WarningMessage] = (),
+) -> str:
+    """Why there are no figures, in one line, with what torch warned of meanwhile."""
+    if is_out_of_memory(failure):
+        return f"out of memory ({problem})"
+    notes = [str(each.message).split(" (Triggered internally")[0].strip() for each in said]
+    told = [note for note in dict.fromkeys(notes) if note and not note.endswith(_HEADINGS)]
+    return "; ".join([describe(failure), *told])
+
+
+_HEADINGS = ("not used because:", "runtime disabled.", "been runtime disabled")
+"""Ends of warnings that torch gives for each backend, and that explain nothing."""

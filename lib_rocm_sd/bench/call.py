@@ -1,0 +1,160 @@
+"""`python -m lib_rocm_sd bench call`: what one call of attention costs the CPU.
+
+The time from the call in Python to its return, after which the device has the work in its queue and
+is not waited for. The queue never fills: after each batch of calls the device is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.engine import Engine
+from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
+from lib_rocm_sd.selftest import FAILURES, describe
+
+BATCH = 50
+"""Calls between two waits: far fewer than a queue holds."""
+CALLS, QUICK_CALLS = 10_000, 1_000
+PROBLEMS = (
+    ("SD1.5, mid-block self", AttentionProblem(2, 8, 64, 64, 160)),
+    ("SD1.5, mid-block text", AttentionProblem(2, 8, 64, 77, 160)),
+    ("SDXL, 16x16 self", AttentionProblem(2, 20, 256, 256, 64)),
+)
+"""Small, so that the device has done its work before the next call comes."""
+
+Side = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One side on one problem; times in µs. `variant`: what the engine ran, or would."""
+
+    label: str
+    problem: str
+    side: str
+    variant: str
+    median_us: float | None = None
+    p10_us: float | None = None
+    p90_us: float | None = None
+    runs: int = 0
+    reason: str = ""
+
+
+def measure(
+    label: str, problem: AttentionProblem, device: torch.device, engine: Engine, calls: int
+) -> list[Row]:
+    """A row per side, in one run: batches of the sides take turns."""
+    rows: list[Row] = []
+    with torch.no_grad():
+        q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
+        sides = _sides(problem, device, engine)
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        failed: dict[str, str] = {}
+        for name, (_, call) in sides.items():
+            try:
+                _batch(call, (q, k, v), device)
+            except FAILURES as failure:
+                failed[name] = describe(failure)
+        for _ in range(-(-calls // BATCH)):
+            for name, (_, call) in sides.items():
+                if name not in failed:
+                    times[name] += _batch(call, (q, k, v), device)
+    for name, (variant, _) in sides.items():
+        row = (label, str(problem), name, variant)
+        if name in failed:
+            rows.append(Row(*row, reason=failed[name]))
+        else:
+            rows.append(Row(*row, **_spread(times[name])))
+    return rows
+
+
+def _sides(
+    problem: AttentionProblem, device: torch.device, engine: Engine
+) -> dict[str, tuple[str, Side]]:
+    """Name, the variant behind it, and the call. All begin with (B, S, H, D) views of
+    (B, S, H*D) and give (B, Sq, H*D).
+    """
+    plan = engine.plan(problem, device)
+    sdpa = SdpaAttention()
+
+    def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return sdpa.run(None, None, q, k, v)
+
+    def output_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return q.new_empty((q.shape[0], q.shape[1], q.shape[2] * q.shape[3]))
+
+    return {
+        "engine.attention": (plan.variant.name, engine.attention),
+        "scaled_dot_product_attention": ("sdpa", torchs),
+        "an empty output": ("", output_alone),
+    }
+
+
+def _batch(
+    call: Side, inputs: Sequence[torch.Tensor], device: torch.device, count: int = BATCH
+) -> list[float]:
+    """Times in µs of `count` calls; the device has nothing to do before and after."""
+    q, k, v = inputs
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(count):
+        begin = clock()
+        call(q, k, v)
+        times.append((clock() - begin) / 1000)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return times
+
+
+def _spread(times: list[float]) -> dict[str, Any]:
+    times = sorted(times)
+    return {
+        "median_us": statistics.median(times),
+        "p10_us": times[len(times) // 10],
+        "p90_us": times[len(times) * 9 // 10],
+        "runs": len(times),
+    }
+
+
+def runs(args: argparse.Namespace) -> int:
+    """Timed calls of a row."""
+    return args.runs or (QUICK_CALLS if args.quick else CALLS)
+
+
+def run(
+    args: argparse.Namespace, device: torch.device, machine: dict[str, Any], heading: str
+) -> int:
+    """Measure, print a table, write JSON."""
+    engine = Engine()
+    rows: list[Row] = []
+    for label, problem in PROBLEMS:
+        rows += measure(label, problem, device, engine, runs(args))
+    print(render(heading, rows))
+    if args.json:
+        document = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def render(heading: str, rows: Sequence[Row]) -> str:
+    """The table that a person reads."""
+    lines = [heading, f"{'problem':<34} {'call':<30} {'CPU us':>7} {'p10..p90':>13} runs"]
+    for row in rows:
+        begin = f"{row.problem:<34} {row.side:<30}"
+        if row.median_us is None:
+            lines.append(f"{begin} not timed: {row.reason}")
+            continue
+        spread = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
+        lines.append(
+            f"{begin} {row.median_us:>7.1f} {spread:>13} {row.runs} {row.variant}".rstrip()
+        )
+    return "\n".join(lines)
