@@ -151,10 +151,13 @@ def compile_for(arch: "Arch", deadline: float) -> None:
 
     None is started after `deadline`, a reading of time.monotonic().
     """
+    from lib_rocm_sd.ops.attention_kernel import table_reasons as ignored
     from lib_rocm_sd.runtime import build
     from lib_rocm_sd.runtime.cli_support import AT_START, shipped
 
     specs = shipped(arch, AT_START)
+    for reason in ignored(arch):
+        say(f"{NAME}: {reason}")
     missing = [spec for spec in specs if not build.is_cached(spec, arch)]
     if not missing:
         say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")

@@ -1,4 +1,4 @@
-"""python -m lib_rocm_sd doctor | compile | inspect | bench | demo | results.
+"""python -m lib_rocm_sd doctor | compile | inspect | bench | demo | tune | results.
 
 A command's module is imported when it is asked for.
 """
@@ -25,6 +25,10 @@ COMMANDS = {
     ),
     "bench": ("lib_rocm_sd.bench.cli", "measure the kernels on this machine's GPU"),
     "demo": ("lib_rocm_sd.demo", "the same pictures without and with the kernels, side by side"),
+    "tune": (
+        "lib_rocm_sd.tune_cli",
+        "which configs run first; measure them on this GPU, and export that as a contribution",
+    ),
     "results": (
         "lib_rocm_sd.results_cli",
         "the results of speed tests that owners of cards contributed, as a table",

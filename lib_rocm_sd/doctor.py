@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import __version__, arch, cache, device, doctor_text
+from lib_rocm_sd import __version__, arch, cache, device, doctor_text, tuned
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops import attention_kernel
 from lib_rocm_sd.runtime import cli_support
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
         "work": _work(found, engine, broken),
         "vae": _vae(found, engine, broken),
         "kernels": [_kernels(row_arch) for row_arch in arches],
+        "tuned": [_tuned(row_arch) for row_arch in arches],
         "broken": broken,
     }
     return doctor_text.anonymous(findings)
@@ -224,6 +226,15 @@ def _kernels(row: Arch) -> dict[str, Any]:
     except TROUBLE as error:
         found["reason"] = _line(error)
     return found
+
+
+def _tuned(row: Arch) -> dict[str, Any]:
+    """By whom the configs of attention were chosen that run first, and what of that is ignored."""
+    dims, dtypes = attention_kernel.SHIPPED_HEAD_DIMS, attention_kernel.DTYPES
+    found = [attention_kernel.choice(row, dtype, each).source for dtype in dtypes for each in dims]
+    counts = {name: found.count(name) for name in (tuned.MEASURED, tuned.MODELLED)}
+    reasons = attention_kernel.table_reasons(row)
+    return {"gfx": row.gfx, **counts, "default": found.count(""), "reasons": reasons}
 
 
 def _engine(found: Sequence[object]) -> Engine | None:

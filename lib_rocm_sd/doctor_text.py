@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+CHOSEN_BY = {
+    "measured": "measured by an owner",
+    "modelled": "modelled from machine code, not measured",
+    "default": "default",
+}
+"""The origins of a choice in kernels/tuned, in words."""
+
 
 def anonymous(value: Any, home: str | None = None, user: str | None = None) -> Any:
     """`value` with, in every string, the home folder as ~ and the user's name in paths as USER."""
@@ -95,6 +102,13 @@ def _compilers(findings: dict[str, Any]) -> Iterator[str]:
         yield f"kernels for {row['gfx']} compiled: {', '.join(each)}{reason}"
 
 
+def _tuned(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["tuned"]:
+        counts = (f"{row[name]} {words}" for name, words in CHOSEN_BY.items() if row[name])
+        yield f"configs that run first on {row['gfx']}: {', '.join(counts)}"
+        yield from (f"  {reason}" for reason in row["reasons"])
+
+
 def _cache(findings: dict[str, Any]) -> Iterator[str]:
     row = findings["cache"]
     if row["directory"] is None:
@@ -110,6 +124,7 @@ def _work(findings: dict[str, Any]) -> Iterator[str]:
         yield from _problems(row)
     if not findings["work"]:
         yield "not tried without torch"
+    yield from _tuned(findings)
 
 
 def _vae(findings: dict[str, Any]) -> Iterator[str]:

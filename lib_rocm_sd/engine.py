@@ -178,12 +178,12 @@ class Engine:
         found: list[str] = []
         for variant in (variant for variant in op.variants if variant.ours):
             why = self._planner.refusals(op, variant, problem, device)
-            if not why:
-                config = self._planner.default_config(variant, problem, device)
-                why = self._planner.verify(op, variant, config, problem, device)
-            if not why:
-                return []
             found += why
+            for config in () if why else self._planner.defaults(variant, problem, device):
+                failed = self._planner.verify(op, variant, config, problem, device)
+                if not failed:
+                    return []
+                found += failed
         return list(dict.fromkeys(found)) or [f"there is no kernel for {op.name}"]
 
     def status_line(

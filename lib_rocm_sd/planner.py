@@ -175,8 +175,12 @@ class Planner:
         return self._launcher_of(device)[0] if variant.ours else None
 
     def default_config(self, variant: Variant[Any], problem: Any, device: torch.device) -> Any:
-        """The safe config of `variant` for `problem`."""
+        """The config of `variant` that runs `problem` unless another was measured."""
         return variant.configs(self.identify(device).arch, problem)[0]
+
+    def defaults(self, variant: Variant[Any], problem: Any, device: torch.device) -> Sequence[Any]:
+        """The same, and the safe one, if it is another."""
+        return variant.defaults(self.identify(device).arch, problem)
 
     def verify(
         self, op: Op[Any], variant: Variant[Any], config: Any, problem: Any, device: torch.device
@@ -263,8 +267,10 @@ class Planner:
         """The first candidate that passes its self-test; notes in `refusals` why others did not."""
         for candidate in ranked:
             variant = candidate.variant
-            default = self.default_config(variant, problem, device)
-            for config in dict.fromkeys((tuned.get(variant.name, default), default)):
+            for note in variant.notes(self.identify(device).arch, problem):
+                self._report.event(note)
+            defaults = self.defaults(variant, problem, device)
+            for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
                 why = self.verify(op, variant, config, problem, device)
                 if not why:
                     return candidate, config

@@ -66,9 +66,9 @@ class Row:
 def main(out: Path | None, index: int | None, as_json: bool) -> int:
     """Test one GPU and write the file. 0: all passed, 1: something failed, 2: nothing was run."""
     say = _to(sys.stderr if as_json else sys.stdout)
-    place, info = _gpu(index)
+    place, info = gpu(index)
     if place is None or info is None or info.arch is None:
-        say(f"The self-test was not run: {_why_not(info)}.")
+        say(f"The self-test was not run: {why_not(info)}.")
         say("It needs one of the GPUs in README's table, and a torch that can use it.")
         return NOT_RUN
     document = new_document(place)
@@ -89,7 +89,7 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
     return FAILED if failed else PASSED
 
 
-def _gpu(index: int | None) -> tuple[torch.device | None, DeviceInfo | None]:
+def gpu(index: int | None) -> tuple[torch.device | None, DeviceInfo | None]:
     """The GPU asked for, else the first that our kernels serve; without one, why not the first."""
     import torch
 
@@ -104,7 +104,7 @@ def _gpu(index: int | None) -> tuple[torch.device | None, DeviceInfo | None]:
     return None, infos[0] if infos else None
 
 
-def _why_not(info: DeviceInfo | None) -> str:
+def why_not(info: DeviceInfo | None) -> str:
     return "torch has no GPU of that number" if info is None else "; ".join(info.reasons)
 
 

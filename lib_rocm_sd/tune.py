@@ -16,11 +16,14 @@ from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.base import Launch, Op, Variant
 from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.runtime import source
 from lib_rocm_sd.selftest import FAILURES, SEED, describe
 
 BUDGET_S = 2.0
 MOST_RUNS = 50
 LEAST_RUNS = 3
+LEAST_US = 1e-3
+"""What a call counts as that took less than a clock can tell."""
 ROTATED_BYTES = 128 << 20
 ROTATED_SETS = 4
 
@@ -36,10 +39,19 @@ class Contender:
 
 @dataclass(frozen=True)
 class Timing:
-    """The fastest config of a variant for a problem; `time_us` is the median of one call."""
+    """The fastest config of a variant for a problem; `time_us` is the median of one call.
+
+    `each`: every config that was measured, with its time.
+    """
 
     config: Any
     time_us: float
+    each: tuple[tuple[Any, float], ...] = ()
+
+    @classmethod
+    def of(cls, each: Sequence[tuple[Any, float]]) -> Timing:
+        """The fastest of these."""
+        return cls(*min(each, key=lambda pair: pair[1]), tuple(each))
 
 
 Times = dict[str, Timing]
@@ -70,9 +82,12 @@ def measure(
             except FAILURES as error:
                 failures.append((contender, error))
                 continue
+            if not math.isfinite(time_us):
+                failures.append((contender, RuntimeError(f"its time came out as {time_us}")))
+                continue
             known = times.get(contender.variant.name)
-            if known is None or time_us < known.time_us:
-                times[contender.variant.name] = Timing(contender.config, time_us)
+            pair = (contender.config, max(time_us, LEAST_US))
+            times[contender.variant.name] = Timing.of((*(known.each if known else ()), pair))
     return times, failures
 
 
@@ -146,8 +161,9 @@ def _timed_on_cpu(call: Callable[[int], None], runs: int, device: torch.device) 
 
 
 def stamp(info: DeviceInfo) -> str:
-    """What measured times are valid for: another card, torch or version of ours measures anew."""
-    return f"rocm_sd {__version__}, torch {torch.__version__}, {info.name}"
+    """What measured times are valid for: another card, torch, kernel or version measures anew."""
+    ours = f"rocm_sd {__version__}, kernels {source.digest()[:12]}"
+    return f"{ours}, torch {torch.__version__}, {info.name}"
 
 
 def load(op: Op[Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
@@ -172,12 +188,19 @@ def load(op: Op[Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
 def save(op: Op[Any], info: DeviceInfo, problem: Any, times: Times) -> None:
     """Add the times of `problem` to the cache; without a usable cache nothing is kept."""
     rows, _ = _rows(op, info)
-    rows[str(problem)] = {
-        name: {"config": config_fields(timing.config), "time_us": timing.time_us}
-        for name, timing in times.items()
-    }
+    rows[str(problem)] = {name: _entry(timing) for name, timing in times.items()}
     data = json.dumps({"stamp": stamp(info), "rows": rows}, indent=1, sort_keys=True)
     cache.write("tune", _key(op, info), data.encode())
+
+
+def _entry(timing: Timing) -> dict[str, Any]:
+    each = [{"config": config_fields(config), "time_us": time} for config, time in timing.each]
+    return {"config": config_fields(timing.config), "time_us": timing.time_us, "each": each}
+
+
+def stored_problems(op: Op[Any], info: DeviceInfo) -> list[str]:
+    """The problems that have stored times, as text."""
+    return list(_rows(op, info)[0])
 
 
 def _key(op: Op[Any], info: DeviceInfo) -> str:
@@ -202,6 +225,15 @@ def _rows(op: Op[Any], info: DeviceInfo) -> tuple[dict[str, Any], str]:
 
 def _timing(entry: Any, configs: Sequence[Any]) -> Timing | None:
     """A stored entry, if it names a config that the variant still has and a possible time."""
+    pair = _pair(entry, configs)
+    if pair is None:
+        return None
+    rows = entry.get("each")
+    each = [_pair(row, configs) for row in rows] if isinstance(rows, list) else []
+    return Timing(*pair, tuple(found for found in each if found is not None))
+
+
+def _pair(entry: Any, configs: Sequence[Any]) -> tuple[Any, float] | None:
     if not isinstance(entry, dict):
         return None
     time_us = entry.get("time_us")
@@ -209,5 +241,5 @@ def _timing(entry: Any, configs: Sequence[Any]) -> Timing | None:
         return None
     for config in configs:
         if json.loads(json.dumps(config_fields(config))) == entry.get("config"):
-            return Timing(config, float(time_us))
+            return config, float(time_us)
     return None

@@ -405,3 +405,32 @@ def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.Mon
     assert [free(cpu), free(torch.device("meta")), free(cpu)] == [2, 3, 4]
     now[0] = planner.FREE_KNOWN_S
     assert free(cpu) == 5
+
+
+def test_a_tuned_config_that_is_wrong_gives_way_to_the_safe_one() -> None:
+    engine, report = engine_of(GFX1100)
+    tiles = {Tile(1): lambda x: x * 3, Tile(2): lambda x: x * 2}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles, safe=Tile(2))
+    op = op_of(ours, Doubler("theirs"))
+    assert engine.usable(CPU, op) == []
+    assert torch.equal(engine.run(op, X), X * 2)
+    plan = engine.plan(Doubling(10, 8), CPU, op)
+    assert (plan.variant.name, plan.config) == ("ours", Tile(2))
+    assert "self-test failed" in report.snapshot()["events"][0]
+
+
+def test_a_tuned_config_that_fails_later_gives_way_to_the_safe_one() -> None:
+    engine, _ = engine_of(GFX1100)
+    tiles = {Tile(1): raising(LaunchError("status 1"), SELF_TESTS), Tile(2): lambda x: x * 2}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles, safe=Tile(2))
+    op = op_of(ours, Doubler("theirs"))
+    assert torch.equal(engine.run(op, X), X * 2)
+    assert engine.plan(Doubling(10, 8), CPU, op).config == Tile(2)
+
+
+def test_what_is_wrong_with_a_table_is_told_once() -> None:
+    engine, report = engine_of(GFX1100)
+    op = op_of(Doubler("ours", 9, ours=True, noted=("the table is ignored",)), Doubler("theirs"))
+    for rows in (10, 20):
+        engine.plan(Doubling(rows, 8), CPU, op)
+    assert report.snapshot()["events"] == ["the table is ignored"]

@@ -76,7 +76,7 @@ def test_documented_commands_exist() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     named = set(re.findall(r"-m lib_rocm_sd (\w+)", text))
     main = (ROOT / "lib_rocm_sd" / "__main__.py").read_text(encoding="utf-8")
-    assert named == {"doctor", "compile", "inspect", "bench", "demo", "results"}
+    assert named == {"doctor", "compile", "inspect", "bench", "demo", "results", "tune"}
     assert all(f'"{name}"' in main for name in named)
 
 

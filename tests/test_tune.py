@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lib_rocm_sd import cache, tune
-from lib_rocm_sd.errors import (
-    LaunchError,
-)
+from lib_rocm_sd.errors import LaunchError
+from lib_rocm_sd.runtime import source
 from tests.toy_op import (
     CPU,
     GFX1100,
@@ -146,3 +145,63 @@ def test_measuring_stays_within_its_budget() -> None:
     assert time.perf_counter() - begin < 1.0
     assert failures == []
     assert times["slow"].time_us > 15_000 > times["quick"].time_us
+
+
+def test_every_configs_time_is_kept() -> None:
+    engine, _ = engine_of(GFX1100)
+    engine.level = "Performance"
+    tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4), Tile(3): lambda x: x * 3}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
+    op = op_of(ours)
+    engine.plan(Doubling(10, 8), CPU, op)
+    times, reason = tune.load(op, GFX1100, Doubling(10, 8))
+    assert not reason and times["ours"].config == Tile(2)
+    each = dict(times["ours"].each)
+    assert each.keys() == {Tile(1), Tile(2)}  # the third is wrong
+    assert each[Tile(1)] > 9_000 > each[Tile(2)] == times["ours"].time_us
+    assert tune.stored_problems(op, GFX1100) == [str(Doubling(10, 8))]
+
+
+@pytest.mark.parametrize("time_us", [float("nan"), float("inf")])
+def test_an_impossible_time_is_a_failure(monkeypatch: pytest.MonkeyPatch, time_us: float) -> None:
+    op = op_of(Doubler("odd"), Doubler("good"))
+    found = {"odd": time_us, "good": 0.0}
+    monkeypatch.setattr(tune, "_time_us", lambda contender, *rest: found[contender.variant.name])
+    contenders = [tune.Contender(variant, None, None) for variant in op.variants]
+    times, failures = tune.measure(op, Doubling(10, 8), CPU, contenders)
+    assert times.keys() == {"good"} and times["good"].time_us == tune.LEAST_US
+    assert [(contender.variant.name, str(error)) for contender, error in failures] == [
+        ("odd", f"its time came out as {time_us}")
+    ]
+
+
+def test_other_kernels_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> int:
+        engine, _ = engine_of(GFX1100)
+        engine.level = "Performance"
+        ours = Doubler("ours", 9, ours=True)
+        engine.plan(Doubling(10, 8), CPU, op_of(ours, Doubler("theirs")))
+        return ours.calls(10)
+
+    assert run() > 0 and run() == 0
+    monkeypatch.setattr(source, "digest", lambda: "0" * 64)
+    assert run() > 0
+
+
+def test_an_interrupted_measurement_leaves_nothing_half_done() -> None:
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 10:
+            raise KeyboardInterrupt
+        return x * 2
+
+    engine, _ = engine_of(GFX1100)
+    engine.level = "Performance"
+    tiles = {Tile(1): sleeping(1e-4), Tile(2): interrupted}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
+    op = op_of(ours, Doubler("theirs", work=sleeping(1e-2)))
+    with pytest.raises(KeyboardInterrupt):
+        engine.plan(Doubling(10, 8), CPU, op)
+    assert tune.load(op, GFX1100, Doubling(10, 8)) == ({}, "")
+    ours.by_tile = {}
+    assert "measured" in engine.plan(Doubling(10, 8), CPU, op).why
+    assert dict(tune.load(op, GFX1100, Doubling(10, 8))[0]["ours"].each).keys() == set(tiles)

@@ -69,6 +69,8 @@ class Doubler(Variant[Doubling]):
     refuses_inputs: Callable[[torch.Tensor], list[str]] = staticmethod(lambda x: [])
     workspace_bytes: int = 0
     tiles: Sequence[Any] = (None,)
+    safe: Any = None
+    noted: Sequence[str] = ()
     by_tile: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     seen: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -83,6 +85,12 @@ class Doubler(Variant[Doubling]):
 
     def configs(self, arch: Arch | None, problem: Doubling) -> Sequence[Any]:
         return self.tiles
+
+    def defaults(self, arch: Arch | None, problem: Doubling) -> Sequence[Any]:
+        return list(dict.fromkeys((self.tiles[0], self.safe or self.tiles[0])))
+
+    def notes(self, arch: Arch | None, problem: Doubling) -> list[str]:
+        return list(self.noted)
 
     def run(self, launch: Launch | None, config: Any, *tensors: Any, **options: Any) -> Any:
         self.seen.append((launch, config, tuple(tensors[0].shape)))

@@ -9,9 +9,7 @@ tests/test_beside_triton.py executes some to see that this is the same.
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -23,14 +21,13 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.machine import listing, pairs
-from lib_rocm_sd.machine.classify import Kind, work_of
-from lib_rocm_sd.machine.mix import Mix
 from lib_rocm_sd.ops import attention_kernel
-from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
-from lib_rocm_sd.runtime import codeobject, process
-from tests.amdgpu import executor, launch
-from tests.simt.attention import draw
+from lib_rocm_sd.runtime import codeobject
+from tests.amdgpu import launch
 from tools import triton_attention
+from tools.key_loop import compiler_version, executed_pass, mix_between
+
+__all__ = ["main", "mix_between"]
 
 HEAD_DIMS = (40, 64, 80, 128)
 OURS, TRITON = "rocm_sd", "Triton"
@@ -82,50 +79,12 @@ def ours_of(arch: Arch, head_dim: int, config: attention_kernel.AttentionConfig)
     text = f"{config.block_q}x{config.block_k}, {config.block // arch.wave_size} waves"
     row = Row(arch.gfx, head_dim, OURS, text + (", ahead" if config.ahead else ""))
     try:
-        longer, shorter = (_executed(arch, head_dim, config, tiles) for tiles in (3, 2))
+        one_pass = executed_pass(arch, "float16", head_dim, config)
     except CompileError as error:
         return replace(row, failure=str(error))
-    one_pass = mix_between(longer, shorter)
     per_pair = pairs.of(one_pass, arch, config.block_q * config.block_k)
     spec = attention_kernel.spec("float16", head_dim, "none", config)
     return _with_resources(row, arch, launch.built(spec, arch), spec.entry, 0, per_pair)
-
-
-def _executed(
-    arch: Arch, head_dim: int, config: attention_kernel.AttentionConfig, tiles: int
-) -> executor.Counts:
-    seq_k = tiles * config.block_k
-    problem = AttentionProblem(1, 1, config.block_q, seq_k, head_dim, "float16", "none")
-    q, k, v = draw(problem)
-    run = launch.CodeLaunch(arch)
-    with run.knows(q, k, v):
-        MatrixAttention().run(run, config, q, k, v, None, None)
-    return run.counts[-1]
-
-
-def mix_between(longer: executor.Counts, shorter: executor.Counts) -> Mix:
-    """What one run executed more than another of the same kernel, all waves together."""
-    names = longer.by_name()
-    names.subtract(shorter.by_name())
-    counts: Counter[Kind] = Counter()
-    matrix: Counter[str] = Counter()
-    slots = 0
-    for name, count in names.items():
-        if name == "V_DUAL":
-            counts[Kind.VECTOR] += 2 * count
-            slots += count
-            continue
-        work = work_of(name.lower())
-        counts[work.kind] += count
-        if work.kind is Kind.VECTOR:
-            slots += work.slots * count
-        elif work.kind is Kind.MATRIX:
-            matrix[name.lower()] += count
-    moved = [each.loaded_bytes + each.stored_bytes for each in (longer, shorter)]
-    lds_bytes = longer.lds_bytes - shorter.lds_bytes
-    return Mix(
-        dict(counts), slots, names["V_DUAL"], lds_bytes, moved[0] - moved[1], 0, dict(matrix)
-    )
 
 
 # -- Triton's ------------------------------------------------------------------------------------
@@ -207,7 +166,7 @@ def page(rows: Sequence[Row]) -> str:
     head = _HEAD.format(
         arches=",".join(dict.fromkeys(row.arch for row in rows)),
         ours=OURS,
-        compiler=_compiler(),
+        compiler=compiler_version(),
         triton=triton_attention.VERSION,
         configs=len(triton_attention.CONFIGS),
     )
@@ -219,14 +178,6 @@ def page(rows: Sequence[Row]) -> str:
     parts = [head, "## Ours against Triton's best", _summary(rows), "## Every config of ours"]
     parts += [_table(rows)]
     return "\n\n".join(parts + (["Not counted:", "\n".join(failures)] if failures else []))
-
-
-def _compiler() -> str:
-    """The first words of what our kernels' compiler says of itself, without the packager's."""
-    found = launch.compiler()
-    said = process.run([found.path, "--version"], 20.0).output if found else ""
-    version = re.search(r"clang version \d+\.\d+\.\d+", said)
-    return version[0] if version else "clang"
 
 
 def best(rows: Sequence[Row], key: str = "estimated_cycles") -> Row | None:

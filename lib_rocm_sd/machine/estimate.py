@@ -43,7 +43,7 @@ ASSUMPTIONS = (
     " launches, everything within one.",
     f"The 1x1 convolutions around attention are torch's GEMM at {LIBRARY_SHARE:.0%} of the peak,"
     f" their norms and additions {ATTENTION_PASSES} passes over the image.",
-    "First config of each search space, our kernels only, fp16, one image, whole frame; not"
+    "The config that Auto runs, our kernels only, fp16, one image, whole frame; not"
     " counted: launches' own cost, merging of statistics, weight packing, Python.",
 )
 
@@ -198,7 +198,7 @@ def _conv_bytes(launch: ConvLaunch) -> int:
 
 def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
     arch = target.arch
-    config = attention_kernel.configs(arch, launch.channels)[0]
+    config = attention_kernel.ordered(arch, "float16", launch.channels)[0]
     work = target.work_of(attention_kernel.spec("float16", launch.channels, "none", config))
     waves = config.block // arch.wave_size
     groups, blocks = -(-launch.pixels // config.block_q), -(-launch.pixels // config.block_k)

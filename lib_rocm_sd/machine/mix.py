@@ -34,6 +34,18 @@ class Mix:
         """Instructions of one kind."""
         return self.counts.get(kind, 0)
 
+    def times(self, count: int) -> Mix:
+        """The same so many times."""
+        return Mix(
+            {kind: count * each for kind, each in self.counts.items()},
+            count * self.vector_slots,
+            count * self.dual_pairs,
+            count * self.lds_bytes,
+            count * self.global_bytes,
+            count * self.scratch_bytes,
+            {name: count * each for name, each in self.matrix_names.items()},
+        )
+
     def as_dict(self) -> dict[str, int]:
         """What is not zero, by name; bytes are those of a whole wave."""
         named = {kind.value: self.of(kind) for kind in Kind}

@@ -22,7 +22,7 @@ class PerPair:
     each pair. `vector` is without matrix and transcendental ones, both halves of a dual-issue pair
     counted; `vector_slots` their issue slots. `scalar` with scalar loads and branches. Bytes of all
     lanes. `estimated_cycles`: of a SIMD for 1024 pairs, and `bound` on the use of the matrix units,
-    by the cost model.
+    by the cost model; 0 where none are used.
     """
 
     matrix: float
@@ -69,5 +69,5 @@ def of(mix: Mix, arch: Arch, pairs: int) -> PerPair:
         lds_bytes=mix.lds_bytes / pairs,
         global_bytes=mix.global_bytes / pairs,
         estimated_cycles=1024 * cycles.total / pairs,
-        bound=cycles.bounds()["bound"],
+        bound=cycles.bounds().get("bound", 0.0),
     )

@@ -92,7 +92,15 @@ class MatrixAttention(Variant[AttentionProblem]):
         return strides + gradient_refusals(q, k, v)
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
-        return kernel.configs(arch, problem.head_dim) if arch else ()
+        p = problem
+        return kernel.ordered(arch, p.dtype, p.head_dim, p.mask) if arch else ()
+
+    def defaults(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
+        safe = kernel.configs(arch, problem.head_dim)[:1] if arch else ()
+        return tuple(dict.fromkeys((*super().defaults(arch, problem), *safe)))
+
+    def notes(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return kernel.table_reasons(arch) if arch else []
 
     def specs(
         self, arch: Arch, problem: AttentionProblem, config: AttentionConfig

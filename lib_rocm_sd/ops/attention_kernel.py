@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
+from lib_rocm_sd import tuned
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
 
+OP = "attention"
 SOURCE = "attention.hip"
 ENTRY = "attention_forward"
 DTYPES = ("float16", "bfloat16")
@@ -156,10 +158,42 @@ def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> Kerne
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
 
+def fields_of(config: AttentionConfig) -> dict[str, int | bool]:
+    """As a table of kernels/tuned has it."""
+    return asdict(config)
+
+
+def form(dtype: str, head_dim: int, mask: str = "none") -> dict[str, str | int]:
+    """What of a problem a choice in kernels/tuned is for."""
+    return {"dtype": dtype, "head_dim": head_dim, "mask": mask}
+
+
+def choice(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> tuned.Choice:
+    """What kernels/tuned chooses; ValueError where there is no kernel."""
+    space = configs(arch, head_dim)
+    defines = [name for name, _ in spec(dtype, head_dim, mask, space[0]).defines]
+    return tuned.choice(arch.gfx, OP, form(dtype, head_dim, mask), space, defines)
+
+
+def ordered(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> list[AttentionConfig]:
+    """The search space, first what kernels/tuned chooses, else the safe default."""
+    space = configs(arch, head_dim)
+    if head_dim not in SHIPPED_HEAD_DIMS or dtype not in DTYPES or mask != "none":
+        return list(space)  # the tables have no others
+    chosen = choice(arch, dtype, head_dim, mask).config
+    return list(dict.fromkeys((chosen, *space) if chosen else space))
+
+
+def table_reasons(arch: Arch) -> list[str]:
+    """Why the GPU's table in kernels/tuned, or a part of it, is ignored."""
+    choices = [choice(arch, dtype, each) for dtype in DTYPES for each in SHIPPED_HEAD_DIMS]
+    return list(dict.fromkeys(reason for each in choices for reason in each.reasons))
+
+
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """What is compiled ahead for a GPU: both half types, every usual head_dim, no mask."""
     return [
-        spec(dtype, head_dim, "none", configs(arch, head_dim)[0])
+        spec(dtype, head_dim, "none", ordered(arch, dtype, head_dim)[0])
         for dtype in DTYPES
         for head_dim in SHIPPED_HEAD_DIMS
     ]

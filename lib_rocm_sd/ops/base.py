@@ -86,11 +86,19 @@ class Variant(ABC, Generic[P]):
         return 0
 
     def configs(self, arch: Arch | None, problem: P) -> Sequence[Any]:
-        """The search space.
+        """The search space, first what is run unless another was measured to be faster.
 
-        The first is a safe default. A variant without tile sizes has one config: None.
+        A variant without tile sizes has one config: None.
         """
         return (None,)
+
+    def defaults(self, arch: Arch | None, problem: P) -> Sequence[Any]:
+        """What is tried where nothing was measured: the first config; the safe one, if another."""
+        return self.configs(arch, problem)[:1]
+
+    def notes(self, arch: Arch | None, problem: P) -> list[str]:
+        """What is wrong with what the order of `configs` rests on; told once."""
+        return []
 
     def specs(self, arch: Arch, problem: P, config: Any) -> Sequence[KernelSpec]:
         """The kernels that `run` will launch, so that they can be compiled ahead."""

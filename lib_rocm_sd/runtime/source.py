@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +28,21 @@ def flatten(source: str) -> str:
     return _flatten(
         source, kernels, _stamp(kernels / source), _stamp(kernels), _stamp(kernels / "common")
     )
+
+
+def digest() -> str:
+    """Changes when any kernel does: SHA-256 over kernels/, as hexadecimal digits."""
+    kernels = arch.KERNELS_DIR
+    return _digest(kernels, _stamp(kernels), _stamp(kernels / "common"))
+
+
+@lru_cache(maxsize=4)
+def _digest(kernels: Path, *stamps: tuple[int, ...]) -> str:
+    files = sorted((*kernels.glob("*.hip"), *kernels.glob("common/*.h")))
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

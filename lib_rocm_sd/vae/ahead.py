@@ -28,5 +28,5 @@ def _norm_specs(arch: Arch) -> list[KernelSpec]:
 
 
 def _attention_spec(arch: Arch) -> KernelSpec:
-    config = attention_kernel.configs(arch, ATTENTION_HEAD_DIM)[0]
+    config = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)[0]
     return attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)

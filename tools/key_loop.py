@@ -1,0 +1,96 @@
+"""What attention executes in one pass of its loop over the keys, all waves together: by executing
+its machine code on the CPU with two lengths of keys, or by the usual way through the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.machine import disassemble, paths
+from lib_rocm_sd.machine.classify import Kind, work_of
+from lib_rocm_sd.machine.mix import Mix
+from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
+from lib_rocm_sd.ops.attention_kernel import AttentionConfig
+from lib_rocm_sd.runtime import build, codeobject, process
+from tests.amdgpu import executor, launch
+from tests.simt.attention import draw
+
+
+def compiler_version() -> str:
+    """The first words of what our kernels' compiler says of itself, without the packager's."""
+    found = launch.compiler()
+    said = process.run([found.path, "--version"], 20.0).output if found else ""
+    version = re.search(r"clang version \d+\.\d+\.\d+", said)
+    return version[0] if version else "clang"
+
+
+def resources(
+    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig
+) -> codeobject.KernelResources:
+    """Of the kernel without a mask. Raises CompileError."""
+    spec = attention_kernel.spec(dtype, head_dim, "none", config)
+    code = launch.built(spec, arch)
+    (found,) = (each for each in codeobject.resources(code) if each.name == spec.entry)
+    return found
+
+
+def executed_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
+    """By executing three and two tiles of keys. Raises CompileError, ExecutionError."""
+    return mix_between(*(_executed(arch, dtype, head_dim, config, tiles) for tiles in (3, 2)))
+
+
+def _executed(
+    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig, tiles: int
+) -> executor.Counts:
+    seq_k = tiles * config.block_k
+    problem = AttentionProblem(1, 1, config.block_q, seq_k, head_dim, dtype, "none")
+    q, k, v = draw(problem)
+    run = launch.CodeLaunch(arch)
+    with run.knows(q, k, v):
+        MatrixAttention().run(run, config, q, k, v, None, None)
+    return run.counts[-1]
+
+
+def mix_between(longer: executor.Counts, shorter: executor.Counts) -> Mix:
+    """What one run executed more than another of the same kernel, all waves together."""
+    names = longer.by_name()
+    names.subtract(shorter.by_name())
+    counts: Counter[Kind] = Counter()
+    matrix: Counter[str] = Counter()
+    slots = 0
+    for name, count in names.items():
+        if name == "V_DUAL":
+            counts[Kind.VECTOR] += 2 * count
+            slots += count
+            continue
+        work = work_of(name.lower())
+        counts[work.kind] += count
+        if work.kind is Kind.VECTOR:
+            slots += work.slots * count
+        elif work.kind is Kind.MATRIX:
+            matrix[name.lower()] += count
+    moved = [each.loaded_bytes + each.stored_bytes for each in (longer, shorter)]
+    lds_bytes = longer.lds_bytes - shorter.lds_bytes
+    return Mix(
+        dict(counts), slots, names["V_DUAL"], lds_bytes, moved[0] - moved[1], 0, dict(matrix)
+    )
+
+
+def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
+    """By the usual way through the loop, times the waves. Raises CompileError, NoListingError and
+    the ValueErrors of paths.usual_pass.
+    """
+    spec = attention_kernel.spec(dtype, head_dim, "none", config)
+    made = build.CodeObject(launch.built(spec, arch), "clang", False, 0.0)
+    function = disassemble.listing(spec, arch, made).function(spec.entry)
+    chunks = [(head_dim + 15) // 16 * 16 // config.chunk_d, config.block_k // config.chunk_k]
+
+    def passes(inner: list[Mix]) -> list[int]:
+        """Scores a chunk at a time, then outputs; what comes after is not usual."""
+        return (chunks + [0] * len(inner))[: len(inner)]
+
+    waves = config.block // arch.wave_size
+    return paths.usual_pass(function, arch, passes).times(waves)
