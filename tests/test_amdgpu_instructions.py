@@ -316,6 +316,34 @@ def test_pairs_of_floats(gfx: str) -> None:
 
 
 @pytest.mark.parametrize("gfx", ALL)
+def test_dot_products_of_halves(gfx: str) -> None:
+    """1.5 and -2 with 1 and 3, added to 10; denormals count; the short form adds in place."""
+    short = "v_dot2c_f32_f16" if gfx != "gfx1201" else "v_dot2_f32_f16 v5, v1, v2, v5 ;"
+    m = Machine(gfx).set_v(v1=0xC000_3E00, v2=0x4200_3C00, v3=10.0, v5=1.0, v6=0x0001_0000)
+    m.lines(f"v_dot2_f32_f16 v4, v1, v2, v3\n{short} v5, v1, v2\nv_dot2_f32_f16 v7, v6, v2, 0")
+    assert (m.v(4)[0], m.v(5)[0], m.v(7)[0]) == (5.5, -3.5, np.float32(3 * 2.0**-24))
+
+
+@pytest.mark.parametrize("gfx", RDNA)
+def test_dot_products_of_bfloat16(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0xC000_3FC0, v2=0x4040_3F80, v3=10.0)
+    assert m.lines("v_dot2_f32_bf16 v4, v1, v2, v3").v(4)[0] == 5.5
+
+
+def test_a_dot_product_in_a_pair() -> None:
+    m = Machine("gfx1100").set_v(v8=0xC000_3E00, v9=2.0)
+    m.lines("v_dual_mul_f32 v10, 0x3c003c00, v9 :: v_dual_dot2acc_f32_f16 v9, 0x3c003c00, v8")
+    assert m.v(9)[0] == 1.5
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_modifiers_of_dot_products_are_refused(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0, v2=0, v3=0)
+    with pytest.raises(UnsupportedError, match="dot product"):
+        m.lines("v_dot2_f32_f16 v4, v1, v2, v3 neg_lo:[1,0,0]")
+
+
+@pytest.mark.parametrize("gfx", ALL)
 def test_integers(gfx: str) -> None:
     wide = "v_mad_co_u64_u32" if gfx == "gfx1201" else "v_mad_u64_u32"
     carry = "vcc" if gfx in CDNA else "vcc_lo"
@@ -325,8 +353,10 @@ def test_integers(gfx: str) -> None:
         f"v_add_co_u32 v10, {carry}, v1, v3\n"
         "v_perm_b32 v11, v2, v1, v9\n"
         "v_bfe_i32 v12, v2, 4, 8\n"
-        "v_mul_hi_u32 v13, v1, v2"
+        "v_mul_hi_u32 v13, v1, v2\n"
+        "v_bfrev_b32 v14, v2"
     )
+    assert m.v(14, np.uint32)[0] == 0xF7B3D591
     total = 0xFFFFFFFF**2 + (1 << 32 | 5)
     assert [int(m.v(r, np.uint32)[0]) for r in (6, 7)] == [total & 0xFFFFFFFF, total >> 32]
     assert m.v(10, np.uint32)[0] == 4 and m.s(106) == 0xFFFFFFFF

@@ -82,7 +82,7 @@ def test_a_removed_wait_is_a_hazard(gfx: str) -> None:
 
 
 LAYOUTS = {
-    "gfx1100": ("return 2 * e + lane_id() / 16;", "return 8 * (lane_id() / 16) + e;"),
+    "gfx1100": ("return 8 * (lane_id() % 2) + lane_id() % 16 / 2;", "return lane_id() % 16;"),
     "gfx1201": (
         "return kElements * (lane_id() / 16) + e;",
         "return 2 * e + lane_id() / 16 % 2;",
@@ -142,13 +142,12 @@ def test_one_element_out_of_bounds_is_seen(gfx: str, mistake: str) -> None:
 
 
 def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
-    """LLVM before 21 moves V_PERMLANEX16_B32, where lanes 16 to 31 no longer take part."""
+    """LLVM before 22 or 23 moves WMMA, where only some lanes still take part."""
     found = compiler()
     assert found is not None
     version = re.search(r"-(\d+)$", found.path.resolve().parent.parent.name)
-    if version is None or int(version[1]) > 20:
+    if version is None or int(version[1]) > 21:
         pytest.skip(f"{found.path} is not known to move it")
     pin = ("common/platform.h", 'asm volatile("" : "+v"(x));', "")
-    assert "largest error" in faults(attention("gfx1100"), *pin)
     plain = replace(CONV, statistics=False)
     assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)

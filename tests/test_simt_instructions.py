@@ -106,13 +106,15 @@ def test_arithmetic_within_a_lane() -> None:
     x[11] = 0x80112233, 0x84556677, 0x0B09_0403
     x[12] = 0x80112233, 0x84556677, 8
     x[13] = 0x80112233, 0x84556677, 2
-    out = np.zeros((4, 64), np.uint32)
+    x[14, :2] = np.array([1.9999, -7e4], np.float32).view(np.uint32)
+    out = np.zeros((5, 64), np.uint32)
     execute(KernelSpec("arithmetic.hip", "arithmetic"), row("gfx1030"), x, out)
-    perm, alignbit, alignbyte, exponential = out
+    perm, alignbit, alignbyte, exponential, toward_zero = out
     assert perm[10] == 0x00FF_8077  # constant 0, constant 0xff, byte 7, byte 0
     assert perm[11] == 0xFFFF_3384  # signs of halves 3 and 1, byte 4, byte 3
     assert alignbit[12] == 0x33845566
     assert alignbyte[13] == 0x22338455
+    assert toward_zero[14] == 0xFBFF_3FFF
     got = exponential[: len(exp_cases)].view(np.float32)
     np.testing.assert_allclose(got, np.array(list(exp_cases.values()), np.float32), rtol=2e-7)
 

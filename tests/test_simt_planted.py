@@ -103,9 +103,9 @@ def test_a_mistake_gives_wrong_results(gfx: str, mistake: str) -> None:
 
 
 def test_another_units_layout_gives_wrong_results() -> None:
-    """RDNA3's rows of D, taken for RDNA4's."""
-    old = "return 2 * e + lane_id() / 16;"
-    kernels_dir = simt.planted("common/mma.h", old, "return 8 * (lane_id() / 16) + e;")
+    """RDNA3's rows of A, in RDNA4's order."""
+    old = "return 8 * (lane_id() % 2) + lane_id() % 16 / 2;"
+    kernels_dir = simt.planted("common/mma.h", old, "return lane_id() % 16;")
     assert verdict(Setting("gfx1100", kernels_dir=kernels_dir), inputs_of(40, "float16")) == "wrong"
 
 

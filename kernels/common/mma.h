@@ -6,7 +6,8 @@
 // V_MFMA_F32_16X16X16_F16), PTX ISA 9.7.15 (mma.m16n8k16).
 //
 //   unit         wave  A: lane holds            B: lane holds            D: element e of lane l
-//   wmma_gfx11   32    m = l%16, k = 0..15      n = l%16, k = 0..15      n = l%16, m = 2e + l/16
+//   wmma_gfx11   32    m = 8(l%2) + l%16/2,     n = l%16, k = 0..15      n = l%16, m = 8(l/16) + e
+//                      k = 0..15
 //   wmma_gfx12   32    m = l%16, k = 8(l/16)..  n = l%16, k = 8(l/16)..  n = l%16, m = 8(l/16) + e
 //   mfma         64    m = l%16, k = 4(l/16)..  n = l%16, k = 4(l/16)..  n = l%16, m = 4(l/16) + e
 //   dot2         32    m = (l + 8(l/16))%16     n = l%16, k = 0..15      n = l%16, m = 8(l/16) + e
@@ -14,10 +15,13 @@
 //                      m = l/4, l/4 + 8         n = l/4, l/4 + 8         n = l/4 + 8((e/2)%2), m = 8(e/4) + 2(l%4) + e%2
 //                      k = 2(l%4).., 2(l%4)+8.. k = 2(l%4).., 2(l%4)+8..
 //
+// WMMA of gfx11 gives row 2e + l/16 of its own A in element e: so it is given A's rows in the order 0, 8, 1, 9, .., 15.
+//
 // Every unit offers: A, B, D; row(e), column(c), column_of(e) and kColumns; first_of_column, true in one of the lanes that share
 // a column, and reduce_column over them; load_a and load_b, from rows in LDS that begin at multiples of 16 bytes, gather_a and
-// gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; pieces, which walks
-// a B by memory access; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an element of column 0 to the
+// gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; weights, which
+// does so with numbers from 0 on and adds to `sum` what this lane has of each column; pieces, which walks a B by memory access;
+// kDistinctLanes, in how many lanes A differs. element_step(c) leads from an element of column 0 to the
 // one of column c in the same row.
 #pragma once
 #include "platform.h"
@@ -42,37 +46,46 @@ template <int N> DEVICE void load_words(u32* to, const u16* from) {
     }
 }
 
-// Both half waves have the whole column: each takes its own half of it.
-DEVICE Words<4> half_of(const Fragment<8>& b) {
-    const bool upper = lane_id() >= 16;
-    Words<4> part;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const u32 below = b.w[i], above = b.w[4 + i];  // values, not places: a choice of places would end in scratch memory
-        part.word[i] = upper ? above : below;
-    }
-    return part;
+#if !defined(MATRIX_UNIT_MMA_SM80)
+
+typedef _Float16 v2h __attribute__((ext_vector_type(2)));
+typedef short v2s __attribute__((ext_vector_type(2)));
+
+// pack2 of numbers from 0 on, by fewer instructions. fp16: V_FMA_MIXLO_F16 and V_FMA_MIXHI_F16, which LLVM takes for a multiply-add
+// that it cannot resolve, instead of two conversions and a third to put them together; on CDNA it makes more of it. bfloat16: what
+// lies half-way goes up instead of to even, a NaN with none of its upper bits set becomes a number.
+template <typename Half> DEVICE u32 pack2_weights(float low, float high) {
+    if constexpr (Half::kIsBF16) return high_halves(float_bits(low) + 0x8000u, float_bits(high) + 0x8000u);
+#if !defined(MATRIX_UNIT_MFMA)
+    const float one = unknown_one();
+    return __builtin_bit_cast(u32, v2h{(_Float16)fma_f32(low, one, 0.0f), (_Float16)fma_f32(high, one, 0.0f)});
+#else
+    return pack2<Half>(low, high);
+#endif
 }
 
 // What the four AMD units share: a lane holds one row of A and one column of B, `kHalves` consecutive k of it, and
-// `kElements` rows of D. A unit below states what it has differently.
-template <int kHalves, int kElements> struct OneColumnUnit {
+// `kElements` consecutive rows of D. `Unit`, which inherits it, states what it has differently.
+template <typename Unit, typename Half, int kHalves, int kElements> struct OneColumnUnit {
     using A = Fragment<kHalves / 2>;
     using B = Fragment<kHalves / 2>;
     using D = Accumulator<kElements>;
+    using Own = Fragment<kElements / 2>;  // D as halves
     static constexpr int kColumns = 1;
+    static constexpr bool kDotsBF16 = false;
     static DEVICE int column(int) { return lane_id() % 16; }
     static CONSTEXPR int column_of(int) { return 0; }
     static CONSTEXPR int element_step(int) { return 0; }
     static DEVICE bool first_of_column() { return lane_id() < 16; }
     static DEVICE bool first_of_row() { return lane_id() % 16 == 0; }
+    static DEVICE int row_of_a() { return lane_id() % 16; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
     static DEVICE int row(int e) { return kElements * (lane_id() / 16) + e; }
 
     // Rows past last_row repeat it: the caller ignores what they give.
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
         A a;
-        load_words<kHalves / 2>(a.w, tile + min2(lane_id() % 16, last_row) * ld + first_k());
+        load_words<kHalves / 2>(a.w, tile + min2(Unit::row_of_a(), last_row) * ld + first_k());
         return a;
     }
     // Columns past last_column repeat it: the caller ignores what they give.
@@ -94,17 +107,63 @@ template <int kHalves, int kElements> struct OneColumnUnit {
         x = combine(x, lane_xor<4>(x));
         return combine(x, lane_xor<8>(x));
     }
-    template <typename Half> static DEVICE B pack_in_lane(const D& d) {
+
+    // Where a lane needs sixteen k and has eight, the other half wave has the others.
+    static DEVICE B operand(const Own& own) {
+        if constexpr (kHalves == kElements) return own;
+        const bool upper = lane_id() >= 16;
         B b;
 #pragma unroll
-        for (int i = 0; i < kElements / 2; ++i) b.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
+        for (int i = 0; i < kElements / 2; ++i) {
+            const u32 ours = own.w[i], theirs = lane_xor<16>(ours);
+            b.w[i] = upper ? theirs : ours;
+            b.w[kElements / 2 + i] = upper ? ours : theirs;
+        }
         return b;
     }
+    static DEVICE B pack(const D& d) {
+        Own own;
+#pragma unroll
+        for (int i = 0; i < kElements / 2; ++i) own.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
+        return Unit::operand(own);
+    }
+
+    // sum + both halves of x.
+    static DEVICE float add_halves(u32 x, float sum) {
+        if constexpr (!Half::kIsBF16)
+            return __builtin_amdgcn_fdot2(__builtin_bit_cast(v2h, x), __builtin_bit_cast(v2h, 0x3c003c00u), sum, false);
+        else if constexpr (Unit::kDotsBF16)
+            return __builtin_amdgcn_fdot2_f32_bf16(__builtin_bit_cast(v2s, x), __builtin_bit_cast(v2s, 0x3f803f80u), sum, false);
+        else return sum + bits_float(x << 16) + bits_float(x & 0xffff0000u);
+    }
+    // The sum is that of the rounded weights: one instruction for two, and what rounding adds to all of them goes out of the quotient.
+    static DEVICE B weights(const D& d, float (&sum)[1]) {
+        Own own;
+#pragma unroll
+        for (int i = 0; i < kElements / 2; ++i) {
+            own.w[i] = pack2_weights<Half>(d.v[2 * i], d.v[2 * i + 1]);
+            sum[0] = add_halves(own.w[i], sum[0]);
+        }
+        return Unit::operand(own);
+    }
+
     template <typename F> static DEVICE void pieces(const B& b, F store) {
-        if constexpr (kHalves == 16) store(lane_id() % 16, 8 * (lane_id() / 16), half_of(b));
-        else store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<kHalves / 2>, b));
+        if constexpr (kHalves == kElements) {
+            store(lane_id() % 16, first_k(), __builtin_bit_cast(Words<kElements / 2>, b));
+        } else {  // both half waves have the whole column: each takes its own half of it
+            const bool upper = lane_id() >= 16;
+            Words<4> part;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const u32 below = b.w[i], above = b.w[4 + i];  // values: a choice of places would end in scratch memory
+                part.word[i] = upper ? above : below;
+            }
+            store(lane_id() % 16, 8 * (lane_id() / 16), part);
+        }
     }
 };
+
+#endif
 
 #if defined(MATRIX_UNIT_WMMA_GFX11)
 
@@ -112,9 +171,13 @@ typedef _Float16 v16h __attribute__((ext_vector_type(16)));
 typedef short v16s __attribute__((ext_vector_type(16)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
-template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 16, 8> {
+    using A = Fragment<8>;
+    using B = Fragment<8>;
+    using D = Accumulator<8>;
     static constexpr int kDistinctLanes = 16;
-    static DEVICE int row(int e) { return 2 * e + lane_id() / 16; }
+    static constexpr bool kDotsBF16 = true;
+    static DEVICE int row_of_a() { return 8 * (lane_id() % 2) + lane_id() % 16 / 2; }
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v8f c = __builtin_bit_cast(v8f, d);
         if constexpr (Half::kIsBF16)
@@ -124,20 +187,6 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
             d = __builtin_bit_cast(D, __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(
                                           __builtin_bit_cast(v16h, a), __builtin_bit_cast(v16h, b), c));
     }
-    // A lane has the even or the odd rows of its column and needs all of them: exchange with the other half wave, interleave.
-    static DEVICE B pack(const D& d) {
-        const bool odd_rows = lane_id() >= 16;
-        const B mine = pack_in_lane<Half>(d);
-        B b;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 ours = mine.w[i], theirs = lane_xor<16>(ours);
-            const u32 even = odd_rows ? theirs : ours, odd = odd_rows ? ours : theirs;
-            b.w[2 * i] = (even & 0xffffu) | (odd << 16);
-            b.w[2 * i + 1] = (even >> 16) | (odd & 0xffff0000u);
-        }
-        return b;
-    }
 };
 
 #elif defined(MATRIX_UNIT_WMMA_GFX12)
@@ -146,8 +195,12 @@ typedef _Float16 v8h __attribute__((ext_vector_type(8)));
 typedef short v8s __attribute__((ext_vector_type(8)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
-template <typename Half> struct Mma : OneColumnUnit<8, 8> {
+template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 8, 8> {
+    using A = Fragment<4>;
+    using B = Fragment<4>;
+    using D = Accumulator<8>;
     static constexpr int kDistinctLanes = 32;
+    static constexpr bool kDotsBF16 = true;
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v8f c = __builtin_bit_cast(v8f, d);
         if constexpr (Half::kIsBF16)
@@ -158,8 +211,7 @@ template <typename Half> struct Mma : OneColumnUnit<8, 8> {
                                           __builtin_bit_cast(v8h, a), __builtin_bit_cast(v8h, b), c));
     }
     // All lanes have their part of the product before any leaves for a branch.
-    static DEVICE B pack(const D& d) {
-        B b = pack_in_lane<Half>(d);
+    static DEVICE B operand(B b) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) b.w[i] = kept_here(b.w[i]);
         return b;
@@ -172,7 +224,10 @@ typedef _Float16 v4h __attribute__((ext_vector_type(4)));
 typedef short v4s __attribute__((ext_vector_type(4)));
 typedef float v4f __attribute__((ext_vector_type(4)));
 
-template <typename Half> struct Mma : OneColumnUnit<4, 4> {
+template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 4, 4> {
+    using A = Fragment<2>;
+    using B = Fragment<2>;
+    using D = Accumulator<4>;
     static constexpr int kDistinctLanes = 64;
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         const v4f c = __builtin_bit_cast(v4f, d);
@@ -183,25 +238,20 @@ template <typename Half> struct Mma : OneColumnUnit<4, 4> {
             d = __builtin_bit_cast(D, __builtin_amdgcn_mfma_f32_16x16x16f16(
                                           __builtin_bit_cast(v4h, a), __builtin_bit_cast(v4h, b), c, 0, 0, 0));
     }
-    static DEVICE B pack(const D& d) { return pack_in_lane<Half>(d); }
 };
 
 #elif defined(MATRIX_UNIT_DOT2)
-
-typedef _Float16 v2h __attribute__((ext_vector_type(2)));
 
 // No matrix unit: each lane sums eight rows of its column with packed dot products, taking A's rows from the lanes that
 // hold them (DPP row_share, RDNA2 ISA 13.3.9: every lane of a row of 16 reads one lane of that row). The upper half wave
 // holds A rotated by eight rows, so that row_share:e is row e below and row e + 8 above. bfloat16 has no such dot product
 // on these chips and takes two FMAs.
-template <typename Half> struct Mma : OneColumnUnit<16, 8> {
+template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 16, 8> {
+    using A = Fragment<8>;
+    using B = Fragment<8>;
+    using D = Accumulator<8>;
     static constexpr int kDistinctLanes = 32;
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
-        A a;
-        load_words<8>(a.w, tile + min2((lane_id() + 8 * (lane_id() / 16)) % 16, last_row) * ld);
-        return a;
-    }
-    static DEVICE A gather_a(const u16* tile, int ld, int last_row) { return load_a(tile, ld, last_row); }
+    static DEVICE int row_of_a() { return (lane_id() + 8 * (lane_id() / 16)) % 16; }
     static DEVICE float dot(u32 a, u32 b, float c) {
         if constexpr (Half::kIsBF16) {
             c = fma_f32(bits_float(a << 16), bits_float(b << 16), c);
@@ -220,19 +270,6 @@ template <typename Half> struct Mma : OneColumnUnit<16, 8> {
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         one_row<0>(a, b, d), one_row<1>(a, b, d), one_row<2>(a, b, d), one_row<3>(a, b, d);
         one_row<4>(a, b, d), one_row<5>(a, b, d), one_row<6>(a, b, d), one_row<7>(a, b, d);
-    }
-    // A lane has rows 0..7 or 8..15 of its column and needs all of them: exchange with the other half wave.
-    static DEVICE B pack(const D& d) {
-        const bool upper = lane_id() >= 16;
-        const B mine = pack_in_lane<Half>(d);
-        B b;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 ours = mine.w[i], theirs = lane_xor<16>(ours);
-            b.w[i] = upper ? theirs : ours;
-            b.w[4 + i] = upper ? ours : theirs;
-        }
-        return b;
     }
 };
 

@@ -72,6 +72,8 @@ DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
 template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
 DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
 DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
+DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
 #else  // AMD builtins, or the shim's definitions of them
 
@@ -96,12 +98,24 @@ DEVICE float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c)
 DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
+// The lower, and the upper, halves of a and b; a's becomes the lower one.
+DEVICE u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100u); }
+DEVICE u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302u); }
 
 // x, computed before what follows. LLVM did not know that V_PERMLANEX16_B32 (before 21) and WMMA (before 22 or 23) need all lanes
 // (llvm-project #142962, #165602, #178314) and moves them behind a branch that only some lanes take.
 DEVICE u32 kept_here(u32 x) {
 #if !defined(SIMT_SHIM)
     asm volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
+// 1, of which the compiler does not know that it is.
+DEVICE float unknown_one() {
+    float x = 1.0f;
+#if !defined(SIMT_SHIM)
+    asm("" : "+s"(x));
 #endif
     return x;
 }

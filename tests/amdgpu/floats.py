@@ -157,6 +157,24 @@ def bfloat16_to_float(bits: Array) -> Array:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def dot2(a: Array, b: Array, c: Array) -> Array:
+    """c + the products of two float16 in each of a and b (uint32); in float64, rounded once."""
+    return _dot2(a, b, c, lambda bits: bits.view(np.float16))
+
+
+def dot2_bf16(a: Array, b: Array, c: Array) -> Array:
+    """The same of bfloat16."""
+    return _dot2(a, b, c, bfloat16_to_float)
+
+
+def _dot2(a: Array, b: Array, c: Array, of: Any) -> Array:
+    total = np.asarray(c, np.float64)
+    for shift in (np.uint32(0), np.uint32(16)):
+        x, y = (of((each >> shift).astype(np.uint16)).astype(np.float64) for each in (a, b))
+        total = total + x * y
+    return np.asarray(total).astype(np.float32)
+
+
 def exponent(x: Array) -> Array:
     """The biased exponent, as int32."""
     return ((np.asarray(x, np.float32).view(np.uint32) >> 23) & 0xFF).astype(np.int32)

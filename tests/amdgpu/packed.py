@@ -26,6 +26,7 @@ _HALVES: dict[str, tuple[str, Any]] = {
     "V_PK_ADD_U16": ("u16", np.add),
     "V_PK_SUB_U16": ("u16", np.subtract),
 }
+_DOTS: dict[str, Any] = {"V_DOT2_F32_F16": floats.dot2, "V_DOT2_F32_BF16": floats.dot2_bf16}
 
 
 def compile_packed(ins: Instruction) -> Step | None:
@@ -38,6 +39,8 @@ def compile_packed(ins: Instruction) -> Step | None:
         return _moves(ins)
     if ins.name in _HALVES:
         return _halves(ins)
+    if ins.name in _DOTS:
+        return _dots(ins)
     return None
 
 
@@ -141,3 +144,16 @@ def _halves(ins: Instruction) -> Step:
         high(b, second)
 
     return step
+
+
+def _dots(ins: Instruction) -> Step:
+    plain = ins.get("opsel") == 0 and _high_selects(ins) & 3 == 3
+    if ins.get("neg") or ins.get("neg_hi") or ins.get("clmp") or not plain:
+        raise UnsupportedError("modifiers of a dot product")
+    codes = ins.get("src0"), ins.get("src1")
+    if any(128 < code < 255 for code in codes):
+        raise UnsupportedError("a constant in a pair of halves")
+    first, second = (vector(ins, code, "u32") for code in codes)
+    added, function = vector(ins, ins.get("src2"), "f32"), _DOTS[ins.name]
+    write = vector_target(ins.get("vdst") - 256, "f32")
+    return lambda b: write(b, function(first(b), second(b), added(b)))

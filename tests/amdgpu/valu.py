@@ -39,6 +39,13 @@ def _perm(a: Array, b: Array, selector: Array) -> Array:
     return out
 
 
+def _reversed(a: Array) -> Array:
+    out = np.zeros_like(a)
+    for bit in range(32):
+        out |= (a >> _U32(bit) & _U32(1)) << _U32(31 - bit)
+    return out
+
+
 def _bfe_u32(a: Array, offset: Array, width: Array) -> Array:
     ones = (_U32(1) << (width & _U32(31))) - _U32(1)
     return (a >> (offset & _U32(31))) & ones
@@ -164,6 +171,7 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
     ),
     "V_BFE_U32": (_U, (_U, _U, _U), _bfe_u32),
     "V_BFE_I32": (_I, (_I, _I, _I), _bfe_i32),
+    "V_BFREV_B32": (_U, (_U,), _reversed),
     "V_PERM_B32": (_U, (_U, _U, _U), _perm),
     "V_ALIGNBIT_B32": (_U, (_U, _U, _U), _alignbit),
     "V_ALIGNBYTE_B32": (_U, (_U, _U, _U), _alignbyte),
@@ -195,6 +203,8 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
 ACCUMULATING: dict[str, Any] = {  # target = function(source 0, source 1, target)
     "V_FMAC_F32": floats.fma,
     "V_MAC_F32": _mad_legacy,
+    "V_DOT2ACC_F32_F16": floats.dot2,
+    "V_DOT2ACC_F32_BF16": floats.dot2_bf16,
 }
 WITH_LITERAL: dict[str, Any] = {  # (source 0, source 1, literal)
     "V_FMAMK_F32": lambda a, b, k: floats.fma(a, k, b),

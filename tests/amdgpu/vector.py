@@ -156,13 +156,19 @@ def _of_table(ins: Instruction, mode: FloatMode) -> Step:
 
 def _accumulates(ins: Instruction, mode: FloatMode) -> Step:
     _rounds(ins, "f32", mode)
-    first, second = sources(ins, ("f32", "f32"), mode)
+    kind = _kind_of_factors(ins.name)
+    first, second = sources(ins, (kind, kind), mode)
     write = target(ins, "f32", mode)
     if ins.name in WITH_LITERAL:
         literal, of = vector(ins, 255, "f32"), WITH_LITERAL[ins.name]
         return lambda b: write(b, of(first(b), second(b), literal(b)))
     own, function = vector(ins, ins.get("vdst"), "f32"), ACCUMULATING[ins.name]
     return lambda b: write(b, function(first(b), second(b), own(b)))
+
+
+def _kind_of_factors(name: str) -> str:
+    """A register of a dot product's holds two halves."""
+    return "u32" if name.startswith("V_DOT2") else "f32"
 
 
 def _moves(ins: Instruction) -> Step:
@@ -348,7 +354,7 @@ def _half(ins: Instruction, side: str) -> tuple[Read, Write]:
     if name in ACCUMULATING or name in WITH_LITERAL:
         literal = name in WITH_LITERAL
         function = WITH_LITERAL[name] if literal else ACCUMULATING[name]
-        x, y = (vector(ins, code, "f32") for code in codes)
+        x, y = (vector(ins, code, _kind_of_factors(name)) for code in codes)
         last = vector(ins, 255, "f32") if literal else vector(ins, register + 256, "f32")
         return lambda b: function(x(b), y(b), last(b)), vector_target(register, "f32")
     if name not in TABLE or len(TABLE[name][1]) != 2:

@@ -78,6 +78,12 @@ template <typename AB, typename D> SIMT_INLINE D product(const char* name, WaveC
     return d;
 }
 
+SIMT_INLINE _Float16 half_toward_zero(float x) {
+    const _Float16 near = (_Float16)x;
+    const bool beyond = __builtin_fabsf((float)near) > __builtin_fabsf(x);
+    return __builtin_bit_cast(_Float16, (u16)(__builtin_bit_cast(u16, near) - beyond));
+}
+
 SIMT_INLINE float dot2(v2s a, v2s b, float c, bool clamp, bool bf16) {  // V_DOT2_F32_F16 and V_DOT2_F32_BF16
     const float low = to_float((u16)a[0], bf16) * to_float((u16)b[0], bf16);
     const float d = low + to_float((u16)a[1], bf16) * to_float((u16)b[1], bf16) + c;
@@ -149,6 +155,9 @@ SIMT_INLINE unsigned long __builtin_amdgcn_ballot_w64(bool x) {
 SIMT_INLINE float __builtin_amdgcn_exp2f(float x) { return simt::exp2_flushed(x); }
 SIMT_INLINE float __builtin_amdgcn_rcpf(float x) { return 1.0f / x; }
 SIMT_INLINE float __builtin_amdgcn_rsqf(float x) { return 1.0f / __builtin_sqrtf(x); }
+SIMT_INLINE simt::v2h __builtin_amdgcn_cvt_pkrtz(float low, float high) {  // V_CVT_PK_RTZ_F16_F32
+    return simt::v2h{simt::half_toward_zero(low), simt::half_toward_zero(high)};
+}
 SIMT_INLINE float __builtin_amdgcn_fdot2(simt::v2h a, simt::v2h b, float c, bool clamp) {
     return simt::dot2(__builtin_bit_cast(simt::v2s, a), __builtin_bit_cast(simt::v2s, b), c, clamp, false);
 }

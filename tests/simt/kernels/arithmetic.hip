@@ -14,4 +14,5 @@ KERNEL(WAVE_SIZE) arithmetic(ArithmeticParams p) {
     out[64] = __builtin_amdgcn_alignbit(x[0], x[1], x[2]);
     out[128] = __builtin_amdgcn_alignbyte(x[0], x[1], x[2]);
     out[192] = float_bits(__builtin_amdgcn_exp2f(bits_float(x[0])));
+    out[256] = __builtin_bit_cast(u32, __builtin_amdgcn_cvt_pkrtz(bits_float(x[0]), bits_float(x[1])));
 }
