@@ -13,7 +13,8 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.attention import AttentionProblem, reference
-from tests.simt.attention import Errors, draw, torchs_own
+from tests.attention_judge import Errors, torchs_own
+from tests.simt.attention import draw
 
 pytest.importorskip("triton", reason="no triton: pip install -r requirements/triton.txt")
 pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")

@@ -9,15 +9,14 @@ import torch
 
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, reference
 from tests import simt
+from tests.attention_layouts import LAYOUTS, lay_out
 from tests.simt.attention import (
     HEAD_DIMS,
-    LAYOUTS,
     UNITS,
     Setting,
     attend,
     compare,
     draw,
-    lay_out,
     random_mask,
 )
 

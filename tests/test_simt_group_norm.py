@@ -17,7 +17,8 @@ from lib_rocm_sd.ops import group_norm_launch as launches
 from lib_rocm_sd.ops.group_norm import FINALIZE, GROUP_NORM_SILU, TorchGroupNorm
 from lib_rocm_sd.ops.group_norm_problem import ODD, FinalizeProblem, GroupNormProblem
 from tests import simt
-from tests.simt.attention import UNITS, Errors
+from tests.attention_judge import Errors
+from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))

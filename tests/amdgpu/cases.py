@@ -24,7 +24,8 @@ from lib_rocm_sd.ops.group_norm import FINALIZE, GROUP_NORM_SILU, TorchGroupNorm
 from lib_rocm_sd.ops.group_norm_problem import FinalizeProblem, GroupNormProblem
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import CodeLaunch
-from tests.simt.attention import Errors, draw, random_mask, torchs_own
+from tests.attention_judge import numbers, torchs_own
+from tests.simt.attention import draw, random_mask
 
 CPU = torch.device("cpu")
 
@@ -103,11 +104,7 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
         output = variant.run(
             launch, variant.configs(case.arch, p)[case.config], q, k, v, mask, None
         )
-    exact = reference(q, k, v, mask, None)
-    ours = Errors.of(output, exact)
-    theirs = Errors.of(torchs_own(q, k, v, mask), exact)
-    found = _judged(ours.largest, theirs.largest)
-    return found or ([] if ours.rms <= 1.5 * theirs.rms else [f"{ours}, torch's own {theirs}"])
+    return numbers(output, q, k, v, mask).faults(True)
 
 
 def _softmax(case: Case, launch: CodeLaunch) -> list[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
-from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, problem_of, reference
+from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, problem_of
+from tests.attention_judge import numbers
+from tests.attention_layouts import lay_out
 from tests.simt.launch import ShimLaunch
 
 UNITS = ("gfx1030", "gfx1100", "gfx1200", "gfx942", "sm_80")
@@ -22,8 +24,6 @@ DTYPES = {
     "float32": torch.float32,
     "bool": torch.bool,
 }
-LAYOUTS = ("plain", "heads first", "packed", "misaligned")
-"""How (B, S, H, D) lies in memory; what a layout leaves unused holds NaN."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,6 @@ class Setting:
         arch = by_gfx(self.gfx)
         assert arch is not None
         return arch
-
-
-def lay_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """`x` (B, S, H, D) as a view of a storage of its own, of which it uses the last element."""
-    batch, seq, heads, dim = x.shape
-    if layout == "plain":
-        return x.clone()
-    if layout == "heads first":
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "packed":
-        view = x.new_full((batch, seq, 2, heads, dim), math.nan)[:, :, 1]
-    elif layout == "misaligned":
-        row = heads * (dim + 3)
-        storage = x.new_full((1 + batch * seq * row,), math.nan)
-        view = storage[1:].view(batch, seq, heads, dim + 3)[..., 3:]
-    else:
-        raise ValueError(layout)
-    return view.copy_(x)
 
 
 def draw(
@@ -101,36 +83,6 @@ def attend(
         return variant.run(launch, config, q, k, v, mask, scale)
 
 
-def torchs_own(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """The best that torch does in a half type: float32 inside, only the result is rounded."""
-    wide_q, wide_k, wide_v = (x.float().transpose(1, 2) for x in (q, k, v))
-    scores = wide_q @ wide_k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask
-    return (scores.softmax(-1).nan_to_num(0.0) @ wide_v).transpose(1, 2).flatten(2).to(q.dtype)
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Against float64. The root of the mean square shows a systematic error of any element."""
-
-    largest: float
-    rms: float
-
-    @classmethod
-    def of(cls, out: torch.Tensor, exact: torch.Tensor) -> Errors:
-        error = out.double() - exact
-        return cls(error.abs().max().item(), error.square().mean().sqrt().item())
-
-
 def compare(
     setting: Setting,
     q: torch.Tensor,
@@ -139,13 +91,5 @@ def compare(
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> list[str]:
-    """What is wrong: a largest error of more than twice torch's own, an rms of more than 1.5 times.
-
-    The weights, too, are rounded to the half type before they meet v: this alone gives an rms of
-    some 1.3 times that of rounding the result only.
-    """
-    exact = reference(q, k, v, mask, scale)
-    ours = Errors.of(attend(setting, q, k, v, mask, scale), exact)
-    theirs = Errors.of(torchs_own(q, k, v, mask, scale), exact)
-    good = ours.largest <= 2 * theirs.largest and ours.rms <= 1.5 * theirs.rms
-    return [] if good else [f"{ours}, torch's own {theirs}"]
+    """What is wrong with it, by the judge of tests/attention_judge.py."""
+    return numbers(attend(setting, q, k, v, mask, scale), q, k, v, mask, scale).faults(True)

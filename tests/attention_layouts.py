@@ -1,0 +1,61 @@
+"""Ways in which q, k or v (B, S, H, D) may lie in memory. What a layout leaves unused holds NaN."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import torch
+
+LAYOUTS = ("plain", "heads first", "packed", "misaligned")
+"""The usual ones, and one that no access of more than two bytes may read."""
+ODD_LAYOUTS = (
+    "ragged rows",
+    "every second row",
+    "sequence first",
+    "repeated batch",
+    "repeated heads",
+    "repeated rows",
+)
+ALL_LAYOUTS = (*LAYOUTS, *ODD_LAYOUTS)
+
+
+def lay_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """`x` (B, S, H, D) as a view of a storage of its own, of which it uses the last element.
+
+    A repeated dimension has stride 0: all along it is what is first in `x`.
+    """
+    if layout == "plain":
+        return x.clone()
+    if layout == "heads first":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "sequence first":
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout.startswith("repeated"):
+        dimension = ("repeated batch", "repeated rows", "repeated heads").index(layout)
+        return x.narrow(dimension, 0, 1).clone().expand(x.shape)
+    return _within_nan(x, layout).copy_(x)
+
+
+def _within_nan(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """A view of x's shape that leaves part of its storage unused."""
+    batch, seq, heads, dim = x.shape
+    if layout == "packed":
+        return x.new_full((batch, seq, 2, heads, dim), math.nan)[:, :, 1]
+    if layout == "every second row":
+        return x.new_full((batch, seq, 2, heads, dim), math.nan).flatten(1, 2)[:, 1::2]
+    if layout == "misaligned":
+        storage = x.new_full((1 + batch * seq * heads * (dim + 3),), math.nan)
+        return storage[1:].view(batch, seq, heads, dim + 3)[..., 3:]
+    if layout == "ragged rows":
+        row = heads * dim + 5
+        storage = x.new_full((3 + batch * seq * row,), math.nan)
+        return storage[3:].view(batch, seq, row)[..., 5:].view(batch, seq, heads, dim)
+    raise ValueError(layout)
+
+
+def layouts_of(rng: Random) -> list[str]:
+    """Layouts of q, k and v: mostly the usual ones, so that also fast accesses are met."""
+    if rng.random() < 0.4:
+        return [rng.choice(["plain", "heads first", "sequence first"]) for _ in range(3)]
+    return [rng.choice(ALL_LAYOUTS) for _ in range(3)]
