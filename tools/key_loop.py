@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.machine import disassemble, paths
@@ -14,25 +15,40 @@ from lib_rocm_sd.machine.mix import Mix
 from lib_rocm_sd.ops import attention_kernel
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
 from tests.amdgpu import executor, launch
 from tests.simt.attention import draw
 
 
-def compiler_version() -> str:
-    """The first words of what our kernels' compiler says of itself, without the packager's."""
+def compiler_for(arch: Arch) -> str:
+    """Which of the tests' compilers knows a row: the clang in PATH, else the one in ziglang."""
     found = launch.compiler()
-    said = process.run([found.path, "--version"], 20.0).output if found else ""
+    return "clang" if found and not found.refusals(arch) else "ziglang"
+
+
+def compiler_version(arch: Arch | None = None) -> str:
+    """The first words of what our kernels' compiler says of itself, without the packager's."""
+    found = launch.compiler(compiler_for(arch) if arch else "clang")
+    said = process.run([*found.program, "--version"], 20.0).output if found else ""
     version = re.search(r"clang version \d+\.\d+\.\d+", said)
     return version[0] if version else "clang"
+
+
+@cache
+def built(
+    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig
+) -> tuple[KernelSpec, bytes]:
+    """The kernel without a mask, and its code object. Raises CompileError."""
+    spec = attention_kernel.spec(dtype, head_dim, "none", config)
+    return spec, launch.built(spec, arch, name=compiler_for(arch))
 
 
 def resources(
     arch: Arch, dtype: str, head_dim: int, config: AttentionConfig
 ) -> codeobject.KernelResources:
     """Of the kernel without a mask. Raises CompileError."""
-    spec = attention_kernel.spec(dtype, head_dim, "none", config)
-    code = launch.built(spec, arch)
+    spec, code = built(arch, dtype, head_dim, config)
     (found,) = (each for each in codeobject.resources(code) if each.name == spec.entry)
     return found
 
@@ -83,8 +99,8 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
     """By the usual way through the loop, times the waves. Raises CompileError, NoListingError and
     the ValueErrors of paths.usual_pass.
     """
-    spec = attention_kernel.spec(dtype, head_dim, "none", config)
-    made = build.CodeObject(launch.built(spec, arch), "clang", False, 0.0)
+    spec, code = built(arch, dtype, head_dim, config)
+    made = build.CodeObject(code, compiler_for(arch), False, 0.0)
     function = disassemble.listing(spec, arch, made).function(spec.entry)
     chunks = [(head_dim + 15) // 16 * 16 // config.chunk_d, config.block_k // config.chunk_k]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -72,34 +73,61 @@ def counted_as(arch: Arch) -> str:
     leader = leader_of(arch)
     if leader is None:
         return "the usual way through the loop in its machine code, not executed"
-    return f"machine code of {'it' if leader == arch else leader.gfx} executed on a CPU"
+    return f"machine code for {leader.gfx}, executed on a CPU"
 
 
 def one_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
     """What a row executes for one tile of keys. Raises CompileError and the counters' errors."""
     leader = leader_of(arch)
-    space = attention_kernel.configs(leader, head_dim) if leader else ()
-    if leader is None or config not in space:
+    if leader is None or config not in attention_kernel.configs(leader, head_dim):
         return key_loop.usual_pass(arch, dtype, head_dim, config)
     return key_loop.executed_pass(leader, dtype, head_dim, config)
 
 
 def candidates(arches: Sequence[Arch], dtype: str, head_dim: int) -> dict[str, list[Candidate]]:
-    """Every config that compiles, by row. The rows have one `leader_of`."""
-    found: dict[str, list[Candidate]] = {arch.gfx: [] for arch in arches}
-    mixes: dict[AttentionConfig, Mix] = {}
-    for arch in arches:
-        for config in attention_kernel.configs(arch, head_dim):
-            try:
-                needs = key_loop.resources(arch, dtype, head_dim, config)
-                if config not in mixes:
-                    mixes[config] = one_pass(arch, dtype, head_dim, config)
-            except CompileError as error:
-                print(f"{arch.gfx} {dtype} {head_dim}: {error}", file=sys.stderr)
-                continue
-            waves = codeobject.waves_per_simd(arch, needs, config.block)
-            per_pair = pairs.of(mixes[config], arch, config.block_q * config.block_k)
-            found[arch.gfx].append(Candidate(config, needs, waves, per_pair))
+    """By row, the configs with the fewest estimated cycles, as many as `best` needs to see. The
+    rows have one `leader_of`.
+    """
+    mixes = {
+        config: mix
+        for config in attention_kernel.configs(arches[0], head_dim)
+        if (mix := _counted_for(arches, dtype, head_dim, config))
+    }
+    return {arch.gfx: _compiled(arch, dtype, head_dim, mixes) for arch in arches}
+
+
+def _counted_for(
+    arches: Sequence[Arch], dtype: str, head_dim: int, config: AttentionConfig
+) -> Mix | None:
+    try:
+        return one_pass(arches[0], dtype, head_dim, config)
+    except CompileError as error:
+        print(f"{arches[0].gfx} {dtype} {head_dim}: {error}", file=sys.stderr)
+        return None
+
+
+def _compiled(
+    arch: Arch, dtype: str, head_dim: int, mixes: dict[AttentionConfig, Mix]
+) -> list[Candidate]:
+    """Compiled for the row itself, until the rest has more cycles than one that fits."""
+    estimates = {
+        config: pairs.of(mix, arch, config.block_q * config.block_k)
+        for config, mix in mixes.items()
+    }
+    found: list[Candidate] = []
+    for config in sorted(estimates, key=lambda each: estimates[each].estimated_cycles):
+        winner = best(found)
+        limit = NEAR * winner.per_pair.estimated_cycles if winner else math.inf
+        enough = winner is not None and winner.waves_per_simd >= WAVES_TO_HIDE
+        if enough and estimates[config].estimated_cycles > limit:
+            break
+        try:
+            needs = key_loop.resources(arch, dtype, head_dim, config)
+        except CompileError as error:
+            print(f"{arch.gfx} {dtype} {head_dim}: {error}", file=sys.stderr)
+            continue
+        waves = codeobject.waves_per_simd(arch, needs, config.block)
+        found.append(Candidate(config, needs, waves, estimates[config]))
     return found
 
 
@@ -139,7 +167,7 @@ def section_of(arch: Arch, entries: list[dict[str, Any]]) -> dict[str, Any]:
         "source": tuned.MODELLED,
         "note": NOTE,
         "command": f"python -m tools.tuned --write --arch {arch.gfx}",
-        "compiler": key_loop.compiler_version(),
+        "compiler": key_loop.compiler_version(arch),
         "counted": counted_as(arch),
         "rocm_sd": __version__,
         "kernel": hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -149,11 +177,13 @@ def section_of(arch: Arch, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def groups_of(arches: Sequence[Arch]) -> list[list[Arch]]:
-    """Rows whose work is counted together."""
-    found: dict[str, list[Arch]] = {}
+    """Rows whose work is counted together: of one leader, with one search space."""
+    found: dict[object, list[Arch]] = {}
     for arch in arches:
         leader = leader_of(arch)
-        found.setdefault(leader.gfx if leader else arch.matrix, []).append(arch)
+        dims = attention_kernel.SHIPPED_HEAD_DIMS
+        space = tuple(attention_kernel.configs(arch, head_dim) for head_dim in dims)
+        found.setdefault((leader.gfx if leader else arch.matrix, space), []).append(arch)
     return list(found.values())
 
 
@@ -183,7 +213,8 @@ def chosen(arches: Sequence[Arch], jobs: int) -> dict[str, list[dict[str, Any]]]
                 if winner is None:
                     print(f"{gfx}: nothing fits {dtype} {head_dim}", file=sys.stderr)
                 else:
-                    found[gfx].append(entry_of(dtype, head_dim, winner, len(every)))
+                    of = len(attention_kernel.configs(table()[gfx], head_dim))
+                    found[gfx].append(entry_of(dtype, head_dim, winner, of))
     return found
 
 
