@@ -170,6 +170,16 @@ def test_dot_products_are_vector_instructions() -> None:
     assert set(cycles.bounds().values()) == {0.75}
 
 
+def test_dot_products_beside_a_matrix_unit_are_vector_instructions() -> None:
+    dots = "v_dot2_f32_f16", "v_dual_mul_f32 :: v_dual_dot2acc_f32_f16"
+    mix = _mix("v_wmma_f32_16x16x16_f16", *dots)
+    assert cycles_of(mix, ARCHES["gfx1100"]).matrix == 32
+    assert cycles_of(mix, ARCHES["gfx1100"]).vector == 2
+    moved = mix.beside("wmma_gfx11")
+    assert (moved.of(Kind.MATRIX), moved.of(Kind.VECTOR)) == (1, 3)
+    assert mix.beside("dot2") is mix
+
+
 def test_no_matrix_instruction_no_bound_and_no_rate_no_guess() -> None:
     assert cycles_of(_mix("v_add_f32_e32"), ARCHES["gfx1100"]).bounds() == {}
     with pytest.raises(UnknownRateError, match="v_wmma_i32_16x16x16_iu8"):

@@ -121,11 +121,12 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
         }
         return b;
     }
+    static DEVICE u32 packed(u32 halves) { return halves; }
     static DEVICE B pack(const D& d) {
         Own own;
 #pragma unroll
-        for (int i = 0; i < kElements / 2; ++i) own.w[i] = pack2<Half>(d.v[2 * i], d.v[2 * i + 1]);
-        return Unit::operand(own);
+        for (int i = 0; i < kElements / 2; ++i) own.w[i] = Unit::packed(pack2<Half>(d.v[2 * i], d.v[2 * i + 1]));
+        return operand(own);
     }
 
     // sum + both halves of x.
@@ -141,10 +142,10 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
         Own own;
 #pragma unroll
         for (int i = 0; i < kElements / 2; ++i) {
-            own.w[i] = pack2_weights<Half>(d.v[2 * i], d.v[2 * i + 1]);
+            own.w[i] = Unit::packed(pack2_weights<Half>(d.v[2 * i], d.v[2 * i + 1]));
             sum[0] = add_halves(own.w[i], sum[0]);
         }
-        return Unit::operand(own);
+        return operand(own);
     }
 
     template <typename F> static DEVICE void pieces(const B& b, F store) {
@@ -211,11 +212,7 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 8, 8> {
                                           __builtin_bit_cast(v8h, a), __builtin_bit_cast(v8h, b), c));
     }
     // All lanes have their part of the product before any leaves for a branch.
-    static DEVICE B operand(B b) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) b.w[i] = kept_here(b.w[i]);
-        return b;
-    }
+    static DEVICE u32 packed(u32 halves) { return kept_here(halves); }
 };
 
 #elif defined(MATRIX_UNIT_MFMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lib_rocm_sd.machine.classify import Kind, Work, work_of
 from lib_rocm_sd.machine.listing import Instruction
@@ -45,6 +45,19 @@ class Mix:
             count * self.scratch_bytes,
             {name: count * each for name, each in self.matrix_names.items()},
         )
+
+    def beside(self, matrix: str) -> Mix:
+        """Where `matrix`, the arch's unit, is not dot products, these are vector instructions."""
+        dots = {name: n for name, n in self.matrix_names.items() if "dot" in name}
+        if matrix == "dot2" or not dots:
+            return self
+        alone = sum(count for name, count in dots.items() if "dual" not in name)
+        counts = Counter(self.counts)
+        counts[Kind.MATRIX] -= sum(dots.values())
+        counts[Kind.VECTOR] += sum(dots.values())
+        names = {name: n for name, n in self.matrix_names.items() if name not in dots}
+        slots = self.vector_slots + alone
+        return replace(self, counts=dict(counts), vector_slots=slots, matrix_names=names)
 
     def as_dict(self) -> dict[str, int]:
         """What is not zero, by name; bytes are those of a whole wave."""

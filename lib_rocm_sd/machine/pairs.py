@@ -57,6 +57,7 @@ def in_loop(function: Function, arch: Arch, pairs: int) -> PerPair:
 
 def of(mix: Mix, arch: Arch, pairs: int) -> PerPair:
     """Of wave instructions that did the work of so many pairs."""
+    mix = mix.beside(arch.matrix)
     each = arch.wave_size / pairs
     cycles = cycles_of(mix, arch)
     return PerPair(

@@ -172,7 +172,7 @@ def rates_of(arch: Arch) -> Rates:
 
 def cycles_of(mix: Mix, arch: Arch) -> Cycles:
     """What `mix` takes of each unit. Raises UnknownRateError."""
-    rates = rates_of(arch)
+    rates, mix = rates_of(arch), mix.beside(arch.matrix)
     matrix = sum(rates.matrix_cycles_of(name) * count for name, count in mix.matrix_names.items())
     vector = mix.vector_slots * rates.vector_cycles
     transcendental = mix.of(Kind.TRANSCENDENTAL) * rates.transcendental_cycles

@@ -62,10 +62,13 @@ class Counts:
         return found
 
     def by_kind(self) -> dict[Kind, int]:
-        """Wave instructions by who executes them; a pair (VOPD) counts as one vector one."""
+        """Wave instructions by who executes them; a pair (VOPD) counts as one vector one. All GPUs
+        executed have matrix units: dot products are vector instructions.
+        """
         found: dict[Kind, int] = {}
         for name, count in self.by_name().items():
-            kind = Kind.VECTOR if name == "V_DUAL" else work_of(name.lower()).kind
+            vector = name == "V_DUAL" or name.startswith("V_DOT2")
+            kind = Kind.VECTOR if vector else work_of(name.lower()).kind
             found[kind] = found.get(kind, 0) + count
         return found
 
