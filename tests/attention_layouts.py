@@ -54,6 +54,12 @@ def _within_nan(x: torch.Tensor, layout: str) -> torch.Tensor:
     raise ValueError(layout)
 
 
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` there, with its strides and offset, over a copy of its whole storage."""
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return storage.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def layouts_of(rng: Random) -> list[str]:
     """Layouts of q, k and v: mostly the usual ones, so that also fast accesses are met."""
     if rng.random() < 0.4:

@@ -22,7 +22,7 @@ from lib_rocm_sd.ops.attention import (
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.runtime import driver
 from tests.attention_judge import numbers
-from tests.attention_layouts import LAYOUTS
+from tests.attention_layouts import LAYOUTS, on_device
 from tests.simt.attention import DTYPES, draw
 
 pytestmark = pytest.mark.gpu
@@ -73,14 +73,8 @@ def test_the_odd_cases(run: Run, problem: AttentionProblem) -> None:
 def test_strided_and_misaligned_views(run: Run, layout: str) -> None:
     problem = AttentionProblem(2, 3, 65, 77, 40)
     inputs: list[Any] = draw(problem, (layout,) * 3)
-    on_gpu = [_same_layout(t) for t in inputs]
+    on_gpu = [on_device(t, DEVICE) for t in inputs]
     assert faults(run(*on_gpu), *on_gpu) == []
-
-
-def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` on the GPU with its strides and offset, over a copy of its whole storage."""
-    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return storage.to(DEVICE).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @pytest.mark.parametrize("mask", ["bool", "float16", "bfloat16", "float32"])
