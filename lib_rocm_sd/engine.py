@@ -119,13 +119,29 @@ class Engine:
         (B, H, Sq, Sk). `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices
         do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
         """
-        return self.run(ATTENTION, q, k, v, mask, scale)
+        if mask is not None:
+            return self.run(ATTENTION, q, k, v, mask, scale)
+        if _is_compiling():
+            return _traced(ATTENTION, (q, k, v, None, scale))
+        graded = torch.is_grad_enabled()
+        key = (
+            *(q.shape, k.shape, v.shape),
+            *(q.stride(), k.stride(), v.stride()),
+            *(q.dtype, k.dtype, v.dtype),
+            *(q.device, k.device, v.device),
+            graded and (q.requires_grad, k.requires_grad, v.requires_grad),
+            scale is None,
+        )
+        return self._call(ATTENTION, key, (q, k, v, None, scale))
 
     def run(self, op: Op[Any], *inputs: Any) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
         if _is_compiling():
             return _traced(op, inputs)
-        key = _key(op, inputs)
+        return self._call(op, _key(op, inputs), inputs)
+
+    def _call(self, op: Op[Any], key: Hashable, inputs: tuple[Any, ...]) -> Any:
+        """`key` has all that tells calls apart."""
         route = self._routes.get(key)
         if route is None:
             route = self._prepare(op, key, inputs)
@@ -241,7 +257,8 @@ class Engine:
         variant = plan.variant
         row = self._report.row(op.name, problem, variant.name, plan.config, plan.why, plan.refusals)
         launch = self._planner.launch(variant, device)
-        return _Route(variant.run, row, problem, device, plan, launch)
+        run = variant.bound(launch, plan.config, *inputs) if op.by_strides else variant.run
+        return _Route(run, row, problem, device, plan, launch)
 
     def _recover(
         self,
@@ -286,12 +303,15 @@ def _nothing_pending(op_name: str) -> str:
 
 
 def _key(op: Op[Any], inputs: Sequence[Any]) -> Hashable:
-    """All that validation, refusals and plans depend on; not the strides but the last."""
+    """All that validation, refusals and plans depend on; not the strides but the last, unless a
+    call is bound to them.
+    """
     graded = torch.is_grad_enabled()
     parts: list[Any] = [op.name, graded]
     for item in inputs:
         if isinstance(item, torch.Tensor):
-            parts += (item.shape, item.dtype, item.device, item.stride()[-1:])
+            stride = item.stride()
+            parts += (item.shape, item.dtype, item.device, stride if op.by_strides else stride[-1:])
             parts.append(graded and item.requires_grad)
         else:
             parts.append(item is None)

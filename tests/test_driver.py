@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -315,6 +316,88 @@ def test_where_streams_mean_nothing_only_the_default_one_is_used(
     fake_torch.stream = 0
     launch(SPEC, 1, 64, PARAMS, device())
     assert any("stream 0 " in line for line in notes(hip_library))
+
+
+def repeated(launch: driver.Launcher, params: Any = PARAMS, grid: int = 3) -> Any:
+    return launch.prepare(SPEC, grid, 64, params, device(launch._index))
+
+
+def test_a_prepared_launch_is_the_launch(hip_library: Any, fake_torch: Torch) -> None:
+    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    params = ScaleParams.from_buffer_copy(PARAMS)
+    start = repeated(launch, params)
+    notes(hip_library)
+    launch(SPEC, 3, 64, params, device())
+    said = notes(hip_library)
+    for x in (params.x, 7):
+        params.x = x
+        gc.collect()
+        start()
+        again = notes(hip_library)
+        assert again[0] == said[0] and f"size 32:{bytes(params).hex()}" in again[1]
+    fake_torch.stream = 0x77
+    start()
+    assert " stream 77 " in notes(hip_library)[0]
+    assert len(said) == len(again) == 2
+
+
+def test_a_prepared_launch_keeps_its_arguments(hip_library: Any, fake_torch: Torch) -> None:
+    start = repeated(
+        driver.Launcher(hip.HipDriver(hip_library), 0, ROW), ScaleParams.from_buffer_copy(PARAMS)
+    )
+    gc.collect()
+    others = [ScaleParams() for _ in range(100)]
+    notes(hip_library)
+    start()
+    assert notes(hip_library)[1].endswith(bytes(PARAMS).hex()) and len(others) == 100
+
+
+def test_preparing_checks_what_a_launch_checks(hip_library: Any, fake_torch: Torch) -> None:
+    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    with pytest.raises(ValueError, match="device 0 called for cuda:1"):
+        launch.prepare(SPEC, 1, 64, PARAMS, device(1))
+    with pytest.raises(LaunchError, match="do not fit into one launch"):
+        repeated(launch, grid=2**26)
+    fake_torch.capturing = True
+    with pytest.raises(LaunchError, match="captured"):
+        repeated(launch)
+    fake_torch.capturing = False
+    notes(hip_library)
+    repeated(launch, grid=0)()
+    assert notes(hip_library) == []
+    hip_library.fail_with(209)
+    with pytest.raises(LaunchError, match="hipModuleLoadData"):
+        repeated(launch)
+
+
+def test_a_prepared_launch_minds_device_stream_and_errors(
+    hip_library: Any, fake_torch: Torch
+) -> None:
+    start = repeated(driver.Launcher(hip.HipDriver(hip_library), 1, ROW))
+    assert fake_torch.guards == [1]
+    start()
+    assert fake_torch.guards == [1, 1] and fake_torch.device == 0
+    fake_torch.device = 1
+    start()
+    assert fake_torch.guards == [1, 1]
+    hip_library.fail_with(2)
+    with pytest.raises(DeviceOutOfMemoryError):
+        start()
+    start()
+    only = hip.HipDriver(hip_library, default_stream_only=True)
+    start = repeated(driver.Launcher(only, 1, ROW))
+    with pytest.raises(LaunchError, match="default stream"):
+        start()
+
+
+def test_a_driver_of_another_kind_can_be_prepared_too(
+    hip_library: Any, fake_torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hip.HipDriver, "prepared", driver.Driver.prepared)
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(hip.HipDriver, "launch", lambda self, *words: begun.append(words))
+    repeated(driver.Launcher(hip.HipDriver(hip_library), 0, ROW))()
+    assert begun == [(FUNCTION, 3, 64, 0, STREAM, PARAMS)]
 
 
 # -- CUDA

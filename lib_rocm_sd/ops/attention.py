@@ -8,7 +8,7 @@ keys are all masked gives zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.ops import attention_problem as problems
+from lib_rocm_sd.ops.attention_call import BoundCall
 from lib_rocm_sd.ops.attention_cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention_problem import (
@@ -112,6 +113,32 @@ class MatrixAttention(Variant[AttentionProblem]):
         """Work-groups of a launch."""
         return -(-problem.seq_q // config.block_q) * problem.heads * problem.batch
 
+    def bound(
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> Callable[..., torch.Tensor]:
+        """Where there is no mask and the launcher can prepare a launch: see attention_call.py."""
+        prepare = getattr(launch, "prepare", None)
+        if prepare is None or mask is not None:
+            return self.run
+        batch, seq_q, heads, head_dim = q.shape
+        first = _params(config, q, k, v)
+        spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, "none", config)
+        sizes, device = (first.q_blocks * heads * batch, config.block), q.device
+        return BoundCall(
+            first,
+            (batch, seq_q, heads * head_dim),
+            _aligned(first),
+            lambda params: prepare(spec, *sizes, params, device),
+            lambda params, scale: _set_scale(params, head_dim, scale),
+        )
+
     def run(
         self,
         launch: Launch | None,
@@ -125,32 +152,37 @@ class MatrixAttention(Variant[AttentionProblem]):
         if launch is None:
             raise ValueError("MatrixAttention needs a launch")
         batch, seq_q, heads, head_dim = q.shape
-        seq_k = k.shape[1]
         out = q.new_empty((batch, seq_q, heads * head_dim))
-        params = AttentionParams(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            0,
-            q.stride()[:3],
-            k.stride()[:3],
-            v.stride()[:3],
-        )
+        params = _params(config, q, k, v)
+        params.q, params.k, params.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        params.out = out.data_ptr()
+        _set_scale(params, head_dim, scale)
         mask_name = "none"
         if mask is not None:
             mask = expand_mask(mask, q, k)
             mask_name = DTYPE_NAMES[mask.dtype]
             params.mask = mask.data_ptr()
             params.mask_stride = mask.stride()
-        params.heads, params.seq_q, params.seq_k = heads, seq_q, seq_k
-        params.q_blocks = -(-seq_q // config.block_q)
-        factor = (1.0 / math.sqrt(head_dim) if scale is None else scale) * LOG2_E
-        params.scale, params.flip = abs(factor) or LEAST_SCALE, FLIP if factor < 0 else 0
         params.aligned = _aligned(params)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
         launch(spec, params.q_blocks * heads * batch, config.block, params, q.device)
         return out
+
+
+def _params(
+    config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> AttentionParams:
+    """The kernel's arguments but for addresses, mask and scale."""
+    params = AttentionParams(0, 0, 0, 0, 0, q.stride()[:3], k.stride()[:3], v.stride()[:3])
+    _, params.seq_q, params.heads, _ = q.shape
+    params.seq_k = k.shape[1]
+    params.q_blocks = -(-params.seq_q // config.block_q)
+    return params
+
+
+def _set_scale(params: AttentionParams, head_dim: int, scale: float | None) -> None:
+    factor = (1.0 / math.sqrt(head_dim) if scale is None else scale) * LOG2_E
+    params.scale, params.flip = abs(factor) or LEAST_SCALE, FLIP if factor < 0 else 0
 
 
 def _aligned(params: AttentionParams) -> bool:
@@ -251,4 +283,5 @@ ATTENTION: Op[AttentionProblem] = Op(
     cases=(*(case.problem for case in CASES), *ODD),
     usual=USUAL,
     measured_as=problems.measured_as,
+    by_strides=True,
 )

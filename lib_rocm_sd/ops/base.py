@@ -111,6 +111,14 @@ class Variant(ABC, Generic[P]):
         """
         return []
 
+    def bound(self, launch: Launch | None, config: Any, *inputs: Any) -> Callable[..., Any]:
+        """`run`, or what is faster than it, for inputs that differ from these only in where they
+        lie and in numbers.
+
+        Keeps nothing of the inputs. Several threads may call it at once.
+        """
+        return self.run
+
     @abstractmethod
     def run(
         self, launch: Launch | None, config: Any, *tensors: Any, **options: Any
@@ -139,6 +147,8 @@ class Op(Generic[P]):
     class; more may follow, such as one with the real problem's tails.
     `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
     `output_dtype(problem)`: where it is not the first input's.
+    `by_strides`: calls are told apart by all strides of their inputs and not by the last alone, so
+    that `Variant.bound` may count on them.
     `measured_as(problem)`: the problem whose measured times decide for `problem` too, so that a new
     size of an image is not always measured anew.
     """
@@ -155,6 +165,7 @@ class Op(Generic[P]):
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
     output_dtype: Callable[[P], torch.dtype] | None = None
     measured_as: Callable[[P], P] = _itself
+    by_strides: bool = False
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.runtime.driver import Driver, packed, raise_status
+from lib_rocm_sd.runtime.driver import Driver, launch_sizes, packed, raise_status
 
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -88,11 +90,19 @@ class CudaDriver(Driver):
         stream: int,
         params: ctypes.Structure,
     ) -> None:
-        extra, _size = packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END)
-        status = self._launch(function, grid, 1, 1, block, 1, 1, lds_bytes, stream, None, extra)
+        self.prepared(function, grid, block, lds_bytes, params)(stream)
+
+    def prepared(
+        self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
+    ) -> Callable[[int], None]:
+        sizes = launch_sizes(function, grid, block, lds_bytes)
+        return partial(self._start, sizes, *packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END))
+
+    def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
+        status = self._launch(*sizes, stream, None, extra)
         if status == _INVALID_CONTEXT:  # a thread in which the runtime was not used yet
             self._bind_context()
-            status = self._launch(function, grid, 1, 1, block, 1, 1, lds_bytes, stream, None, extra)
+            status = self._launch(*sizes, stream, None, extra)
         if status:
             self._check("cuLaunchKernel", status)
 

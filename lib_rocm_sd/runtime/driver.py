@@ -66,6 +66,19 @@ class Driver(ABC):
         `params` is the kernel's one argument, copied at once.
         """
 
+    def prepared(
+        self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
+    ) -> Callable[[int], None]:
+        """`launch`, to be repeated on the stream that it is given, with what `params` then holds.
+
+        It keeps `params` alive.
+        """
+
+        def start(stream: int) -> None:
+            self.launch(function, grid, block, lds_bytes, stream, params)
+
+        return start
+
     def arch(self, arch: Arch, index: int) -> Arch:
         """The row that code for the device `index` is built for."""
         return arch
@@ -106,19 +119,49 @@ class Launcher:
         Raises CompileError, LaunchError or DeviceOutOfMemoryError, ValueError for a device that is
         not the launcher's.
         """
-        if device.index is not None and device.index != self._index:
-            raise ValueError(f"launcher for device {self._index} called for {device}")
+        self._check(spec, grid, block, device)
         if grid == 0:
             return
-        if grid * block >= _MAX_WORK_ITEMS:
-            raise LaunchError(
-                f"{spec.entry}: {grid} groups of {block} work-items do not fit into one launch"
-            )
         if self._current() != self._index:
             with _on_device(self._index):
                 self._launch(spec, grid, block, params)
         else:
             self._launch(spec, grid, block, params)
+
+    def prepare(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> Callable[[], None]:
+        """A launch to be repeated, each time with what `params` then holds.
+
+        All that stays the same is checked and loaded here, and raises here.
+        """
+        self._check(spec, grid, block, device)
+        if grid == 0:
+            return lambda: None
+        current, index, stream = self._current, self._index, self._stream
+        if current() == index:
+            kernel = self._kernel(spec, params)
+        else:
+            with _on_device(index):
+                kernel = self._kernel(spec, params)
+        start = self._driver.prepared(kernel.function, grid, block, kernel.lds_bytes, params)
+        default_only = self._driver.default_stream_only
+
+        def launch() -> None:
+            if current() != index:
+                with _on_device(index):
+                    return launch()
+            handle = stream(index)
+            if handle and default_only:
+                raise _other_stream(spec)
+            return start(handle)
+
+        return launch
 
     def missing(self, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
         """Those that would have to be compiled before their first launch."""
@@ -129,19 +172,28 @@ class Launcher:
         """Compile several at a time; a failure is told by the launch."""
         build.build_all(specs, self._arch)
 
+    def _check(self, spec: KernelSpec, grid: int, block: int, device: torch.device) -> None:
+        if device.index is not None and device.index != self._index:
+            raise ValueError(f"launcher for device {self._index} called for {device}")
+        if grid * block >= _MAX_WORK_ITEMS:
+            raise LaunchError(
+                f"{spec.entry}: {grid} groups of {block} work-items do not fit into one launch"
+            )
+
     def _launch(self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure) -> None:
+        kernel = self._kernel(spec, params)
+        stream = self._stream(self._index)
+        if stream and self._driver.default_stream_only:
+            raise _other_stream(spec)
+        self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
+
+    def _kernel(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
         known = self._latest.get(id(spec))
         if known is None or known[0] is not spec:
             known = (spec, self._kernels.get(spec) or self._load(spec, params))
             if len(self._latest) < MOST_IDENTITIES:
                 self._latest[id(spec)] = known
-        kernel = known[1]
-        stream = self._stream(self._index)
-        if stream and self._driver.default_stream_only:
-            raise LaunchError(
-                f"{spec.entry}: only the default stream works here, and another one is current"
-            )
-        self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
+        return known[1]
 
     def _load(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
         if _capturing():
@@ -165,6 +217,12 @@ class Launcher:
                 raise LaunchError(
                     f"{spec.entry} takes {kernel.kernarg_bytes} argument bytes and was given {size}"
                 )
+
+
+def _other_stream(spec: KernelSpec) -> LaunchError:
+    return LaunchError(
+        f"{spec.entry}: only the default stream works here, and another one is current"
+    )
 
 
 _launchers: dict[tuple[int, str], Launcher] = {}
@@ -217,18 +275,26 @@ def raise_status(call: str, status: int, text: str) -> None:
 
 def packed(
     params: ctypes.Structure, pointer_tag: int, size_tag: int, end_tag: int
-) -> tuple[Any, ctypes.c_size_t]:
-    """The `extra` argument of a launch, which hands over all arguments as one buffer, and the size
-    that it points to.
+) -> tuple[Any, tuple[Any, ...]]:
+    """The `extra` argument of a launch, which hands over all arguments as one buffer, and what it
+    points to.
 
     Both must live until the launch returns.
     """
     size = _size_of(type(params))
     extra = _EXTRA(pointer_tag, ctypes.addressof(params), size_tag, ctypes.addressof(size), end_tag)
-    return extra, size
+    return ctypes.c_void_p(ctypes.addressof(extra)), (extra, params, size)
+
+
+def launch_sizes(function: int, grid: int, block: int, lds_bytes: int) -> tuple[Any, ...]:
+    """The first eight arguments of a launch, as C has them: then a call need not convert them."""
+    one = _ONE
+    sizes = (ctypes.c_uint(grid), one, one, ctypes.c_uint(block), one, one)
+    return (ctypes.c_void_p(function), *sizes, ctypes.c_uint(lds_bytes))
 
 
 _EXTRA = ctypes.c_void_p * 5
+_ONE = ctypes.c_uint(1)
 
 
 @cache

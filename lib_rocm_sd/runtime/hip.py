@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.runtime import libraries
-from lib_rocm_sd.runtime.driver import Driver, packed, raise_status
+from lib_rocm_sd.runtime.driver import Driver, launch_sizes, packed, raise_status
 
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _NAME = re.compile(r"(libamdhip64\.so[.\d]*|amdhip64(_\d+)?\.dll)$", re.IGNORECASE)
@@ -57,8 +59,16 @@ class HipDriver(Driver):
         stream: int,
         params: ctypes.Structure,
     ) -> None:
-        extra, _size = packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END)
-        status = self._launch(function, grid, 1, 1, block, 1, 1, lds_bytes, stream, None, extra)
+        self.prepared(function, grid, block, lds_bytes, params)(stream)
+
+    def prepared(
+        self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
+    ) -> Callable[[int], None]:
+        sizes = launch_sizes(function, grid, block, lds_bytes)
+        return partial(self._start, sizes, *packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END))
+
+    def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
+        status = self._launch(*sizes, stream, None, extra)
         if status:
             self._check("hipModuleLaunchKernel", status)
 

@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -56,12 +56,16 @@ class Effort:
 
 @dataclass
 class _Entry:
-    """A variant with one config under measurement; its row is final once it has a reason."""
+    """A variant with one config under measurement; its row is final once it has a reason.
+
+    `run`: as the engine calls it for these inputs.
+    """
 
     row: Row
     variant: Variant[AttentionProblem]
     config: Any
     launch: Launch | None
+    run: Callable[..., torch.Tensor]
     submit_s: float = 0.0
     round_runs: int = 0
     times: list[float] = field(default_factory=list)
@@ -114,14 +118,15 @@ def _entries(
         if not refusals and variant.ours and launch is None:
             refusals = list(info.reasons) or ["there is no launcher"]
         if refusals:
-            yield _Entry(replace(row, reason="; ".join(refusals)), variant, None, None)
+            row = replace(row, reason="; ".join(refusals))
+            yield _Entry(row, variant, None, None, variant.run)
             continue
         configs = variant.configs(info.arch, problem)
         if variant.ours and not effort.every_config:
             configs = configs[:1]
         for config in configs:
             shown = replace(row, config=config_fields(config))
-            yield _Entry(shown, variant, config, launch if variant.ours else None)
+            yield _Entry(shown, variant, config, launch if variant.ours else None, variant.run)
 
 
 def _input_sets(problem: AttentionProblem, device: torch.device) -> list[tuple[Any, ...]]:
@@ -133,7 +138,7 @@ def _input_sets(problem: AttentionProblem, device: torch.device) -> list[tuple[A
 
 def _call(entry: _Entry, sets: Sequence[tuple[Any, ...]]) -> timing.Call:
     def call(number: int) -> None:
-        entry.variant.run(entry.launch, entry.config, *sets[number % len(sets)])
+        entry.run(entry.launch, entry.config, *sets[number % len(sets)])
 
     return call
 
@@ -150,6 +155,7 @@ def _verify(
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
+            entry.run = entry.variant.bound(entry.launch, entry.config, *sets[0])
             call(0)  # compile, load, allocate workspaces of libraries
         out, extra_bytes = _held(entry, sets[0])
         error = exact.error(out)
@@ -216,11 +222,11 @@ def _held(entry: _Entry, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, int | N
     """The output, and the device memory that was held at most beyond inputs and output."""
     device = inputs[0].device
     if device.type != "cuda":
-        return entry.variant.run(entry.launch, entry.config, *inputs), None
+        return entry.run(entry.launch, entry.config, *inputs), None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    out = entry.variant.run(entry.launch, entry.config, *inputs)
+    out = entry.run(entry.launch, entry.config, *inputs)
     torch.cuda.synchronize(device)
     held = torch.cuda.max_memory_allocated(device) - before
     return out, max(0, held - out.numel() * out.element_size())

@@ -65,9 +65,8 @@ def _summary(rows: Sequence[Row]) -> list[str]:
         times = " ".join(f"{_figure(time, '.1f'):>9}" for time in (ours, *others))
         shares = " ".join(f"{_figure(ratio):>6}" for ratio in ratios)
         dtype = str(group[0].problem["dtype"])
-        lines.append(
-            f"{group[0].label:<32} {dtype:<8} {times} {shares} {best.variant if best else ''}"
-        )
+        name = best.variant if best else ""
+        lines.append(f"{group[0].label:<32} {dtype:<8} {times} {shares} {name}".rstrip())
     return lines
 
 
