@@ -64,7 +64,7 @@ def test_whose_machine_code_is_executed() -> None:
     groups = [[row.gfx for row in group] for group in model.groups_of(rows)]
     assert groups == [["gfx1030", "gfx1036"], ["gfx1100", "gfx1102"]]
     assert "not executed" in model.counted_as(table()["gfx1030"])
-    assert "of gfx1100 executed" in model.counted_as(table()["gfx1102"])
+    assert "for gfx1100, executed" in model.counted_as(table()["gfx1102"])
 
 
 @pytest.mark.parametrize("gfx", ["gfx1201", "gfx1030"])
@@ -77,7 +77,9 @@ def test_a_form_from_source_to_table(
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     row = table()[gfx]
     found = model.candidates([row], "bfloat16", 40)[gfx]
-    assert [each.config for each in found] == list(kernel.configs(row, 40))
+    assert found and {each.config for each in found} <= set(kernel.configs(row, 40))
+    cycles = [each.per_pair.estimated_cycles for each in found]
+    assert cycles == sorted(cycles)
     chosen = model.best(found)
     assert chosen is not None
     entry = model.entry_of("bfloat16", 40, chosen, len(found))
