@@ -21,6 +21,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention
+from lib_rocm_sd.ops.attention_cases import CASES
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig
 from lib_rocm_sd.ops.attention_problem import AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Op
@@ -30,12 +31,8 @@ from lib_rocm_sd.speedtest.machine import machine
 NOTE = "Measured on this card: every config verified against float64, then timed."
 PROBLEM = re.compile(r"B(\d+) H(\d+) Sq(\d+) Sk(\d+) D(\d+) (\w+)")
 BUDGET_S = 2.0
-MORE = (
-    AttentionProblem(1, 24, 4096, 4096, 128),
-    AttentionProblem(2, 8, 1024, 77, 80),
-    AttentionProblem(2, 8, 256, 77, 160),
-)
-"""Beside what a user meets most: of Flux and SD3, of SD1.5's text."""
+LONGEST = 4250
+"""Cases with more queries are left out: each call takes long, and the ranking stays."""
 
 Say = Callable[[str], None]
 Each = dict[AttentionConfig, float]
@@ -69,8 +66,8 @@ class Form:
 
     def problems(self) -> list[AttentionProblem]:
         """What is measured for it, as Performance would."""
-        usual = [problem for _, problem in ATTENTION.usual]
-        found = [each for each in (*usual, *MORE) if each.head_dim == self.head_dim]
+        found = [case.problem for case in CASES if case.problem.head_dim == self.head_dim]
+        found = [each for each in found if each.seq_q <= LONGEST]
         made = (ATTENTION.measured_as(replace(each, dtype=self.dtype)) for each in found)
         return list(dict.fromkeys(made))
 
