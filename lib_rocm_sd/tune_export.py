@@ -7,7 +7,6 @@ measured: each config is verified against float64, then timed.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -157,21 +156,12 @@ def _wrong(
 
 
 def best(rows: dict[AttentionProblem, Each]) -> AttentionConfig | None:
-    """The config with the least time over all problems, each counting alike; None without any that
-    was measured on all.
+    """The config that takes least for all problems together; None without any that was measured on
+    all.
     """
-    shared = [config for config in next(iter(rows.values()), {}) if _in_all(config, rows)]
-    if not shared:
-        return None
-
-    def score(config: AttentionConfig) -> float:
-        return sum(math.log(each[config] / min(each.values())) for each in rows.values())
-
-    return min(shared, key=score)
-
-
-def _in_all(config: AttentionConfig, rows: dict[AttentionProblem, Each]) -> bool:
-    return all(config in each for each in rows.values())
+    first: Each = next(iter(rows.values()), {})
+    shared = [config for config in first if all(config in each for each in rows.values())]
+    return min(shared, key=lambda config: sum(each[config] for each in rows.values()), default=None)
 
 
 def entry_of(card: Card, form: Form, rows: dict[AttentionProblem, Each]) -> dict[str, Any] | None:

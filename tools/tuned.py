@@ -26,10 +26,12 @@ from lib_rocm_sd import __version__, tuned, tuned_file
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.machine import pairs
+from lib_rocm_sd.machine.disassemble import NoListingError
 from lib_rocm_sd.machine.mix import Mix
 from lib_rocm_sd.ops import attention_kernel
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig
 from lib_rocm_sd.runtime import cli_support, codeobject, source
+from tests.amdgpu.errors import ExecutionError
 from tools import key_loop
 
 EXECUTED = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942")
@@ -99,10 +101,11 @@ def candidates(arches: Sequence[Arch], dtype: str, head_dim: int) -> dict[str, l
 def _counted_for(
     arches: Sequence[Arch], dtype: str, head_dim: int, config: AttentionConfig
 ) -> Mix | None:
+    """None, with a line that says why, where it cannot be counted: then it is not chosen."""
     try:
         return one_pass(arches[0], dtype, head_dim, config)
-    except CompileError as error:
-        print(f"{arches[0].gfx} {dtype} {head_dim}: {error}", file=sys.stderr)
+    except (CompileError, ExecutionError, NoListingError, ValueError) as error:
+        print(f"{arches[0].gfx} {dtype} {head_dim} {config}: not counted: {error}", file=sys.stderr)
         return None
 
 
