@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -37,6 +40,7 @@ from tests.vae_models import one_thread
 
 __all__ = ["one_thread"]
 
+ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
 EFFORT = Effort(runs=4, row_s=0.01)
@@ -243,9 +247,43 @@ def test_triton_asks_for_few_configs() -> None:
     assert triton_run.configs(160) == triton_run.CONFIGS[256]
 
 
+INTERPRETED = """
+import torch
+from lib_rocm_sd.bench.attention import exact, triton_run
+from lib_rocm_sd.bench.attention.triton_kernel import Config
+from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem
+
+for sizes in ((2, 3, 37, 77, 40), (1, 2, 32, 64, 64), (1, 2, 20, 32, 160)):
+    for scale in (None, 0.3):
+        problem = AttentionProblem(*sizes)
+        q, k, v, *_ = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)
+        right = exact.expected((q, k, v, None, scale), problem)
+        error = right.error(triton_run.run(Config(32, 32, 4, 1), q, k, v, scale))
+        assert error <= ATTENTION.tolerance(problem), (problem, error)
+"""
+
+
+def test_tritons_kernel_is_right_as_triton_interprets_it() -> None:
+    triton = pytest.importorskip("triton", reason="no triton: requirements/triton.txt")
+    if triton.__version__.startswith("2."):
+        pytest.skip("Triton 2 does not interpret all of it")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_a_package_that_is_not_there_is_a_reason() -> None:
-    assert competitors._not_installed("no_such_package") == ["no_such_package is not installed"]
-    assert competitors._not_installed("json") == []
+    missing = competitors._not_installed("no_such_package", "no_such_package.ops")
+    assert missing == ["no_such_package is not installed"]
+    assert competitors._not_installed("json", "json.decoder") == []
+    (broken,) = competitors._not_installed("json", "json.no_such_module")
+    assert broken.startswith("json cannot be used: ModuleNotFoundError")
 
 
 def some_rows() -> list[Row]:

@@ -58,6 +58,36 @@ def test_the_figures_are_those_of_the_result_file() -> None:
     assert results_table.with_table(text) == text, "run `python tools/results_table.py --write`"
 
 
+def test_attentions_table_has_what_was_measured_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(label: str, variant: str, time_us: float | None, dtype: str = "float16") -> dict:
+        sizes = {"batch": 2, "heads": 8, "seq_q": 64, "seq_k": 77, "head_dim": 40}
+        problem = {**sizes, "dtype": dtype, "mask": "none"}
+        error = None if time_us is None else 1e-4
+        return dict(label=label, variant=variant, median_us=time_us, error=error, problem=problem)
+
+    rows = [
+        *(row("A", "rocm_sd", 10.0), row("A", "rocm_sd", 99.0), row("A", "sdpa", 20.0)),
+        *(row("A", "sdpa flash", None), row("A", "Doggettx-like", 123.4), row("A", "x", 1.0)),
+        *(row("A", "rocm_sd", 7.0, "bfloat16"), row("B", "sdpa", 5.0)),
+        row(results_table.LEFT_OUT[0], "rocm_sd", 1.0),
+    ]
+    file = tmp_path / "attention-h200.json"
+    file.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    head, rule, *lines = results_table.attention().splitlines()
+    assert head.count("|") == rule.count("|") == 11
+    assert lines == [
+        "| A | 2x8x64x77x40 | 10.0 | 20.0 |  | 123 | 0.50 |  | 1.0e-04 | 1.0e-04 |",
+        "| B | 2x8x64x77x40 |  | 5.0 |  |  |  |  |  | 1.0e-04 |",
+    ]
+    pytest.importorskip("torch")
+    from lib_rocm_sd.ops.attention import CASES
+
+    assert set(results_table.LEFT_OUT) <= {case.name for case in CASES}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.bench.methods import METHODS
 from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
 from lib_rocm_sd.ops.base import Launch, Variant, reasons
+from lib_rocm_sd.selftest import FAILURES, describe
 
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -21,6 +22,7 @@ BACKENDS = {
     "math": "MATH",
 }
 """Of scaled_dot_product_attention: torch's name of each in SDPBackend."""
+TRITON_RUN = "lib_rocm_sd.bench.attention.triton_run"
 UNMASKED = "written for the comparison, without masks"
 
 
@@ -70,7 +72,9 @@ class XformersAttention(Variant[AttentionProblem]):
     name = "xformers"
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return _not_installed("xformers") or reasons((problem.mask != "none", UNMASKED))
+        return _not_installed("xformers", "xformers.ops") or reasons(
+            (problem.mask != "none", UNMASKED)
+        )
 
     def run(
         self,
@@ -92,7 +96,7 @@ class TritonAttention(Variant[AttentionProblem]):
     name = "triton tutorial-like"
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return _not_installed("triton") or reasons(
+        return _not_installed("triton", TRITON_RUN) or reasons(
             (problem.mask != "none", UNMASKED),
             (problem.dtype not in ("float16", "bfloat16"), f"{problem.dtype}: it takes halves"),
         )
@@ -115,17 +119,17 @@ class TritonAttention(Variant[AttentionProblem]):
 
 def _triton() -> Any:
     """Imported where it is called: it needs Triton."""
-    return importlib.import_module("lib_rocm_sd.bench.attention.triton_run")
+    return importlib.import_module(TRITON_RUN)
 
 
-def _not_installed(package: str) -> list[str]:
-    """Why `package` cannot be imported."""
+def _not_installed(package: str, module: str) -> list[str]:
+    """Why `module`, which needs `package`, cannot be imported."""
     if importlib.util.find_spec(package) is None:
         return [f"{package} is not installed"]
     try:
-        importlib.import_module(package)
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return [f"{package} cannot be imported: {type(error).__name__}: {error}"]
+        importlib.import_module(module)
+    except (ImportError, *FAILURES) as error:
+        return [f"{package} cannot be used: {describe(error)}"]
     return []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+from contextlib import nullcontext
 
 import torch
 import triton
@@ -17,7 +19,11 @@ CONFIGS = {
     512: (Config(64, 32, 8, 2), Config(32, 32, 4, 1)),
 }
 """By the columns that a head takes, up to this many: few, since each is compiled in a second."""
-FAILED = (triton.CompilationError, triton.OutOfResources)
+FAILED: tuple[type[Exception], ...] = (
+    *(triton.CompilationError, triton.OutOfResources, subprocess.SubprocessError),
+    *filter(None, [getattr(triton, "TritonError", None)]),
+)
+"""What Triton and the compilers that it calls raise, besides RuntimeError."""
 
 
 def configs(head_dim: int) -> tuple[Config, ...]:
@@ -40,7 +46,7 @@ def run(
     strides = (stride for tensor in (q, k, v) for stride in tensor.stride()[:3])
     factor = (head_dim**-0.5 if scale is None else scale) * LOG2_E
     try:
-        with torch.cuda.device(q.device):
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
             attention[(q_blocks * heads * batch,)](
                 *(q, k, v, out, *strides, heads, seq_q, seq_k, q_blocks, factor),
                 head_dim=head_dim,
