@@ -32,6 +32,10 @@ _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lamb
 """True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
 
 
+MOST_ROUTES = 4096
+"""Kept at a time; who calls with ever other shapes and strides begins anew."""
+
+
 class _Route:
     """A plan made callable: all that one call needs, found by one dict lookup."""
 
@@ -241,6 +245,8 @@ class Engine:
             if route is None:
                 route = self._route(op, op.problem_of(*inputs), inputs)
                 if not is_recording(route.device):
+                    if len(self._routes) >= MOST_ROUTES:
+                        self._routes = {}
                     self._routes[key] = route
             return route
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd import engine as engines
 from lib_rocm_sd import selftest
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.errors import LaunchError
@@ -201,6 +202,18 @@ def test_the_engine_binds_once_per_strides(monkeypatch: pytest.MonkeyPatch) -> N
     assert AttentionParams.from_buffer_copy(launch.seen[9][3]).aligned == 0
     (row,) = (row for row in report.snapshot()["rows"] if row["calls"])
     assert row["variant"] == "rocm_sd" and row["calls"] == 10
+
+
+def test_ever_other_strides_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launches()
+    engine, _ = engine_with(launch, monkeypatch)
+    monkeypatch.setattr(engines, "MOST_ROUTES", 3)
+    _, k, v = tensors()
+    for rows in range(8):
+        wide = torch.zeros(2, 17 + rows, 3, 40, dtype=torch.float16)
+        engine.attention(wide[:, :17], k, v)
+        assert len(engine._routes) <= 3
+    assert launch.prepared == 8
 
 
 def test_what_changes_a_plan_changes_it_for_bound_calls(monkeypatch: pytest.MonkeyPatch) -> None:
