@@ -61,7 +61,7 @@ class Place:
         return kernel.spec(kind.dtype, kind.head_dim, kind.mask, config)
 
     def attention(self) -> Callable[..., torch.Tensor]:
-        """The kernel of this place, nothing between."""
+        """The kernel of this place, nothing between. `seed`: of the shim's order of waves."""
         variant = MatrixAttention()
 
         def attend(*inputs: Any, seed: int = 1) -> torch.Tensor:
@@ -74,6 +74,18 @@ class Place:
                 return variant.run(shim, config, *inputs)
 
         return attend
+
+
+def every_config(place: Place) -> list[tuple[Place, Kind]]:
+    """Each config of each usual head_dim, in both half types, without a mask and with one."""
+    found: list[tuple[Place, Kind]] = []
+    for head_dim in kernel.SHIPPED_HEAD_DIMS:
+        for index in range(len(kernel.configs(place.arch, head_dim))):
+            for dtype in kernel.DTYPES:
+                mask = kernel.MASK_KINDS[1:][len(found) // 2 % 4]
+                for each in ("none", mask):
+                    found.append((Place(place.gfx, index), Kind(dtype, head_dim, each)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,20 +107,24 @@ class Result:
 
 def solve(place: Place, kind: Kind, sizes: Sizes, seeds: Sequence[int]) -> list[Result]:
     """The problem of each seed. Raises SimtError where the shim does."""
-    attend, results = place.attention(), []
+    attend = place.attention()
+    results: list[Result] = []
     for first in range(0, len(seeds), AT_A_TIME):
-        part = seeds[first : first + AT_A_TIME]
-        problems = [draw(kind, seed, sizes, place.device) for seed in part]
-        rows = [
-            measure(attend(*problem.inputs, seed=seed), *problem.inputs)
-            if place.gfx != GPU
-            else measure(attend(*problem.inputs), *problem.inputs)
-            for seed, problem in zip(part, problems, strict=True)
-        ]
-        for seed, problem, row in zip(part, problems, torch.stack(rows).tolist(), strict=True):
+        part = [_solve(place, attend, kind, sizes, seed) for seed in seeds[first:][:AT_A_TIME]]
+        rows = torch.stack([row for _, _, row in part]).tolist()
+        for seed, (story, whole, _), row in zip(seeds[first:], part, rows, strict=False):
             line = f"python -m tests.attention_replay {place} {kind} {sizes.name} {seed}"
-            results.append(Result(line, problem.story, Numbers(*row), problem.whole))
+            results.append(Result(line, story, Numbers(*row), whole))
     return results
+
+
+def _solve(
+    place: Place, attend: Callable[..., torch.Tensor], kind: Kind, sizes: Sizes, seed: int
+) -> tuple[str, bool, torch.Tensor]:
+    """Story, whether it is whole, and the judge's measures, which are still being computed."""
+    drawn = draw(kind, seed, sizes, place.device)
+    out = attend(*drawn.inputs, seed=seed)
+    return drawn.story, drawn.whole, measure(out, *drawn.inputs)
 
 
 def main() -> int:

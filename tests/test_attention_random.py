@@ -18,12 +18,11 @@ from tests import simt
 from tests.attention_judge import Numbers
 from tests.attention_layouts import ALL_LAYOUTS, lay_out
 from tests.attention_problems import LARGE, SMALL, Kind, draw
-from tests.attention_replay import GPU, Place, Result, solve
+from tests.attention_replay import GPU, Place, Result, every_config, solve
 from tests.simt.attention import UNITS
 
 FACTOR = float(os.environ.get("ROCM_SD_RANDOM_PROBLEMS") or 1)
 FIRST_SEED = int(os.environ.get("ROCM_SD_RANDOM_SEED") or 0) * 1_000_000
-DTYPES, MASKS = kernel.DTYPES, kernel.MASK_KINDS
 SEARCHED = (40, 64, 128, 160, 512)
 """Of these head_dims every config of the search space; of the others the default."""
 OTHERS = ((8, 256), (24, 192), (72, 248), (120, 168), (80, 200))
@@ -32,14 +31,17 @@ PER_CLASS = {"gfx1030": 4}
 """Dot products one by one take ten times as long as a matrix instruction."""
 
 
+MASKS = ("none", "bool", "none", "float16", "none", "bfloat16", "none", "float32")
+
+
 def classes(gfx: str, head_dims: Iterable[int], configs: int = 9) -> list[tuple[Place, Kind]]:
     """Up to so many configs of each head_dim; half types and masks go round."""
     found: list[tuple[Place, Kind]] = []
     for head_dim in head_dims:
         for index in range(min(configs, len(kernel.configs(Place(gfx).arch, head_dim)))):
-            turn = len(found) + head_dim // 8 + (UNITS.index(gfx) if gfx in UNITS else 0)
-            kind = Kind(DTYPES[turn % 2], head_dim, MASKS[turn // 2 % len(MASKS)])
-            found.append((Place(gfx, index), kind))
+            turn = len(found) + (UNITS.index(gfx) if gfx in UNITS else 0)
+            dtype = kernel.DTYPES[(turn + turn // len(MASKS)) % 2]
+            found.append((Place(gfx, index), Kind(dtype, head_dim, MASKS[turn % len(MASKS)])))
     return found
 
 
@@ -78,8 +80,8 @@ def test_under_the_shim(place: Place, kind: Kind) -> None:
 def on_gpu() -> list[tuple[Place, Kind]]:
     """The classes that are solved on this machine's GPU, their kernels compiled side by side."""
     place = Place(GPU)
-    others = sorted({*range(8, 257, 8)} - {*SEARCHED})
-    found = [*classes(GPU, SEARCHED), *classes(GPU, reversed(SEARCHED)), *classes(GPU, others, 1)]
+    others = sorted({*range(8, 257, 8)} - {*kernel.SHIPPED_HEAD_DIMS})
+    found = [*every_config(place), *classes(GPU, others, 1)]
     launch = driver.launcher_for(place.device, place.arch)
     assert isinstance(launch, driver.Launcher)
     launch.build([where.spec(kind) for where, kind in found])

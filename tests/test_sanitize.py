@@ -11,7 +11,7 @@ import torch
 
 from tests import simt
 from tests.attention_problems import TINY, Drawn
-from tests.attention_replay import Place
+from tests.attention_replay import Place, every_config
 from tools import sanitize, sanitize_worker
 from tools.sanitize import Run
 
@@ -183,7 +183,7 @@ def test_a_command_that_takes_too_long_is_stopped() -> None:
 def test_the_work_is_every_config() -> None:
     from lib_rocm_sd.ops import attention_kernel as kernel
 
-    todo = sanitize_worker.work(Place("sm_80"))
+    todo = every_config(Place("sm_80"))
     specs = {place.spec(kind) for place, kind in todo}
     arch = Place("sm_80").arch
     assert specs >= {*kernel.shipped_specs(arch), *kernel.searched_specs(arch)}
@@ -191,7 +191,7 @@ def test_the_work_is_every_config() -> None:
 
 
 def test_problems_are_one_aligned_and_one_misaligned() -> None:
-    for _, kind in sanitize_worker.work(Place("sm_80"))[::7]:
+    for _, kind in every_config(Place("sm_80"))[::7]:
         (_, one), (_, other) = sanitize_worker.problems(kind)
         odd = ["misaligned" in drawn.story or "ragged" in drawn.story for drawn in (one, other)]
         assert sorted(odd) == [False, True]
@@ -199,14 +199,14 @@ def test_problems_are_one_aligned_and_one_misaligned() -> None:
 
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 def test_the_worker_judges_what_it_launches() -> None:
-    todo = sanitize_worker.work(Place("sm_80"))[:2]
+    todo = every_config(Place("sm_80"))[:2]
     later = time.monotonic() + 600
 
     def right(place: Place, drawn: Drawn) -> torch.Tensor:
         return place.attention()(*drawn.inputs)
 
     assert sanitize_worker.check(todo, right, later) == (4, [])
-    launches, wrong = sanitize_worker.check(todo, lambda *job: right(*job) + 1, later)
+    launches, wrong = sanitize_worker.check(todo, lambda *job: 1 - 2 * right(*job), later)
     assert (launches, len(wrong)) == (4, 4)
     assert TINY.name in wrong[0]
     launches, wrong = sanitize_worker.check(todo, right, time.monotonic() - 1)

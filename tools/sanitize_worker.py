@@ -27,26 +27,13 @@ from lib_rocm_sd.runtime import build, driver, source
 from tests.attention_judge import numbers
 from tests.attention_layouts import on_device
 from tests.attention_problems import TINY, Drawn, Kind, draw
-from tests.attention_replay import GPU, Place
+from tests.attention_replay import GPU, Place, every_config
 
 DONE = "rocm_sd sanitize: "
 """Begins the last line of a run that ended well."""
 PLANTED = ("memcheck", "racecheck", "initcheck")
 CPU = torch.device("cpu")
-MASKS = ("bool", "float16", "float32", "bfloat16")
 Attend = Callable[[Place, Drawn], torch.Tensor]
-
-
-def work(place: Place) -> list[tuple[Place, Kind]]:
-    """Every config of every usual head_dim, in both half types, without and with a mask."""
-    found: list[tuple[Place, Kind]] = []
-    for head_dim in kernel.SHIPPED_HEAD_DIMS:
-        for index in range(len(kernel.configs(place.arch, head_dim))):
-            for dtype in kernel.DTYPES:
-                mask = MASKS[len(found) // 2 % len(MASKS)]
-                for each in ("none", mask):
-                    found.append((Place(place.gfx, index), Kind(dtype, head_dim, each)))
-    return found
 
 
 def problems(kind: Kind) -> Iterator[tuple[int, Drawn]]:
@@ -155,7 +142,7 @@ def main() -> int:
     if args.plant:
         print(f"{DONE}{plant(args.plant, place)} launches, 0 wrong", flush=True)
         return 0
-    todo = work(place)
+    todo = every_config(place)
     if args.prepare:
         prepare(todo)
         return 0
