@@ -12,6 +12,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.machine import disassemble, paths
 from lib_rocm_sd.machine.classify import Kind, work_of
 from lib_rocm_sd.machine.mix import Mix
+from lib_rocm_sd.machine.paths import Chunks
 from lib_rocm_sd.ops import attention_kernel
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
 from lib_rocm_sd.ops.attention_kernel import AttentionConfig
@@ -102,11 +103,13 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
     spec, code = built(arch, dtype, head_dim, config)
     made = build.CodeObject(code, compiler_for(arch), False, 0.0)
     function = disassemble.listing(spec, arch, made).function(spec.entry)
-    chunks = [(head_dim + 15) // 16 * 16 // config.chunk_d, config.block_k // config.chunk_k]
-
-    def passes(inner: list[Mix]) -> list[int]:
-        """Scores a chunk at a time, then outputs; what comes after is not usual."""
-        return (chunks + [0] * len(inner))[: len(inner)]
-
     waves = config.block // arch.wave_size
-    return paths.usual_pass(function, arch, passes).times(waves)
+    padded = (head_dim + 15) // 16 * 16
+    row_bytes = 2 * config.block_k // waves
+    chunks = [
+        Chunks(padded // config.chunk_d, row_bytes * min(config.chunk_d, head_dim)),
+        Chunks(config.block_k // config.chunk_k, 2 * config.chunk_k * head_dim // waves),
+    ]
+    whole = all(each.passes == 1 for each in chunks)
+    one_wave = paths.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
+    return one_wave.times(waves)

@@ -1,15 +1,16 @@
-"""The usual way through a loop with branches, without executing it: the cheapest one.
+"""The usual way through attention's loop over the keys, without executing it: the cheapest one that
+loads a tile of keys and values.
 
-A kernel's loop branches for what is rare: misaligned rows, the tail, a new maximum. Each such side
-is the longer one, so that the shortest way from the loop's header back to it is the usual pass. Not
-left out is what a branch skips because no lane is left, and what loads from memory.
+The loop branches for what is rare: misaligned rows, the tail, a new maximum. Each such side is the
+longer one, so the shortest way from the loop's header back to it is the usual pass. What a branch
+skips because no lane is left is not left out.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lib_rocm_sd.arch import Arch
@@ -22,7 +23,6 @@ from lib_rocm_sd.machine.rates import cycles_of
 _NO_LANES = "s_cbranch_execz"
 _SKIPPED = 1e6
 """Weighs what should not be skipped, so that it is only where there is no other way."""
-Passes = Callable[[list[Mix]], list[int]]
 
 
 class NoWayError(ValueError):
@@ -30,19 +30,29 @@ class NoWayError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One pass: how often each block is executed, and what that weighs."""
+class Chunks:
+    """A loop inside the one over the keys: how often it is passed, and what a wave loads then."""
+
+    passes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """From one block, or from all passes of a loop, to the next block."""
 
     weight: float
-    blocks: Counter[int]
+    bytes: int
+    passed: Counter[int]
+    to: int
 
 
 class _Ways:
-    def __init__(self, function: Function, arch: Arch) -> None:
-        self.function, self.arch = function, arch
+    def __init__(self, function: Function, arch: Arch, least_bytes: int) -> None:
+        self.function, self.arch, self.least_bytes = function, arch, least_bytes
         self.blocks: list[Block] = blocks_of(function)
         self.loops: list[Loop] = loops_of(self.blocks)
-        self.passes: dict[int, int] = {}
+        self.chunks: dict[int, Chunks] = {}
         self.mixes = [mix_of(self.code(block), arch.wave_size) for block in self.blocks]
         self.weights = [self.weight(mix) for mix in self.mixes]
 
@@ -61,89 +71,92 @@ class _Ways:
         inner = (self.all_blocks(number) for number in self.inner(index))
         return self.loops[index].blocks.union(*inner)
 
-    def steps(self, block: int) -> Iterator[tuple[float, int]]:
-        """Where a block leads to, each with what is to be added for what it skips."""
-        for to in self.blocks[block].successors:
-            yield (_SKIPPED if to != block + 1 and self.skips(block, to) else 0.0), to
+    def whole(self, index: int) -> Mix:
+        """All that stands in a loop and in those inside it."""
+        blocks = (self.blocks[block] for block in sorted(self.all_blocks(index)))
+        return mix_of((each for block in blocks for each in self.code(block)), self.arch.wave_size)
 
-    def skips(self, block: int, to: int) -> bool:
-        """Whether going on at `to` leaves out what is usually executed."""
-        last = self.function.instructions[self.blocks[block].last - 1]
-        if last.mnemonic == _NO_LANES:
-            return True
-        between = range(block + 1, to)
-        loads = any(self.mixes[each].of(Kind.GLOBAL) for each in between)
-        works = any(self.mixes[each].of(Kind.MATRIX) for each in between)
-        leaves = any(end > to for each in between for end in self.blocks[each].successors)
-        return loads and not works and not leaves
+    def loaded(self, passed: Counter[int]) -> int:
+        return sum(self.mixes[block].global_bytes * passed[block] for block in passed)
 
-    def through(self, index: int) -> _Way:
-        """The cheapest way from a loop's header back to it. Raises NoWayError."""
+    def through(self, index: int, least_bytes: int) -> Counter[int]:
+        """How often each block is executed on the cheapest way from a loop's header back to it that
+        loads so much. Raises NoWayError.
+        """
         loop = self.loops[index]
-        inside = {
-            block: number for number in self.inner(index) for block in self.all_blocks(number)
-        }
-        waiting: list[tuple[float, int, int, Counter[int]]] = [(0.0, 0, loop.header, Counter())]
-        done: set[int] = set()
+        waiting: list[tuple[float, int, int, int, Counter[int]]]
+        waiting = [(0.0, 0, loop.header, least_bytes, Counter())]
+        done: set[tuple[int, int]] = set()
         count = 0
         while waiting:
-            weight, _, at, passed = heapq.heappop(waiting)
+            weight, _, at, left, passed = heapq.heappop(waiting)
             if at == loop.header and passed:
-                return _Way(weight, passed)
-            if at in done:
+                if not left:
+                    return passed
                 continue
-            done.add(at)
-            for step_weight, step, to in self._onward(at, loop, inside):
+            if (at, left) in done:
+                continue
+            done.add((at, left))
+            for step in self._onward(at, index):
                 count += 1
-                heapq.heappush(waiting, (weight + step_weight, count, to, passed + step))
-        raise NoWayError(f"{self.function.name}: no way leads through loop {index}")
+                onward = (max(0, left - step.bytes), passed + step.passed)
+                heapq.heappush(waiting, (weight + step.weight, count, step.to, *onward))
+        raise NoWayError(f"{self.function.name}: no way through loop {index} loads {least_bytes}")
 
-    def _onward(
-        self, at: int, loop: Loop, inside: dict[int, int]
-    ) -> Iterator[tuple[float, Counter[int], int]]:
-        """Weight, blocks and end of each step on: a block, or all passes of a loop inside."""
-        if at not in inside:
-            weight, step, ends = self.weights[at], Counter({at: 1}), list(self.steps(at))
+    def _onward(self, at: int, index: int) -> Iterator[_Step]:
+        """Each step on inside of a loop."""
+        within = [number for number in self.inner(index) if at in self.all_blocks(number)]
+        if within:
+            passed, members = self._all_passes(within[0]), self.all_blocks(within[0])
         else:
-            number = inside[at]
-            way, times = self.through(number), self.passes.get(number, 1)
-            members = self.all_blocks(number)
-            weight, step = times * way.weight, Counter(dict.fromkeys(way.blocks, 0))
-            for block, passes in way.blocks.items():
-                step[block] = passes * times
-            ends = [
-                (0.0, to)
-                for block in sorted(members)
-                for to in self.blocks[block].successors
-                if to not in members
-            ]
-        for more, to in ends:
-            if to in loop.blocks or to in inside:
-                yield weight + more, step, to
+            passed, members = Counter({at: 1}), frozenset((at,))
+        weight = sum(self.weights[block] * times for block, times in passed.items())
+        body = self.all_blocks(index)
+        for block in sorted(members):
+            for to in self.blocks[block].successors:
+                back = to == at == self.loops[index].header
+                if to in body and (to not in members or back):
+                    more = self.skipping(block, to)
+                    yield _Step(weight + more, self.loaded(passed), passed, to)
+
+    def _all_passes(self, index: int) -> Counter[int]:
+        """Of a loop inside. One that no chunks are said of loads keys, or values: half of all."""
+        chunks = self.chunks.get(index)
+        passed = self.through(index, chunks.bytes if chunks else 0)
+        if chunks is None:
+            each = self.loaded(passed)
+            times = -(-self.least_bytes // (2 * each)) if each else 1
+        else:
+            times = chunks.passes
+        return Counter({block: count * times for block, count in passed.items()})
+
+    def skipping(self, block: int, to: int) -> float:
+        last = self.function.instructions[self.blocks[block].last - 1]
+        return _SKIPPED if last.mnemonic == _NO_LANES and to != block + 1 else 0.0
 
 
-def usual_pass(function: Function, arch: Arch, passes: Passes) -> Mix:
-    """What one pass of attention's loop over the keys executes, the outer one with exponentials, if
-    the loops inside it that use LDS are passed as often as `passes` says, in their order.
+def usual_pass(
+    function: Function, arch: Arch, least_bytes: int, chunks: Sequence[Chunks] = ()
+) -> Mix:
+    """What one pass of attention's loop over the keys executes, the outer one with exponentials.
 
-    Raises NoWayError, ControlFlowError, UnknownInstructionError, UnknownRateError.
+    `least_bytes`: what a wave loads in a pass. `chunks`: of the first loops inside it that use LDS;
+    what comes after is not passed, as it does again what they did. Raises NoWayError,
+    ControlFlowError, UnknownInstructionError, UnknownRateError.
     """
-    ways = _Ways(function, arch)
-
-    def whole(index: int) -> Mix:
-        blocks = (ways.blocks[block] for block in sorted(ways.all_blocks(index)))
-        return mix_of((each for block in blocks for each in ways.code(block)), arch.wave_size)
-
+    ways = _Ways(function, arch, least_bytes)
     outer = [index for index, loop in enumerate(ways.loops) if loop.parent is None]
-    working = [index for index in outer if whole(index).of(Kind.TRANSCENDENTAL)]
-    if len(working) != 1:
-        raise NoWayError(f"{function.name} has {len(working)} outer loops with exponentials")
-    inner = [index for index in ways.inner(working[0]) if whole(index).of(Kind.LDS)]
-    ways.passes = dict(zip(inner, passes([whole(index) for index in inner]), strict=True))
-    way = ways.through(working[0])
+    keys = [index for index in outer if ways.whole(index).of(Kind.TRANSCENDENTAL)]
+    if len(keys) != 1:
+        raise NoWayError(f"{function.name} has {len(keys)} outer loops with exponentials")
+    if chunks:
+        inner = [index for index in ways.inner(keys[0]) if ways.whole(index).of(Kind.LDS)]
+        if len(inner) < len(chunks):
+            raise NoWayError(f"{function.name} has {len(inner)} loops over chunks")
+        ways.chunks = dict.fromkeys(inner, Chunks(0, 0)) | dict(zip(inner, chunks, strict=False))
     code = (
         instruction
-        for block, times in sorted(way.blocks.items())
+        for block, times in sorted(ways.through(keys[0], least_bytes).items())
         for instruction in ways.code(ways.blocks[block]) * times
     )
     return mix_of(code, arch.wave_size)
