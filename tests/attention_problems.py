@@ -99,6 +99,7 @@ class _Draw:
         self.whole = True
         self.mild = True
         self.ties = False
+        self.behind = False
         self.words: list[str] = []
 
     # -- shapes ---------------------------------------------------------------------------------
@@ -184,7 +185,9 @@ class _Draw:
         self.scale = rng.choice([None, None, 0.2, 0.03, 1.5, -0.3])
         scale = p.head_dim**-0.5 if self.scale is None else self.scale
         over_keys = Profiles(rng, p.seq_k)
-        profile = torch.tensor(over_keys.any(), dtype=torch.float64)
+        self.behind = p.mask != "none" and p.seq_k > 32 and rng.random() < 0.3
+        drawn = over_keys.low() if self.behind else over_keys.any()
+        profile = torch.tensor(drawn, dtype=torch.float64)
         self.words += over_keys.words
         gain = rng.choice([0.0, 0.01, 0.3, 1.0])
         self.words.append(f"noise {gain}, scale {self.scale}")
@@ -273,6 +276,10 @@ class _Draw:
         rng, seq_k = self.rng, self.problem.seq_k
         keep = self.noise(*shape) > rng.choice([-3.5, -0.5, -0.5, 1.5])
         keys = torch.arange(shape[-1], device=self.device)
+        if self.behind:  # low scores, and tiles without any before them
+            first = min(seq_k - 1, rng.choice([32, 64, 65, 96, 128, seq_k // 2]))
+            self.words.append(f"nothing before key {first}")
+            return (keys >= first).expand(shape).clone()
         if rng.random() < 0.35:
             first = rng.randint(0, seq_k)
             self.words.append(f"nothing before key {first}")

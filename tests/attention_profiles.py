@@ -21,8 +21,10 @@ LANE_KEYS: tuple[tuple[int, ...], ...] = (
     (5,),
 )
 """Of each sixteen keys, those whose weights one lane holds in some matrix unit; all, and one."""
-SUM_EDGE = 12
-"""A kernel may keep what it subtracts until the sum of a lane's weights exceeds 2^12."""
+SUM_EDGES = (12, 12, 12, 16)
+"""A kernel may keep what it subtracts until the sum of a lane's weights exceeds 2^12, not while one
+reaches 2^16, which fp16 does not hold.
+"""
 
 
 class Profiles:
@@ -42,6 +44,12 @@ class Profiles:
             self.words.append(f"{offset:+} for all keys")
         return [x + offset for x in profile]
 
+    def low(self) -> list[float]:
+        """Scores so low that their weights vanish beside that of a score of 0."""
+        offset = self.rng.choice([-20.0, -30.0, -60.0, -200.0, -2000.0])
+        self.words.append(f"{offset} for all keys")
+        return [offset] * self.seq_k
+
     def _slope(self) -> list[float]:
         slope = self.rng.choice([0.02, 0.1, 0.19, 0.37, 0.8, 3.0]) * self.rng.choice([1, 1, -1])
         self.words.append(f"logits of {slope} for each key more")
@@ -54,14 +62,14 @@ class Profiles:
     def _dominating(self) -> list[float]:
         rng, seq_k = self.rng, self.seq_k
         key = rng.choice([0, seq_k // 2, seq_k - 1, seq_k - 1 - rng.randrange(min(16, seq_k))])
-        height = rng.choice([4.0, 11.0, 12.0, 13.5, 20.0, 100.0, 1500.0])
+        height = rng.choice([4.0, 11.0, 12.0, 13.5, 15.5, 16.5, 20.0, 100.0, 1500.0])
         self.words.append(f"key {key} leads by 2^{height}")
         return [height if j == key else 0.0 for j in range(seq_k)]
 
     def _edge(self, keys: int) -> float:
-        """A logit at which so many weights sum to about 2^12."""
+        """A logit at which so many weights sum to about 2^12, or 2^16."""
         away = self.rng.choice([0.0, 1e-3, 0.01, 0.1, 0.5, 1.0, 2.0]) * self.rng.choice([-1, 1])
-        return SUM_EDGE - math.log2(max(1, keys)) + away
+        return self.rng.choice(SUM_EDGES) - math.log2(max(1, keys)) + away
 
     def _lane(self, first: int, span: int) -> list[int]:
         """Keys of one lane among `span` ones from `first` on."""
