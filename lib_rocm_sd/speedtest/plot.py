@@ -24,6 +24,7 @@ COLOURS = (
     "#a05195",
 )
 BAR, GAP, LINE = 18, 6, 26
+CUT = 'style="fill:white"'
 MOST_OVER = 1.1
 """A whisker's end, of the longest bar."""
 TITLES = {
@@ -111,6 +112,8 @@ def _bar(row: Row, y: float, most: float, colour: str, layout: Layout) -> Iterat
         f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{BAR}" rx="2" '
         f'style="fill:{colour}"><title>{tip}</title></rect>'
     )
+    if row.median / most > MOST_OVER:  # it is longer than that
+        yield f'<rect x="{left + length - 16:.1f}" y="{y:.1f}" width="4" height="{BAR}" {CUT}/>'
     spread = [value / most for value in (row.p10, row.p90) if value > 0]
     ends = [min(value, MOST_OVER) * room + left for value in spread]
     if len(ends) == 2 and ends[1] - ends[0] > 2:
@@ -232,9 +235,10 @@ def _title(text: str, layout: Layout) -> str:
 
 
 def _colours(names: Sequence[str], first: str) -> Mapping[str, str]:
-    """Ours is the first colour in every plot."""
+    """Ours is the first colour in every plot, and nobody else's."""
     rest = [name for name in dict.fromkeys(names) if name != first]
-    return {name: _colour(place) for place, name in enumerate([first, *rest])}
+    others = {name: _colour(1 + place % (len(COLOURS) - 1)) for place, name in enumerate(rest)}
+    return {first: _colour(0), **others}
 
 
 def _colour(place: int) -> str:
