@@ -44,13 +44,13 @@ def summed_up(op: Op[Any], problem: Any) -> tuple[str, Any]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, Any]]:
     """What is asked of the engine."""
     found: set[tuple[str, Any]] = set()
-    run = engine.run
+    call = engine._call
 
-    def noted(op: Op[Any], *inputs: Any) -> Any:
+    def noted(op: Op[Any], key: Any, inputs: tuple[Any, ...]) -> Any:
         found.add(summed_up(op, op.problem_of(*inputs)))
-        return run(op, *inputs)
+        return call(op, key, inputs)
 
-    monkeypatch.setattr(engine, "run", noted)
+    monkeypatch.setattr(engine, "_call", noted)
     return found
 
 
