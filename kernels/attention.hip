@@ -189,12 +189,16 @@ struct Attention {
         const int query = min2(first_q + (wave_q * Q_TILES + tile) * 16 + Unit::column(c), (int)p.seq_q - 1);
         return batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
     }
+    // A finite bias stays finite: the least float32, with which a query may be left no key, would be -infinity in base 2.
+    static DEVICE float base_2(float bias) {
+        const float x = 1.44269504088896341f * bias;
+        return abs_f32(x) == infinity() ? bias : x;
+    }
     DEVICE float mask_at(i64 i) const {
-        constexpr float kLog2E = 1.44269504088896341f;
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
-        else if constexpr (MASK_KIND == kMaskF16) return kLog2E * F16::to(((const u16*)p.mask)[i]);
-        else if constexpr (MASK_KIND == kMaskBF16) return kLog2E * BF16::to(((const u16*)p.mask)[i]);
-        else return kLog2E * ((const float*)p.mask)[i];
+        else if constexpr (MASK_KIND == kMaskF16) return 1.44269504088896341f * F16::to(((const u16*)p.mask)[i]);
+        else if constexpr (MASK_KIND == kMaskBF16) return base_2(BF16::to(((const u16*)p.mask)[i]));
+        else return base_2(((const float*)p.mask)[i]);
     }
 
     // With a mask, scores become base-2 logits here; without one, p.scale is part of the exponent's FMA. Keys past the end weigh

@@ -22,7 +22,6 @@ from tests.attention_profiles import Profiles
 
 LOG2_E = math.log2(math.e)
 TIE_SCALES = (1e-4, -1e-4)
-LEAST_BIAS = -1e38
 
 
 @dataclass(frozen=True)
@@ -269,8 +268,7 @@ class _Draw:
 
     def _left_out(self) -> float:
         info = torch.finfo(DTYPES[self.problem.mask])
-        least = max(info.min, LEAST_BIAS)
-        return self.rng.choice([-math.inf, -math.inf, -math.inf, -1e4, -60000.0, least])
+        return self.rng.choice([-math.inf, -math.inf, -math.inf, -1e4, -60000.0, info.min])
 
     def _kept(self, shape: Sequence[int]) -> torch.Tensor:
         rng, seq_k = self.rng, self.problem.seq_k

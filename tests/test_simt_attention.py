@@ -132,6 +132,19 @@ def test_fully_masked_queries_give_zeros(gfx: str, head_dim: int, dtype: str) ->
     assert (out - exact).abs().max() < 4e-3
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_a_query_with_the_least_bias_everywhere_attends_to_all(gfx: str, dtype: str) -> None:
+    """It is finite, so it leaves out nothing where all keys have it."""
+    q, k, v = draw(AttentionProblem(1, 2, 35, 77, 40))
+    mask = random_mask((1, 1, 35, 77), dtype)
+    mask[..., 7, :] = torch.finfo(mask.dtype).min
+    out = attend(Setting(gfx), q, k, v, mask)
+    exact = reference(q, k, v, mask)
+    assert exact[:, 7].abs().max() > 0.1
+    assert (out - exact).abs().max() < 4e-3
+
+
 def planted_specials(what: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v (1, 20, 2, 40), (1, 70, 2, 40) with one NaN or infinity."""
     q, k, v = draw(AttentionProblem(1, 2, 20, 70, 40))
