@@ -191,8 +191,7 @@ struct Attention {
     }
     // A finite bias stays finite: the least float32, with which a query may be left no key, would be -infinity in base 2.
     static DEVICE float base_2(float bias) {
-        const float x = 1.44269504088896341f * bias;
-        return abs_f32(x) == infinity() ? bias : x;
+        return abs_f32(bias) > 2.3e38f ? bias : 1.44269504088896341f * bias;
     }
     DEVICE float mask_at(i64 i) const {
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
