@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import tuned, tuned_file
-from lib_rocm_sd.arch import KERNELS_DIR, table
+from lib_rocm_sd.arch import KERNELS_DIR, amd_table, table
 from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.vae import ahead
 
@@ -323,3 +323,7 @@ def test_a_kept_table_is_whole_and_not_stale(path: Path) -> None:
     for dtype in kernel.DTYPES:
         for head_dim in kernel.SHIPPED_HEAD_DIMS:
             assert kernel.choice(table()[gfx], dtype, head_dim).source, (dtype, head_dim)
+
+
+def test_every_row_that_a_user_can_own_has_a_table() -> None:
+    assert not amd_table().keys() - {path.parent.name for path in tables()}
