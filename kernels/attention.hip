@@ -5,29 +5,31 @@
 //   out (B, Sq, H * D)                       contiguous, 16-byte aligned
 //
 // Online softmax (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023) in base 2 and float32: for each tile of keys
-//   m' = max(m, max_k s),  p = 2^(s - m'),  l = l 2^(m - m') + sum_k p,  o = o 2^(m - m') + p v,   at the end out = o / l.
+//   p = 2^(scale s - m),  l = l + sum_k p,  o = o + p v,   at the end out = o / l.
+// The base m need not be the largest score: any m will do with which p and its sums stay within what fp16 and float32 hold, and
+// rounding p is relative. So m stays what it was, the largest score of the first tile, and no maximum is looked for, until a
+// weight gets out of bounds: then the tile is scored again, m moved to its maximum, and l and o are scaled by 2^(m - m'). l sums
+// what was rounded: a key with nearly all the weight then gives back v as it is.
 //
 // Tiling. A work-group takes BLOCK_Q queries of one head and walks over all keys, BLOCK_K at a time; K lies in LDS as it comes,
-// V transposed. Both products are computed transposed, S^T = K Q^T and O^T = V^T P^T, so that a lane holds few queries (one on
-// AMD): the softmax of a query is a reduction within the lane and over two to four lanes, and P^T is already, or nearly, in the
-// layout in which the second product wants it. Waves are laid out as WAVES_Q (each with Q_TILES * 16 queries) x WAVES_D. For large
-// head_dim the WAVES_D waves of a group share their queries: each scores its own part of the keys, P goes through LDS, and
-// each sums its own part of the head dimension. At head_dim 512 the tiles come in parts, CHUNK_D columns of K and CHUNK_K keys of
-// V at a time, through one buffer, which is what makes it fit 64 KiB.
+// V transposed, or as it comes where the unit transposes as it reads. Both products are computed transposed, S^T = K Q^T and O^T =
+// V^T P^T, so that a lane holds few queries (one on AMD): what concerns a query stays within two to four lanes, and P^T is already,
+// or nearly, in the layout in which the second product wants it. Waves are laid out as WAVES_Q (each with Q_TILES * 16 queries) x
+// WAVES_D. For large head_dim the WAVES_D waves of a group share their queries: each scores its own part of the keys, P goes
+// through LDS, and each sums its own part of the head dimension. At head_dim 512 the tiles come in parts, CHUNK_D columns of K and
+// CHUNK_K keys of V at a time, through one buffer, which is what makes it fit 64 KiB.
 //
 // head_dim need not be a multiple of 16: q k^T runs over zero-padded columns (40 -> 48); V, O and all memory traffic have
 // exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
 //
-// Tried: on an NVIDIA H200, head_dim 40 and 64, 4096 keys, fetching the next tile of K and V into registers while this one is
-// computed (AHEAD) and two tiles of queries per wave took 404 to 268 us and 670 to 472 us; zeroing the rows past the end when they
-// are loaded instead of when they are stored undid it, since the load then has to be waited for. On AMD both cost registers.
+// Measured on an NVIDIA H200 and tried in vain: docs/attention.md. For AMD only instructions were counted.
 //
 // NaN and infinity propagate as in torch. A query whose keys are all masked gives zeros.
 #include "common/mma.h"
 #include "common/reduce.h"
 #include "common/tile.h"
 
-// BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD come as definitions
+// BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD, MIN_GROUPS come as definitions
 // (lib_rocm_sd/ops/attention_kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 
@@ -59,23 +61,48 @@ constexpr int kPaddedD = round_up(HEAD_DIM, 16);
 constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / WAVES_D;
 constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
+constexpr bool kPipelined = AHEAD && kCopiesAsync;
+constexpr int kBuffersK = kPipelined ? 4 : 1, kBuffersV = kPipelined ? 3 : 1;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
-// LDS, in bytes: Q if it stays there, then K and V^T (one after the other in time if kParts), then P and one float per wave and query.
-constexpr int kLdQ = kPaddedD + kLdsPad, kLdK = CHUNK_D + kLdsPad, kLdV = CHUNK_K + kLdsPad, kLdP = BLOCK_K + kLdsPad;
-constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = BLOCK_K * kLdK * 2, kBytesV = HEAD_DIM * kLdV * 2;
-constexpr int kOffsetKV = Q_IN_LDS ? kBytesQ : 0, kOffsetV = kOffsetKV + (kParts ? 0 : kBytesK);
-constexpr int kBytesKV = kParts ? max2(kBytesK, kBytesV) : kBytesK + kBytesV;
-constexpr int kOffsetP = Q_IN_LDS ? kOffsetKV + kBytesKV : max2(kBytesKV, kBytesQ);
+// LDS, in bytes: Q if it stays there, then K and V (one after the other in time if kParts; V transposed unless the unit transposes
+// as it reads), in rings of tiles, then P and one float per wave and query.
+constexpr int kLdQ = kPaddedD + kLdsPad, kLdK = CHUNK_D + kLdsPad, kLdP = BLOCK_K + kLdsPad;
+constexpr int kLdV = Unit::kTransposes ? kPaddedD + kLdsPad : CHUNK_K + kLdsPad;
+constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = BLOCK_K * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
+constexpr bool kOwnQ = Q_IN_LDS || kPipelined;
+constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
+constexpr int kEndKV = kParts ? kOffsetK + max2(kBytesK, kBytesV) : kOffsetV + kBuffersV * kBytesV;
+constexpr int kOffsetP = kOwnQ ? kEndKV : max2(kEndKV, kBytesQ);
 constexpr int kOffsetStats = kOffsetP + (WAVES_D > 1 ? kBlockQ * kLdP * 2 : 0);
 constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 0);
 
 static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % CHUNK_D == 0 && BLOCK_K % CHUNK_K == 0, "tiles must divide");
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
 static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
+static_assert(!kPipelined || (WAVES_D == 1 && !kParts), "the pipeline is for whole tiles and waves on their own");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
+
+// How far in bits the base of the weights may lag behind the largest score, and how large weights may become, or a lane's sum of
+// them: far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
+constexpr int kSlackBits = 8;
+constexpr float kMostWeight = 4096.0f, kMostBase = 4096.0f;
+
+template <bool kTransposes> struct ValueTile {
+    using Type = TransposedTile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
+};
+template <> struct ValueTile<true> {
+    using Type = Tile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
+};
+
+struct PerQuery {
+    float of[Q_TILES][Unit::kColumns];
+};
+struct Tallies {  // of a lane's weights over a tile
+    typename Unit::Tally of[Q_TILES];
+};
 
 struct Attention {
     const AttentionParams& p;
@@ -86,11 +113,15 @@ struct Attention {
     typename Unit::D s[Q_TILES][kWaveTilesK];
     typename Unit::B p_fragment[Q_TILES][kWaveTilesK];
     typename Unit::D o[Q_TILES][kWaveTilesD];
-    float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];
-    TileAhead<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
-    TransposedTileAhead<CHUNK_K, HEAD_DIM, kLdV, kThreads> values;
+    float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
+    typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
+    int k_slot = 0, v_slot = 0;  // of the tiles that are read
+    Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
+    typename ValueTile<Unit::kTransposes>::Type values;
+    TileCopies<BLOCK_K, HEAD_DIM, kLdK, kThreads> key_copies;
+    TileCopies<BLOCK_K, HEAD_DIM, kLdV, kThreads> value_copies;
 
-    DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(memory) {
+    DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
         first_q = (int)(block % p.q_blocks) * kBlockQ;
@@ -101,8 +132,10 @@ struct Attention {
 
     DEVICE u16* q_tile(int tile) const { return (u16*)lds + (wave_q * Q_TILES + tile) * 16 * kLdQ; }
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }
-    DEVICE u16* k_tiles() const { return (u16*)(lds + kOffsetKV); }
-    DEVICE u16* v_tiles() const { return (u16*)(lds + kOffsetV); }
+    DEVICE u16* keys_in(int slot) const { return (u16*)(lds + kOffsetK + slot * kBytesK); }
+    DEVICE u16* values_in(int slot) const { return (u16*)(lds + kOffsetV + slot * kBytesV); }
+    DEVICE u16* k_tiles() const { return keys_in(k_slot); }
+    DEVICE u16* v_tiles() const { return values_in(v_slot); }
     // The float of a query that wave `from` of this group owns.
     DEVICE float* stat(int from, int tile, int c) const {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
@@ -111,15 +144,20 @@ struct Attention {
     // Zeros in the columns after head_dim, once: no tile is written there. Without Q_IN_LDS, K takes the place of Q.
     DEVICE void clear_padding() {
         if constexpr (!kHalfTile) return;
-        clear_columns<Q_IN_LDS ? kBlockQ : max2(kBlockQ, BLOCK_K), HEAD_DIM, kPaddedD, kLdQ, kThreads>((u16*)lds);
-        if constexpr (Q_IN_LDS) clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(k_tiles());
+        clear_columns<kOwnQ ? kBlockQ : max2(kBlockQ, BLOCK_K), HEAD_DIM, kPaddedD, kLdQ, kThreads>((u16*)lds);
+        if constexpr (kOwnQ)
+#pragma unroll
+            for (int slot = 0; slot < kBuffersK; ++slot)
+                clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(keys_in(slot));
     }
 
     DEVICE void load_queries() {
         const u16* q = p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1];
         const int rows = (int)p.seq_q - first_q;
-        if (p.aligned) stage<kBlockQ, HEAD_DIM, kLdQ, kThreads, true>((u16*)lds, q, p.q_stride[1], rows, p.flip);
-        else stage<kBlockQ, HEAD_DIM, kLdQ, kThreads, false>((u16*)lds, q, p.q_stride[1], rows, p.flip);
+        Tile<kBlockQ, HEAD_DIM, kLdQ, kThreads> queries;
+        queries.place(p.q_stride[1]);
+        queries.fetch(q, p.q_stride[1], rows, p.aligned);
+        queries.store((u16*)lds, p.flip);
         clear_padding();
         if constexpr (!Q_IN_LDS) {
             barrier();
@@ -134,38 +172,27 @@ struct Attention {
             for (int c = 0; c < Unit::kColumns; ++c) m[t][c] = -infinity(), l[t][c] = 0.0f;
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) o[t][d] = {};
+            total[t] = {};
         }
     }
 
     DEVICE const u16* key_rows(int first_k, int chunk) const { return k + first_k * p.k_stride[1] + chunk * CHUNK_D; }
     DEVICE const u16* value_rows(int first_k) const { return v + first_k * p.v_stride[1]; }
 
-    DEVICE void stage_keys(int first_k, int chunk) {
-        constexpr int kColumns = min2(CHUNK_D, HEAD_DIM);
-        const int rows = (int)p.seq_k - first_k;
-        const u16* from = key_rows(first_k, chunk);
-        if (p.aligned) stage<BLOCK_K, kColumns, kLdK, kThreads, true>(k_tiles(), from, p.k_stride[1], rows);
-        else stage<BLOCK_K, kColumns, kLdK, kThreads, false>(k_tiles(), from, p.k_stride[1], rows);
+    DEVICE void fetch_keys(int first_k, int chunk) {
+        keys.fetch(key_rows(first_k, chunk), p.k_stride[1], (int)p.seq_k - first_k, p.aligned);
     }
-    DEVICE void stage_values(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
-        const u16* from = value_rows(first_k);
-        if (p.aligned) stage_transposed<CHUNK_K, HEAD_DIM, kLdV, kThreads, true>(v_tiles(), from, p.v_stride[1], rows);
-        else stage_transposed<CHUNK_K, HEAD_DIM, kLdV, kThreads, false>(v_tiles(), from, p.v_stride[1], rows);
-    }
-    DEVICE void fetch(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) {
-            keys.template fetch<true>(key_rows(first_k, 0), p.k_stride[1], rows);
-            values.template fetch<true>(value_rows(first_k), p.v_stride[1], rows);
-        } else {
-            keys.template fetch<false>(key_rows(first_k, 0), p.k_stride[1], rows);
-            values.template fetch<false>(value_rows(first_k), p.v_stride[1], rows);
-        }
-    }
+    DEVICE void fetch_values(int first_k) { values.fetch(value_rows(first_k), p.v_stride[1], (int)p.seq_k - first_k, p.aligned); }
 
-    // S^T += K Q^T over one chunk of columns.
-    DEVICE void score(int chunk) {
+    DEVICE void clear_scores(int first, int end) {
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int i = first; i < end; ++i) s[t][i] = {};
+    }
+    // S^T += K Q^T for kMany of the wave's tiles of keys and one chunk of columns; S begins at 0 where that is all columns.
+    template <int kMany> DEVICE void score(int first, int chunk) {
+        if constexpr (!kParts) clear_scores(first, first + kMany);
 #pragma unroll
         for (int d = 0; d < CHUNK_D / 16; ++d) {
             typename Unit::B from_lds[Q_TILES];
@@ -173,7 +200,7 @@ struct Attention {
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::load_b(q_tile(t) + chunk * CHUNK_D + d * 16, kLdQ);
 #pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) {
+            for (int i = first; i < first + kMany; ++i) {
                 const auto a = Unit::load_a(k_tiles() + (wave_d * kWaveTilesK + i) * 16 * kLdK + d * 16, kLdK, 15);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) {
@@ -206,6 +233,8 @@ struct Attention {
         const bool tail = first_k + BLOCK_K > (int)p.seq_k;
         if constexpr (MASK_KIND == kMaskNone)
             if (!tail) return;
+        first_k = (int)kept_here((u32)first_k);  // or the addresses of all elements would be kept between two passes
+        const int past = (int)p.seq_k - first_k;
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             i64 mask_rows[Unit::kColumns] = {};
@@ -217,10 +246,10 @@ struct Attention {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     float& x = s[t][i].v[e];
-                    const int key = first_k + (wave_d * kWaveTilesK + i) * 16 + Unit::row(e);
+                    const int key_in = (wave_d * kWaveTilesK + i) * 16 + Unit::row(e), key = first_k + key_in;
                     if constexpr (MASK_KIND != kMaskNone)
                         x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
-                    if (tail) x = key < (int)p.seq_k ? x : -infinity();
+                    if (tail) x = key_in < past ? x : -infinity();
                 }
         }
     }
@@ -252,93 +281,200 @@ struct Attention {
         }
     }
 
-    DEVICE void softmax(int first_k) {
-        const float scale = MASK_KIND == kMaskNone ? p.scale : 1.0f;
-        mask_scores(first_k);
+    // Without a mask, scores are scaled on their way into the exponent.
+    DEVICE float score_scale() const { return MASK_KIND == kMaskNone ? p.scale : 1.0f; }
+    // With a mask, a query may not have met any key yet: any finite base gives p = 0 for it. Without one, -inf - -inf = NaN is what
+    // torch gives too.
+    DEVICE float base(int t, int c) const { return MASK_KIND != kMaskNone && m[t][c] == -infinity() ? 0.0f : m[t][c]; }
+
+    // Moves the base m of each query up to its largest score so far, or lets it lag by up to kSlack bits, with what was summed.
+    template <int kSlack> DEVICE void rebase() {
         float largest[Q_TILES][Unit::kColumns];
         tile_max(largest);
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
-            float base[Unit::kColumns], shrink[Unit::kColumns];
+            bool lags = false;
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) lags = lags || !((largest[t][c] - m[t][c]) * score_scale() <= kSlack);
+            if (!any_lane(lags)) continue;
+            float shrink[Unit::kColumns];
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                const float m_new = max_f32(m[t][c], largest[t][c] * scale);
-                // With a mask, a query may not have met any key yet: any finite base gives p = 0 for it. Without one,
-                // -inf - -inf = NaN is what torch gives too.
-                base[c] = MASK_KIND != kMaskNone && m_new == -infinity() ? 0.0f : m_new;
-                shrink[c] = exp2_fast(m[t][c] - base[c]);
-                m[t][c] = m_new;
+                const float before = m[t][c];
+                m[t][c] = max_f32(before, largest[t][c]);
+                shrink[c] = exp2_fast((before - base(t, c)) * score_scale());
                 l[t][c] *= shrink[c];
             }
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= shrink[Unit::column_of(e)];
+            if constexpr (Unit::kSumsByProduct)
 #pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) {
-#pragma unroll
-                for (int e = 0; e < kElements; ++e) {
-                    float& x = s[t][i].v[e];
-                    x = exp2_fast(fma_f32(x, scale, -base[Unit::column_of(e)]));
-                    l[t][Unit::column_of(e)] += x;
-                }
-                p_fragment[t][i] = Unit::pack(s[t][i]);
-                s[t][i] = {};
-                if constexpr (WAVES_D > 1) {
-                    u16* tile = p_tile(t) + (wave_d * kWaveTilesK + i) * 16;
-                    Unit::pieces(p_fragment[t][i], [&](int n, int key, auto part) { *(decltype(part)*)(tile + n * kLdP + key) = part; });
-                }
-            }
+                for (int e = 0; e < kElements / 2; ++e) total[t].v[e] *= shrink[Unit::column_of(e)];
         }
     }
 
-    // O^T += V^T P^T over one chunk of keys.
-    DEVICE void accumulate(int chunk) {
+    // What is subtracted from the exponents of the weights. With a settled base, one FMA scales and subtracts; its product of base and
+    // scale, which is rounded, must then be small: see `within_limits`. Else the base is subtracted from the scores themselves.
+    DEVICE PerQuery settled_base() const {
+        PerQuery x;
 #pragma unroll
-        for (int i = 0; i < CHUNK_K / 16; ++i) {
-            typename Unit::B weights[Q_TILES];
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) x.of[t][c] = m[t][c] * score_scale();
+        return x;
+    }
+    DEVICE PerQuery subtract_base() {
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < kWaveTilesK; ++i)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) s[t][i].v[e] -= base(t, Unit::column_of(e));
+        return {};
+    }
+
+    // P = 2^(scale S - base) for one of the wave's tiles of keys.
+    DEVICE void weigh(int i, const PerQuery& base, Tallies& tallies) {
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) {
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                float& x = s[t][i].v[e];
+                x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
+            }
+            p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
+            if constexpr (WAVES_D > 1) {
+                u16* tile = p_tile(t) + (wave_d * kWaveTilesK + i) * 16;
+                Unit::pieces(p_fragment[t][i], [&](int n, int key, auto part) { *(decltype(part)*)(tile + n * kLdP + key) = part; });
+            }
+        }
+    }
+    DEVICE Tallies weigh_all(const PerQuery& base) {
+        Tallies tallies = {};
+#pragma unroll
+        for (int i = 0; i < kWaveTilesK; ++i) weigh(i, base, tallies);
+        return tallies;
+    }
+    DEVICE void add(const Tallies& tallies) {
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) tallies.of[t].add_to(l[t]);
+    }
+    // Whether the weights made with a settled base are good in all lanes. Not so where one is not a number, nor where no key was met.
+    DEVICE bool within_limits(const Tallies& tallies) const {
+        bool within = true;
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) {
+            within = within && tallies.of[t].within(kMostWeight);
+            if constexpr (MASK_KIND == kMaskNone)
+#pragma unroll
+                for (int c = 0; c < Unit::kColumns; ++c) within = within && abs_f32(m[t][c] * p.scale) <= kMostBase;
+        }
+        return !any_lane(!within);
+    }
+
+    // From scores to weights, with a base that follows the scores.
+    template <int kSlack> DEVICE void softmax(int first_k) {
+        mask_scores(first_k);
+        rebase<kSlack>();
+        add(weigh_all(subtract_base()));
+    }
+    // Scores and weights of a whole tile. Where no other wave takes part, the base of the tile before does, as long as the weights
+    // stay within limits: no maximum is looked for. Else the tile is scored again, by the same code: a copy of it took 2.5 moves
+    // between registers for each pair on RDNA.
+    DEVICE void weigh_tile(int first_k) {
+        bool settled = WAVES_D == 1 && first_k > 0;
+        Tallies tallies;
+#pragma unroll 1
+        while (true) {
+            score<kWaveTilesK>(0, 0);
+            mask_scores(first_k);
+            PerQuery base = settled_base();
+            if (!settled) {
+                rebase<WAVES_D == 1 ? 0 : kSlackBits>();
+                base = subtract_base();
+            }
+            tallies = weigh_all(base);
+            if (!settled || within_limits(tallies)) break;
+            settled = false;
+        }
+        add(tallies);
+    }
+
+    // O^T += V^T P^T for 16 keys of a chunk, and l if kSumsByProduct.
+    DEVICE void accumulate(int chunk, int i) {
+        typename Unit::B weights[Q_TILES];
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) {
+            if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
+            else weights[t] = p_fragment[t][i];
+        }
+        if constexpr (Unit::kSumsByProduct)
+#pragma unroll
+            for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(Unit::ones(), weights[t], total[t]);
+#pragma unroll
+        for (int d = 0; d < kWaveTilesD; ++d) {
+            const int first_d = (wave_d * kWaveTilesD + d) * 16;
+            const bool half_tile = kHalfTile && WAVES_D == 1 && d == kTilesD - 1;
+            const auto a = values_of(i, first_d, half_tile);
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t) {
-                if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
-                else weights[t] = p_fragment[t][i];
-            }
-#pragma unroll
-            for (int d = 0; d < kWaveTilesD; ++d) {
-                const int first_d = (wave_d * kWaveTilesD + d) * 16;
-                const int first_row = kRaggedD ? min2(first_d, HEAD_DIM - 1) : first_d;
-                const auto a = Unit::load_a(v_tiles() + first_row * kLdV + i * 16, kLdV, kRaggedD ? HEAD_DIM - 1 - first_row : 15);
-#pragma unroll
-                for (int t = 0; t < Q_TILES; ++t) {
-                    if (kHalfTile && WAVES_D == 1 && d == kTilesD - 1) Unit::template multiply<8>(a, weights[t], o[t][d]);
-                    else Unit::template multiply<16>(a, weights[t], o[t][d]);
-                }
+                if (half_tile) Unit::template multiply<8>(a, weights[t], o[t][d]);
+                else Unit::template multiply<16>(a, weights[t], o[t][d]);
             }
         }
     }
+    DEVICE void accumulate_all(int chunk) {
+#pragma unroll
+        for (int i = 0; i < CHUNK_K / 16; ++i) accumulate(chunk, i);
+    }
+    // 16 columns of V, as rows, for 16 keys.
+    DEVICE typename Unit::A values_of(int i, int first_d, bool half_tile) const {
+        if constexpr (Unit::kTransposes) {
+            const u16* keys = v_tiles() + i * 16 * kLdV;
+            if (half_tile) return Unit::template load_a_transposed<8>(keys + first_d, kLdV);
+            return Unit::template load_a_transposed<16>(keys + min2(first_d, kPaddedD - 16), kLdV);
+        } else {
+            const int first_row = kRaggedD ? min2(first_d, HEAD_DIM - 1) : first_d;
+            return Unit::load_a(v_tiles() + first_row * kLdV + i * 16, kLdV, kRaggedD ? HEAD_DIM - 1 - first_row : 15);
+        }
+    }
 
-    DEVICE void finish() {
+    // The sum of all weights of each of this lane's queries.
+    DEVICE void sum_weights() {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
+                if constexpr (Unit::kSumsByProduct) {
+                    l[t][c] = total[t].v[Unit::element_step(c)];
+                    continue;
+                }
                 l[t][c] = column_sum<Unit>(l[t][c]);
                 if constexpr (WAVES_D > 1)
                     if (Unit::first_of_column()) *stat(wave_d, t, c) = l[t][c];
             }
-        if constexpr (WAVES_D > 1) barrier();
+        if constexpr (Unit::kSumsByProduct || WAVES_D == 1) return;
+        barrier();
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                l[t][c] = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WAVES_D; ++w) l[t][c] += *stat(w, t, c);
+            }
+    }
+
+    DEVICE void finish() {
+        sum_weights();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             float inverse[Unit::kColumns];
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                float sum = l[t][c];
-                if constexpr (WAVES_D > 1) {
-                    sum = 0.0f;
-#pragma unroll
-                    for (int w = 0; w < WAVES_D; ++w) sum += *stat(w, t, c);
-                }
-                inverse[c] = MASK_KIND != kMaskNone && sum == 0.0f ? 0.0f : 1.0f / sum;
-            }
+            for (int c = 0; c < Unit::kColumns; ++c)
+                inverse[c] = MASK_KIND != kMaskNone && l[t][c] == 0.0f ? 0.0f : 1.0f / l[t][c];
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) {
 #pragma unroll
@@ -352,63 +488,123 @@ struct Attention {
         }
     }
 
-    // All of a tile of K and V lies in LDS. With AHEAD the next one is meanwhile on its way through registers.
+    // All of a tile of K and V lies in LDS. With AHEAD the next one is meanwhile on its way through registers; after the last, the
+    // last once more.
     DEVICE void run_whole() {
-        if constexpr (AHEAD) fetch(0);
+        constexpr bool kAhead = AHEAD && !kPipelined;
+        if constexpr (kAhead) fetch_keys(0, 0), fetch_values(0);
 #pragma unroll 1
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+            if constexpr (!kAhead) fetch_keys(first_k, 0), fetch_values(first_k);
             barrier();  // what lay in LDS has been read by all
-            if constexpr (AHEAD) {
-                keys.store(k_tiles());
-                values.store(v_tiles());
-            } else {
-                stage_keys(first_k, 0);
-                stage_values(first_k);
-            }
+            keys.store(k_tiles());
+            values.store(v_tiles());
             barrier();
-            if (AHEAD && first_k + BLOCK_K < (int)p.seq_k) fetch(first_k + BLOCK_K);
-            score(0);
-            softmax(first_k);
+            const int next_k = first_k + BLOCK_K < (int)p.seq_k ? first_k + BLOCK_K : first_k;
+            if constexpr (kAhead) fetch_keys(next_k, 0), fetch_values(next_k);
+            weigh_tile(first_k);
             if constexpr (WAVES_D > 1) barrier();  // P is complete
-            accumulate(0);
+            accumulate_all(0);
         }
+    }
+
+    // The same in a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the
+    // keys of tile j + 1, and the copies are on their way of keys j + 3 and values j + 1. Tiles lie in rings of four and of three. A
+    // tile whose weights get out of bounds is scored again.
+    DEVICE void run_pipelined() {
+        copies_landed<2>();
+        barrier();
+        int first_k = 0;
+#pragma unroll 1
+        while (true) {
+            score<kWaveTilesK>(0, 0);
+            softmax<0>(first_k);
+            k_slot = (k_slot + 1) % kBuffersK;
+            score<kWaveTilesK>(0, 0);
+#pragma unroll 1
+            while (true) {
+                first_k += BLOCK_K;
+                copies_landed<1>();
+                barrier();  // also: what is overwritten from here on has been read by all
+                if (first_k >= (int)p.seq_k) {
+                    copies_landed<0>();
+                    return accumulate_all(0);
+                }
+                mask_scores(first_k);
+                k_slot = (k_slot + 1) % kBuffersK;
+                const Tallies tallies = overlap(first_k);
+                v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
+                if (!within_limits(tallies)) break;
+                add(tallies);
+                if constexpr (Q_IN_LDS) score<kWaveTilesK>(0, 0);
+            }
+            k_slot = (k_slot + kBuffersK - 1) % kBuffersK;
+        }
+    }
+    // Groups of copies: keys 0 and 1; keys 2, values 0; keys 3, values 1; then one per tile.
+    DEVICE void begin_pipeline() {
+        key_copies.prepare(k, p.k_stride[1]);
+        value_copies.prepare(v, p.v_stride[1]);
+        const auto keys = [&](int tile) { key_copies.begin(keys_in(tile), (int)p.seq_k - tile * BLOCK_K); };
+        const auto values = [&](int tile) { value_copies.begin(values_in(tile), (int)p.seq_k - tile * BLOCK_K); };
+        keys(0), keys(1), copies_begun();
+        keys(2), values(0), copies_begun();
+        keys(3), values(1), copies_begun();
+    }
+    DEVICE Tallies overlap(int first_k) {
+        Tallies tallies = {};
+        const PerQuery base = settled_base();
+        const int rows = (int)p.seq_k - first_k - BLOCK_K;
+#pragma unroll
+        for (int i = 0; i < kWaveTilesK; ++i) {
+            accumulate(0, i);
+            weigh(i, base, tallies);
+            if (i == 0) key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K);
+            if constexpr (!Q_IN_LDS) score<1>(i, 0);
+            if (i == kWaveTilesK - 1) value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows);
+        }
+        copies_begun();
+        return tallies;
     }
 
     // A chunk of K or V lies in LDS at a time.
     DEVICE void run_in_parts() {
 #pragma unroll 1
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+            clear_scores(0, kWaveTilesK);
 #pragma unroll 1
             for (int chunk = 0; chunk < kPaddedD / CHUNK_D; ++chunk) {
+                fetch_keys(first_k, chunk);
                 barrier();  // what lay in this part of LDS has been read by all
-                stage_keys(first_k, chunk);
+                keys.store(k_tiles());
                 barrier();
-                score(chunk);
+                score<kWaveTilesK>(0, chunk);
             }
-            softmax(first_k);
+            softmax<kSlackBits>(first_k);
 #pragma unroll 1
             for (int chunk = 0; chunk < BLOCK_K / CHUNK_K; ++chunk) {
+                fetch_values(first_k + chunk * CHUNK_K);
                 barrier();  // K has been read, P is complete
-                stage_values(first_k + chunk * CHUNK_K);
+                values.store(v_tiles());
                 barrier();
-                accumulate(chunk);
+                accumulate_all(chunk);
             }
         }
     }
 
     DEVICE void run() {
+        keys.place(p.k_stride[1]);
+        values.place(p.v_stride[1]);
+        if (kPipelined && p.aligned) begin_pipeline();
         load_queries();
-#pragma unroll
-        for (int t = 0; t < Q_TILES; ++t)
-#pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) s[t][i] = {};
         if constexpr (kParts) run_in_parts();
+        else if (kPipelined && p.aligned) run_pipelined();
         else run_whole();
         finish();
     }
 };
 
-KERNEL(kThreads) attention_forward(AttentionParams p) {
+KERNEL(kThreads, MIN_GROUPS) attention_forward(AttentionParams p) {
     LDS(memory, kLdsBytes);
     Attention(p, memory).run();
 }

@@ -18,11 +18,12 @@ from lib_rocm_sd import engine as engines
 from lib_rocm_sd import selftest
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.ops.attention import ATTENTION, MatrixAttention
+from lib_rocm_sd.ops.attention import ATTENTION, LARGEST_ROW_STRIDE, MatrixAttention
 from lib_rocm_sd.ops.attention_kernel import AttentionParams, configs
 from lib_rocm_sd.ops.base import KernelSpec
 from tests.toy_op import GFX1100, engine_of
 
+CONFIGS = [each for arch in table().values() for dim in (40, 128) for each in configs(arch, dim)]
 CONFIG = configs(table()["gfx1100"], 40)[0]
 OURS = MatrixAttention()
 
@@ -267,3 +268,17 @@ def test_an_op_that_is_not_bound_is_told_apart_by_last_strides(
         read = AttentionParams.from_buffer_copy(launch.seen[-1][3])
         assert read.q_stride[:] == list(queries.stride()[:3])
     assert launch.prepared == 0 and len(engine._routes) == 1
+
+
+@pytest.mark.parametrize("beyond", [0, 8])
+def test_rows_very_far_apart_are_not_said_to_be_aligned(beyond: int) -> None:
+    """The kernel reads aligned ones at 32-bit offsets from the first row of a tile."""
+    stride = LARGEST_ROW_STRIDE + beyond
+    storage = torch.empty(stride + 40, dtype=torch.float16)
+    far = storage.as_strided((1, 2, 1, 40), (2 * stride, stride, 40, 1))
+    near = torch.empty(1, 2, 1, 40, dtype=torch.float16)
+    launches = Launches()
+    OURS.run(launches, CONFIG, near, near, far)
+    params = AttentionParams.from_buffer_copy(launches.seen[0][3])
+    assert params.aligned == (beyond == 0)
+    assert 2 * LARGEST_ROW_STRIDE * max(config.block_q for config in CONFIGS) < 1 << 32

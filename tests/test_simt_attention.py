@@ -165,6 +165,15 @@ def test_nan_and_infinity_propagate(gfx: str, what: str) -> None:
     torch.testing.assert_close(out, exact, rtol=0, atol=2e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("scale", [None, 0.125, -1.0])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_equal_scores_of_60000_squared(gfx: str, scale: float | None) -> None:
+    """Such a score times the scale, rounded to float32, is off by 30 and more."""
+    q, k, v = draw(AttentionProblem(1, 2, 20, 131, 40))
+    q[:], k[:] = 60000.0, 60000.0
+    assert (attend(Setting(gfx), q, k, v, None, scale) - reference(q, k, v)).abs().max() < 1e-3
+
+
 def test_a_row_of_minus_infinity_without_a_mask_is_nan() -> None:
     q, k, v = draw(AttentionProblem(1, 1, 5, 70, 40))
     q[0, 2] = 1.0

@@ -14,18 +14,20 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// KERNEL(threads[, groups]): a kernel's signature begins so; it is compiled for work-groups of `threads` and, on NVIDIA, such that
+// `groups` of them fit a compute unit by their registers.
 #if defined(SIMT_SHIM)
 #define DEVICE __attribute__((convergent)) inline  // as in the languages of GPUs: no call of a barrier is copied
 #define CONSTEXPR constexpr
-#define KERNEL(threads) extern "C" void
+#define KERNEL(threads, ...) extern "C" void
 #elif defined(__CUDACC__)
 #define DEVICE __device__ __forceinline__
 #define CONSTEXPR __host__ __device__ constexpr
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #else
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
 #define CONSTEXPR __attribute__((host)) __attribute__((device)) constexpr
-#define KERNEL(threads) \
+#define KERNEL(threads, ...) \
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #endif
 
@@ -70,10 +72,12 @@ DEVICE float reciprocal_sqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %
 DEVICE float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
 template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
+DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
 DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
 DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+DEVICE u32 kept_here(u32 x) { return x; }
 
 #else  // AMD builtins, or the shim's definitions of them
 
@@ -85,6 +89,12 @@ DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 DEVICE u32 wave_uniform(u32 x) { return (u32)__builtin_amdgcn_readfirstlane((int)x); }
+// True in every lane of a wave where x is in some lane.
+#if WAVE_SIZE == 32
+DEVICE bool any_lane(bool x) { return __builtin_amdgcn_ballot_w32(x) != 0; }
+#else
+DEVICE bool any_lane(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
+#endif
 DEVICE u32 float_bits(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float bits_float(u32 x) { return __builtin_bit_cast(float, x); }
 #if defined(SIMT_SHIM) || __has_builtin(__builtin_amdgcn_exp2f)
@@ -139,6 +149,35 @@ template <int N> DEVICE float row_rotate(float x) {
 
 #endif
 
+// Copies of 16 bytes from global memory to LDS that pass no register (PTX ISA 9.7.9.25.3, cp.async): begun by copy_async, zeros
+// in place of what is not `wanted`. copies_begun ends a group of them; after copies_landed all groups but the last kPending are
+// complete for this work-item, and after a barrier for the others.
+#if defined(__CUDACC__) && !defined(SIMT_SHIM)
+constexpr bool kCopiesAsync = true;
+DEVICE void copy_async(void* lds, const void* global, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"((u32)__cvta_generic_to_shared(lds)), "l"(global), "r"(wanted ? 16 : 0) : "memory");
+}
+DEVICE void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending> DEVICE void copies_landed() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+// p, as a value to keep: the compiler would compute the address of shared memory anew at every use, which takes tens of cycles.
+DEVICE unsigned char* kept_address(unsigned char* p) { asm volatile("" : "+l"(p)); return p; }
+#elif defined(SIMT_SHIM) && defined(MATRIX_UNIT_MMA_SM80)
+constexpr bool kCopiesAsync = true;
+DEVICE void copy_async(void* lds, const void* global, bool wanted) { simt::copy_async(lds, global, wanted); }
+DEVICE void copies_begun() { simt::copies_begun(); }
+template <int kPending> DEVICE void copies_landed() { simt::copies_landed(kPending); }
+DEVICE unsigned char* kept_address(unsigned char* p) { return p; }
+#else  // no such thing: copied at once
+constexpr bool kCopiesAsync = false;
+DEVICE void copy_async(void* lds, const void* global, bool wanted) {
+    *(Words<4>*)lds = wanted ? *(const Words<4>*)global : Words<4>{{0, 0, 0, 0}};
+}
+DEVICE void copies_begun() {}
+template <int kPending> DEVICE void copies_landed() {}
+DEVICE unsigned char* kept_address(unsigned char* p) { return p; }
+#endif
+
 DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }
 DEVICE float infinity() { return bits_float(0x7f800000u); }
 
@@ -164,6 +203,27 @@ struct BF16 {
     static DEVICE float to(u16 h) { return bf16_to_f32(h); }
 };
 
+#if defined(MATRIX_UNIT_MMA_SM80)
+// The larger of each of two halves, NaN where one is.
+template <typename Half> DEVICE u32 max_halves(u32 a, u32 b) {
+#if defined(SIMT_SHIM)
+    const auto larger = [](u16 x, u16 y) { return Half::to(x) != Half::to(x) || Half::to(x) > Half::to(y) ? x : y; };
+    return larger((u16)a, (u16)b) | (u32)larger((u16)(a >> 16), (u16)(b >> 16)) << 16;
+#else
+    u32 larger;
+    if constexpr (Half::kIsBF16) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+#endif
+}
+#endif
+
 template <typename Half> DEVICE u32 pack2(float low, float high) {
+#if defined(__CUDACC__) && !defined(SIMT_SHIM)
+    u32 both;
+    if constexpr (Half::kIsBF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#endif
     return (u32)Half::from(low) | ((u32)Half::from(high) << 16);
 }

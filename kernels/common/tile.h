@@ -28,62 +28,146 @@ template <bool kAligned> DEVICE Words<4> load_row(const u16* tile, i64 row_strid
     return x;
 }
 
-// lds[r][c] = global[r][c], kRows x kColumns (in eights), zero for rows from `rows` on, each word xor `flip`.
-template <int kRows, int kColumns, int kLd, int kThreads, bool kAligned>
-DEVICE void stage(u16* lds, const u16* global, i64 row_stride, int rows, u32 flip = 0) {
-    constexpr int kChunks = kColumns / 8;
-#pragma unroll 4
-    for (int i = (int)thread_id(); i < kRows * kChunks; i += kThreads) {
-        const int row = i / kChunks, column = i % kChunks * 8;
-        Words<4> x = load_row<kAligned>(global + column, row_stride, row, rows);
-#pragma unroll
-        for (int w = 0; w < 4; ++w) x.word[w] ^= flip;
-        *(Words<4>*)(lds + row * kLd + column) = x;
+// kItems pieces of work, of which each work-item has one in each of kRounds rounds. In the last, whole waves and lanes may have
+// none: `item` then is the last.
+template <int kItems, int kThreads> struct Rounds {
+    static constexpr int kRounds = (kItems + kThreads - 1) / kThreads;
+    static constexpr bool kFull = kItems % kThreads == 0;
+    static DEVICE u32 item(int round, u32 thread = thread_id()) { return min2(thread + round * kThreads, (u32)kItems - 1); }
+    static DEVICE bool has(int round) {
+        if ((round + 1) * kThreads <= kItems) return true;
+        if ((int)wave_uniform(thread_id() / WAVE_SIZE) * WAVE_SIZE + round * kThreads >= kItems) return false;
+        return kItems % WAVE_SIZE == 0 || (int)thread_id() + round * kThreads < kItems;
     }
-}
+};
 
-// lds[c][r] = global[r][c], kRows (even) x kColumns, zero for rows from `rows` on. A work-item turns two rows of eight
-// columns into eight words; consecutive work-items take consecutive row pairs, so that their words fall into consecutive banks.
-template <int kRows, int kColumns, int kLd, int kThreads, bool kAligned>
-DEVICE void stage_transposed(u16* lds, const u16* global, i64 row_stride, int rows) {
-    constexpr int kPairs = kRows / 2;
-#pragma unroll 2
-    for (int i = (int)thread_id(); i < kPairs * (kColumns / 8); i += kThreads) {
-        const int row = i % kPairs * 2, column = i / kPairs * 8;
-        const Words<4> low = load_row<kAligned>(global + column, row_stride, row, rows);
-        const Words<4> high = load_row<kAligned>(global + column, row_stride, row + 1, rows);
+// Which eight columns of a tile an item is, of one row, consecutive items along a row, ..
+template <int kTileRows, int kColumns, int kThreads> struct InRows {
+    static constexpr int kRows = kTileRows, kRowsEach = 1, kChunks = kColumns / 8;
+    using Items = Rounds<kRows * kChunks, kThreads>;
+    static constexpr bool kRegular = Items::kFull && kThreads % kChunks == 0;  // from round to round so many rows and columns
+    static constexpr int kStepRows = kThreads / kChunks, kStepColumns = 0;
+    static DEVICE int row(u32 item) { return (int)(item / kChunks); }
+    static DEVICE int column(u32 item) { return (int)(item % kChunks * 8); }
+};
+// .. or of two rows, consecutive items down the columns.
+template <int kTileRows, int kColumns, int kThreads> struct InPairs {
+    static constexpr int kRows = kTileRows, kRowsEach = 2, kPairs = kRows / 2;
+    using Items = Rounds<kPairs * (kColumns / 8), kThreads>;
+    static constexpr bool kRegular = Items::kFull && kThreads % kPairs == 0;
+    static constexpr int kStepRows = 0, kStepColumns = kThreads / kPairs * 8;
+    static DEVICE int row(u32 item) { return (int)(item % kPairs * 2); }
+    static DEVICE int column(u32 item) { return (int)(item / kPairs * 8); }
+};
+
+// A tile on its way from global memory to LDS, in registers, so that other work can be done meanwhile: nothing waits for it between
+// `fetch` and `store`. Rows from `rows` on (at least one exists) become zeros. Most tiles are whole and aligned: then a load's
+// address is a scalar, the same for all lanes, and 32 bits of each lane, which are computed once. So the last row of an aligned
+// tile must begin less than 4 GiB behind the first (attention.py sees to it).
+template <typename Place> struct Fetched {
+    using Items = typename Place::Items;
+    static constexpr int kOffsets = Place::kRegular ? 1 : Items::kRounds;
+    Words<4> part[Items::kRounds][Place::kRowsEach];
+    u32 offset[kOffsets];  // in bytes
+
+    // Before the first `fetch`.
+    DEVICE void place(i64 row_stride) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            u16* to = lds + (column + 2 * j) * kLd + row;
-            *(Words<1>*)to = Words<1>{{(low.word[j] & 0xffffu) | (high.word[j] << 16)}};
-            *(Words<1>*)(to + kLd) = Words<1>{{(low.word[j] >> 16) | (high.word[j] & 0xffff0000u)}};
+        for (int j = 0; j < kOffsets; ++j) {
+            const u32 i = Items::item(j);
+            offset[j] = ((u32)Place::row(i) * (u32)row_stride + (u32)Place::column(i)) * 2;
         }
     }
-}
-
-// A tile, kRows x kColumns (in eights), that travels from global memory to LDS through registers, so that other work can be done
-// on the way: nothing waits for it before `store`. fetch: rows from `rows` on repeat the last; store: as zeros.
-template <int kRows, int kColumns, int kLd, int kThreads> struct TileAhead {
-    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kEach = (kItems + kThreads - 1) / kThreads;
-    Words<4> part[kEach];
-    int valid;
-    template <bool kAligned> DEVICE void fetch(const u16* global, i64 row_stride, int rows) {
-        valid = rows;
+    DEVICE void fetch(const u16* tile, i64 row_stride, int rows, bool aligned) {
+        if (aligned && rows >= Place::kRows) fetch_whole(tile, row_stride);
+        else if (aligned) fetch_some<true>(tile, row_stride, rows);
+        else fetch_some<false>(tile, row_stride, rows);
+    }
+    DEVICE void fetch_whole(const u16* tile, i64 row_stride) {
+        // An offset that changes with each pass of a loop, or LLVM widens it to 64 bits before the loop and adds those.
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-            const int i = min2((int)thread_id() + j * kThreads, kItems - 1);
-            part[j] = load_eight<kAligned>(global + i % kChunks * 8 + min2(i / kChunks, rows - 1) * row_stride);
+        for (int j = 0; j < kOffsets; ++j) offset[j] = kept_here(offset[j]);
+#pragma unroll
+        for (int j = 0; j < Items::kRounds; ++j)
+#pragma unroll
+            for (int r = 0; r < Place::kRowsEach; ++r) {
+                const int rows = (Place::kRegular ? j * Place::kStepRows : 0) + r;
+                const u16* from = tile + rows * row_stride + (Place::kRegular ? j * Place::kStepColumns : 0);
+                part[j][r] = *(const Words<4>*)((const char*)from + offset[Place::kRegular ? 0 : j]);
+            }
+    }
+    template <bool kAligned> DEVICE void fetch_some(const u16* tile, i64 row_stride, int rows) {
+        const u32 thread = kept_here(thread_id());  // what follows from it is not computed before the loop, nor held in registers
+#pragma unroll
+        for (int j = 0; j < Items::kRounds; ++j)
+#pragma unroll
+            for (int r = 0; r < Place::kRowsEach; ++r) {
+                const u32 i = Items::item(j, thread);
+                part[j][r] = load_row<kAligned>(tile + Place::column(i), row_stride, Place::row(i) + r, rows);
+            }
+    }
+};
+
+// lds[r][c] = tile[r][c], kRows x kColumns (in eights), each word xor `flip`.
+template <int kRows, int kColumns, int kLd, int kThreads> struct Tile : Fetched<InRows<kRows, kColumns, kThreads>> {
+    using Place = InRows<kRows, kColumns, kThreads>;
+    DEVICE void store(u16* lds, u32 flip = 0) const {
+#pragma unroll
+        for (int j = 0; j < Place::Items::kRounds; ++j) {
+            if (!Place::Items::has(j)) continue;
+            const u32 i = Place::Items::item(j);
+            Words<4> x = this->part[j][0];
+#pragma unroll
+            for (int w = 0; w < 4; ++w) x.word[w] ^= flip;
+            *(Words<4>*)(lds + Place::row(i) * kLd + Place::column(i)) = x;
         }
     }
+};
+
+// lds[c][r] = tile[r][c], kRows even. A work-item turns two rows of eight columns into eight words; consecutive work-items have
+// consecutive row pairs, so that their words fall into consecutive banks.
+template <int kRows, int kColumns, int kLd, int kThreads> struct TransposedTile : Fetched<InPairs<kRows, kColumns, kThreads>> {
+    using Place = InPairs<kRows, kColumns, kThreads>;
     DEVICE void store(u16* lds) const {
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-            const int i = (int)thread_id() + j * kThreads;
-            Words<4> x;
+        for (int j = 0; j < Place::Items::kRounds; ++j) {
+            if (!Place::Items::has(j)) continue;
+            const u32 i = Place::Items::item(j);
+            u16* to = lds + Place::column(i) * kLd + Place::row(i);
 #pragma unroll
-            for (int w = 0; w < 4; ++w) x.word[w] = i / kChunks < valid ? part[j].word[w] : 0;
-            if (kItems % kThreads == 0 || i < kItems) *(Words<4>*)(lds + i / kChunks * kLd + i % kChunks * 8) = x;
+            for (int w = 0; w < 4; ++w) {
+                const u32 low = this->part[j][0].word[w], high = this->part[j][1].word[w];
+                *(Words<1>*)(to + 2 * w * kLd) = Words<1>{{low_halves(low, high)}};
+                *(Words<1>*)(to + (2 * w + 1) * kLd) = Words<1>{{high_halves(low, high)}};
+            }
         }
+    }
+};
+
+// Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
+// begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first.
+template <int kRows, int kColumns, int kLd, int kThreads> struct TileCopies {
+    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kEach = (kItems + kThreads - 1) / kThreads;
+    static constexpr bool kEven = kThreads % kChunks == 0;  // a work-item's pieces lie in one column
+    const char* from;  // the next tile, if kEven at this work-item's first piece
+    u32 row_bytes, offset[kEven ? 1 : kEach];
+    DEVICE void prepare(const u16* first_tile, i64 row_stride) {
+        row_bytes = (u32)row_stride * 2;
+        from = (const char*)first_tile + (kEven ? piece(thread_id()) : 0);
+#pragma unroll
+        for (int j = 0; j < kEach; ++j)
+            if constexpr (!kEven) offset[j] = piece(thread_id() + j * kThreads);
+    }
+    DEVICE u32 piece(u32 i) const { return i / kChunks * row_bytes + i % kChunks * 16; }
+    // `rows` exist, perhaps none. The next call is for the next tile.
+    DEVICE void begin(u16* lds, int rows) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            const int i = (int)thread_id() + j * kThreads, row = i / kChunks;
+            const u32 away = kEven ? j * (kThreads / kChunks) * row_bytes : offset[kEven ? 0 : j];
+            if (kItems % kThreads == 0 || i < kItems) copy_async(lds + row * kLd + i % kChunks * 8, from + away, row < rows);
+        }
+        from += kRows * row_bytes;
     }
 };
 
@@ -92,35 +176,3 @@ template <int kRows, int kFirst, int kLast, int kLd, int kThreads> DEVICE void c
     for (int i = (int)thread_id(); i < kRows * ((kLast - kFirst) / 8); i += kThreads)
         *(Words<4>*)(lds + i % kRows * kLd + kFirst + i / kRows * 8) = Words<4>{{0, 0, 0, 0}};
 }
-
-// The same tile, kRows even, stored as lds[c][r]. A work-item turns two rows of eight columns into eight words; consecutive
-// work-items take consecutive row pairs, so that their words fall into consecutive banks.
-template <int kRows, int kColumns, int kLd, int kThreads> struct TransposedTileAhead {
-    static constexpr int kPairs = kRows / 2, kItems = kPairs * (kColumns / 8), kEach = (kItems + kThreads - 1) / kThreads;
-    Words<4> low[kEach], high[kEach];
-    int valid;
-    template <bool kAligned> DEVICE void fetch(const u16* global, i64 row_stride, int rows) {
-        valid = rows;
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-            const int i = min2((int)thread_id() + j * kThreads, kItems - 1), row = i % kPairs * 2;
-            low[j] = load_eight<kAligned>(global + i / kPairs * 8 + min2(row, rows - 1) * row_stride);
-            high[j] = load_eight<kAligned>(global + i / kPairs * 8 + min2(row + 1, rows - 1) * row_stride);
-        }
-    }
-    DEVICE void store(u16* lds) const {
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) {
-            const int i = (int)thread_id() + j * kThreads;
-            if (kItems % kThreads != 0 && i >= kItems) continue;
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                const int row = i % kPairs * 2;
-                const u32 a = row < valid ? low[j].word[w] : 0, b = row + 1 < valid ? high[j].word[w] : 0;
-                u16* to = lds + (i / kPairs * 8 + 2 * w) * kLd + row;
-                *(Words<1>*)to = Words<1>{{(a & 0xffffu) | (b << 16)}};
-                *(Words<1>*)(to + kLd) = Words<1>{{(a >> 16) | (b & 0xffff0000u)}};
-            }
-        }
-    }
-};

@@ -52,6 +52,8 @@ LEAST_SCALE = 1e-30
 """In place of 0, with which keys past the end would be NaN; the weights are equal all the same."""
 FLIP = 0x80008000
 """Changes the sign of two halves."""
+LARGEST_ROW_STRIDE = 1 << 22
+"""In elements: 256 rows are 2 GiB."""
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
 MAX_WORK_ITEMS = (1 << 32) - 1
@@ -186,11 +188,14 @@ def _set_scale(params: AttentionParams, head_dim: int, scale: float | None) -> N
 
 
 def _aligned(params: AttentionParams) -> bool:
-    """True when every row of q, k and v starts at a multiple of 16 bytes."""
+    """True when every row of q, k and v starts at a multiple of 16 bytes, and not so far from the
+    one before that bytes from the first to the last row of a tile do not fit 32 bits (tile.h).
+    """
     bits = params.q | params.k | params.v
     for stride in (*params.q_stride, *params.k_stride, *params.v_stride):
         bits |= stride * 2
-    return bits % 16 == 0
+    rows = max(params.q_stride[1], params.k_stride[1], params.v_stride[1])
+    return bits % 16 == 0 and rows <= LARGEST_ROW_STRIDE
 
 
 class SdpaAttention(Variant[AttentionProblem]):

@@ -49,7 +49,10 @@ class AttentionParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Tile sizes of attention.hip; its head comment says what each means."""
+    """Tile sizes of attention.hip; its head comment says what each means.
+
+    `groups`: how many work-groups' registers must fit a compute unit; for NVIDIA only.
+    """
 
     waves_q: int
     waves_d: int
@@ -60,6 +63,7 @@ class AttentionConfig:
     chunk_k: int
     wave_size: int
     ahead: bool = False
+    groups: int = 1
 
     @property
     def block_q(self) -> int:
@@ -96,9 +100,10 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         q_in_lds: bool,
         q_tiles: int = 1,
         ahead: bool = False,
+        groups: int = 1,
     ) -> AttentionConfig:
         chunks = (padded, block_k, arch.wave_size)
-        return AttentionConfig(waves_q, waves_d, q_tiles, block_k, q_in_lds, *chunks, ahead)
+        return AttentionConfig(waves_q, waves_d, q_tiles, block_k, q_in_lds, *chunks, ahead, groups)
 
     if head_dim > 256:
         return (
@@ -113,25 +118,27 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
     four, eight = whole(4, 1, 64, False), whole(8, 1, 64, False)
     ahead = () if few_registers else (whole(8, 1, 32, False, ahead=True),)
-    if head_dim <= 80 and arch.matrix.startswith("wmma"):  # also fewer registers: 156 for 230
+    if not arch.matrix.startswith("wmma"):
+        return (four, eight, whole(4, 1, 32, False), *ahead)
+    if head_dim <= 64:  # eight waves also take fewer registers: 131 for 160
         return (eight, four, whole(4, 1, 32, False), *ahead)
-    return (four, eight, whole(4, 1, 32, False), *ahead)
+    return (eight, whole(4, 1, 32, False), *ahead)  # four and 64 keys: spills on RDNA4 with a mask
 
 
 def _development_configs(
     head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
     """What an NVIDIA card with its many registers does best with, head_dim up to 160."""
-    pairs = whole(4, 1, 32, False, 2, True)
+    pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
-        return (whole(4, 1, 64, False, 2, True), pairs, whole(8, 1, 64, False))
+        return (whole(4, 1, 48, False, 2, True, 2), pairs)
     if head_dim <= 64:
-        return (pairs, whole(8, 1, 32, False, 2, True), whole(8, 1, 64, False))
+        return (pairs, whole(4, 1, 32, False, 1, True, 4), whole(4, 1, 32, True, 2, True, 3))
     if head_dim <= 80:
-        return (whole(8, 1, 64, False, 1, True), pairs, whole(8, 1, 32, False, 1, True))
+        return (pairs, whole(8, 1, 64, False, 1, True))
     if head_dim <= 128:
-        return (whole(8, 1, 32, True, 2, True), whole(8, 1, 64, False, 1, True))
-    return (whole(4, 1, 32, False, 1, True), whole(2, 2, 32, True, 1, True))
+        return (whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3))
+    return (whole(4, 1, 32, False, 1, True, 2), whole(2, 1, 32, False, 1, True, 4))
 
 
 @cache
@@ -154,6 +161,7 @@ def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> Kerne
         "CHUNK_D": config.chunk_d,
         "CHUNK_K": config.chunk_k,
         "AHEAD": int(config.ahead),
+        "MIN_GROUPS": config.groups,
     }
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 

@@ -102,6 +102,44 @@ SIMT_INLINE void mma_m16n8k16(float* d, const u32* a, const u32* b, const float*
 SIMT_INLINE void mma_m16n8k16_f16(float* d, const u32* a, const u32* b, const float* c) { mma_m16n8k16(d, a, b, c, 0); }
 SIMT_INLINE void mma_m16n8k16_bf16(float* d, const u32* a, const u32* b, const float* c) { mma_m16n8k16(d, a, b, c, 1); }
 
+// cp.async: what was in LDS is gone when the copy begins, and what is copied is there when its group has landed. Only what it does
+// to the kernel's memory is the race detector's business.
+struct Copy {
+    void* to;
+    u32 word[4], group;
+};
+constexpr int kMaxItems = 1024, kMaxCopies = 256;
+inline Copy copies[kMaxItems][kMaxCopies];
+inline int copy_count[kMaxItems];
+inline u32 copy_group[kMaxItems];
+#define SIMT_BOOKKEEPING __attribute__((no_sanitize("thread"), noinline)) inline
+__attribute__((noinline)) inline void move_16(void* to, const void* from) {
+    for (int i = 0; i < 4; ++i) ((u32 __attribute__((may_alias))*)to)[i] = ((const u32 __attribute__((may_alias))*)from)[i];
+}
+SIMT_BOOKKEEPING void remember_copy(u32 item, void* lds, const u32* word) {
+    if (copy_count[item] == kMaxCopies) fail("more than %d copies on their way in one work-item", kMaxCopies);
+    copies[item][copy_count[item]++] = {lds, {word[0], word[1], word[2], word[3]}, copy_group[item]};
+}
+SIMT_BOOKKEEPING bool take_landed(u32 item, u32 pending, Copy* landed) {
+    if (copy_count[item] == 0 || copies[item][0].group + pending >= copy_group[item]) return false;
+    *landed = copies[item][0];
+    for (int i = 1; i < copy_count[item]; ++i) copies[item][i - 1] = copies[item][i];
+    --copy_count[item];
+    return true;
+}
+SIMT_BOOKKEEPING void copies_begun() { ++copy_group[item_id()]; }
+inline void copy_async(void* lds, const void* global, bool wanted) {
+    const u32 gone[4] = {~0u, ~0u, ~0u, ~0u};
+    u32 word[4] = {0, 0, 0, 0};
+    if (wanted) move_16(word, global);
+    move_16(lds, gone);
+    remember_copy(item_id(), lds, word);
+}
+inline void copies_landed(u32 pending) {
+    Copy copy;
+    while (take_landed(item_id(), pending, &copy)) move_16(copy.to, copy.word);
+}
+
 }  // namespace simt
 
 // Ids and synchronisation.
