@@ -142,8 +142,9 @@ all lanes; `memory bytes` are what the loads ask for.
 `{ours}`: kernels/attention.hip by {compiler}, its machine code executed on the CPU with
 two lengths of keys; the difference is one pass. `Triton`: tools/triton_attention.py by Triton
 {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost model
-puts first among those that spill nothing; where another of these has fewer vector instructions,
-that one too ("fewest"). Its tiles are powers of two: head_dim 40 takes 64 columns, 80 takes 128.
+puts first among those that spill nothing, of equals the one with fewer vector instructions; where
+another of these has fewer of them, that one too ("fewest"). Its tiles are powers of two: head_dim
+40 takes 64 columns, 80 takes 128.
 `cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units, for padding too)
 are estimates of the cost model (lib_rocm_sd/machine/rates.py), the same for both. A ratio below 1
 is in favour of `{ours}`. No comparison of times follows from any of this."""
@@ -181,9 +182,12 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def best(rows: Sequence[Row], key: str = "estimated_cycles") -> Row | None:
-    """The lowest of what is counted and spills nothing."""
-    counted = [row for row in rows if row.per_pair and not row.scratch_bytes]
-    return min(counted, key=lambda row: getattr(row.per_pair, key), default=None)
+    """The lowest of what is counted and spills nothing, of equals the one with fewer vector
+    instructions.
+    """
+    counted = [(row, row.per_pair) for row in rows if row.per_pair and not row.scratch_bytes]
+    found = min(counted, key=lambda each: (getattr(each[1], key), each[1].vector), default=None)
+    return found[0] if found else None
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, int], tuple[list[Row], list[Row]]]:

@@ -172,11 +172,11 @@ def markdown(rows: Sequence[Counted], compiler: str) -> str:
     lines = [
         "# AMD machine code, executed and counted",
         "",
-        f"Written by `python -m tools.machine_code --write`; compiled by {compiler}, default "
-        "configs, fp16. Counted, not measured: it says nothing of time. Instructions are those of "
-        "a lane for one unit (a wave's instruction counts for each of its lanes; two in one, as "
-        "RDNA3 issues them, count once), bytes and clocks are per unit too; conflict clocks are "
-        "what LDS bank conflicts add, for all waves together.",
+        f"Written by `python -m tools.machine_code --write`; compiled by {compiler}, the "
+        "configs that Auto takes, fp16. Counted, not measured: it says nothing of time. "
+        "Instructions are those of a lane for one unit (a wave's instruction counts for each of "
+        "its lanes; two in one, as RDNA3 issues them, count once), bytes and clocks are per unit "
+        "too; conflict clocks are what LDS bank conflicts add, for all waves together.",
         "",
         f"| {' | '.join(HEADS)} |",
         "|" + "---|" * len(HEADS),

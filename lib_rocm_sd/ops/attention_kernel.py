@@ -116,13 +116,28 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         return _development_configs(head_dim, whole)
     if head_dim > 128 or (few_registers and head_dim > 80):
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
-    four, eight = whole(4, 1, 64, False), whole(8, 1, 64, False)
-    ahead = () if few_registers else (whole(8, 1, 32, False, ahead=True),)
-    if not arch.matrix.startswith("wmma"):
-        return (four, eight, whole(4, 1, 32, False), *ahead)
-    if head_dim <= 64:  # eight waves also take fewer registers: 131 for 160
-        return (eight, four, whole(4, 1, 32, False), *ahead)
-    return (eight, whole(4, 1, 32, False), *ahead)  # four and 64 keys: spills on RDNA4 with a mask
+    if few_registers:
+        return (whole(4, 1, 64, False), whole(8, 1, 64, False), whole(4, 1, 32, False))
+    return _matrix_configs(arch, head_dim, whole)
+
+
+def _matrix_configs(
+    arch: Arch, head_dim: int, whole: Callable[..., AttentionConfig]
+) -> tuple[AttentionConfig, ...]:
+    """For AMD's matrix units, head_dim up to 128. What spills as clang 19 or 22 compiles it is left
+    out; what spills only with a mask is not the default.
+    """
+    four, eight, short = whole(4, 1, 64, False), whole(8, 1, 64, False), whole(4, 1, 32, False)
+    ahead = whole(8, 1, 32, False, ahead=True)
+    if arch.matrix == "mfma":
+        return (eight, four, short, ahead)
+    if arch.matrix == "wmma_gfx11" and arch.vgprs_per_simd < 1536 and 48 < head_dim <= 64:
+        return (ahead, short)
+    if head_dim <= 64:
+        return (eight, four, short, ahead)
+    if arch.matrix == "wmma_gfx12" and head_dim <= 80:
+        return (ahead, eight, short)
+    return (eight, short, ahead)
 
 
 def _development_configs(
