@@ -55,7 +55,7 @@ def test_our_passes_do_the_work_of_their_tiles(gfx: str) -> None:
     assert row.per_pair is not None and not row.failure
     # Two products of 64 columns; 16 x 16 x 16 to an instruction. One exponential for each pair.
     assert row.per_pair.matrix == 2 * 64 * arch.wave_size / 16**3
-    assert 1 < row.per_pair.transcendental < 1.2
+    assert 1 <= row.per_pair.transcendental < 1.2
     # Keys and values are read once for all queries of a work-group, and by some of its waves twice.
     assert 4 * 64 / config.block_q <= row.per_pair.global_bytes <= 1.5 * 4 * 64 / config.block_q
     assert row.vgprs > 0 and row.waves_per_simd > 0 and not row.scratch_bytes
