@@ -90,10 +90,12 @@ DEVICE void barrier() {
 }
 DEVICE u32 wave_uniform(u32 x) { return (u32)__builtin_amdgcn_readfirstlane((int)x); }
 // True in every lane of a wave where x is in some lane.
-#if WAVE_SIZE == 32
+#if WAVE_SIZE == 32 && (defined(SIMT_SHIM) || __has_builtin(__builtin_amdgcn_ballot_w32))
 DEVICE bool any_lane(bool x) { return __builtin_amdgcn_ballot_w32(x) != 0; }
-#else
+#elif defined(SIMT_SHIM) || __has_builtin(__builtin_amdgcn_ballot_w64)
 DEVICE bool any_lane(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
+#else  // LLVM before 16; 33: not equal
+DEVICE bool any_lane(bool x) { return __builtin_amdgcn_uicmp((u32)x, 0, 33) != 0; }
 #endif
 DEVICE u32 float_bits(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float bits_float(u32 x) { return __builtin_bit_cast(float, x); }
