@@ -29,6 +29,10 @@
 #include "common/reduce.h"
 #include "common/tile.h"
 
+#if defined(__clang_major__) && __clang_major__ < 16 && !defined(SIMT_SHIM)
+#error "attention.hip needs LLVM 16 or newer: code that LLVM 15 made of it for gfx90a gave wrong results when it was executed"
+#endif
+
 // BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD, MIN_GROUPS come as definitions
 // (lib_rocm_sd/ops/attention_kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };

@@ -107,10 +107,15 @@ def test_the_attention_kernel_compiles_for_every_row_without_spills(gfx: str) ->
 
 
 @pytest.mark.parametrize("gfx", ["gfx90a", "gfx1030"])
-def test_libamd_comgr_compiles_the_attention_kernel(gfx: str) -> None:
+def test_libamd_comgr_compiles_the_attention_kernel_or_is_too_old(gfx: str) -> None:
     row = arch.table()[gfx]
     spec = attention_kernel.shipped_specs(row)[0]
-    assert compiled(real(library_compilers.comgrs(), row), spec, row).wave_size == row.wave_size
+    try:
+        kernel = compiled(real(library_compilers.comgrs(), row), spec, row)
+    except CompileError as error:
+        assert "LLVM 16 or newer" in error.log
+    else:
+        assert kernel.wave_size == row.wave_size
 
 
 def test_a_clang_without_the_target_says_so() -> None:
