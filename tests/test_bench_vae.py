@@ -104,6 +104,7 @@ def options(*words: str) -> Any:
     parser = __main__.argparse.ArgumentParser()  # type: ignore[attr-defined]
     command.add_arguments(parser)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--runs", type=int)
     return parser.parse_args(words)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -206,7 +207,7 @@ def test_the_worker_judges_what_it_launches() -> None:
         return place.attention()(*drawn.inputs)
 
     assert sanitize_worker.check(todo, right, later) == (4, [])
-    launches, wrong = sanitize_worker.check(todo, lambda *job: 1 - 2 * right(*job), later)
+    launches, wrong = sanitize_worker.check(todo, lambda *job: math.nan * right(*job), later)
     assert (launches, len(wrong)) == (4, 4)
     assert TINY.name in wrong[0]
     launches, wrong = sanitize_worker.check(todo, right, time.monotonic() - 1)
