@@ -65,8 +65,10 @@ constexpr int kPaddedD = round_up(HEAD_DIM, 16);
 constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / WAVES_D;
 constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
-constexpr bool kPipelined = AHEAD && kCopiesAsync;
-constexpr int kBuffersK = kPipelined ? 4 : 1, kBuffersV = kPipelined ? 3 : 1;
+constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
+constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
+constexpr int kBuffersK = kPipelined ? 4 : 1, kBuffersV = kPipelined ? 3 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
 // LDS, in bytes: Q if it stays there, then K and V (one after the other in time if kParts; V transposed unless the unit transposes
@@ -74,9 +76,11 @@ constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD %
 constexpr int kLdQ = kPaddedD + kLdsPad, kLdK = CHUNK_D + kLdsPad, kLdP = BLOCK_K + kLdsPad;
 constexpr int kLdV = Unit::kTransposes ? kPaddedD + kLdsPad : CHUNK_K + kLdsPad;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = BLOCK_K * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
-constexpr bool kOwnQ = Q_IN_LDS || kPipelined;
+constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied;
+constexpr bool kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
+constexpr int kBytesPart = max2(kBytesK, kBytesV);
 constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
-constexpr int kEndKV = kParts ? kOffsetK + max2(kBytesK, kBytesV) : kOffsetV + kBuffersV * kBytesV;
+constexpr int kEndKV = kParts ? kOffsetK + kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
 constexpr int kOffsetP = kOwnQ ? kEndKV : max2(kEndKV, kBytesQ);
 constexpr int kOffsetStats = kOffsetP + (WAVES_D > 1 ? kBlockQ * kLdP * 2 : 0);
 constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 0);
@@ -84,7 +88,8 @@ constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 
 static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % CHUNK_D == 0 && BLOCK_K % CHUNK_K == 0, "tiles must divide");
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
 static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
-static_assert(!kPipelined || (WAVES_D == 1 && !kParts), "the pipeline is for whole tiles and waves on their own");
+static_assert(!kPipelined || WAVES_D == 1, "the pipeline is for waves on their own");
+static_assert(!kPartsAhead || (Q_IN_LDS && kChunksD > 1 && kChunksK > 1), "parts are copied ahead where both products have several");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
@@ -119,11 +124,12 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
-    int k_slot = 0, v_slot = 0;  // of the tiles that are read
+    int k_slot = 0, v_slot = 0;          // of the tiles that are read
+    int copied_k = 0, copied_parts = 0;  // what is copied next, if kPartsAhead: so many parts into the tile of this first key
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
-    TileCopies<BLOCK_K, HEAD_DIM, kLdK, kThreads> key_copies;
-    TileCopies<BLOCK_K, HEAD_DIM, kLdV, kThreads> value_copies;
+    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> key_copies;
+    TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads> value_copies;
 
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
@@ -136,8 +142,8 @@ struct Attention {
 
     DEVICE u16* q_tile(int tile) const { return (u16*)lds + (wave_q * Q_TILES + tile) * 16 * kLdQ; }
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }
-    DEVICE u16* keys_in(int slot) const { return (u16*)(lds + kOffsetK + slot * kBytesK); }
-    DEVICE u16* values_in(int slot) const { return (u16*)(lds + kOffsetV + slot * kBytesV); }
+    DEVICE u16* keys_in(int slot) const { return (u16*)(lds + kOffsetK + slot * (kParts ? kBytesPart : kBytesK)); }
+    DEVICE u16* values_in(int slot) const { return (u16*)(lds + kOffsetV + slot * (kParts ? kBytesPart : kBytesV)); }
     DEVICE u16* k_tiles() const { return keys_in(k_slot); }
     DEVICE u16* v_tiles() const { return values_in(v_slot); }
     // The float of a query that wave `from` of this group owns.
@@ -145,9 +151,9 @@ struct Attention {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
     }
 
-    // Zeros in the columns after head_dim, once: no tile is written there. Without Q_IN_LDS, K takes the place of Q.
+    // Zeros in the columns after head_dim that are read, once: no tile is written there. Without Q_IN_LDS, K takes the place of Q.
     DEVICE void clear_padding() {
-        if constexpr (!kHalfTile) return;
+        if constexpr (!kHalfTile || Unit::kSumsEight) return;
         clear_columns<kOwnQ ? kBlockQ : max2(kBlockQ, BLOCK_K), HEAD_DIM, kPaddedD, kLdQ, kThreads>((u16*)lds);
         if constexpr (kOwnQ)
 #pragma unroll
@@ -208,8 +214,9 @@ struct Attention {
                 const auto a = Unit::load_a(k_tiles() + (wave_d * kWaveTilesK + i) * 16 * kLdK + d * 16, kLdK, 15);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) {
-                    if constexpr (Q_IN_LDS) Unit::template multiply<16>(a, from_lds[t], s[t][i]);
-                    else Unit::template multiply<16>(a, q_fragment[t][d], s[t][i]);
+                    const auto& b = Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d];
+                    if (Unit::kSumsEight && kHalfTile && d == kTilesD - 1) Unit::multiply_eight(a, b, s[t][i]);
+                    else Unit::template multiply<16>(a, b, s[t][i]);
                 }
             }
         }
@@ -350,6 +357,7 @@ struct Attention {
             }
             p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
             if constexpr (WAVES_D > 1) {
+                if constexpr (Unit::kSumsByProduct) Unit::template multiply<8>(Unit::ones(), p_fragment[t][i], total[t]);
                 u16* tile = p_tile(t) + (wave_d * kWaveTilesK + i) * 16;
                 Unit::pieces(p_fragment[t][i], [&](int n, int key, auto part) { *(decltype(part)*)(tile + n * kLdP + key) = part; });
             }
@@ -406,7 +414,7 @@ struct Attention {
         add(tallies);
     }
 
-    // O^T += V^T P^T for 16 keys of a chunk, and l if kSumsByProduct.
+    // O^T += V^T P^T for 16 keys of a chunk, and l if kSumsByProduct and no other wave takes part.
     DEVICE void accumulate(int chunk, int i) {
         typename Unit::B weights[Q_TILES];
 #pragma unroll
@@ -414,7 +422,7 @@ struct Attention {
             if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
             else weights[t] = p_fragment[t][i];
         }
-        if constexpr (Unit::kSumsByProduct)
+        if constexpr (Unit::kSumsByProduct && WAVES_D == 1)
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(Unit::ones(), weights[t], total[t]);
 #pragma unroll
@@ -451,15 +459,11 @@ struct Attention {
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                if constexpr (Unit::kSumsByProduct) {
-                    l[t][c] = total[t].v[Unit::element_step(c)];
-                    continue;
-                }
-                l[t][c] = column_sum<Unit>(l[t][c]);
+                l[t][c] = Unit::kSumsByProduct ? total[t].v[Unit::element_step(c)] : column_sum<Unit>(l[t][c]);
                 if constexpr (WAVES_D > 1)
                     if (Unit::first_of_column()) *stat(wave_d, t, c) = l[t][c];
             }
-        if constexpr (Unit::kSumsByProduct || WAVES_D == 1) return;
+        if constexpr (WAVES_D == 1) return;
         barrier();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t)
@@ -473,6 +477,7 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
+        if constexpr (kStagedOut) wave_barrier();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             float inverse[Unit::kColumns];
@@ -483,13 +488,28 @@ struct Attention {
             for (int d = 0; d < kWaveTilesD; ++d) {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= inverse[Unit::column_of(e)];
-                const int tile_d = (wave_d * kWaveTilesD + d) * 16, tile_q = first_q + (wave_q * Q_TILES + t) * 16;
+                const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(o[t][d]), [&](int n, int column, auto part) {
-                    if (tile_q + n < (int)p.seq_q && tile_d + column < HEAD_DIM)
-                        *(decltype(part)*)(p.out + (((i64)batch * p.seq_q + tile_q + n) * p.heads + head) * HEAD_DIM + tile_d + column) = part;
+                    if constexpr (kStagedOut) *(decltype(part)*)(q_tile(t) + n * kLdQ + tile_d + column) = part;
+                    else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out_row(t, n) + tile_d + column) = part;
                 });
             }
         }
+        if constexpr (kStagedOut) write_rows();
+    }
+    DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
+    DEVICE u16* out_row(int tile, int n) const { return p.out + (((i64)batch * p.seq_q + query(tile) + n) * p.heads + head) * HEAD_DIM; }
+    // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
+    DEVICE void write_rows() const {
+        constexpr int kChunks = HEAD_DIM / 8;
+        wave_barrier();
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t)
+#pragma unroll
+            for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
+                const int n = i / kChunks, column = i % kChunks * 8;
+                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(q_tile(t) + n * kLdQ + column);
+            }
     }
 
     // All of a tile of K and V lies in LDS. With AHEAD the next one is meanwhile on its way through registers; after the last, the
@@ -510,6 +530,39 @@ struct Attention {
             if constexpr (WAVES_D > 1) barrier();  // P is complete
             accumulate_all(0);
         }
+    }
+
+    // The same without registers in between: K of the next tile is on its way while the values of this one are summed, V while K is
+    // scored. The first tile is begun before Q is loaded; a group's only tile, where keys are few, thus takes one trip to memory.
+    DEVICE void run_copied() {
+#pragma unroll 1
+        for (int first_k = 0; true; first_k += BLOCK_K) {
+            copies_landed<1>();
+            barrier();
+            weigh_tile(first_k);
+            copies_landed<0>();
+            barrier();  // also: K has been read by all, P is complete
+            const bool last = first_k + BLOCK_K >= (int)p.seq_k;
+            if (!last) begin_keys(first_k + BLOCK_K);
+            accumulate_all(0);
+            if (last) return;
+            barrier();  // V has been read by all
+            begin_values(first_k + BLOCK_K);
+        }
+    }
+    DEVICE void begin_keys(int first_k) { copy_keys(0, first_k, 0, BLOCK_K * p.k_stride[1]), copies_begun(); }
+    DEVICE void begin_values(int first_k) { copy_values(0, first_k), copies_begun(); }
+    // A tile, or a chunk of it, into this place. Rows that 16-byte accesses cannot read are copied at once. The next keys lie `step` elements
+    // further.
+    DEVICE void copy_keys(int slot, int first_k, int chunk, i64 step) {
+        const int rows = (int)p.seq_k - first_k;
+        if (p.aligned) key_copies.begin(keys_in(slot), rows, step);
+        else copy_rows<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads>(keys_in(slot), key_rows(first_k, chunk), p.k_stride[1], rows);
+    }
+    DEVICE void copy_values(int slot, int first_k) {
+        const int rows = (int)p.seq_k - first_k;
+        if (p.aligned) value_copies.begin(values_in(slot), rows);
+        else copy_rows<CHUNK_K, HEAD_DIM, kLdV, kThreads>(values_in(slot), value_rows(first_k), p.v_stride[1], rows);
     }
 
     // The same in a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the
@@ -547,8 +600,6 @@ struct Attention {
     }
     // Groups of copies: keys 0 and 1; keys 2, values 0; keys 3, values 1; then one per tile.
     DEVICE void begin_pipeline() {
-        key_copies.prepare(k, p.k_stride[1]);
-        value_copies.prepare(v, p.v_stride[1]);
         const auto keys = [&](int tile) { key_copies.begin(keys_in(tile), (int)p.seq_k - tile * BLOCK_K); };
         const auto values = [&](int tile) { value_copies.begin(values_in(tile), (int)p.seq_k - tile * BLOCK_K); };
         keys(0), keys(1), copies_begun();
@@ -596,12 +647,57 @@ struct Attention {
         }
     }
 
+    // The same, while the next two chunks are on their way: they lie in a ring of three.
+    DEVICE void run_parts_ahead() {
+#pragma unroll 1
+        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+            clear_scores(0, kWaveTilesK);
+#pragma unroll 1
+            for (int chunk = 0; chunk < kChunksD; ++chunk) {
+                next_part();
+                score<kWaveTilesK>(0, chunk);
+            }
+            softmax<kSlackBits>(first_k);
+#pragma unroll 1
+            for (int chunk = 0; chunk < kChunksK; ++chunk) {
+                next_part();  // also: P is complete
+                accumulate_all(chunk);
+            }
+        }
+    }
+    // Waits for the next chunk, and begins to copy the one two after it to where the last one lay.
+    DEVICE void next_part() {
+        copies_landed<1>();
+        barrier();
+        k_slot = v_slot = next_slot(v_slot);
+        copy_part(next_slot(next_slot(v_slot)));
+    }
+    static DEVICE int next_slot(int slot) { return slot == kBuffersPart - 1 ? 0 : slot + 1; }
+    // In the order in which they are read: chunks of K's columns, then of V's keys. After the last there are none.
+    DEVICE void copy_part(int slot) {
+        if (copied_k < (int)p.seq_k && copied_parts < kChunksD) {
+            const bool last = copied_parts == kChunksD - 1;
+            copy_keys(slot, copied_k, copied_parts, last ? BLOCK_K * p.k_stride[1] - (kChunksD - 1) * CHUNK_D : (i64)CHUNK_D);
+        } else if (copied_k < (int)p.seq_k) {
+            copy_values(slot, copied_k + (copied_parts - kChunksD) * CHUNK_K);
+        }
+        copies_begun();
+        if (++copied_parts < kChunksD + kChunksK) return;
+        copied_parts = 0, copied_k += BLOCK_K;
+    }
+
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
+        key_copies.prepare(k, p.k_stride[1]);
+        value_copies.prepare(v, p.v_stride[1]);
+        if constexpr (kPartsAhead) copy_part(0), copy_part(1), v_slot = kBuffersPart - 1;
+        if constexpr (kCopied) begin_keys(0), begin_values(0);
         if (kPipelined && p.aligned) begin_pipeline();
         load_queries();
-        if constexpr (kParts) run_in_parts();
+        if constexpr (kPartsAhead) run_parts_ahead();
+        else if constexpr (kParts) run_in_parts();
+        else if constexpr (kCopied) run_copied();
         else if (kPipelined && p.aligned) run_pipelined();
         else run_whole();
         finish();

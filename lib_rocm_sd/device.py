@@ -139,7 +139,8 @@ def _nvidia(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
         major, minor = facts.capability
         return _without(facts, "cuda", f"compute capability {major}.{minor} is below 8.0")
     notes = ("an NVIDIA card, allowed by ROCM_SD_ALLOW_CUDA=1 for development",)
-    return DeviceInfo(facts.index, facts.name, "cuda", "sm_80", by_gfx("sm_80"), (), notes)
+    gfx = "sm_90" if facts.capability[0] == 9 else "sm_80"
+    return DeviceInfo(facts.index, facts.name, "cuda", gfx, by_gfx(gfx), (), notes)
 
 
 def _override(environ: Mapping[str, str]) -> list[tuple[str, str]]:

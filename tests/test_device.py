@@ -100,7 +100,7 @@ def test_nvidia_is_refused_unless_allowed_for_development() -> None:
     facts = Facts("cuda", 1, "NVIDIA H200", None, "", (9, 0))
     assert decide(facts, {}).reasons == ("an NVIDIA card; this extension's kernels are for AMD",)
     allowed = decide(facts, {"ROCM_SD_ALLOW_CUDA": "1"})
-    assert (allowed.index, allowed.gfx, allowed.reasons) == (1, "sm_80", ())
+    assert (allowed.index, allowed.gfx, allowed.reasons) == (1, "sm_90", ())
     assert allowed.arch is not None
     assert not allowed.arch.is_amd
 

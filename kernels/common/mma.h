@@ -22,7 +22,7 @@
 // gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; weights, which does
 // so with numbers from 0 on and keeps account of them in a Tally, which can tell whether all were within a limit (no NaN is) and,
 // unless kSumsByProduct, has this lane's part of the sum of each column; then a product with ones() is to be their sum; pieces,
-// which walks a B by memory access; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an element of column
+// which walks a B by memory access; kSumsEight: it also has multiply_eight, which sums eight k for half the cost; kDistinctLanes, in how many lanes A differs. element_step(c) leads from an element of column
 // 0 to the one of column c in the same row. kTransposes: the unit also has load_a_transposed, from an LDS tile whose rows are k.
 #pragma once
 #include "platform.h"
@@ -77,8 +77,10 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr int kColumns = 1;
     static constexpr bool kTransposes = false;
     static constexpr bool kSumsByProduct = false;
+    static constexpr bool kSumsEight = false;
     template <int kRows> static DEVICE A load_a_transposed(const u16*, int);  // not on this unit
-    static DEVICE A ones();                                                   // nor this
+    static DEVICE A ones();                                                   // nor these
+    template <typename A, typename B, typename D> static DEVICE void multiply_eight(const A&, const B&, D&);
     static constexpr bool kDotsBF16 = false;
     static DEVICE int column(int) { return lane_id() % 16; }
     static CONSTEXPR int column_of(int) { return 0; }
@@ -289,7 +291,7 @@ template <typename Half> struct Mma {
     using B = Fragment<4>;
     using D = Accumulator<8>;
     static constexpr int kColumns = 2, kDistinctLanes = 32;
-    static constexpr bool kTransposes = true, kSumsByProduct = true;
+    static constexpr bool kTransposes = true, kSumsByProduct = true, kSumsEight = true;
     static DEVICE int column(int c) { return lane_id() / 4 + 8 * c; }
     static CONSTEXPR int column_of(int e) { return (e / 2) % 2; }
     static CONSTEXPR int element_step(int c) { return 2 * c; }
@@ -385,6 +387,24 @@ template <typename Half> struct Mma {
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         instruction(d.v, b.w, a.w);
         if constexpr (kRows > 8) instruction(d.v + 4, b.w, a.w + 2);
+    }
+    // Sums the first eight k only.
+    static DEVICE void multiply_eight(const A& a, const B& b, D& d) {
+        instruction_8(d.v, b.w, a.w[0]);
+        instruction_8(d.v + 4, b.w, a.w[2]);
+    }
+    static DEVICE void instruction_8(float* d, const u32* a, u32 b) {
+#if defined(SIMT_SHIM)
+        const u32 low_a[4] = {a[0], a[1], 0, 0}, low_b[2] = {b, 0};
+        instruction(d, low_a, low_b);
+#else
+        if constexpr (Half::kIsBF16)
+            asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
+        else
+            asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
+#endif
     }
     static DEVICE B pack(const D& d) {
         B b;

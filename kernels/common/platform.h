@@ -62,6 +62,8 @@ template <typename T> CONSTEXPR T max2(T a, T b) { return a < b ? b : a; }
 DEVICE u32 thread_id() { return threadIdx.x; }
 DEVICE u32 block_id() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
+// Orders what the lanes of a wave do in LDS before it and after it.
+DEVICE void wave_barrier() { __syncwarp(); }
 // x is equal in all lanes of a wave: tells the compiler so.
 DEVICE u32 wave_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
@@ -87,6 +89,11 @@ DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEVICE void wave_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 DEVICE u32 wave_uniform(u32 x) { return (u32)__builtin_amdgcn_readfirstlane((int)x); }
 // True in every lane of a wave where x is in some lane.

@@ -159,17 +159,37 @@ template <int kRows, int kColumns, int kLd, int kThreads> struct TileCopies {
             if constexpr (!kEven) offset[j] = piece(thread_id() + j * kThreads);
     }
     DEVICE u32 piece(u32 i) const { return i / kChunks * row_bytes + i % kChunks * 16; }
-    // `rows` exist, perhaps none. The next call is for the next tile.
+    // `rows` exist, perhaps none. The next call is for the tile below this one, or the one that lies `step` elements further.
     DEVICE void begin(u16* lds, int rows) {
+        begin_here(lds, rows);
+        from += kRows * row_bytes;
+    }
+    DEVICE void begin(u16* lds, int rows, i64 step) {
+        begin_here(lds, rows);
+        from += step * 2;
+    }
+    DEVICE void begin_here(u16* lds, int rows) const {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
             const int i = (int)thread_id() + j * kThreads, row = i / kChunks;
             const u32 away = kEven ? j * (kThreads / kChunks) * row_bytes : offset[kEven ? 0 : j];
             if (kItems % kThreads == 0 || i < kItems) copy_async(lds + row * kLd + i % kChunks * 8, from + away, row < rows);
         }
-        from += kRows * row_bytes;
     }
 };
+
+// lds[r][c] = tile[r][c], kRows x kColumns (in eights) of any alignment and row stride, zeros for rows past the end. In few registers,
+// for what is rare.
+template <int kRows, int kColumns, int kLd, int kThreads> DEVICE void copy_rows(u16* lds, const u16* tile, i64 row_stride, int rows) {
+    using Place = InRows<kRows, kColumns, kThreads>;
+#pragma unroll 1
+    for (int i = (int)thread_id(); i < kRows * Place::kChunks; i += kThreads) {
+        const int row = Place::row(i), column = Place::column(i);
+        Words<4> x = {{0, 0, 0, 0}};
+        if (row < rows) x = load_eight<false>(tile + row * row_stride + column);
+        *(Words<4>*)(lds + row * kLd + column) = x;
+    }
+}
 
 // Zeros in columns from kFirst to kLast (in eights) of kRows rows.
 template <int kRows, int kFirst, int kLast, int kLd, int kThreads> DEVICE void clear_columns(u16* lds) {

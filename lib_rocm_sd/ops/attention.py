@@ -96,7 +96,7 @@ class MatrixAttention(Variant[AttentionProblem]):
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         p = problem
-        return kernel.ordered(arch, p.dtype, p.head_dim, p.mask) if arch else ()
+        return kernel.ordered(arch, p.dtype, p.head_dim, p.mask, p.seq_k) if arch else ()
 
     def defaults(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         safe = kernel.configs(arch, problem.head_dim)[:1] if arch else ()

@@ -20,6 +20,8 @@ ENTRY = "attention_forward"
 DTYPES = ("float16", "bfloat16")
 MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
 """In the order of MaskKind in attention.hip."""
+FEW_KEYS = 80
+"""A prompt's 77 keys are one tile of so many."""
 SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
 """SD1.5 (40, 80, 160), SDXL (64), SD3 and Flux (64, 128), the VAE's mid-block (512)."""
 
@@ -106,10 +108,13 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         return AttentionConfig(waves_q, waves_d, q_tiles, block_k, q_in_lds, *chunks, ahead, groups)
 
     if head_dim > 256:
-        return (
+        small = (
             AttentionConfig(2, 4, 1, 64, True, 128, 16, arch.wave_size),
             AttentionConfig(2, 4, 1, 64, True, 64, 16, arch.wave_size),
         )
+        if arch.lds_bytes < 220 << 10:
+            return small
+        return (AttentionConfig(1, 8, 4, 256, True, 64, 32, arch.wave_size, True), *small)
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
     if arch.matrix == "mma_sm80":
@@ -143,17 +148,24 @@ def _matrix_configs(
 def _development_configs(
     head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
-    """What an NVIDIA card with its many registers does best with, head_dim up to 160."""
+    """What an NVIDIA card with its many registers does best with, head_dim up to 160; the last for
+    few keys.
+    """
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
-        return (whole(4, 1, 48, False, 2, True, 2), pairs)
+        few = whole(4, 1, FEW_KEYS, False, groups=5)
+        return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
-        return (pairs, whole(4, 1, 32, False, 1, True, 4), whole(4, 1, 32, True, 2, True, 3))
+        few = whole(4, 1, FEW_KEYS, False, groups=4)
+        singles, three = whole(4, 1, 32, False, 1, True, 4), whole(4, 1, 32, True, 2, True, 3)
+        return (pairs, singles, three, few)
     if head_dim <= 80:
-        return (pairs, whole(8, 1, 64, False, 1, True))
+        return (pairs, whole(8, 1, 64, False, 1, True), whole(4, 1, FEW_KEYS, True, groups=4))
     if head_dim <= 128:
-        return (whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3))
-    return (whole(4, 1, 32, False, 1, True, 2), whole(2, 1, 32, False, 1, True, 4))
+        two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
+        return (two, three, whole(4, 1, FEW_KEYS, True, groups=2))
+    four, two = whole(4, 1, 32, False, 1, True, 2), whole(2, 1, 32, False, 1, True, 4)
+    return (four, two, whole(4, 1, FEW_KEYS, True, groups=2))
 
 
 @cache
@@ -198,9 +210,16 @@ def choice(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> tuned.C
     return tuned.choice(arch.gfx, OP, form(dtype, head_dim, mask), space, defines)
 
 
-def ordered(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> list[AttentionConfig]:
-    """The search space, first what kernels/tuned chooses, else the safe default."""
+def ordered(
+    arch: Arch, dtype: str, head_dim: int, mask: str = "none", seq_k: int | None = None
+) -> list[AttentionConfig]:
+    """The search space, first what kernels/tuned chooses, else the safe default.
+
+    With as few keys as `seq_k` says, first what was made for few; None: many.
+    """
     space = configs(arch, head_dim)
+    if arch.matrix == "mma_sm80" and seq_k is not None and seq_k <= FEW_KEYS:
+        return sorted(space, key=lambda config: config.block_k != FEW_KEYS)
     if head_dim not in SHIPPED_HEAD_DIMS or dtype not in DTYPES or mask != "none":
         return list(space)  # the tables have no others
     chosen = choice(arch, dtype, head_dim, mask).config

@@ -15,7 +15,7 @@ from tests.attention_judge import numbers
 from tests.attention_layouts import lay_out
 from tests.simt.launch import ShimLaunch
 
-UNITS = ("gfx1030", "gfx1100", "gfx1200", "gfx942", "sm_80")
+UNITS = ("gfx1030", "gfx1100", "gfx1200", "gfx942", "sm_90")
 """One row of arch.json per matrix unit: dot2, wmma_gfx11, wmma_gfx12, mfma, mma_sm80."""
 HEAD_DIMS = (8, 40, 64, 72, 80, 128, 160, 256, 512)
 DTYPES = {
