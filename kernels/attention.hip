@@ -45,7 +45,8 @@ struct AttentionParams {  // the same in attention_kernel.py
     const void* mask;
     i64 q_stride[3], k_stride[3], v_stride[3];  // batch, seq, head; in elements
     i64 mask_stride[4];                         // batch, head, query, key; in elements
-    u32 heads, seq_q, seq_k, q_blocks;
+    u32 heads, seq_q, seq_k;
+    u32 batch_heads;  // batch times heads
     float scale;  // times log2(e); above 0
     u32 flip;     // 0x80008000 where q is to be negated, which makes up for a negative scale
     u32 aligned;  // q, k and v may be read by 16-byte accesses
@@ -124,8 +125,7 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
-    int k_slot = 0, v_slot = 0;          // of the tiles that are read
-    int copied_k = 0, copied_parts = 0;  // what is copied next, if kPartsAhead: so many parts into the tile of this first key
+    int k_slot = 0, v_slot = 0;  // of the tiles that are read
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
     TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> key_copies;
@@ -134,8 +134,11 @@ struct Attention {
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
-        first_q = (int)(block % p.q_blocks) * kBlockQ;
-        head = (int)(block / p.q_blocks % p.heads), batch = (int)(block / p.q_blocks / p.heads);
+        // First the groups with all their queries, then those with a rest of them: these end sooner.
+        const u32 whole = p.seq_q / kBlockQ, first_rest = whole * p.batch_heads;
+        const u32 batch_head = block < first_rest ? block / whole : block - first_rest;
+        first_q = (int)(block < first_rest ? block % whole : whole) * kBlockQ;
+        head = (int)(batch_head % p.heads), batch = (int)(batch_head / p.heads);
         k = p.k + batch * p.k_stride[0] + head * p.k_stride[2];
         v = p.v + batch * p.v_stride[0] + head * p.v_stride[2];
     }
@@ -201,7 +204,11 @@ struct Attention {
             for (int i = first; i < end; ++i) s[t][i] = {};
     }
     // S^T += K Q^T for kMany of the wave's tiles of keys and one chunk of columns; S begins at 0 where that is all columns.
+    // `meanwhile(step)` is done between the products.
     template <int kMany> DEVICE void score(int first, int chunk) {
+        score<kMany>(first, chunk, [](int) {});
+    }
+    template <int kMany, typename F> DEVICE void score(int first, int chunk, F meanwhile) {
         if constexpr (!kParts) clear_scores(first, first + kMany);
 #pragma unroll
         for (int d = 0; d < CHUNK_D / 16; ++d) {
@@ -219,6 +226,7 @@ struct Attention {
                     else Unit::template multiply<16>(a, b, s[t][i]);
                 }
             }
+            meanwhile(d);
         }
     }
 
@@ -416,6 +424,9 @@ struct Attention {
 
     // O^T += V^T P^T for 16 keys of a chunk, and l if kSumsByProduct and no other wave takes part.
     DEVICE void accumulate(int chunk, int i) {
+        accumulate(chunk, i, [](int) {});
+    }
+    template <typename F> DEVICE void accumulate(int chunk, int i, F meanwhile) {
         typename Unit::B weights[Q_TILES];
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -435,6 +446,7 @@ struct Attention {
                 if (half_tile) Unit::template multiply<8>(a, weights[t], o[t][d]);
                 else Unit::template multiply<16>(a, weights[t], o[t][d]);
             }
+            meanwhile(i * kWaveTilesD + d);
         }
     }
     DEVICE void accumulate_all(int chunk) {
@@ -477,6 +489,7 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
+        u16* const rows = (u16*)kept_address((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_barrier();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -490,17 +503,17 @@ struct Attention {
                 for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= inverse[Unit::column_of(e)];
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(o[t][d]), [&](int n, int column, auto part) {
-                    if constexpr (kStagedOut) *(decltype(part)*)(q_tile(t) + n * kLdQ + tile_d + column) = part;
+                    if constexpr (kStagedOut) *(decltype(part)*)(rows + (t * 16 + n) * kLdQ + tile_d + column) = part;
                     else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out_row(t, n) + tile_d + column) = part;
                 });
             }
         }
-        if constexpr (kStagedOut) write_rows();
+        if constexpr (kStagedOut) write_rows(rows);
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
     DEVICE u16* out_row(int tile, int n) const { return p.out + (((i64)batch * p.seq_q + query(tile) + n) * p.heads + head) * HEAD_DIM; }
     // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
-    DEVICE void write_rows() const {
+    DEVICE void write_rows(const u16* rows) const {
         constexpr int kChunks = HEAD_DIM / 8;
         wave_barrier();
 #pragma unroll
@@ -508,7 +521,7 @@ struct Attention {
 #pragma unroll
             for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
                 const int n = i / kChunks, column = i % kChunks * 8;
-                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(q_tile(t) + n * kLdQ + column);
+                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
             }
     }
 
@@ -550,19 +563,16 @@ struct Attention {
             begin_values(first_k + BLOCK_K);
         }
     }
-    DEVICE void begin_keys(int first_k) { copy_keys(0, first_k, 0, BLOCK_K * p.k_stride[1]), copies_begun(); }
-    DEVICE void begin_values(int first_k) { copy_values(0, first_k), copies_begun(); }
-    // A tile, or a chunk of it, into this place. Rows that 16-byte accesses cannot read are copied at once. The next keys lie `step` elements
-    // further.
-    DEVICE void copy_keys(int slot, int first_k, int chunk, i64 step) {
+    // Rows that 16-byte accesses cannot read are copied at once.
+    DEVICE void begin_keys(int first_k) {
         const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) key_copies.begin(keys_in(slot), rows, step);
-        else copy_rows<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads>(keys_in(slot), key_rows(first_k, chunk), p.k_stride[1], rows);
+        if (p.aligned) key_copies.begin(k_tiles(), rows), copies_begun();
+        else copy_rows<BLOCK_K, HEAD_DIM, kLdK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows);
     }
-    DEVICE void copy_values(int slot, int first_k) {
+    DEVICE void begin_values(int first_k) {
         const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) value_copies.begin(values_in(slot), rows);
-        else copy_rows<CHUNK_K, HEAD_DIM, kLdV, kThreads>(values_in(slot), value_rows(first_k), p.v_stride[1], rows);
+        if (p.aligned) value_copies.begin(v_tiles(), rows), copies_begun();
+        else copy_rows<BLOCK_K, HEAD_DIM, kLdV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
     }
 
     // The same in a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the
@@ -593,7 +603,8 @@ struct Attention {
                 v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
                 if (!within_limits(tallies)) break;
                 add(tallies);
-                if constexpr (Q_IN_LDS) score<kWaveTilesK>(0, 0);
+                if constexpr (Q_IN_LDS)
+                    if (query(0) < (int)p.seq_q) score<kWaveTilesK>(0, 0);
             }
             k_slot = (k_slot + kBuffersK - 1) % kBuffersK;
         }
@@ -610,13 +621,19 @@ struct Attention {
         Tallies tallies = {};
         const PerQuery base = settled_base();
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
+        const auto copy_keys = [&] { key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K); };
+        const auto copy_values = [&] { value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows); };
+        if (query(0) >= (int)p.seq_q) {  // the wave has no queries
+            copy_keys(), copy_values(), copies_begun();
+            return tallies;
+        }
 #pragma unroll
         for (int i = 0; i < kWaveTilesK; ++i) {
             accumulate(0, i);
             weigh(i, base, tallies);
-            if (i == 0) key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K);
+            if (i == 0) copy_keys();
             if constexpr (!Q_IN_LDS) score<1>(i, 0);
-            if (i == kWaveTilesK - 1) value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows);
+            if (i == kWaveTilesK - 1) copy_values();
         }
         copies_begun();
         return tallies;
@@ -647,43 +664,53 @@ struct Attention {
         }
     }
 
-    // The same, while the next two chunks are on their way: they lie in a ring of three.
+    // The same, while the chunks after next are on their way, in a ring of three. Pieces of a copy are begun between products.
     DEVICE void run_parts_ahead() {
 #pragma unroll 1
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
             clear_scores(0, kWaveTilesK);
-#pragma unroll 1
+#pragma unroll
             for (int chunk = 0; chunk < kChunksD; ++chunk) {
                 next_part();
-                score<kWaveTilesK>(0, chunk);
+                score<kWaveTilesK>(0, chunk, [&](int step) { copy_some(chunk + 2, first_k, step, CHUNK_D / 16); });
+                copies_begun();
             }
             softmax<kSlackBits>(first_k);
-#pragma unroll 1
+#pragma unroll
             for (int chunk = 0; chunk < kChunksK; ++chunk) {
                 next_part();  // also: P is complete
-                accumulate_all(chunk);
+                constexpr int kEach = CHUNK_K / 16;
+#pragma unroll
+                for (int i = 0; i < kEach; ++i)
+                    accumulate(chunk, i, [&](int step) { copy_some(kChunksD + chunk + 2, first_k, step, kEach * kWaveTilesD); });
+                copies_begun();
             }
         }
+        copies_landed<0>();  // zeros, after the last tile
     }
-    // Waits for the next chunk, and begins to copy the one two after it to where the last one lay.
+    // Waits for the next chunk; what lay in the slot that is copied to has then been read by all.
     DEVICE void next_part() {
         copies_landed<1>();
         barrier();
-        k_slot = v_slot = next_slot(v_slot);
-        copy_part(next_slot(next_slot(v_slot)));
+        k_slot = v_slot = v_slot == kBuffersPart - 1 ? 0 : v_slot + 1;
     }
-    static DEVICE int next_slot(int slot) { return slot == kBuffersPart - 1 ? 0 : slot + 1; }
-    // In the order in which they are read: chunks of K's columns, then of V's keys. After the last there are none.
-    DEVICE void copy_part(int slot) {
-        if (copied_k < (int)p.seq_k && copied_parts < kChunksD) {
-            const bool last = copied_parts == kChunksD - 1;
-            copy_keys(slot, copied_k, copied_parts, last ? BLOCK_K * p.k_stride[1] - (kChunksD - 1) * CHUNK_D : (i64)CHUNK_D);
-        } else if (copied_k < (int)p.seq_k) {
-            copy_values(slot, copied_k + (copied_parts - kChunksD) * CHUNK_K);
+    // One of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one, to the slot before the one that is
+    // read.
+    DEVICE void copy_some(int part, int first_k, int step, int steps) {
+        const int slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
+        if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;
+        const int rows = (int)p.seq_k - first_k;
+        if (part < kChunksD) {
+            key_copies.begin_share(keys_in(slot), rows, part * CHUNK_D, step, steps);
+            if (part == kChunksD - 1 && step == steps - 1) key_copies.go_on();
+        } else {
+            value_copies.begin_share(values_in(slot), rows - (part - kChunksD) * CHUNK_K, 0, step, steps);
+            if (step == steps - 1) value_copies.go_on();
         }
-        copies_begun();
-        if (++copied_parts < kChunksD + kChunksK) return;
-        copied_parts = 0, copied_k += BLOCK_K;
+    }
+    DEVICE void begin_parts() {
+        for (v_slot = 1; v_slot < 3; ++v_slot) copy_some(v_slot - 1, 0, 0, 1), copies_begun();
+        v_slot = kBuffersPart - 1;
     }
 
     DEVICE void run() {
@@ -691,11 +718,11 @@ struct Attention {
         values.place(p.v_stride[1]);
         key_copies.prepare(k, p.k_stride[1]);
         value_copies.prepare(v, p.v_stride[1]);
-        if constexpr (kPartsAhead) copy_part(0), copy_part(1), v_slot = kBuffersPart - 1;
         if constexpr (kCopied) begin_keys(0), begin_values(0);
         if (kPipelined && p.aligned) begin_pipeline();
+        if (kPartsAhead && p.aligned) begin_parts();
         load_queries();
-        if constexpr (kPartsAhead) run_parts_ahead();
+        if (kPartsAhead && p.aligned) run_parts_ahead();
         else if constexpr (kParts) run_in_parts();
         else if constexpr (kCopied) run_copied();
         else if (kPipelined && p.aligned) run_pipelined();

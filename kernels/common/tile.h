@@ -159,23 +159,21 @@ template <int kRows, int kColumns, int kLd, int kThreads> struct TileCopies {
             if constexpr (!kEven) offset[j] = piece(thread_id() + j * kThreads);
     }
     DEVICE u32 piece(u32 i) const { return i / kChunks * row_bytes + i % kChunks * 16; }
-    // `rows` exist, perhaps none. The next call is for the tile below this one, or the one that lies `step` elements further.
+    // `rows` exist, perhaps none. The next call is for the next tile.
     DEVICE void begin(u16* lds, int rows) {
-        begin_here(lds, rows);
-        from += kRows * row_bytes;
+        begin_share(lds, rows, 0, 0, 1);
+        go_on();
     }
-    DEVICE void begin(u16* lds, int rows, i64 step) {
-        begin_here(lds, rows);
-        from += step * 2;
-    }
-    DEVICE void begin_here(u16* lds, int rows) const {
+    // One of `shares` of a tile that lies `column` columns further; then to the tile below.
+    DEVICE void begin_share(u16* lds, int rows, int column, int share, int shares) const {
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) {
+        for (int j = share * kEach / shares; j < (share + 1) * kEach / shares; ++j) {
             const int i = (int)thread_id() + j * kThreads, row = i / kChunks;
             const u32 away = kEven ? j * (kThreads / kChunks) * row_bytes : offset[kEven ? 0 : j];
-            if (kItems % kThreads == 0 || i < kItems) copy_async(lds + row * kLd + i % kChunks * 8, from + away, row < rows);
+            if (kItems % kThreads == 0 || i < kItems) copy_async(lds + row * kLd + i % kChunks * 8, from + away + column * 2, row < rows);
         }
     }
+    DEVICE void go_on() { from += kRows * row_bytes; }
 };
 
 // lds[r][c] = tile[r][c], kRows x kColumns (in eights) of any alignment and row stride, zeros for rows past the end. In few registers,

@@ -112,7 +112,7 @@ class MatrixAttention(Variant[AttentionProblem]):
 
     @staticmethod
     def grid(problem: AttentionProblem, config: AttentionConfig) -> int:
-        """Work-groups of a launch."""
+        """Work-groups of such a problem."""
         return -(-problem.seq_q // config.block_q) * problem.heads * problem.batch
 
     def bound(
@@ -132,7 +132,7 @@ class MatrixAttention(Variant[AttentionProblem]):
         batch, seq_q, heads, head_dim = q.shape
         first = _params(config, q, k, v)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, "none", config)
-        sizes, device = (first.q_blocks * heads * batch, config.block), q.device
+        sizes, device = (_groups(config, first), config.block), q.device
         return BoundCall(
             first,
             (batch, seq_q, heads * head_dim),
@@ -167,7 +167,7 @@ class MatrixAttention(Variant[AttentionProblem]):
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
-        launch(spec, params.q_blocks * heads * batch, config.block, params, q.device)
+        launch(spec, _groups(config, params), config.block, params, q.device)
         return out
 
 
@@ -176,10 +176,14 @@ def _params(
 ) -> AttentionParams:
     """The kernel's arguments but for addresses, mask and scale."""
     params = AttentionParams(0, 0, 0, 0, 0, q.stride()[:3], k.stride()[:3], v.stride()[:3])
-    _, params.seq_q, params.heads, _ = q.shape
-    params.seq_k = k.shape[1]
-    params.q_blocks = -(-params.seq_q // config.block_q)
+    batch, params.seq_q, params.heads, _ = q.shape
+    params.seq_k, params.batch_heads = k.shape[1], batch * params.heads
     return params
+
+
+def _groups(config: AttentionConfig, params: AttentionParams) -> int:
+    """Work-groups of a launch."""
+    return -(-int(params.seq_q) // config.block_q) * int(params.batch_heads)
 
 
 def _set_scale(params: AttentionParams, head_dim: int, scale: float | None) -> None:

@@ -42,7 +42,7 @@ class AttentionParams(ctypes.Structure):
         ("heads", ctypes.c_uint32),
         ("seq_q", ctypes.c_uint32),
         ("seq_k", ctypes.c_uint32),
-        ("q_blocks", ctypes.c_uint32),
+        ("batch_heads", ctypes.c_uint32),
         ("scale", ctypes.c_float),
         ("flip", ctypes.c_uint32),
         ("aligned", ctypes.c_uint32),
@@ -114,7 +114,7 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         )
         if arch.lds_bytes < 220 << 10:
             return small
-        return (AttentionConfig(1, 8, 4, 256, True, 64, 32, arch.wave_size, True), *small)
+        return (AttentionConfig(2, 4, 2, 128, True, 128, 32, arch.wave_size, True), *small)
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
     if arch.matrix == "mma_sm80":
