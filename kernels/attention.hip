@@ -253,7 +253,7 @@ struct Attention {
         if constexpr (MASK_KIND == kMaskNone)
             if (!tail) return;
         first_k = (int)kept_here((u32)first_k);  // or the addresses of all elements would be kept between two passes
-        const int past = (int)p.seq_k - first_k;
+        const int past = (int)p.seq_k - first_k - Unit::row(0);  // counted from this lane's first key
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             i64 mask_rows[Unit::kColumns] = {};
@@ -265,9 +265,11 @@ struct Attention {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     float& x = s[t][i].v[e];
-                    const int key_in = (wave_d * kWaveTilesK + i) * 16 + Unit::row(e), key = first_k + key_in;
-                    if constexpr (MASK_KIND != kMaskNone)
-                        x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + min2(key, (int)p.seq_k - 1) * p.mask_stride[3]);
+                    const int key_in = (wave_d * kWaveTilesK + i) * 16 + Unit::row_step(e);
+                    if constexpr (MASK_KIND != kMaskNone) {
+                        const int key = min2(first_k + Unit::row(0) + key_in, (int)p.seq_k - 1);
+                        x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + key * p.mask_stride[3]);
+                    }
                     if (tail) x = key_in < past ? x : -infinity();
                 }
         }
@@ -306,8 +308,9 @@ struct Attention {
     // torch gives too.
     DEVICE float base(int t, int c) const { return MASK_KIND != kMaskNone && m[t][c] == -infinity() ? 0.0f : m[t][c]; }
 
-    // Moves the base m of each query up to its largest score so far, or lets it lag by up to kSlack bits, with what was summed.
-    template <int kSlack> DEVICE void rebase() {
+    // Moves the base m of each query up to its largest score so far, or lets it lag by up to kSlack bits, with what was summed, if
+    // anything was.
+    template <int kSlack> DEVICE void rebase(bool summed) {
         float largest[Q_TILES][Unit::kColumns];
         tile_max(largest);
 #pragma unroll
@@ -321,9 +324,11 @@ struct Attention {
             for (int c = 0; c < Unit::kColumns; ++c) {
                 const float before = m[t][c];
                 m[t][c] = max_f32(before, largest[t][c]);
+                if (kCopied && !summed) continue;
                 shrink[c] = exp2_fast((before - base(t, c)) * score_scale());
                 l[t][c] *= shrink[c];
             }
+            if (kCopied && !summed) continue;
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d)
 #pragma unroll
@@ -387,17 +392,27 @@ struct Attention {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             within = within && tallies.of[t].within(kMostWeight);
-            if constexpr (MASK_KIND == kMaskNone)
-#pragma unroll
-                for (int c = 0; c < Unit::kColumns; ++c) within = within && abs_f32(m[t][c] * p.scale) <= kMostBase;
+            if constexpr (MASK_KIND == kMaskNone) within = within && base_is_small(t);
         }
         return !any_lane(!within);
+    }
+    DEVICE bool base_is_small(int t) const {
+        bool small = true;
+#pragma unroll
+        for (int c = 0; c < Unit::kColumns; ++c) small = small && abs_f32(m[t][c] * score_scale()) <= kMostBase;
+        return small;
+    }
+    DEVICE bool base_is_small() const {
+        bool small = true;
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) small = small && base_is_small(t);
+        return !any_lane(!small);
     }
 
     // From scores to weights, with a base that follows the scores.
     template <int kSlack> DEVICE void softmax(int first_k) {
         mask_scores(first_k);
-        rebase<kSlack>();
+        rebase<kSlack>(true);
         add(weigh_all(subtract_base()));
     }
     // Scores and weights of a whole tile. Where no other wave takes part, the base of the tile before does, as long as the weights
@@ -412,8 +427,8 @@ struct Attention {
             mask_scores(first_k);
             PerQuery base = settled_base();
             if (!settled) {
-                rebase<WAVES_D == 1 ? 0 : kSlackBits>();
-                base = subtract_base();
+                rebase<WAVES_D == 1 ? 0 : kSlackBits>(first_k > 0);
+                base = kCopied && base_is_small() ? settled_base() : subtract_base();
             }
             tallies = weigh_all(base);
             if (!settled || within_limits(tallies)) break;
@@ -489,7 +504,7 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
-        u16* const rows = (u16*)kept_address((unsigned char*)q_tile(0));
+        u16 *const out = first_row(), *const rows = (u16*)kept_address((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_barrier();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -504,16 +519,18 @@ struct Attention {
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(o[t][d]), [&](int n, int column, auto part) {
                     if constexpr (kStagedOut) *(decltype(part)*)(rows + (t * 16 + n) * kLdQ + tile_d + column) = part;
-                    else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out_row(t, n) + tile_d + column) = part;
+                    else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out + out_row(t, n) + tile_d + column) = part;
                 });
             }
         }
-        if constexpr (kStagedOut) write_rows(rows);
+        if constexpr (kStagedOut) write_rows(out, rows);
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
-    DEVICE u16* out_row(int tile, int n) const { return p.out + (((i64)batch * p.seq_q + query(tile) + n) * p.heads + head) * HEAD_DIM; }
+    // Where the wave's first query begins, and how far from it others do.
+    DEVICE u16* first_row() const { return p.out + (((i64)batch * p.seq_q + query(0)) * p.heads + head) * HEAD_DIM; }
+    DEVICE u64 out_row(int tile, int n) const { return (u64)(u32)(tile * 16 + n) * (p.heads * HEAD_DIM); }
     // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
-    DEVICE void write_rows(const u16* rows) const {
+    DEVICE void write_rows(u16* out, const u16* rows) const {
         constexpr int kChunks = HEAD_DIM / 8;
         wave_barrier();
 #pragma unroll
@@ -521,7 +538,7 @@ struct Attention {
 #pragma unroll
             for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
                 const int n = i / kChunks, column = i % kChunks * 8;
-                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
+                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out + out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
             }
     }
 
@@ -623,7 +640,7 @@ struct Attention {
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
         const auto copy_keys = [&] { key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K); };
         const auto copy_values = [&] { value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows); };
-        if (query(0) >= (int)p.seq_q) {  // the wave has no queries
+        if (Q_IN_LDS && query(0) >= (int)p.seq_q) {  // the wave has no queries
             copy_keys(), copy_values(), copies_begun();
             return tallies;
         }
