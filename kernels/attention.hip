@@ -504,7 +504,7 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
-        u16 *const out = first_row(), *const rows = (u16*)kept_address((unsigned char*)q_tile(0));
+        u16* const rows = (u16*)kept_address((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_barrier();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -519,18 +519,19 @@ struct Attention {
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(o[t][d]), [&](int n, int column, auto part) {
                     if constexpr (kStagedOut) *(decltype(part)*)(rows + (t * 16 + n) * kLdQ + tile_d + column) = part;
-                    else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out + out_row(t, n) + tile_d + column) = part;
+                    else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out_row(t, n) + tile_d + column) = part;
                 });
             }
         }
-        if constexpr (kStagedOut) write_rows(out, rows);
+        if constexpr (kStagedOut) write_rows(rows);
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
-    // Where the wave's first query begins, and how far from it others do.
-    DEVICE u16* first_row() const { return p.out + (((i64)batch * p.seq_q + query(0)) * p.heads + head) * HEAD_DIM; }
-    DEVICE u64 out_row(int tile, int n) const { return (u64)(u32)(tile * 16 + n) * (p.heads * HEAD_DIM); }
+    DEVICE u16* out_row(int tile, int n) const {
+        const i64 first = ((i64)batch * p.seq_q + query(0)) * p.heads + head;  // the wave's
+        return p.out + first * HEAD_DIM + (u64)(u32)(tile * 16 + n) * (p.heads * HEAD_DIM);
+    }
     // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
-    DEVICE void write_rows(u16* out, const u16* rows) const {
+    DEVICE void write_rows(const u16* rows) const {
         constexpr int kChunks = HEAD_DIM / 8;
         wave_barrier();
 #pragma unroll
@@ -538,7 +539,7 @@ struct Attention {
 #pragma unroll
             for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
                 const int n = i / kChunks, column = i % kChunks * 8;
-                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out + out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
+                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
             }
     }
 
@@ -733,8 +734,7 @@ struct Attention {
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
-        key_copies.prepare(k, p.k_stride[1]);
-        value_copies.prepare(v, p.v_stride[1]);
+        if constexpr (kPipelined || kCopied || kPartsAhead) key_copies.prepare(k, p.k_stride[1]), value_copies.prepare(v, p.v_stride[1]);
         if constexpr (kCopied) begin_keys(0), begin_values(0);
         if (kPipelined && p.aligned) begin_pipeline();
         if (kPartsAhead && p.aligned) begin_parts();

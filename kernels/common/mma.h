@@ -79,8 +79,8 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr bool kSumsByProduct = false;
     static constexpr bool kSumsEight = false;
     template <int kRows> static DEVICE A load_a_transposed(const u16*, int);  // not on this unit
-    static DEVICE A ones();                                                   // nor these
-    template <typename A, typename B, typename D> static DEVICE void multiply_eight(const A&, const B&, D&);
+    static DEVICE A ones();                                                   // nor this
+    static DEVICE void multiply_eight(const A& a, const B& b, D& d) { Unit::template multiply<16>(a, b, d); }
     static constexpr bool kDotsBF16 = false;
     static DEVICE int column(int) { return lane_id() % 16; }
     static CONSTEXPR int column_of(int) { return 0; }

@@ -54,6 +54,10 @@ FLIP = 0x80008000
 """Changes the sign of two halves."""
 LARGEST_ROW_STRIDE = 1 << 22
 """In elements: 256 rows are 2 GiB."""
+LONGEST_PROMPT = 320
+"""Keys up to which it is asked whose tiles fit them best."""
+FEW_GROUPS = 100
+"""Fewer work-groups leave much of an H200 idle."""
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
 MAX_WORK_ITEMS = (1 << 32) - 1
@@ -96,7 +100,11 @@ class MatrixAttention(Variant[AttentionProblem]):
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         p = problem
-        return kernel.ordered(arch, p.dtype, p.head_dim, p.mask, p.seq_k) if arch else ()
+        if arch is None:
+            return ()
+        space = kernel.ordered(arch, p.dtype, p.head_dim, p.mask)
+        suited = _suited(arch, p, space)
+        return sorted(space, key=lambda config: config != suited)
 
     def defaults(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         safe = kernel.configs(arch, problem.head_dim)[:1] if arch else ()
@@ -169,6 +177,23 @@ class MatrixAttention(Variant[AttentionProblem]):
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
         launch(spec, _groups(config, params), config.block, params, q.device)
         return out
+
+
+def _suited(
+    arch: Arch, problem: AttentionProblem, space: Sequence[AttentionConfig]
+) -> AttentionConfig:
+    """The first config, unless the keys are few and another's tiles fit them better; on the
+    development card, unless that made few groups.
+    """
+    first, few = space[0], [config for config in space if config.for_few_keys]
+    if problem.seq_k <= LONGEST_PROMPT:
+        best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
+        if best != first:
+            return best
+    if arch.is_amd or MatrixAttention.grid(problem, first) >= FEW_GROUPS:
+        return first
+    narrow = (c for c in space if c.block_q < first.block_q and c not in few)
+    return next(narrow, first)
 
 
 def _params(

@@ -21,7 +21,7 @@ DTYPES = ("float16", "bfloat16")
 MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
 """In the order of MaskKind in attention.hip."""
 FEW_KEYS = 80
-"""A prompt's 77 keys are one tile of so many."""
+"""Keys of the tile that is made for a prompt, which has 77 or a multiple."""
 SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
 """SD1.5 (40, 80, 160), SDXL (64), SD3 and Flux (64, 128), the VAE's mid-block (512)."""
 
@@ -73,6 +73,11 @@ class AttentionConfig:
         return self.waves_q * self.q_tiles * 16
 
     @property
+    def for_few_keys(self) -> bool:
+        """Whether its tile was made for a prompt's keys."""
+        return self.block_k == FEW_KEYS
+
+    @property
     def block(self) -> int:
         """Work-items of one work-group."""
         return self.waves_q * self.waves_d * self.wave_size
@@ -103,18 +108,19 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         q_tiles: int = 1,
         ahead: bool = False,
         groups: int = 1,
+        chunk_d: int = padded,
+        chunk_k: int | None = None,
     ) -> AttentionConfig:
-        chunks = (padded, block_k, arch.wave_size)
+        chunks = (chunk_d, chunk_k or block_k, arch.wave_size)
         return AttentionConfig(waves_q, waves_d, q_tiles, block_k, q_in_lds, *chunks, ahead, groups)
 
     if head_dim > 256:
-        small = (
-            AttentionConfig(2, 4, 1, 64, True, 128, 16, arch.wave_size),
-            AttentionConfig(2, 4, 1, 64, True, 64, 16, arch.wave_size),
-        )
+        parts = [whole(2, 4, 64, True, chunk_d=each, chunk_k=16) for each in (128, 64)]
         if arch.lds_bytes < 220 << 10:
-            return small
-        return (AttentionConfig(2, 4, 2, 128, True, 128, 32, arch.wave_size, True), *small)
+            return tuple(parts)
+        copied = whole(2, 4, 128, True, 2, True, chunk_d=128, chunk_k=32)
+        narrow = whole(1, 8, 256, True, 2, True, chunk_d=64, chunk_k=32)
+        return (copied, narrow, *parts)
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
     if arch.matrix == "mma_sm80":
@@ -123,14 +129,14 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
     if few_registers:
         return (whole(4, 1, 64, False), whole(8, 1, 64, False), whole(4, 1, 32, False))
-    return _matrix_configs(arch, head_dim, whole)
+    return (*_matrix_configs(arch, head_dim, whole), whole(8, 1, FEW_KEYS, False))
 
 
 def _matrix_configs(
     arch: Arch, head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
-    """For AMD's matrix units, head_dim up to 128. What spills as clang 19 or 22 compiles it is left
-    out; what spills only with a mask is not the default.
+    """For AMD's matrix units and many keys, head_dim up to 128. What spills as clang 19 or 22
+    compiles it is left out; what spills only with a mask is not the default.
     """
     four, eight, short = whole(4, 1, 64, False), whole(8, 1, 64, False), whole(4, 1, 32, False)
     ahead = whole(8, 1, 32, False, ahead=True)
@@ -153,19 +159,19 @@ def _development_configs(
     """
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
-        few = whole(4, 1, FEW_KEYS, False, groups=5)
+        few = whole(4, 1, FEW_KEYS, False, 2, groups=2)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
-        few = whole(4, 1, FEW_KEYS, False, groups=4)
-        singles, three = whole(4, 1, 32, False, 1, True, 4), whole(4, 1, 32, True, 2, True, 3)
-        return (pairs, singles, three, few)
+        narrow, few = whole(2, 1, 32, False, 2, True, 4), whole(4, 1, FEW_KEYS, True, groups=5)
+        return (pairs, narrow, few)
     if head_dim <= 80:
-        return (pairs, whole(8, 1, 64, False, 1, True), whole(4, 1, FEW_KEYS, True, groups=4))
+        single, few = whole(4, 1, 32, False, 1, True, 3), whole(8, 1, FEW_KEYS, True, groups=2)
+        return (pairs, single, few)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
         return (two, three, whole(4, 1, FEW_KEYS, True, groups=2))
-    four, two = whole(4, 1, 32, False, 1, True, 2), whole(2, 1, 32, False, 1, True, 4)
-    return (four, two, whole(4, 1, FEW_KEYS, True, groups=2))
+    eight, narrow = whole(8, 1, 32, False, 1, True), whole(2, 4, 128, True)
+    return (eight, narrow, whole(4, 1, FEW_KEYS, True, groups=2))
 
 
 @cache
@@ -210,16 +216,9 @@ def choice(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> tuned.C
     return tuned.choice(arch.gfx, OP, form(dtype, head_dim, mask), space, defines)
 
 
-def ordered(
-    arch: Arch, dtype: str, head_dim: int, mask: str = "none", seq_k: int | None = None
-) -> list[AttentionConfig]:
-    """The search space, first what kernels/tuned chooses, else the safe default.
-
-    With as few keys as `seq_k` says, first what was made for few; None: many.
-    """
+def ordered(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> list[AttentionConfig]:
+    """The search space, first what kernels/tuned chooses, else the safe default."""
     space = configs(arch, head_dim)
-    if arch.matrix == "mma_sm80" and seq_k is not None and seq_k <= FEW_KEYS:
-        return sorted(space, key=lambda config: config.block_k != FEW_KEYS)
     if head_dim not in SHIPPED_HEAD_DIMS or dtype not in DTYPES or mask != "none":
         return list(space)  # the tables have no others
     chosen = choice(arch, dtype, head_dim, mask).config
@@ -233,12 +232,16 @@ def table_reasons(arch: Arch) -> list[str]:
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
-    """What is compiled ahead for a GPU: both half types, every usual head_dim, no mask."""
-    return [
-        spec(dtype, head_dim, "none", ordered(arch, dtype, head_dim)[0])
-        for dtype in DTYPES
-        for head_dim in SHIPPED_HEAD_DIMS
-    ]
+    """What is compiled ahead for a GPU: both half types, every usual head_dim, many keys and few,
+    no mask.
+    """
+    found = []
+    for dtype in DTYPES:
+        for head_dim in SHIPPED_HEAD_DIMS:
+            first, *others = ordered(arch, dtype, head_dim)
+            few = [config for config in others if config.for_few_keys]
+            found += [spec(dtype, head_dim, "none", config) for config in (first, *few)]
+    return found
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:
