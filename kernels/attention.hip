@@ -125,11 +125,9 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
-    int k_slot = 0, v_slot = 0;  // of the tiles that are read
+    int k_slot = 0, v_slot = 0;                                    // of the tiles that are read
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
-    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> key_copies;
-    TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads> value_copies;
 
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
@@ -563,100 +561,6 @@ struct Attention {
         }
     }
 
-    // The same without registers in between: K of the next tile is on its way while the values of this one are summed, V while K is
-    // scored. The first tile is begun before Q is loaded; a group's only tile, where keys are few, thus takes one trip to memory.
-    DEVICE void run_copied() {
-#pragma unroll 1
-        for (int first_k = 0; true; first_k += BLOCK_K) {
-            copies_landed<1>();
-            barrier();
-            weigh_tile(first_k);
-            copies_landed<0>();
-            barrier();  // also: K has been read by all, P is complete
-            const bool last = first_k + BLOCK_K >= (int)p.seq_k;
-            if (!last) begin_keys(first_k + BLOCK_K);
-            accumulate_all(0);
-            if (last) return;
-            barrier();  // V has been read by all
-            begin_values(first_k + BLOCK_K);
-        }
-    }
-    // Rows that 16-byte accesses cannot read are copied at once.
-    DEVICE void begin_keys(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) key_copies.begin(k_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, kLdK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows);
-    }
-    DEVICE void begin_values(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
-        if (p.aligned) value_copies.begin(v_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, kLdV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
-    }
-
-    // The same in a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the
-    // keys of tile j + 1, and the copies are on their way of keys j + 3 and values j + 1. Tiles lie in rings of four and of three. A
-    // tile whose weights get out of bounds is scored again.
-    DEVICE void run_pipelined() {
-        copies_landed<2>();
-        barrier();
-        int first_k = 0;
-#pragma unroll 1
-        while (true) {
-            score<kWaveTilesK>(0, 0);
-            softmax<0>(first_k);
-            k_slot = (k_slot + 1) % kBuffersK;
-            score<kWaveTilesK>(0, 0);
-#pragma unroll 1
-            while (true) {
-                first_k += BLOCK_K;
-                copies_landed<1>();
-                barrier();  // also: what is overwritten from here on has been read by all
-                if (first_k >= (int)p.seq_k) {
-                    copies_landed<0>();
-                    return accumulate_all(0);
-                }
-                mask_scores(first_k);
-                k_slot = (k_slot + 1) % kBuffersK;
-                const Tallies tallies = overlap(first_k);
-                v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
-                if (!within_limits(tallies)) break;
-                add(tallies);
-                if constexpr (Q_IN_LDS)
-                    if (query(0) < (int)p.seq_q) score<kWaveTilesK>(0, 0);
-            }
-            k_slot = (k_slot + kBuffersK - 1) % kBuffersK;
-        }
-    }
-    // Groups of copies: keys 0 and 1; keys 2, values 0; keys 3, values 1; then one per tile.
-    DEVICE void begin_pipeline() {
-        const auto keys = [&](int tile) { key_copies.begin(keys_in(tile), (int)p.seq_k - tile * BLOCK_K); };
-        const auto values = [&](int tile) { value_copies.begin(values_in(tile), (int)p.seq_k - tile * BLOCK_K); };
-        keys(0), keys(1), copies_begun();
-        keys(2), values(0), copies_begun();
-        keys(3), values(1), copies_begun();
-    }
-    DEVICE Tallies overlap(int first_k) {
-        Tallies tallies = {};
-        const PerQuery base = settled_base();
-        const int rows = (int)p.seq_k - first_k - BLOCK_K;
-        const auto copy_keys = [&] { key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K); };
-        const auto copy_values = [&] { value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows); };
-        if (Q_IN_LDS && query(0) >= (int)p.seq_q) {  // the wave has no queries
-            copy_keys(), copy_values(), copies_begun();
-            return tallies;
-        }
-#pragma unroll
-        for (int i = 0; i < kWaveTilesK; ++i) {
-            accumulate(0, i);
-            weigh(i, base, tallies);
-            if (i == 0) copy_keys();
-            if constexpr (!Q_IN_LDS) score<1>(i, 0);
-            if (i == kWaveTilesK - 1) copy_values();
-        }
-        copies_begun();
-        return tallies;
-    }
-
     // A chunk of K or V lies in LDS at a time.
     DEVICE void run_in_parts() {
 #pragma unroll 1
@@ -682,73 +586,23 @@ struct Attention {
         }
     }
 
-    // The same, while the chunks after next are on their way, in a ring of three. Pieces of a copy are begun between products.
-    DEVICE void run_parts_ahead() {
-#pragma unroll 1
-        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
-            clear_scores(0, kWaveTilesK);
-#pragma unroll
-            for (int chunk = 0; chunk < kChunksD; ++chunk) {
-                next_part();
-                score<kWaveTilesK>(0, chunk, [&](int step) { copy_some(chunk + 2, first_k, step, CHUNK_D / 16); });
-                copies_begun();
-            }
-            softmax<kSlackBits>(first_k);
-#pragma unroll
-            for (int chunk = 0; chunk < kChunksK; ++chunk) {
-                next_part();  // also: P is complete
-                constexpr int kEach = CHUNK_K / 16;
-#pragma unroll
-                for (int i = 0; i < kEach; ++i)
-                    accumulate(chunk, i, [&](int step) { copy_some(kChunksD + chunk + 2, first_k, step, kEach * kWaveTilesD); });
-                copies_begun();
-            }
-        }
-        copies_landed<0>();  // zeros, after the last tile
-    }
-    // Waits for the next chunk; what lay in the slot that is copied to has then been read by all.
-    DEVICE void next_part() {
-        copies_landed<1>();
-        barrier();
-        k_slot = v_slot = v_slot == kBuffersPart - 1 ? 0 : v_slot + 1;
-    }
-    // One of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one, to the slot before the one that is
-    // read.
-    DEVICE void copy_some(int part, int first_k, int step, int steps) {
-        const int slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
-        if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;
-        const int rows = (int)p.seq_k - first_k;
-        if (part < kChunksD) {
-            key_copies.begin_share(keys_in(slot), rows, part * CHUNK_D, step, steps);
-            if (part == kChunksD - 1 && step == steps - 1) key_copies.go_on();
-        } else {
-            value_copies.begin_share(values_in(slot), rows - (part - kChunksD) * CHUNK_K, 0, step, steps);
-            if (step == steps - 1) value_copies.go_on();
-        }
-    }
-    DEVICE void begin_parts() {
-        for (v_slot = 1; v_slot < 3; ++v_slot) copy_some(v_slot - 1, 0, 0, 1), copies_begun();
-        v_slot = kBuffersPart - 1;
-    }
-
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
-        if constexpr (kPipelined || kCopied || kPartsAhead) key_copies.prepare(k, p.k_stride[1]), value_copies.prepare(v, p.v_stride[1]);
-        if constexpr (kCopied) begin_keys(0), begin_values(0);
-        if (kPipelined && p.aligned) begin_pipeline();
-        if (kPartsAhead && p.aligned) begin_parts();
         load_queries();
-        if (kPartsAhead && p.aligned) run_parts_ahead();
-        else if constexpr (kParts) run_in_parts();
-        else if constexpr (kCopied) run_copied();
-        else if (kPipelined && p.aligned) run_pipelined();
+        if constexpr (kParts) run_in_parts();
         else run_whole();
         finish();
     }
 };
 
+#if defined(MATRIX_UNIT_MMA_SM80)
+#include "common/attention_copies.h"
+#else
+using Kernel = Attention;
+#endif
+
 KERNEL(kThreads, MIN_GROUPS) attention_forward(AttentionParams p) {
     LDS(memory, kLdsBytes);
-    Attention(p, memory).run();
+    Kernel(p, memory).run();
 }
