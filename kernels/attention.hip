@@ -100,6 +100,9 @@ EXPORT_LDS_BYTES(kLdsBytes)
 constexpr int kSlackBits = 8;
 constexpr float kMostWeight = 4096.0f, kMostBase = 4096.0f;
 
+// Of eight weights so many are computed by FMAs in the pipeline. A masked key's is then 2^-126, which is 0 in fp16, but not in bf16.
+constexpr int kWeightsByFma = HEAD_DIM <= 48 && !BF16_HALVES ? 1 : 0;
+
 template <bool kTransposes> struct ValueTile {
     using Type = TransposedTile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
 };
@@ -358,13 +361,15 @@ struct Attention {
     }
 
     // P = 2^(scale S - base) for one of the wave's tiles of keys.
-    DEVICE void weigh(int i, const PerQuery& base, Tallies& tallies) {
+    // Some may be computed by FMAs if kSettled, so that infinities and NaNs are looked for afterwards.
+    template <bool kSettled> DEVICE void weigh(int i, const PerQuery& base, Tallies& tallies) {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 float& x = s[t][i].v[e];
-                x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
+                x = fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]);
+                x = kSettled ? weight(x, e + 4 * t) : exp2_fast(x);
             }
             p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
             if constexpr (WAVES_D > 1) {
@@ -374,10 +379,16 @@ struct Attention {
             }
         }
     }
+    static DEVICE float weight(float x, int e) {
+#if defined(MATRIX_UNIT_MMA_SM80)
+        if (e % 8 < kWeightsByFma) return exp2_by_fma(x);
+#endif
+        return exp2_fast(x);
+    }
     DEVICE Tallies weigh_all(const PerQuery& base) {
         Tallies tallies = {};
 #pragma unroll
-        for (int i = 0; i < kWaveTilesK; ++i) weigh(i, base, tallies);
+        for (int i = 0; i < kWaveTilesK; ++i) weigh<false>(i, base, tallies);
         return tallies;
     }
     DEVICE void add(const Tallies& tallies) {
@@ -503,7 +514,7 @@ struct Attention {
     DEVICE void finish() {
         sum_weights();
         u16* const rows = (u16*)kept_address((unsigned char*)q_tile(0));
-        if constexpr (kStagedOut) wave_barrier();  // the wave has read its Q
+        if constexpr (kStagedOut) wave_sync();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             float inverse[Unit::kColumns];
@@ -531,7 +542,7 @@ struct Attention {
     // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
     DEVICE void write_rows(const u16* rows) const {
         constexpr int kChunks = HEAD_DIM / 8;
-        wave_barrier();
+        wave_sync();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll

@@ -12,16 +12,33 @@ from tests.simt.attention import Setting, compare, draw, random_mask
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
-BARRIERS = (KERNELS_DIR / "attention.hip").read_text(encoding="utf-8").count("barrier();")
-WAYS = (
-    ("gfx1100", 40, "float16"),
-    ("gfx1200", 256, "bfloat16"),
-    ("gfx942", 512, "float16"),
-    ("sm_80", 40, "float16"),
+COPIES = "common/attention_copies.h"
+
+
+def places(text: str) -> list[tuple[str, int]]:
+    """Where this stands in the kernel: file, and which of its occurrences there."""
+    return [
+        (name, number)
+        for name in ("attention.hip", COPIES)
+        for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count(text))
+    ]
+
+
+BARRIERS, WAITS = places("barrier();"), places("copies_landed<1>();")
+PLAIN = (
+    ("gfx1100", 40, "float16", 0),
+    ("gfx1200", 256, "bfloat16", 0),
+    ("gfx942", 512, "float16", 0),
 )
-"""Between them they have every barrier: waves with queries of their own, shared, tiles in parts, a
-pipeline of copies.
+COPYING = (("sm_90", 40, "float16", 0), ("sm_90", 40, "bfloat16", 2), ("sm_90", 512, "float16", 0))
+"""GPU, head_dim, dtype, config. Between them they have every barrier: waves with queries of their
+own, shared, tiles in parts; a pipeline of copies, a tile for few keys, copies of parts.
 """
+
+
+def ways(name: str) -> tuple[tuple[str, int, str, int], ...]:
+    """Those that run what stands in this file."""
+    return COPYING if name == COPIES else (*PLAIN, *COPYING)
 
 
 def verdict(
@@ -44,36 +61,42 @@ def inputs_of(
 
 
 def test_the_source_has_barriers() -> None:
-    assert BARRIERS >= 5
+    assert len(BARRIERS) >= 10 and len(WAITS) >= 3
 
 
-@pytest.mark.parametrize("barrier", range(BARRIERS))
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_removed_barrier_gives_wrong_results(barrier: int, seed: int) -> None:
-    """Seed 1 drives waves apart, seed 2 interleaves them."""
-    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
+def caught(
+    name: str, text: str, instead: str, number: int, seed: int, sanitize: str | None = None
+) -> str:
+    """What showed the mistake; fails where nothing does."""
+    kernels_dir = simt.planted(name, text, instead, number)
     verdicts = []
-    for gfx, head_dim, dtype in WAYS:
-        setting = Setting(gfx, seed, kernels_dir=kernels_dir)
+    for gfx, head_dim, dtype, config in ways(name):
+        setting = Setting(gfx, seed, sanitize, kernels_dir, config)
         verdicts.append(verdict(setting, inputs_of(head_dim, dtype)))
-        if verdicts[-1] != "right":
-            return
+        if "data race" in verdicts[-1] if sanitize else verdicts[-1] != "right":
+            return verdicts[-1]
     pytest.fail(f"not caught: {verdicts}")
 
 
-@pytest.mark.parametrize("barrier", range(BARRIERS))
-def test_a_removed_barrier_is_a_race(barrier: int) -> None:
+@pytest.mark.parametrize(("name", "number"), BARRIERS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int) -> None:
+    """Seed 1 drives waves apart, seed 2 interleaves them."""
+    assert "error:" not in caught(name, "barrier();", "(void)0;", number, seed)
+
+
+@pytest.mark.parametrize(("name", "number"), WAITS)
+def test_a_copy_not_waited_for_gives_wrong_results(name: str, number: int) -> None:
+    found = caught(name, "copies_landed<1>();", "copies_landed<2>();", number, 1)
+    assert found == "wrong"
+
+
+@pytest.mark.parametrize(("name", "number"), BARRIERS)
+def test_a_removed_barrier_is_a_race(name: str, number: int) -> None:
     reason = simt.missing("thread")
     if reason:
         pytest.skip(reason)
-    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
-    verdicts = []
-    for gfx, head_dim, dtype in reversed(WAYS):
-        setting = Setting(gfx, 1, "thread", kernels_dir)
-        verdicts.append(verdict(setting, inputs_of(head_dim, dtype)))
-        if "data race" in verdicts[-1]:
-            return
-    pytest.fail(f"not caught: {verdicts}")
+    assert "data race" in caught(name, "barrier();", "(void)0;", number, 1, "thread")
 
 
 WRONG = {
@@ -91,7 +114,7 @@ WRONG = {
     ),
     "the columns after head_dim are not cleared": (
         "attention.hip",
-        "if constexpr (!kHalfTile) return;",
+        "if constexpr (!kHalfTile || Unit::kSumsEight) return;",
         "return;",
         131,
     ),
@@ -131,13 +154,13 @@ OUT_OF_BOUNDS = {
     "a row of k after the last": ("common/tile.h", "min2(row, rows - 1)", "min2(row, rows)"),
     "an output row after the last": (
         "attention.hip",
-        "if (tile_q + n < (int)p.seq_q &&",
-        "if (tile_q + n <= (int)p.seq_q &&",
+        "else if (query(t) + n < (int)p.seq_q &&",
+        "else if (query(t) + n <= (int)p.seq_q &&",
     ),
     "a mask's column after the last": (
         "attention.hip",
-        "min2(key, (int)p.seq_k - 1)",
-        "min2(key, (int)p.seq_k)",
+        "+ key_in, (int)p.seq_k - 1);",
+        "+ key_in, (int)p.seq_k);",
     ),
     "a mask's row after the last": (
         "attention.hip",

@@ -81,7 +81,7 @@ def counted_as(arch: Arch) -> str:
 def one_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
     """What a row executes for one tile of keys. Raises CompileError and the counters' errors."""
     leader = leader_of(arch)
-    if leader is None or config not in attention_kernel.configs(leader, head_dim):
+    if leader is None or config not in attention_kernel.configs_for_many_keys(leader, head_dim):
         return key_loop.usual_pass(arch, dtype, head_dim, config)
     return key_loop.executed_pass(leader, dtype, head_dim, config)
 
@@ -92,7 +92,7 @@ def candidates(arches: Sequence[Arch], dtype: str, head_dim: int) -> dict[str, l
     """
     mixes = {
         config: mix
-        for config in attention_kernel.configs(arches[0], head_dim)
+        for config in attention_kernel.configs_for_many_keys(arches[0], head_dim)
         if (mix := _counted_for(arches, dtype, head_dim, config))
     }
     return {arch.gfx: _compiled(arch, dtype, head_dim, mixes) for arch in arches}
@@ -216,7 +216,7 @@ def chosen(arches: Sequence[Arch], jobs: int) -> dict[str, list[dict[str, Any]]]
                 if winner is None:
                     print(f"{gfx}: nothing fits {dtype} {head_dim}", file=sys.stderr)
                 else:
-                    of = len(attention_kernel.configs(table()[gfx], head_dim))
+                    of = len(attention_kernel.configs_for_many_keys(table()[gfx], head_dim))
                     found[gfx].append(entry_of(dtype, head_dim, winner, of))
     return found
 

@@ -132,6 +132,11 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
     return (*_matrix_configs(arch, head_dim, whole), whole(8, 1, FEW_KEYS, False))
 
 
+def configs_for_many_keys(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
+    """Those among which kernels/tuned chooses."""
+    return tuple(config for config in configs(arch, head_dim) if not config.for_few_keys)
+
+
 def _matrix_configs(
     arch: Arch, head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
