@@ -78,7 +78,7 @@ constexpr int kLdQ = kPaddedD + kLdsPad, kLdK = CHUNK_D + kLdsPad, kLdP = BLOCK_
 constexpr int kLdV = Unit::kTransposes ? kPaddedD + kLdsPad : CHUNK_K + kLdsPad;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = BLOCK_K * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
 constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied;
-constexpr bool kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
+constexpr bool kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1 && (kCopied || HEAD_DIM != 80);  // there it was slower
 constexpr int kBytesPart = max2(kBytesK, kBytesV);
 constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
 constexpr int kEndKV = kParts ? kOffsetK + kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
@@ -99,9 +99,6 @@ EXPORT_LDS_BYTES(kLdsBytes)
 // them: far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
 constexpr int kSlackBits = 8;
 constexpr float kMostWeight = 4096.0f, kMostBase = 4096.0f;
-
-// Of eight weights so many are computed by FMAs in the pipeline. A masked key's is then 2^-126, which is 0 in fp16, but not in bf16.
-constexpr int kWeightsByFma = HEAD_DIM <= 48 && !BF16_HALVES ? 1 : 0;
 
 template <bool kTransposes> struct ValueTile {
     using Type = TransposedTile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
@@ -361,15 +358,13 @@ struct Attention {
     }
 
     // P = 2^(scale S - base) for one of the wave's tiles of keys.
-    // Some may be computed by FMAs if kSettled, so that infinities and NaNs are looked for afterwards.
-    template <bool kSettled> DEVICE void weigh(int i, const PerQuery& base, Tallies& tallies) {
+    DEVICE void weigh(int i, const PerQuery& base, Tallies& tallies) {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 float& x = s[t][i].v[e];
-                x = fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]);
-                x = kSettled ? weight(x, e + 4 * t) : exp2_fast(x);
+                x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
             }
             p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
             if constexpr (WAVES_D > 1) {
@@ -379,16 +374,10 @@ struct Attention {
             }
         }
     }
-    static DEVICE float weight(float x, int e) {
-#if defined(MATRIX_UNIT_MMA_SM80)
-        if (e % 8 < kWeightsByFma) return exp2_by_fma(x);
-#endif
-        return exp2_fast(x);
-    }
     DEVICE Tallies weigh_all(const PerQuery& base) {
         Tallies tallies = {};
 #pragma unroll
-        for (int i = 0; i < kWaveTilesK; ++i) weigh<false>(i, base, tallies);
+        for (int i = 0; i < kWaveTilesK; ++i) weigh(i, base, tallies);
         return tallies;
     }
     DEVICE void add(const Tallies& tallies) {

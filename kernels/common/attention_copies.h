@@ -93,7 +93,7 @@ struct CopyingAttention : Attention {
 #pragma unroll
         for (int i = 0; i < kWaveTilesK; ++i) {
             accumulate(0, i);
-            weigh<true>(i, base, tallies);
+            weigh(i, base, tallies);
             if (i == 0) copy_keys();
             if constexpr (!Q_IN_LDS) score<1>(i, 0);
             if (i == kWaveTilesK - 1) copy_values();

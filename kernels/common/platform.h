@@ -73,7 +73,6 @@ DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "
 DEVICE float reciprocal_sqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
-DEVICE float min_f32(float a, float b) { return fminf(a, b); }
 template <int MASK> DEVICE u32 lane_xor(u32 x) { return __shfl_xor_sync(0xffffffffu, x, MASK); }
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
@@ -116,7 +115,6 @@ DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }  // within
 DEVICE float reciprocal_sqrt(float x) { return __builtin_amdgcn_rsqf(x); }  // likewise
 DEVICE float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float max_f32(float a, float b) { return __builtin_fmaxf(a, b); }
-DEVICE float min_f32(float a, float b) { return __builtin_fminf(a, b); }
 DEVICE u16 f32_to_f16(float x) { return __builtin_bit_cast(u16, (_Float16)x); }
 DEVICE float f16_to_f32(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
 // The lower, and the upper, halves of a and b; a's becomes the lower one.
@@ -187,19 +185,6 @@ DEVICE void copy_async(void* lds, const void* global, bool wanted) {
 DEVICE void copies_begun() {}
 template <int kPending> DEVICE void copies_landed() {}
 DEVICE unsigned char* kept_address(unsigned char* p) { return p; }
-#endif
-
-#if defined(MATRIX_UNIT_MMA_SM80)
-// 2^x by FMAs, within 7.5e-5 of it: for where the special function unit is the limit. x is the
-// sum of an integer, which goes into the exponent, and a fraction from -0.5 to 0.5, a polynomial (least largest relative error) of
-// which is taken. Below -126 it is 2^-126; above 127, and where x is NaN, 2^127.
-DEVICE float exp2_by_fma(float x) {
-    x = max_f32(min_f32(x, 127.0f), -126.0f);
-    const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer is in the lowest bits
-    const float f = x - (shifted - 12582912.0f);
-    const float y = fma_f32(fma_f32(fma_f32(0.05517144f, f, 0.24261081f), f, 0.69326099f), f, 0.99992809f);
-    return bits_float(float_bits(y) + (float_bits(shifted) << 23));
-}
 #endif
 
 DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }

@@ -164,7 +164,7 @@ def _development_configs(
     """
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
-        few = whole(4, 1, FEW_KEYS, False, 2, groups=2)
+        few = whole(4, 1, FEW_KEYS, False, groups=5)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
         narrow, few = whole(2, 1, 32, False, 2, True, 4), whole(4, 1, FEW_KEYS, True, groups=5)
@@ -175,8 +175,8 @@ def _development_configs(
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
         return (two, three, whole(4, 1, FEW_KEYS, True, groups=2))
-    eight, narrow = whole(8, 1, 32, False, 1, True), whole(2, 4, 128, True)
-    return (eight, narrow, whole(4, 1, FEW_KEYS, True, groups=2))
+    eight, narrow = whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2)
+    return (eight, narrow, whole(8, 1, FEW_KEYS, True))
 
 
 @cache
