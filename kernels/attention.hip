@@ -251,7 +251,7 @@ struct Attention {
         if constexpr (MASK_KIND == kMaskNone)
             if (!tail) return;
         first_k = (int)kept_here((u32)first_k);  // or the addresses of all elements would be kept between two passes
-        const int past = (int)p.seq_k - first_k - Unit::row(0);  // counted from this lane's first key
+        const int past = (int)p.seq_k - first_k - Unit::lane_row();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             i64 mask_rows[Unit::kColumns] = {};
@@ -265,7 +265,7 @@ struct Attention {
                     float& x = s[t][i].v[e];
                     const int key_in = (wave_d * kWaveTilesK + i) * 16 + Unit::row_step(e);
                     if constexpr (MASK_KIND != kMaskNone) {
-                        const int key = min2(first_k + Unit::row(0) + key_in, (int)p.seq_k - 1);
+                        const int key = min2(first_k + Unit::lane_row() + key_in, (int)p.seq_k - 1);
                         x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + key * p.mask_stride[3]);
                     }
                     if (tail) x = key_in < past ? x : -infinity();

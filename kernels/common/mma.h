@@ -22,7 +22,9 @@
 // gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; weights, which does
 // so with numbers from 0 on and keeps account of them in a Tally, which can tell whether all were within a limit (no NaN is) and,
 // unless kSumsByProduct, has this lane's part of the sum of each column; then a product with ones() is to be their sum; pieces,
-// which walks a B by memory access; kSumsEight: it also has multiply_eight, which sums eight k for half the cost; kDistinctLanes, in how many lanes A differs. row_step(e) is row(e) - row(0), the same in all lanes. element_step(c) leads from an element of column
+// which walks a B by memory access; kSumsEight: it also has multiply_eight, which sums eight k for half the cost; kDistinctLanes, in how many lanes A differs. row(e) is lane_row() + row_step(e), of
+// which the latter is a constant on NVIDIA; on AMD LLVM spilled registers over comparing with constants, there it is all of row(e).
+// element_step(c) leads from an element of column
 // 0 to the one of column c in the same row. kTransposes: the unit also has load_a_transposed, from an LDS tile whose rows are k.
 #pragma once
 #include "platform.h"
@@ -90,7 +92,8 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static DEVICE int row_of_a() { return lane_id() % 16; }
     static DEVICE int first_k() { return kHalves == 16 ? 0 : kHalves * (lane_id() / 16); }
     static DEVICE int row(int e) { return kElements * (lane_id() / 16) + e; }
-    static CONSTEXPR int row_step(int e) { return e; }
+    static DEVICE int lane_row() { return 0; }
+    static DEVICE int row_step(int e) { return Unit::row(e); }
 
     // Rows past last_row repeat it: the caller ignores what they give.
     static DEVICE A load_a(const u16* tile, int ld, int last_row) {
@@ -298,7 +301,8 @@ template <typename Half> struct Mma {
     static CONSTEXPR int element_step(int c) { return 2 * c; }
     static DEVICE bool first_of_column() { return lane_id() % 4 == 0; }
     static DEVICE bool first_of_row() { return lane_id() < 4; }
-    static DEVICE int row(int e) { return 2 * (lane_id() % 4) + row_step(e); }
+    static DEVICE int row(int e) { return lane_row() + row_step(e); }
+    static DEVICE int lane_row() { return 2 * (lane_id() % 4); }
     static CONSTEXPR int row_step(int e) { return 8 * (e / 4) + e % 2; }
     template <typename F> static DEVICE float reduce_column(float x, F combine) {
         x = combine(x, lane_xor<1>(x));
