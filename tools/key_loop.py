@@ -56,13 +56,22 @@ def resources(
 
 def executed_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
     """By executing three and two tiles of keys. Raises CompileError, ExecutionError."""
-    return mix_between(*(_executed(arch, dtype, head_dim, config, tiles) for tiles in (3, 2)))
+    return mix_between(
+        *(_executed(arch, dtype, head_dim, config, tiles * config.block_k) for tiles in (3, 2))
+    )
+
+
+def executed_group(
+    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig, seq_k: int
+) -> Mix:
+    """All that one work-group executes for so many keys. Raises CompileError, ExecutionError."""
+    counts = _executed(arch, dtype, head_dim, config, seq_k)
+    return mix_between(counts, executor.Counts(counts.wave_size, 0, (), ()))
 
 
 def _executed(
-    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig, tiles: int
+    arch: Arch, dtype: str, head_dim: int, config: AttentionConfig, seq_k: int
 ) -> executor.Counts:
-    seq_k = tiles * config.block_k
     problem = AttentionProblem(1, 1, config.block_q, seq_k, head_dim, dtype, "none")
     q, k, v = draw(problem)
     run = launch.CodeLaunch(arch)

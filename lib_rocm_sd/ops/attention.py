@@ -182,11 +182,11 @@ class MatrixAttention(Variant[AttentionProblem]):
 def _suited(
     arch: Arch, problem: AttentionProblem, space: Sequence[AttentionConfig]
 ) -> AttentionConfig:
-    """The first config, unless the keys are few and another's tiles fit them better; on the
-    development card, unless that made few groups.
+    """The first config, unless the keys are few and another's tiles fit them better (with a mask
+    those may spill registers); on the development card, unless that made few groups.
     """
     first, few = space[0], [config for config in space if config.for_few_keys]
-    if problem.seq_k <= LONGEST_PROMPT:
+    if problem.seq_k <= LONGEST_PROMPT and problem.mask == "none":
         best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
         if best != first:
             return best
