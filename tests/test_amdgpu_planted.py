@@ -123,13 +123,13 @@ OUTSIDE = {
     "rows of k after the last": ("common/tile.h", "aligned && rows >= Place::kRows", "aligned"),
     "an output row after the last": (
         "attention.hip",
-        "if (tile_q + n < (int)p.seq_q &&",
-        "if (tile_q + n <= (int)p.seq_q &&",
+        "else if (query(t) + n < (int)p.seq_q &&",
+        "else if (query(t) + n <= (int)p.seq_q &&",
     ),
     "a mask's column after the last": (
         "attention.hip",
-        "min2(key, (int)p.seq_k - 1)",
-        "min2(key, (int)p.seq_k)",
+        "+ key_in, (int)p.seq_k - 1);",
+        "+ key_in, (int)p.seq_k);",
     ),
 }
 
