@@ -19,8 +19,11 @@
 // through LDS, and each sums its own part of the head dimension. At head_dim 512 the tiles come in parts, CHUNK_D columns of K and
 // CHUNK_K keys of V at a time, through one buffer, which is what makes it fit 64 KiB.
 //
-// head_dim need not be a multiple of 16: q k^T runs over zero-padded columns (40 -> 48); V, O and all memory traffic have
-// exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
+// head_dim need not be a multiple of 16: q k^T runs over zero-padded columns (40 -> 48), or the last eight alone where the unit can;
+// V, O and all memory traffic have exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
+//
+// Work-groups with a rest of the queries come last. Where copies to LDS pass no register, other loops take the place of the two here:
+// common/attention_copies.h.
 //
 // Measured on an NVIDIA H200 and tried in vain: docs/attention.md. For AMD only instructions were counted.
 //
@@ -125,7 +128,7 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
-    int k_slot = 0, v_slot = 0;                                    // of the tiles that are read
+    int k_slot = 0, v_slot = 0;  // of the tiles that are read
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 

@@ -8,8 +8,8 @@ struct CopyingAttention : Attention {
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
 
-    // Tile after tile: K of the next one is on its way while the values of this one are summed, V while K is
-    // scored. The first tile is begun before Q is loaded; a group's only tile, where keys are few, thus takes one trip to memory.
+    // Tile after tile: K of the next one is on its way while the values of this one are summed, V while K is scored. The first tile is
+    // begun before Q is loaded: where keys are few, a group's only tile takes one trip to memory.
     DEVICE void run_copied() {
 #pragma unroll 1
         for (int first_k = 0; true; first_k += BLOCK_K) {
@@ -38,9 +38,9 @@ struct CopyingAttention : Attention {
         else copy_rows<BLOCK_K, HEAD_DIM, kLdV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
     }
 
-    // In a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the
-    // keys of tile j + 1, and the copies are on their way of keys j + 3 and values j + 1. Tiles lie in rings of four and of three. A
-    // tile whose weights get out of bounds is scored again.
+    // In a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the keys of tile
+    // j + 1, and the copies are on their way of keys j + 3 and values j + 1. Tiles lie in rings of four and of three. A tile whose weights
+    // get out of bounds is scored again.
     DEVICE void run_pipelined() {
         copies_landed<2>();
         barrier();
@@ -132,8 +132,8 @@ struct CopyingAttention : Attention {
         barrier();
         k_slot = v_slot = v_slot == kBuffersPart - 1 ? 0 : v_slot + 1;
     }
-    // One of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one, to the slot before the one that is
-    // read.
+    // Begins one of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one. It goes to the slot
+    // before the one that is read.
     DEVICE void copy_some(int part, int first_k, int step, int steps) {
         const int slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
         if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;

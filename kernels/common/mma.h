@@ -22,9 +22,9 @@
 // gather_b, from any memory; multiply; pack, which turns a D into the B of a following product with k = m; weights, which does
 // so with numbers from 0 on and keeps account of them in a Tally, which can tell whether all were within a limit (no NaN is) and,
 // unless kSumsByProduct, has this lane's part of the sum of each column; then a product with ones() is to be their sum; pieces,
-// which walks a B by memory access; kSumsEight: it also has multiply_eight, which sums eight k for half the cost; kDistinctLanes, in how many lanes A differs. row(e) is lane_row() + row_step(e), of
-// which the latter is a constant on NVIDIA; on AMD LLVM spilled registers over comparing with constants, there it is all of row(e).
-// element_step(c) leads from an element of column
+// which walks a B by memory access; kDistinctLanes, in how many lanes A differs; multiply_eight, which sums the first eight k, for half
+// the cost if kSumsEight. row(e) is lane_row() + row_step(e); on NVIDIA the latter is a constant, on AMD it is all of row(e): LLVM 22
+// spilled registers over comparisons with constants. element_step(c) leads from an element of column
 // 0 to the one of column c in the same row. kTransposes: the unit also has load_a_transposed, from an LDS tile whose rows are k.
 #pragma once
 #include "platform.h"
