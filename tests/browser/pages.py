@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 ACCORDION = "#script_{tab}_rocm_sd_optimization_{name}"
 SPEED = "#rocm_sd_speed_{name}"
 PATIENCE_MS = 20_000
+CALL = "/run/"
+"""In the address that gradio asks for what a control or our hidden button gives."""
+TRANSITION_MS = 400
+"""gradio's own, of colour and height."""
+PARTS = ("enable", "level", "vae", "vae_budget")
+"""What the accordion has above its table."""
 
 
 class Visit:
@@ -18,6 +25,7 @@ class Visit:
 
     def __init__(self, browser: Any, address: str, theme: str, viewport: dict[str, int]) -> None:
         self.errors: list[str] = []
+        self._asked: set[Any] = set()
         self.address = f"{address}?__theme={theme}"
         self._context = browser.new_context(viewport=viewport, color_scheme=theme)
         self._context.set_default_timeout(PATIENCE_MS)
@@ -28,6 +36,16 @@ class Visit:
     def _watch(self, page: Any) -> None:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._console)
+        page.on("request", self._request)
+        for end in ("requestfinished", "requestfailed"):
+            page.on(end, self._answered)
+
+    def _request(self, request: Any) -> None:
+        if CALL in request.url:
+            self._asked.add(request)
+
+    def _answered(self, request: Any) -> None:
+        self._asked.discard(request)
 
     def _console(self, message: Any) -> None:
         if message.type == "error" and "ERR_NAME_NOT_RESOLVED" not in message.text:
@@ -70,10 +88,27 @@ class Visit:
         self.page.locator("#tabs > .tab-nav > button", has_text=exact).click()
 
     def open_accordion(self, tab: str = "txt2img") -> None:
-        """Open it, and wait for its controls."""
+        """Open it, and wait for all of it."""
         self.show_tab(tab)
         self.part("accordion", tab).locator(".label-wrap").click()
-        self.part("level", tab).wait_for(state="visible")
+        self.wait_for_accordion(tab)
+
+    def wait_for_accordion(self, tab: str = "txt2img") -> None:
+        """Until all that is in the opened accordion is shown, and nothing is about to renew it.
+
+        Our script asks for a new table until there is one: several answers may be under way, and
+        each takes the place of what had the focus.
+        """
+        for name in PARTS:
+            self.part(name, tab).wait_for(state="visible")
+        status = self.part("status", tab).first
+        status.get_by_role("button", name="Speed test").wait_for(state="visible")
+        self.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while self._asked:
+            assert time.monotonic() < end, f"no answer: {[each.url for each in self._asked]}"
+            self.page.wait_for_timeout(50)
+        self.page.wait_for_timeout(TRANSITION_MS)
 
     def choose(self, name: str, label: str) -> None:
         """A choice of a radio of the accordion."""

@@ -40,7 +40,6 @@ def main() -> int:
             for theme in ("light", "dark"):
                 page = Visit(browser, served.address, theme, viewport)
                 page.open_accordion()
-                page.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
                 _keep(page, page.ours("accordion"), f"accordion-{theme}")
             page.show_tab("Speed test")
             page.ask_for("Quick", what=("Attention",))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.looks import CONTRAST, FOCUS, LEAST_CONTRAST, OVERFLOW, UNNAMED
-from tests.browser.pages import Visit
+from tests.browser.pages import TRANSITION_MS, Visit
 from tests.browser.served import Served
 
 THEMES = ("light", "dark")
@@ -29,7 +29,6 @@ def go(page: Visit, place: str) -> None:
     """Show one of the places, all of it open."""
     if place == "accordion":
         page.open_accordion()
-        page.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
     elif place == "speed test":
         page.show_tab("Speed test")
         page.wait_for_speed("idle", "done")
@@ -43,7 +42,7 @@ def go(page: Visit, place: str) -> None:
     else:
         page.show_tab("Settings")
         page.wait_for_text("#rocm_sd_cache_contents", "Size: ")
-    page.page.wait_for_timeout(400)  # gradio's own transitions of colour and height
+    page.page.wait_for_timeout(TRANSITION_MS)
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -83,7 +82,7 @@ def test_the_keyboard_goes_from_top_to_bottom(visit: Open, webui: Served) -> Non
     head = page.part("accordion").locator(".label-wrap")
     head.focus()
     page.page.keyboard.press("Enter")
-    page.part("level").wait_for(state="visible")
+    page.wait_for_accordion()
     head.focus()
     places = []
     for _ in range(12):
