@@ -5,11 +5,45 @@ GPU tests skip with the engine's reason.
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
+
+LONGEST = (
+    *("test_amdgpu_kernels", "test_webui_a1111", "test_webui_forge", "test_amdgpu_planted"),
+    *("test_simt_attention", "test_machine_code", "test_browser_speed", "test_amdgpu_host"),
+    *("test_simt_planted", "test_browser_looks", "test_browser_accordion", "test_attention_random"),
+    *("test_simt_conv", "test_simt_conv_places", "test_amdgpu_counts", "test_simt_conv_planted"),
+    *("test_browser_reload", "test_conv_resources", "test_attention_resources"),
+)
+"""Files that take half a minute and more, the longest first: one that began last would be waited
+for by all workers.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order in which they are given to workers."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that is there now is looked at by later garbage collections, each of which took a
+    third of a second for the modules of torch and diffusers and for the list of tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What is still frozen when Python ends counts as leaked for some libraries."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,16 @@ EXTENSION = "rocm-sd"
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
 if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
+
+
+def pytest_collection_finish() -> None:
+    """What is there now is left out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def forget() -> None:
