@@ -14,7 +14,7 @@ from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
 from lib_rocm_sd.ops.conv import ConvProblem
 from tests import simt
 from tests.amdgpu import patch
-from tests.amdgpu.cases import Case, execute
+from tests.amdgpu.cases import Case, execute, specs_of
 from tests.amdgpu.launch import built, compiler, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -50,13 +50,20 @@ BARRIERS = [
 @pytest.mark.parametrize("barrier", BARRIERS)
 @pytest.mark.parametrize("gfx", GPUS)
 def test_a_removed_barrier_is_a_race(gfx: str, barrier: int) -> None:
-    """Whichever form has it: waves with queries of their own, shared ones, tiles in parts."""
+    """Whichever form has it: waves with queries of their own, shared ones, tiles in parts. A form
+    without it has the same machine code as before, which is right.
+    """
+    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
     said = []
     for head_dim, config in ((40, 0), (40, 3), (256, 0), (512, 0)):
         case = replace(attention(gfx, head_dim=head_dim), config=config)
         if config >= len(MatrixAttention().configs(case.arch, case.problem)):
             continue
-        said.append(faults(case, "attention.hip", "barrier();", "(void)0;", barrier))
+        if all(
+            built(spec, case.arch) == built(spec, case.arch, kernels_dir) for spec in specs_of(case)
+        ):
+            continue
+        said.append(" | ".join(execute(case, kernels_dir).faults))
         if "RaceError" in said[-1] or "HazardError" in said[-1]:
             return
     pytest.fail(f"not caught: {said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ MOST_STEPS = 5_000_000
 """Instructions of one set of waves after which a kernel counts as one that does not end."""
 _KERNARG_AT = 0x7D0000000000
 _TTMP9 = 117
+_FIRST_AGPR = 256
 
 
 @dataclass(frozen=True)
@@ -115,30 +117,52 @@ def run(
         Buffer(_KERNARG_AT, own, writable=False, name="arguments"),
         Buffer(loader.LOADED_AT, image, writable=False, name="code"),
     )
+    compiled = _compiled(code, entry)
     with np.errstate(all="ignore"):
-        return _Run(program, whole, block, seed).all_groups(grid)
+        try:
+            return _Run(program, compiled, whole, block, seed).all_groups(grid)
+        finally:
+            compiled.connect(Memory())  # the caller's may go
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The steps of a program, and the memory that they act on."""
+
+    space: Space
+    lds: LdsSpace
+    steps: list[Step]
+
+    def connect(self, memory: Memory) -> None:
+        """Act on this from now on, with nothing counted."""
+        self.space.memory, self.space.traffic, self.space.scratch = memory, {}, {}
+        self.lds.memory, self.lds.traffic = LdsMemory(0, 0), {}
+
+
+@lru_cache(maxsize=64)
+def _compiled(code: bytes, entry: str) -> _Compiled:
+    program = loader.load(code, entry)
+    made = _Compiled(Space(Memory(), program.scratch_bytes), LdsSpace(LdsMemory(0, 0)), [])
+    index_of = program.index_of()
+    for place, ins in enumerate(program.instructions):
+        try:
+            step = compile_step(ins, place, index_of, made.space, made.lds, program.mode)
+        except UnsupportedError as error:
+            step = _raises(error)
+        made.steps.append(step)
+    return made
 
 
 class _Run:
-    def __init__(self, program: Program, memory: Memory, block: int, seed: int) -> None:
+    def __init__(
+        self, program: Program, compiled: _Compiled, memory: Memory, block: int, seed: int
+    ) -> None:
+        compiled.connect(memory)
         self.program, self.block = program, block
         self.random = np.random.default_rng(seed)
-        self.space = Space(memory, program.scratch_bytes)
-        self.lds = LdsSpace(LdsMemory(0, 0))
-        self.steps = self._compiled()
+        self.space, self.lds, self.steps = compiled.space, compiled.lds, compiled.steps
         self.executed = [0] * len(self.steps)
         self.waves_per_group = -(-block // program.wave_size)
-
-    def _compiled(self) -> list[Step]:
-        index_of = self.program.index_of()
-        steps = []
-        for place, ins in enumerate(self.program.instructions):
-            try:
-                step = compile_step(ins, place, index_of, self.space, self.lds, self.program.mode)
-            except UnsupportedError as error:
-                step = _raises(error)
-            steps.append(step)
-        return steps
 
     def all_groups(self, grid: int) -> Counts:
         """Execute every work-group, in sets that fit a cache, in a random order."""
@@ -175,8 +199,8 @@ class _Run:
 
     def _begun(self, groups: Any) -> Waves:
         program, per_group = self.program, self.waves_per_group
-        agprs = program.family == "cdna"
-        b = Waves(512 if agprs else program.vgprs, per_group * len(groups), program.wave_size)
+        registers = _FIRST_AGPR + program.agprs if program.agprs else program.vgprs
+        b = Waves(registers, per_group * len(groups), program.wave_size)
         place = np.arange(b.count)
         b.group[...], b.wave[...] = groups[place // per_group], place % per_group
         b.lds_base[...] = place // per_group * self.lds.memory.stride

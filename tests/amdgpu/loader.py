@@ -52,6 +52,7 @@ class Program:
     entry: str
     wave_size: int
     vgprs: int
+    agprs: int
     agpr_offset: int
     lds_bytes: int
     scratch_bytes: int
@@ -92,6 +93,7 @@ def load(code: bytes, entry: str) -> Program:
         entry=entry,
         wave_size=_wave_size(family, fields["properties"], kernel.wave_size),
         vgprs=kernel.vgprs,
+        agprs=kernel.agprs,
         agpr_offset=4 * ((fields["rsrc3"] & 0x3F) + 1) if family == "cdna" else 0,
         lds_bytes=fields["lds"],
         scratch_bytes=fields["scratch"],
