@@ -243,6 +243,7 @@ def test(python: Path, arguments: "list[str]") -> int:
     )
     status = 0
     workers = ["-n", str(min(os.cpu_count() or 1, MOST_TEST_WORKERS)), "--dist", "loadfile"]
+    workers.append("--no-loadscope-reorder")  # tests/conftest.py has the longest files first
     for check in (*checks, ["pytest", *workers, *arguments]):
         say(f"== {' '.join(check)}")
         status = run(python, *check) or status
