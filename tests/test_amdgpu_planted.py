@@ -77,8 +77,7 @@ def is_wait(name: str) -> bool:
 def test_a_removed_wait_is_a_hazard(gfx: str) -> None:
     """One at a time of the waits that are reached. A few have nothing to wait for."""
     case = attention(gfx, head_dim=64)
-    variant = MatrixAttention()
-    (spec,) = variant.specs(case.arch, case.problem, variant.configs(case.arch, case.problem)[0])
+    (spec,) = specs_of(case)
     code = built(spec, case.arch)
     reached = execute(case).reached
     waits = patch.found(

@@ -15,9 +15,8 @@ ATTENTION_HEAD_DIM = 512
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """All kernels of Stable Diffusion's decoders and encoders in fp16, whole and in bands."""
-    return list(
-        dict.fromkeys((*conv_kernel.shipped_specs(arch), *_norm_specs(arch), _attention_spec(arch)))
-    )
+    attention = _attention_specs(arch)
+    return list(dict.fromkeys((*conv_kernel.shipped_specs(arch), *_norm_specs(arch), *attention)))
 
 
 def _norm_specs(arch: Arch) -> list[KernelSpec]:
@@ -27,6 +26,10 @@ def _norm_specs(arch: Arch) -> list[KernelSpec]:
     return [spec for silu in (True, False) for spec in group_norm_kernel.specs(form, silu, config)]
 
 
-def _attention_spec(arch: Arch) -> KernelSpec:
-    config = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)[0]
-    return attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)
+def _attention_specs(arch: Arch) -> list[KernelSpec]:
+    """On the development card also what a small picture takes."""
+    ordered = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)
+    return [
+        attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)
+        for config in ordered[: 1 if arch.is_amd else 2]
+    ]

@@ -95,15 +95,19 @@ def _judged(ours: float, theirs: float, slack: float = 0.0) -> list[str]:
     return [] if good else [f"largest error {ours}, torch's own {theirs}"]
 
 
+def _config(case: Case) -> attention_kernel.AttentionConfig:
+    """In an order that does not depend on lengths."""
+    p = case.problem
+    return attention_kernel.ordered(case.arch, p.dtype, p.head_dim, p.mask)[case.config]
+
+
 def _attention(case: Case, launch: CodeLaunch) -> list[str]:
     p = case.problem
     q, k, v = draw(p, (case.layout,) * 3)
     mask = None if p.mask == "none" else random_mask((1, 1, p.seq_q, p.seq_k), p.mask)
     variant = MatrixAttention()
     with launch.knows(q, k, v, mask):
-        output = variant.run(
-            launch, variant.configs(case.arch, p)[case.config], q, k, v, mask, None
-        )
+        output = variant.run(launch, _config(case), q, k, v, mask, None)
     return numbers(output, q, k, v, mask).faults(True)
 
 
@@ -189,8 +193,9 @@ def attention(gfx: str) -> Iterator[Case]:
     assert arch is not None
     turn = 0
     for head_dim in (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 256):
-        for index in range(len(attention_kernel.configs(arch, head_dim))):
-            for dtype in attention_kernel.DTYPES[: 2 if index == 0 else 1]:
+        for index, config in enumerate(attention_kernel.ordered(arch, "float16", head_dim)):
+            shipped = index == 0 or config.for_few_keys
+            for dtype in attention_kernel.DTYPES[: 2 if shipped else 1]:
                 seq_q, seq_k = _LENGTHS[turn % len(_LENGTHS)]
                 problem = AttentionProblem(1, 2, seq_q, seq_k, head_dim, dtype, "none")
                 layout = "misaligned" if turn % 5 == 4 else "plain"
@@ -293,8 +298,9 @@ def specs_of(case: Case) -> set[KernelSpec]:
         config = norm_kernel.configs(arch)[case.config]
         every = norm_kernel.specs(p.form, p.silu, config)
         return {spec for spec in every if "merge" not in spec.entry}
+    if case.op == "attention":
+        return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {
-        "attention": MatrixAttention(),
         "conv": MatrixConv(getattr(p, "kind", "3x3")),
         "finish": LibraryConv(getattr(p, "kind", "3x3")),
     }[case.op]

@@ -11,6 +11,7 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, problem_of
+from lib_rocm_sd.ops.attention_kernel import ordered
 from tests.attention_judge import numbers
 from tests.attention_layouts import lay_out
 from tests.simt.launch import ShimLaunch
@@ -77,8 +78,8 @@ def attend(
 ) -> torch.Tensor:
     """What the kernel makes of it, through MatrixAttention.run. Raises SimtError."""
     launch = ShimLaunch(setting.arch, setting.seed, setting.sanitize, setting.kernels_dir)
-    variant, problem = MatrixAttention(), problem_of(q, k, v, mask)
-    config = variant.configs(setting.arch, problem)[setting.config]
+    variant, p = MatrixAttention(), problem_of(q, k, v, mask)
+    config = ordered(setting.arch, p.dtype, p.head_dim, p.mask)[setting.config]
     with launch.knows(q, k, v, mask):
         return variant.run(launch, config, q, k, v, mask, scale)
 
