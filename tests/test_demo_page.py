@@ -71,6 +71,8 @@ def test_the_page_is_served_until_interrupted(tmp_path: Path) -> None:
         pytest.importorskip(package, reason=f"{package} is not installed")
     command = [sys.executable, "-m", "lib_rocm_sd", "demo", "--ui", "--no-browser"]
     command += ["--device", "cpu", "--out", str(tmp_path)]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # or the child ignores it too
     with subprocess.Popen(
         command,
         cwd=demo.ROOT,
