@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from lib_rocm_sd import arch
+from lib_rocm_sd.runtime.compiler import Compiler
+
 DATA = Path(__file__).parent / "data"
 SCALE = str(DATA / "scale.hip")
 
@@ -75,3 +78,10 @@ def c_library(source: str, path: Path, *options: str) -> Path:
     command = [compiler, "-shared", "-fPIC", "-o", str(path), str(file), *options]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return path
+
+
+def compile_scale(compiler: Compiler, gfx: str = "gfx1100") -> bytes:
+    """What a compiler makes of a source that a stand-in need not understand."""
+    row = arch.table()[gfx]
+    defines = {**row.defines(), "THREADS": 64}
+    return compiler.compile("int a;", "scale", row, defines, "scale.hip")
