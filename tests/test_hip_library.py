@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, driver, hip
 from tests import hip_library
 from tests.code_objects import SCALE
-from tests.test_driver import ScaleParams
+from tests.driver_doubles import ScaleParams
 
 torch = pytest.importorskip("torch")
 
