@@ -1,4 +1,6 @@
-"""Runs tests/webui/inside against the WebUI's double, with the gradio of an environment."""
+"""Runs tests that lie in tests/webui in a process of its own, with the gradio of an environment:
+`inside` against the WebUI's double, others likewise.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,25 @@ WEBUI = CHECKOUT / "tests" / "webui"
 LIMIT_S = 600
 
 
-def check(environment: Environment, tmp_path: Path) -> None:
-    """All of them pass, none is skipped; skips where the environment cannot be had."""
+def run_inside(folder: str, environment: Environment, tmp_path: Path, *options: str) -> str:
+    """Pytest's output for a folder of tests/webui, all of whose tests must pass.
+
+    Skips where torch or the environment cannot be had. `options` are pytest's.
+    """
     pytest.importorskip("torch", reason="torch is not installed")
     reason = prepare(environment)
     if reason:
         pytest.skip(reason)
-    results = tmp_path / "results.xml"
+    tests = str(WEBUI / folder)
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
-    command += ["--rootdir", str(WEBUI / "inside"), "--confcutdir", str(WEBUI / "inside")]
-    command += [f"--junitxml={results}", str(WEBUI / "inside")]
-    path = os.pathsep.join([str(environment.folder), str(WEBUI / "double")])
+    command += ["--rootdir", tests, "--confcutdir", tests, *options, tests]
     done = subprocess.run(
         command,
         env={
             **os.environ,
-            "PYTHONPATH": path,
+            "PYTHONPATH": os.pathsep.join([str(environment.folder), str(WEBUI / "double")]),
             "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "",  # the double is started anew some two hundred times
+            "PYTHONDONTWRITEBYTECODE": "",  # `inside` starts the double some two hundred times
         },
         cwd=tmp_path,
         capture_output=True,
@@ -42,6 +45,13 @@ def check(environment: Environment, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def check(environment: Environment, tmp_path: Path) -> None:
+    """All of `inside` pass, none is skipped; skips where the environment cannot be had."""
+    results = tmp_path / "results.xml"
+    run_inside("inside", environment, tmp_path, f"--junitxml={results}")
     suite = ET.parse(results).getroot().find("testsuite")
     assert suite is not None
     assert int(suite.get("tests", 0)) > 50

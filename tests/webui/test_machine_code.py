@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.webui.environments import A1111, CHECKOUT, prepare
-
-MACHINE = CHECKOUT / "tests" / "webui" / "machine"
-LIMIT_S = 600
+from tests.webui.environments import A1111
+from tests.webui.inside_run import run_inside
 
 
 @pytest.mark.slow
@@ -21,20 +16,8 @@ def test_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("tinygrad", reason="tinygrad, which decodes AMD's instructions, is missing")
     from tests.amdgpu.launch import missing
 
-    why = missing("gfx1100") or prepare(A1111)
+    why = missing("gfx1100")
     if why:
         pytest.skip(why)
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
-    command += ["--rootdir", str(MACHINE), "--confcutdir", str(MACHINE), str(MACHINE)]
-    path = os.pathsep.join([str(A1111.folder), str(CHECKOUT / "tests" / "webui" / "double")])
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " skipped" not in done.stdout and "3 passed" in done.stdout
+    output = run_inside("machine", A1111, tmp_path)
+    assert " skipped" not in output and "3 passed" in output
