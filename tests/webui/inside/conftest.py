@@ -281,3 +281,5 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     yield begin
     forget()
+    gc.collect()
+    gc.freeze()  # gradio and torch keep megabytes of each: collections would take ever longer
