@@ -27,9 +27,10 @@ def _norm_specs(arch: Arch) -> list[KernelSpec]:
 
 
 def _attention_specs(arch: Arch) -> list[KernelSpec]:
-    """On the development card also what a small picture takes."""
-    ordered = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)
+    """On the development card also the first of fewer queries, which a small picture takes."""
+    first, *others = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)
+    narrower = [] if arch.is_amd else [each for each in others if each.block_q < first.block_q]
     return [
         attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)
-        for config in ordered[: 1 if arch.is_amd else 2]
+        for config in (first, *narrower[:1])
     ]
