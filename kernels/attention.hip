@@ -53,6 +53,7 @@ struct AttentionParams {  // the same in attention_kernel.py
     float scale;  // times log2(e); above 0
     u32 flip;     // 0x80008000 where q is to be negated, which makes up for a negative scale
     u32 aligned;  // q, k and v may be read by 16-byte accesses
+    u32 head_groups;  // work-groups of each head; if kCopied they may be fewer than tiles of queries
 };
 
 #if BF16_HALVES
@@ -71,7 +72,7 @@ constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
 constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
 constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
-constexpr int kBuffersK = kPipelined ? 4 : 1, kBuffersV = kPipelined ? 3 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kBuffersK = kPipelined ? 5 : 1, kBuffersV = kPipelined ? 3 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
 constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
@@ -128,7 +129,7 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
-    int k_slot = 0, v_slot = 0;  // of the tiles that are read
+    u32 k_slot = 0, v_slot = 0;  // of the tiles that are read
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 
@@ -137,8 +138,9 @@ struct Attention {
         wave_q = (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
         // First the groups with all their queries, then those with a rest of them: these end sooner.
         const u32 whole = p.seq_q / kBlockQ, first_rest = whole * p.batch_heads;
-        const u32 batch_head = block < first_rest ? block / whole : block - first_rest;
+        u32 batch_head = block < first_rest ? block / whole : block - first_rest;
         first_q = (int)(block < first_rest ? block % whole : whole) * kBlockQ;
+        if constexpr (kCopied) batch_head = block / p.head_groups, first_q = (int)(block % p.head_groups) * kBlockQ;
         head = (int)(batch_head % p.heads), batch = (int)(batch_head / p.heads);
         k = p.k + batch * p.k_stride[0] + head * p.k_stride[2];
         v = p.v + batch * p.v_stride[0] + head * p.v_stride[2];
@@ -146,8 +148,8 @@ struct Attention {
 
     DEVICE u16* q_tile(int tile) const { return (u16*)lds + (wave_q * Q_TILES + tile) * 16 * kLdQ; }
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }
-    DEVICE u16* keys_in(int slot) const { return (u16*)(lds + kOffsetK + slot * (kParts ? kBytesPart : kBytesK)); }
-    DEVICE u16* values_in(int slot) const { return (u16*)(lds + kOffsetV + slot * (kParts ? kBytesPart : kBytesV)); }
+    DEVICE u16* keys_in(u32 slot) const { return (u16*)(lds + kOffsetK + slot * (kParts ? kBytesPart : kBytesK)); }
+    DEVICE u16* values_in(u32 slot) const { return (u16*)(lds + kOffsetV + slot * (kParts ? kBytesPart : kBytesV)); }
     DEVICE u16* k_tiles() const { return keys_in(k_slot); }
     DEVICE u16* v_tiles() const { return values_in(v_slot); }
     // The float of a query that wave `from` of this group owns.
@@ -219,11 +221,13 @@ struct Attention {
                 for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::load_b(q_tile(t) + chunk * CHUNK_D + d * 16, kLdQ);
 #pragma unroll
             for (int i = first; i < first + kMany; ++i) {
-                const auto a = Unit::load_a(k_tiles() + (wave_d * kWaveTilesK + i) * 16 * kLdK + d * 16, kLdK, 15);
+                const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
+                const u16* tile = k_tiles() + (wave_d * kWaveTilesK + i) * 16 * kLdK + d * 16;
+                const auto a = eight ? Unit::load_a_eight(tile, kLdK) : Unit::load_a(tile, kLdK, 15);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) {
                     const auto& b = Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d];
-                    if (Unit::kSumsEight && kHalfTile && d == kTilesD - 1) Unit::multiply_eight(a, b, s[t][i]);
+                    if (eight) Unit::multiply_eight(a, b, s[t][i]);
                     else Unit::template multiply<16>(a, b, s[t][i]);
                 }
             }
@@ -449,9 +453,6 @@ struct Attention {
             if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
             else weights[t] = p_fragment[t][i];
         }
-        if constexpr (Unit::kSumsByProduct && WAVES_D == 1)
-#pragma unroll
-            for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(Unit::ones(), weights[t], total[t]);
 #pragma unroll
         for (int d = 0; d < kWaveTilesD; ++d) {
             const int first_d = (wave_d * kWaveTilesD + d) * 16;
@@ -464,6 +465,9 @@ struct Attention {
             }
             meanwhile(i * kWaveTilesD + d);
         }
+        if constexpr (Unit::kSumsByProduct && WAVES_D == 1)
+#pragma unroll
+            for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(Unit::ones(), weights[t], total[t]);
     }
     DEVICE void accumulate_all(int chunk) {
 #pragma unroll

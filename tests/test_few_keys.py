@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.machine import pairs
@@ -49,6 +50,28 @@ def test_few_groups_take_a_narrow_config_on_the_development_card_only() -> None:
     assert (first("sm_90", many), first("sm_90", few)) == (usual, narrow)
     assert narrow.block_q < usual.block_q
     assert first("gfx942", few) == first("gfx942", many)
+
+
+@pytest.mark.parametrize(
+    ("gfx", "seq_k", "groups"), [("sm_90", 77, 1), ("sm_90", 81, 64), ("gfx1100", 77, 32)]
+)
+def test_groups_keep_the_keys_for_several_tiles_of_queries(
+    gfx: str, seq_k: int, groups: int
+) -> None:
+    """Where all keys are one tile and copies pass no register; as if on one compute unit, which
+    the 16 heads share.
+    """
+    config = next(each for each in kernel.configs(table()[gfx], 40) if each.for_few_keys)
+    q, k = torch.zeros(2, 4096, 8, 40).half(), torch.zeros(2, seq_k, 8, 40).half()
+    seen: list[tuple[int, int]] = []
+    MatrixAttention().run(
+        lambda spec, grid, block, params, device: seen.append((grid, params.head_groups)),
+        config,
+        q,
+        k,
+        k,
+    )
+    assert seen == [(16 * groups, groups)]
 
 
 def cycles(arch: Arch, config: kernel.AttentionConfig) -> float:

@@ -25,18 +25,26 @@ def places(text: str) -> list[tuple[str, int]]:
 
 
 BARRIERS, WAITS = places("barrier();"), places("copies_landed<1>();")
-PLAIN = (
-    ("gfx1100", 40, "float16", 0),
-    ("gfx1200", 256, "bfloat16", 0),
-    ("gfx942", 512, "float16", 0),
+Way = tuple[str, int, str, int, tuple[int, int]]
+USUAL = (65, 131)
+PLAIN: tuple[Way, ...] = (
+    ("gfx1100", 40, "float16", 0, USUAL),
+    ("gfx1200", 256, "bfloat16", 0, USUAL),
+    ("gfx942", 512, "float16", 0, USUAL),
 )
-COPYING = (("sm_90", 40, "float16", 0), ("sm_90", 40, "bfloat16", 2), ("sm_90", 512, "float16", 0))
-"""GPU, head_dim, dtype, config. Between them they have every barrier: waves with queries of their
-own, shared, tiles in parts; a pipeline of copies, a tile for few keys, copies of parts.
+COPYING: tuple[Way, ...] = (
+    ("sm_90", 40, "float16", 0, USUAL),
+    ("sm_90", 40, "bfloat16", 2, USUAL),
+    ("sm_90", 160, "float16", 2, (195, 77)),
+    ("sm_90", 512, "float16", 0, USUAL),
+)
+"""GPU, head_dim, dtype, config, queries and keys. Between them they have every barrier: waves with
+queries of their own, shared, tiles in parts; a pipeline of copies, tiles for few keys, several of
+queries with the same keys, copies of parts.
 """
 
 
-def ways(name: str) -> tuple[tuple[str, int, str, int], ...]:
+def ways(name: str) -> tuple[Way, ...]:
     """Those that run what stands in this file."""
     return COPYING if name == COPIES else (*PLAIN, *COPYING)
 
@@ -54,7 +62,7 @@ def verdict(
 
 
 def inputs_of(
-    head_dim: int, dtype: str, seq_q: int = 65, seq_k: int = 131
+    head_dim: int, dtype: str, seq_q: int = USUAL[0], seq_k: int = USUAL[1]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = draw(AttentionProblem(1, 1, seq_q, seq_k, head_dim, dtype))
     return q, k, v
@@ -70,9 +78,9 @@ def caught(
     """What showed the mistake; fails where nothing does."""
     kernels_dir = simt.planted(name, text, instead, number)
     verdicts = []
-    for gfx, head_dim, dtype, config in ways(name):
+    for gfx, head_dim, dtype, config, sizes in ways(name):
         setting = Setting(gfx, seed, sanitize, kernels_dir, config)
-        verdicts.append(verdict(setting, inputs_of(head_dim, dtype)))
+        verdicts.append(verdict(setting, inputs_of(head_dim, dtype, *sizes)))
         if "data race" in verdicts[-1] if sanitize else verdicts[-1] != "right":
             return verdicts[-1]
     pytest.fail(f"not caught: {verdicts}")

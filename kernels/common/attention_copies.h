@@ -3,8 +3,14 @@
 #pragma once
 
 struct CopyingAttention : Attention {
-    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> key_copies;
-    TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads> value_copies;
+    // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and 80 has none to spare.
+    static constexpr bool kFewRegisters = kPipelined && HEAD_DIM == 80;
+    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 80, kKeepsBase = HEAD_DIM != 64;
+
+    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads, kFewRegisters> key_copies;
+    TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads, kFewRegisters> value_copies;
+    PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
+    u32 large_base;    // whether it is too large for that
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
 
@@ -26,6 +32,20 @@ struct CopyingAttention : Attention {
             begin_values(first_k + BLOCK_K);
         }
     }
+    // Tile after tile of queries, K and V in LDS from the first on: there are several only where all keys are one tile.
+    DEVICE void run_resident() {
+        begin_keys(0), begin_values(0);
+#pragma unroll 1
+        while (true) {
+            load_queries();
+            run_copied();
+            finish();
+            const u32 next = (u32)first_q + p.head_groups * kBlockQ;
+            if (next >= p.seq_q) return;
+            first_q = (int)next;
+            barrier();  // O has left the place of Q
+        }
+    }
     // Rows that 16-byte accesses cannot read are copied at once.
     DEVICE void begin_keys(int first_k) {
         const int rows = (int)p.seq_k - first_k;
@@ -38,68 +58,74 @@ struct CopyingAttention : Attention {
         else copy_rows<BLOCK_K, HEAD_DIM, kLdV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
     }
 
-    // In a pipeline: while the weights of tile j are computed, the matrix unit sums the values of tile j - 1 and scores the keys of tile
-    // j + 1, and the copies are on their way of keys j + 3 and values j + 1. Tiles lie in rings of four and of three. A tile whose weights
-    // get out of bounds is scored again.
+    // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
+    // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five and of three. Whether a tile's
+    // weights are good is asked after the next barrier, where waves wait anyway; if not, it is scored again, as the first tile is.
+    // Where Q is in LDS, registers do not suffice for scores within that block: they are made of keys j + 1 before it.
     DEVICE void run_pipelined() {
-        copies_landed<2>();
-        barrier();
-        int first_k = 0;
+        u32 outside = 1;
+        k_slot = 1;
 #pragma unroll 1
-        while (true) {
-            score<kWaveTilesK>(0, 0);
-            softmax<0>(first_k);
-            k_slot = (k_slot + 1) % kBuffersK;
-            score<kWaveTilesK>(0, 0);
-#pragma unroll 1
-            while (true) {
-                first_k += BLOCK_K;
-                copies_landed<1>();
-                barrier();  // also: what is overwritten from here on has been read by all
-                if (first_k >= (int)p.seq_k) {
-                    copies_landed<0>();
-                    return accumulate_all(0);
-                }
-                mask_scores(first_k);
-                k_slot = (k_slot + 1) % kBuffersK;
-                const Tallies tallies = overlap(first_k);
-                v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
-                if (!within_limits(tallies)) break;
-                add(tallies);
-                if constexpr (Q_IN_LDS)
-                    if (query(0) < (int)p.seq_q) score<kWaveTilesK>(0, 0);
+        for (int first_k = 0; true; first_k += BLOCK_K) {
+            copies_landed<1>();
+            barrier();  // also: what is overwritten from here on has been read by all
+            if (any_lane(outside != 0)) score_again(first_k);
+            const int next_k = first_k + BLOCK_K;
+            if (next_k >= (int)p.seq_k) {
+                copies_landed<0>();
+                return accumulate_all(0);
             }
-            k_slot = (k_slot + kBuffersK - 1) % kBuffersK;
+            if (Q_IN_LDS && has_queries()) score<kWaveTilesK>(0, 0);
+            mask_scores(next_k);
+            k_slot = k_slot == kBuffersK - 1 ? 0 : k_slot + 1;
+            outside = overlap(next_k);
+            v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
         }
     }
-    // Groups of copies: keys 0 and 1; keys 2, values 0; keys 3, values 1; then one per tile.
+    DEVICE bool has_queries() const { return query(0) < (int)p.seq_q; }
+    // The tile before the one that k_slot tells, then that one.
+    DEVICE void score_again(int first_k) {
+        const u32 next = k_slot;
+        k_slot = k_slot == 0 ? kBuffersK - 1 : k_slot - 1;
+        score<kWaveTilesK>(0, 0);
+        softmax<0>(first_k);
+        k_slot = next;
+        if constexpr (!Q_IN_LDS) score<kWaveTilesK>(0, 0);
+        settled = settled_base();
+        large_base = MASK_KIND == kMaskNone && !base_is_small();
+    }
+    // Two groups of copies, then one per tile.
     DEVICE void begin_pipeline() {
         const auto keys = [&](int tile) { key_copies.begin(keys_in(tile), (int)p.seq_k - tile * BLOCK_K); };
         const auto values = [&](int tile) { value_copies.begin(values_in(tile), (int)p.seq_k - tile * BLOCK_K); };
-        keys(0), keys(1), copies_begun();
-        keys(2), values(0), copies_begun();
+        keys(0), keys(1), keys(2), values(0), copies_begun();
         keys(3), values(1), copies_begun();
     }
-    DEVICE Tallies overlap(int first_k) {
+    // 0 if this lane's weights are good.
+    DEVICE u32 overlap(int first_k) {
         Tallies tallies = {};
-        const PerQuery base = settled_base();
+        const PerQuery base = kKeepsBase ? settled : settled_base();
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
-        const auto copy_keys = [&] { key_copies.begin(keys_in((k_slot + 2) % kBuffersK), rows - 2 * BLOCK_K); };
+        const auto copy_keys = [&] { key_copies.begin(keys_in(k_slot < 3 ? k_slot + 2 : k_slot - 3), rows - 2 * BLOCK_K); };
         const auto copy_values = [&] { value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows); };
-        if (Q_IN_LDS && query(0) >= (int)p.seq_q) {  // the wave has no queries
+        if (Q_IN_LDS && !has_queries()) {
             copy_keys(), copy_values(), copies_begun();
-            return tallies;
+            return 0;
         }
 #pragma unroll
         for (int i = 0; i < kWaveTilesK; ++i) {
             accumulate(0, i);
             weigh(i, base, tallies);
             if (i == 0) copy_keys();
+            if (kCopiesFirst && i == 0) copy_values();
             if constexpr (!Q_IN_LDS) score<1>(i, 0);
-            if (i == kWaveTilesK - 1) copy_values();
+            if (!kCopiesFirst && i == kWaveTilesK - 1) copy_values();
         }
         copies_begun();
-        return tallies;
+        u32 outside = large_base;
+#pragma unroll
+        for (int t = 0; t < Q_TILES; ++t) outside |= tallies.of[t].outside(kMostWeight);
+        return outside;
     }
 
     // In parts: while one chunk is read, the next two are on their way, in a ring of three. Pieces of a copy are begun between products.
@@ -135,7 +161,7 @@ struct CopyingAttention : Attention {
     // Begins one of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one. It goes to the slot
     // before the one that is read.
     DEVICE void copy_some(int part, int first_k, int step, int steps) {
-        const int slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
+        const u32 slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
         if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;
         const int rows = (int)p.seq_k - first_k;
         if (part < kChunksD) {
@@ -156,12 +182,11 @@ struct CopyingAttention : Attention {
         values.place(p.v_stride[1]);
         key_copies.prepare(k, p.k_stride[1]);
         value_copies.prepare(v, p.v_stride[1]);
-        if constexpr (kCopied) begin_keys(0), begin_values(0);
+        if constexpr (kCopied) return run_resident();
         if (kPipelined && p.aligned) begin_pipeline();
         if (kPartsAhead && p.aligned) begin_parts();
         load_queries();
-        if constexpr (kCopied) run_copied();
-        else if (kPipelined && p.aligned) run_pipelined();
+        if (kPipelined && p.aligned) run_pipelined();
         else if (kPartsAhead && p.aligned) run_parts_ahead();
         else if constexpr (kParts) run_in_parts();
         else run_whole();

@@ -82,6 +82,7 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr bool kSumsEight = false;
     template <int kRows> static DEVICE A load_a_transposed(const u16*, int);  // not on this unit
     static DEVICE A ones();                                                   // nor this
+    static DEVICE A load_a_eight(const u16* tile, int ld) { return load_a(tile, ld, 15); }
     static DEVICE void multiply_eight(const A& a, const B& b, D& d) { Unit::template multiply<16>(a, b, d); }
     static constexpr bool kDotsBF16 = false;
     static DEVICE int column(int) { return lane_id() % 16; }
@@ -336,6 +337,18 @@ template <typename Half> struct Mma {
         return matrices(tile + min2(lane_id() % 8 + 8 * (lane_id() / 16), last_row) * ld + 8 * (lane_id() / 8 % 2));
 #endif
     }
+    // For multiply_eight: the first eight columns.
+    static DEVICE A load_a_eight(const u16* tile, int ld) {
+        A a = {};
+#if defined(SIMT_SHIM)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) load_words<1>(a.w + i, tile + (lane_id() / 4 + 4 * i) * ld + 2 * (lane_id() % 4));
+#else
+        const u32 from = (u32)__cvta_generic_to_shared(tile + lane_id() % 16 * ld);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(from) : "memory");
+#endif
+        return a;
+    }
     static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
 #if defined(SIMT_SHIM)
         return gather_b(tile, ld, last_column);
@@ -420,10 +433,10 @@ template <typename Half> struct Mma {
     }
     // The tensor cores sum what was rounded, in one instruction instead of eight; and what rounding adds to all goes out of the quotient.
     struct Tally {
-        u32 largest = 0;  // two halves
-        DEVICE bool within(float most) const {
-            return Half::to((u16)largest) <= most && Half::to((u16)(largest >> 16)) <= most;
-        }
+        u32 largest = 0;  // two halves from 0 on: they and NaN are ordered as their bits are
+        // Not 0 if one is above `most` or not a number.
+        DEVICE u32 outside(float most) const { return (largest | (largest + (0x7fff7fffu - pack2<Half>(most, most)))) & 0x80008000u; }
+        DEVICE bool within(float most) const { return outside(most) == 0; }
         DEVICE void add_to(float (&)[kColumns]) const {}
     };
     static DEVICE B weights(const D& d, Tally& tally) {

@@ -145,32 +145,45 @@ template <int kRows, int kColumns, int kLd, int kThreads> struct TransposedTile 
 };
 
 // Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
-// begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first.
-template <int kRows, int kColumns, int kLd, int kThreads> struct TileCopies {
-    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kEach = (kItems + kThreads - 1) / kThreads;
-    static constexpr bool kEven = kThreads % kChunks == 0;  // a work-item's pieces lie in one column
-    const char* from;  // the next tile, if kEven at this work-item's first piece
-    u32 row_bytes, offset[kEven ? 1 : kEach];
+// begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below
+// each other, kStep rows apart, and need one address; where kChunks does not divide kThreads, the last work-items then have none, so
+// that it is done there only if kFewRegisters.
+template <int kRows, int kColumns, int kLd, int kThreads, bool kFewRegisters> struct TileCopies {
+    static constexpr bool kOneColumn = kFewRegisters || kThreads % (kColumns / 8) == 0;
+    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kStep = kThreads / kChunks;
+    static constexpr int kEach = kOneColumn ? (kRows + kStep - 1) / kStep : (kItems + kThreads - 1) / kThreads;
+    const char* from;  // the next tile, if kOneColumn at this work-item's first piece
+    u32 row_bytes, offset[kOneColumn ? 1 : kEach];
     DEVICE void prepare(const u16* first_tile, i64 row_stride) {
         row_bytes = (u32)row_stride * 2;
-        from = (const char*)first_tile + (kEven ? piece(thread_id()) : 0);
+        from = (const char*)first_tile;
+        if constexpr (kOneColumn) from += row(0) * row_bytes + column(0) * 2;
+        else
 #pragma unroll
-        for (int j = 0; j < kEach; ++j)
-            if constexpr (!kEven) offset[j] = piece(thread_id() + j * kThreads);
+            for (int j = 0; j < kEach; ++j) offset[j] = row(j) * row_bytes + column(j) * 2;
     }
-    DEVICE u32 piece(u32 i) const { return i / kChunks * row_bytes + i % kChunks * 16; }
+    // Of piece j, if kOneColumn `below(j)` rows further down.
+    static DEVICE u32 item(int j) { return thread_id() + (kOneColumn ? 0 : j * kThreads); }
+    static DEVICE u32 row(int j) { return item(j) / kChunks; }
+    static DEVICE u32 column(int j) { return item(j) % kChunks * 8; }
+    static CONSTEXPR int below(int j) { return kOneColumn ? j * kStep : 0; }
+    static DEVICE bool has(int j) {
+        if constexpr (!kOneColumn) return kItems % kThreads == 0 || item(j) < (u32)kItems;
+        const bool in_row = kThreads % kChunks == 0 || thread_id() < (u32)(kStep * kChunks);
+        return in_row && (below(j + 1) <= kRows || (int)row(j) < kRows - below(j));
+    }
     // `rows` exist, perhaps none. The next call is for the next tile.
     DEVICE void begin(u16* lds, int rows) {
         begin_share(lds, rows, 0, 0, 1);
         go_on();
     }
-    // One of `shares` of a tile that lies `column` columns further; then to the tile below.
-    DEVICE void begin_share(u16* lds, int rows, int column, int share, int shares) const {
+    // One of `shares` of a tile that lies `first_column` columns further; then to the tile below.
+    DEVICE void begin_share(u16* lds, int rows, int first_column, int share, int shares) const {
 #pragma unroll
         for (int j = share * kEach / shares; j < (share + 1) * kEach / shares; ++j) {
-            const int i = (int)thread_id() + j * kThreads, row = i / kChunks;
-            const u32 away = kEven ? j * (kThreads / kChunks) * row_bytes : offset[kEven ? 0 : j];
-            if (kItems % kThreads == 0 || i < kItems) copy_async(lds + row * kLd + i % kChunks * 8, from + away + column * 2, row < rows);
+            const u32 away = kOneColumn ? below(j) * row_bytes : offset[kOneColumn ? 0 : j];
+            u16* const to = lds + row(j) * kLd + column(j) + below(j) * kLd;
+            if (has(j)) copy_async(to, from + away + first_column * 2, (int)row(j) < rows - below(j));
         }
     }
     DEVICE void go_on() { from += kRows * row_bytes; }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -120,8 +121,8 @@ class MatrixAttention(Variant[AttentionProblem]):
 
     @staticmethod
     def grid(problem: AttentionProblem, config: AttentionConfig) -> int:
-        """Work-groups of such a problem."""
-        return -(-problem.seq_q // config.block_q) * problem.heads * problem.batch
+        """Most work-groups of such a problem."""
+        return config.tiles(problem.seq_q) * problem.heads * problem.batch
 
     def bound(
         self,
@@ -140,7 +141,7 @@ class MatrixAttention(Variant[AttentionProblem]):
         batch, seq_q, heads, head_dim = q.shape
         first = _params(config, q, k, v)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, "none", config)
-        sizes, device = (_groups(config, first), config.block), q.device
+        sizes, device = (_groups(first), config.block), q.device
         return BoundCall(
             first,
             (batch, seq_q, heads * head_dim),
@@ -175,7 +176,7 @@ class MatrixAttention(Variant[AttentionProblem]):
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
         spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
-        launch(spec, _groups(config, params), config.block, params, q.device)
+        launch(spec, _groups(params), config.block, params, q.device)
         return out
 
 
@@ -203,12 +204,25 @@ def _params(
     params = AttentionParams(0, 0, 0, 0, 0, q.stride()[:3], k.stride()[:3], v.stride()[:3])
     batch, params.seq_q, params.heads, _ = q.shape
     params.seq_k, params.batch_heads = k.shape[1], batch * params.heads
+    tiles = config.tiles(params.seq_q)
+    if config.resident and params.seq_k <= config.block_k:
+        at_once = config.groups * _compute_units(q.device)
+        tiles = min(tiles, max(1, at_once // max(1, params.batch_heads)))
+    params.head_groups = tiles
     return params
 
 
-def _groups(config: AttentionConfig, params: AttentionParams) -> int:
+@cache
+def _compute_units(device: torch.device) -> int:
+    """1 where the kernel is executed on a CPU."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _groups(params: AttentionParams) -> int:
     """Work-groups of a launch."""
-    return -(-int(params.seq_q) // config.block_q) * int(params.batch_heads)
+    return int(params.head_groups) * int(params.batch_heads)
 
 
 def _set_scale(params: AttentionParams, head_dim: int, scale: float | None) -> None:

@@ -46,6 +46,7 @@ class AttentionParams(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("flip", ctypes.c_uint32),
         ("aligned", ctypes.c_uint32),
+        ("head_groups", ctypes.c_uint32),
     ]
 
 
@@ -72,10 +73,21 @@ class AttentionConfig:
         """Queries of one work-group."""
         return self.waves_q * self.q_tiles * 16
 
+    def tiles(self, seq_q: int) -> int:
+        """Tiles of so many queries of one head; as a rule each is a work-group."""
+        return -(-seq_q // self.block_q)
+
     @property
     def for_few_keys(self) -> bool:
         """Whether its tile was made for a prompt's keys."""
         return self.block_k == FEW_KEYS
+
+    @property
+    def resident(self) -> bool:
+        """Whether a work-group may keep K and V in LDS for several tiles of queries, where one tile
+        has all keys.
+        """
+        return self.for_few_keys and self.groups > 1
 
     @property
     def block(self) -> int:
@@ -165,7 +177,7 @@ def _development_configs(
     """
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
-        few = whole(4, 1, FEW_KEYS, False, groups=5)
+        few = whole(4, 1, FEW_KEYS, True, groups=5)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
         narrow, few = whole(2, 1, 32, False, 2, True, 4), whole(4, 1, FEW_KEYS, True, groups=5)
@@ -177,7 +189,7 @@ def _development_configs(
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
         return (two, three, whole(4, 1, FEW_KEYS, True, groups=2))
     eight, narrow = whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2)
-    return (eight, narrow, whole(8, 1, FEW_KEYS, True))
+    return (eight, narrow, whole(4, 1, FEW_KEYS, True, groups=2))
 
 
 @cache
