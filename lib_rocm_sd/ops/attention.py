@@ -191,10 +191,9 @@ def _suited(
         best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
         if best != first:
             return best
-    if arch.is_amd or MatrixAttention.grid(problem, first) >= FEW_GROUPS:
+    if MatrixAttention.grid(problem, first) >= FEW_GROUPS:
         return first
-    narrow = (c for c in space if c.block_q < first.block_q and c not in few)
-    return next(narrow, first)
+    return kernel.narrower(arch, space) or first
 
 
 def _params(

@@ -6,7 +6,7 @@ Needs no torch, so that install.py can use it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -85,7 +85,7 @@ class AttentionConfig:
     @property
     def resident(self) -> bool:
         """Whether a work-group may keep K and V in LDS for several tiles of queries, where one tile
-        has all keys.
+        has all keys. Only NVIDIA's configs say `groups`, and only there the kernel does it.
         """
         return self.for_few_keys and self.groups > 1
 
@@ -148,6 +148,16 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
 def configs_for_many_keys(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
     """Those among which kernels/tuned chooses."""
     return tuple(config for config in configs(arch, head_dim) if not config.for_few_keys)
+
+
+def narrower(arch: Arch, space: Sequence[AttentionConfig]) -> AttentionConfig | None:
+    """What makes more work-groups than the first config where that makes too few for the card, if
+    any does; on the development card alone, where it was measured.
+    """
+    if arch.is_amd:
+        return None
+    fits = (c for c in space if c.block_q < space[0].block_q and not c.for_few_keys)
+    return next(fits, None)
 
 
 def _matrix_configs(

@@ -27,10 +27,11 @@ def _norm_specs(arch: Arch) -> list[KernelSpec]:
 
 
 def _attention_specs(arch: Arch) -> list[KernelSpec]:
-    """On the development card also the first of fewer queries, which a small picture takes."""
-    first, *others = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)
-    narrower = [] if arch.is_amd else [each for each in others if each.block_q < first.block_q]
+    """The usual config, and the one that a small picture takes."""
+    space = attention_kernel.ordered(arch, DTYPE, ATTENTION_HEAD_DIM)
+    configs = (space[0], attention_kernel.narrower(arch, space))
     return [
         attention_kernel.spec(DTYPE, ATTENTION_HEAD_DIM, "none", config)
-        for config in (first, *narrower[:1])
+        for config in configs
+        if config
     ]
