@@ -12,6 +12,7 @@
     let loaded = false;
     let seen = "";
     let timer = 0;
+    let held = null;  // the accordion whose link has the keyboard's focus
 
     const all = (selector) => Array.from(gradioApp().querySelectorAll(selector));
 
@@ -57,6 +58,21 @@
         event.currentTarget.click();
     }
 
+    // A renewed table has a new link: who is on the old one stays there.
+    function keepFocus() {
+        if (held && document.activeElement === document.body) {
+            held.querySelector(".rocm-sd-link")?.focus({preventScroll: true});
+        }
+    }
+
+    function watchFocus() {
+        document.addEventListener("pointerdown", () => { held = null; }, true);
+        document.addEventListener("focusin", (event) => {
+            const link = event.composedPath()[0].closest?.(".rocm-sd-link");
+            held = link ? link.closest(".rocm-sd") : null;
+        });
+    }
+
     // Once for each accordion: the link to the speed test, and the keyboard, which gradio 3 forgot.
     function setUp(accordion) {
         accordion.addEventListener("click", (event) => {
@@ -83,6 +99,7 @@
 
     onUiLoaded(() => {
         all(".rocm-sd").forEach(setUp);
+        watchFocus();
         loaded = true;
         seen = lastGeneration();
         refreshStale(STALE_MS);
@@ -91,6 +108,7 @@
     onAfterUiUpdate(() => {
         if (!loaded) return;
         all(".rocm-sd").forEach(describe);
+        keepFocus();
         watchCompiling();
         const now = isGenerating() ? "generating" : lastGeneration();
         if (now !== seen && now !== "generating") refresh();

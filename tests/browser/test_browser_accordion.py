@@ -107,6 +107,27 @@ def test_the_link_opens_the_speed_test(visit: Open) -> None:
     page.page.locator(page.speed("run")).wait_for(state="visible")
 
 
+def test_the_keyboard_stays_on_the_link_when_the_table_is_renewed(visit: Open) -> None:
+    """As every two seconds while kernels are compiled."""
+    page = visit()
+    page.open_accordion()
+    link = page.page.locator(f"{page.ours('status')} .rocm-sd-link")
+    vae = page.part("vae")
+    link.focus()
+    link.evaluate("link => { link.dataset.old = 'yes'; }")
+    vae.get_by_label("Off", exact=True).evaluate(
+        "input => input.click()"
+    )  # moves no focus, and makes another table
+    page.wait_for_title("VAE off$")
+    page.page.locator(f"{page.ours('status')} .rocm-sd-link:not([data-old])").wait_for()
+    page.page.wait_for_function("document.activeElement.matches('.rocm-sd-link:not([data-old])')")
+    page.page.locator(f"{page.ours('enable')} input").focus()
+    vae.get_by_label("Auto", exact=True).evaluate("input => input.click()")
+    page.wait_for_title("Auto · (?!.*VAE off)")
+    page.page.wait_for_timeout(500)
+    assert page.page.evaluate("document.activeElement.type") == "checkbox"
+
+
 def test_the_settings_hold_at_once(visit: Open) -> None:
     page = visit()
     page.show_tab("Settings")
