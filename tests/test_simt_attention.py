@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
+from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, reference
+from lib_rocm_sd.ops.attention_kernel import configs
 from tests import simt
 from tests.attention_layouts import LAYOUTS, lay_out
 from tests.simt.attention import (
@@ -222,3 +224,13 @@ def test_the_order_of_waves_changes_nothing() -> None:
     q, k, v = draw(AttentionProblem(1, 2, 33, 131, 160))
     outs = [attend(Setting("gfx1100", seed), q, k, v) for seed in range(6)]
     assert all(torch.equal(outs[0], out) for out in outs[1:])
+
+
+@pytest.mark.parametrize("head_dim", [128, 160])
+def test_tiles_fit_the_lds_of_a_small_card(head_dim: int) -> None:
+    """The kernel asserts it as it is compiled; rings of tiles would not fit."""
+    q, k, v = draw(AttentionProblem(1, 2, 65, 131, head_dim, "float16"))
+    arch = by_gfx("sm_80")
+    assert arch is not None
+    for config in range(len(configs(arch, head_dim))):
+        check(Setting("sm_80", config=config), q, k, v)

@@ -9,6 +9,7 @@ struct CopyingAttention : Attention {
 
     TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads, kFewRegisters> key_copies;
     TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads, kFewRegisters> value_copies;
+    static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
     PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
     u32 large_base;    // whether it is too large for that
 

@@ -136,7 +136,7 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
     if arch.matrix == "mma_sm80":
-        return _development_configs(head_dim, whole)
+        return _development_configs(arch, head_dim, whole)
     if head_dim > 128 or (few_registers and head_dim > 80):
         return (whole(4, 1, 32, few_registers), whole(2, 2, 32, True), whole(4, 1, 32, True))
     if few_registers:
@@ -180,11 +180,12 @@ def _matrix_configs(
 
 
 def _development_configs(
-    head_dim: int, whole: Callable[..., AttentionConfig]
+    arch: Arch, head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
     """What an NVIDIA card with its many registers does best with, head_dim up to 160; the last for
-    few keys.
+    few keys. Above 80 the pipeline's rings need more LDS than small cards have.
     """
+    small = arch.lds_bytes < 128 << 10
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
         few = whole(4, 1, FEW_KEYS, True, groups=5)
@@ -197,9 +198,12 @@ def _development_configs(
         return (pairs, single, few)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
-        return (two, three, whole(4, 1, FEW_KEYS, True, groups=2))
-    eight, narrow = whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2)
-    return (eight, narrow, whole(4, 1, FEW_KEYS, True, groups=2))
+        few = whole(4, 1, FEW_KEYS, True, groups=2)
+        return (three, few) if small else (two, three, few)
+    few = whole(4, 1, FEW_KEYS, True, groups=2)
+    if small:
+        return (whole(8, 1, 32, False), few)
+    return (whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2), few)
 
 
 @cache
