@@ -103,6 +103,7 @@ EXPORT_LDS_BYTES(kLdsBytes)
 // them: far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
 constexpr int kSlackBits = 8;
 constexpr float kMostWeight = 4096.0f, kMostBase = 4096.0f;
+constexpr float kLog2E = 1.44269504088896341f;
 
 template <bool kTransposes> struct ValueTile {
     using Type = TransposedTile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
@@ -242,11 +243,11 @@ struct Attention {
     }
     // A finite bias stays finite: the least float32, with which a query may be left no key, would be -infinity in base 2.
     static DEVICE float base_2(float bias) {
-        return abs_f32(bias) > 2.3e38f ? bias : 1.44269504088896341f * bias;
+        return abs_f32(bias) > 2.3e38f ? bias : kLog2E * bias;
     }
     DEVICE float mask_at(i64 i) const {
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
-        else if constexpr (MASK_KIND == kMaskF16) return 1.44269504088896341f * F16::to(((const u16*)p.mask)[i]);
+        else if constexpr (MASK_KIND == kMaskF16) return kLog2E * F16::to(((const u16*)p.mask)[i]);
         else if constexpr (MASK_KIND == kMaskBF16) return base_2(BF16::to(((const u16*)p.mask)[i]));
         else return base_2(((const float*)p.mask)[i]);
     }
