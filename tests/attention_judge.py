@@ -103,8 +103,8 @@ def limits(
     """What rounding explains, of each element of `exact` (B, Sq, H*D).
 
     Halves round the result and the sum of weights, and each weight at random; float32 rounds the
-    logits, by their size and not by their differences, and the sums, those of products along
-    head_dim too.
+    logits, by their size and not by their differences, and the sums, along head_dim by the root of
+    its length.
     """
     unit, factor = UNITS[q.dtype], scale_of(q, scale)
     q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
@@ -124,7 +124,7 @@ def limits(
     most = rounded @ v64.abs()
     doubt = torch.where(weights > 0, weights * sizes, 0.0)
     shifted = doubt @ v64.abs() + doubt.sum(-1, keepdim=True) * (weights @ v64).abs()
-    singles = (4 + q.shape[3] / 256) * shifted + (4 + k.shape[1] / 16) * most
+    singles = max(4.0, math.sqrt(q.shape[3]) / 4) * shifted + (4 + k.shape[1] / 16) * most
     explained = unit * torch.minimum(3 * random, most) + SINGLE * singles
     explained = explained.transpose(1, 2).flatten(2) + 2 * unit * exact.abs()
     return explained + LEAST[q.dtype]
