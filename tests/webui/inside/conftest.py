@@ -24,10 +24,16 @@ if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each comp
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
 
 
-def pytest_collection_finish() -> None:
-    """What is there now is left out of later garbage collections."""
+def settle() -> None:
+    """What is there now is left out of later garbage collections: gradio and torch keep megabytes
+    of each WebUI, and these would take ever longer.
+    """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    settle()
 
 
 def pytest_unconfigure() -> None:
@@ -281,5 +287,4 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     yield begin
     forget()
-    gc.collect()
-    gc.freeze()  # gradio and torch keep megabytes of each: collections would take ever longer
+    settle()
