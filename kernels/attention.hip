@@ -137,11 +137,14 @@ struct Attention {
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
-        // First the groups with all their queries, then those with a rest of them: these end sooner.
-        const u32 whole = p.seq_q / kBlockQ, first_rest = whole * p.batch_heads;
-        u32 batch_head = block < first_rest ? block / whole : block - first_rest;
-        first_q = (int)(block < first_rest ? block % whole : whole) * kBlockQ;
-        if constexpr (kCopied) batch_head = block / p.head_groups, first_q = (int)(block % p.head_groups) * kBlockQ;
+        u32 batch_head;
+        if constexpr (kCopied) {
+            batch_head = block / p.head_groups, first_q = (int)(block % p.head_groups) * kBlockQ;
+        } else {  // first the groups with all their queries, then those with a rest of them: these end sooner
+            const u32 whole = p.seq_q / kBlockQ, first_rest = whole * p.batch_heads;
+            batch_head = block < first_rest ? block / whole : block - first_rest;
+            first_q = (int)(block < first_rest ? block % whole : whole) * kBlockQ;
+        }
         head = (int)(batch_head % p.heads), batch = (int)(batch_head / p.heads);
         k = p.k + batch * p.k_stride[0] + head * p.k_stride[2];
         v = p.v + batch * p.v_stride[0] + head * p.v_stride[2];

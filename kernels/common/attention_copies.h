@@ -15,6 +15,9 @@ struct CopyingAttention : Attention {
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
 
+    template <int kSlots> static DEVICE u32 slot_after(u32 slot) { return slot == kSlots - 1 ? 0 : slot + 1; }
+    template <int kSlots> static DEVICE u32 slot_before(u32 slot) { return slot == 0 ? kSlots - 1 : slot - 1; }
+
     // Tile after tile: K of the next one is on its way while the values of this one are summed, V while K is scored. The first tile is
     // begun before Q is loaded: where keys are few, a group's only tile takes one trip to memory.
     DEVICE void run_copied() {
@@ -78,16 +81,16 @@ struct CopyingAttention : Attention {
             }
             if (Q_IN_LDS && has_queries()) score<kWaveTilesK>(0, 0);
             mask_scores(next_k);
-            k_slot = k_slot == kBuffersK - 1 ? 0 : k_slot + 1;
+            k_slot = slot_after<kBuffersK>(k_slot);
             outside = overlap(next_k);
-            v_slot = v_slot == kBuffersV - 1 ? 0 : v_slot + 1;
+            v_slot = slot_after<kBuffersV>(v_slot);
         }
     }
     DEVICE bool has_queries() const { return query(0) < (int)p.seq_q; }
     // The tile before the one that k_slot tells, then that one.
     DEVICE void score_again(int first_k) {
         const u32 next = k_slot;
-        k_slot = k_slot == 0 ? kBuffersK - 1 : k_slot - 1;
+        k_slot = slot_before<kBuffersK>(k_slot);
         score<kWaveTilesK>(0, 0);
         softmax<0>(first_k);
         k_slot = next;
@@ -107,8 +110,8 @@ struct CopyingAttention : Attention {
         Tallies tallies = {};
         const PerQuery base = kKeepsBase ? settled : settled_base();
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
-        const auto copy_keys = [&] { key_copies.begin(keys_in(k_slot < 3 ? k_slot + 2 : k_slot - 3), rows - 2 * BLOCK_K); };
-        const auto copy_values = [&] { value_copies.begin(values_in(v_slot == 0 ? kBuffersV - 1 : v_slot - 1), rows); };
+        const auto copy_keys = [&] { key_copies.begin(keys_in(k_slot < kBuffersK - 2 ? k_slot + 2 : k_slot - (kBuffersK - 2)), rows - 2 * BLOCK_K); };
+        const auto copy_values = [&] { value_copies.begin(values_in(slot_before<kBuffersV>(v_slot)), rows); };
         if (Q_IN_LDS && !has_queries()) {
             copy_keys(), copy_values(), copies_begun();
             return 0;
@@ -157,12 +160,12 @@ struct CopyingAttention : Attention {
     DEVICE void next_part() {
         copies_landed<1>();
         barrier();
-        k_slot = v_slot = v_slot == kBuffersPart - 1 ? 0 : v_slot + 1;
+        k_slot = v_slot = slot_after<kBuffersPart>(v_slot);
     }
     // Begins one of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one. It goes to the slot
     // before the one that is read.
     DEVICE void copy_some(int part, int first_k, int step, int steps) {
-        const u32 slot = v_slot == 0 ? kBuffersPart - 1 : v_slot - 1;
+        const u32 slot = slot_before<kBuffersPart>(v_slot);
         if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;
         const int rows = (int)p.seq_k - first_k;
         if (part < kChunksD) {
