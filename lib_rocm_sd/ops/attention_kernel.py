@@ -196,11 +196,10 @@ def _development_configs(
     if head_dim <= 80:
         single, few = whole(4, 1, 32, False, 1, True, 3), whole(8, 1, FEW_KEYS, True, groups=2)
         return (pairs, single, few)
+    few = whole(4, 1, FEW_KEYS, True, groups=2)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
-        few = whole(4, 1, FEW_KEYS, True, groups=2)
         return (three, few) if small else (two, three, few)
-    few = whole(4, 1, FEW_KEYS, True, groups=2)
     if small:
         return (whole(8, 1, 32, False), few)
     return (whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2), few)
