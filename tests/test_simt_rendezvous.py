@@ -17,7 +17,7 @@ THREADS, GROUPS = 64, 3
 CASES = (
     *("exchange", "no barrier", "half a wave returns", "one wave returns", "two barriers"),
     *("divergent shuffle", "two shuffles", "LDS poison", "LDS overflow", "LDS sizes"),
-    *("global overflow", "groups collide", "within a wave", "no wave barrier", "endless"),
+    *("global overflow", "groups collide", "within a wave", "no wave barrier", "endless", "vote"),
 )
 """In the order of the enum in rendezvous.hip."""
 
@@ -68,6 +68,11 @@ def test_a_missing_barrier_is_a_race() -> None:
 def test_a_group_that_writes_what_another_writes_is_a_race() -> None:
     with pytest.raises(simt.SimtError, match="ThreadSanitizer: data race"):
         execute("groups collide", sanitize="thread")
+
+
+@pytest.mark.parametrize("sanitize", [None, "thread"], ids=str)
+def test_a_vote_of_one_is_known_to_all(sanitize: str | None) -> None:
+    assert (execute("vote", sanitize=sanitize)[1] == 1).all()
 
 
 @pytest.mark.parametrize("sanitize", [None, "thread"], ids=str)

@@ -94,6 +94,7 @@ struct Lane {
     char* stack;
     const char* waits_at;
     const void* call_site;
+    bool vote;  // at a barrier; then whether one lane of the group voted so
     WaveCompute compute;
     void* operands;
     Shadow shadow;
@@ -174,10 +175,11 @@ void wave_op(const char* name, WaveCompute compute, void* operands) {
     yield();
 }
 
-void group_barrier() {
+bool group_barrier(bool vote) {
     Lane& lane = *current;
-    lane.state = State::kBarrier, lane.waits_at = "barrier", lane.call_site = __builtin_return_address(0);
+    lane.state = State::kBarrier, lane.waits_at = "barrier", lane.call_site = __builtin_return_address(0), lane.vote = vote;
     yield();
+    return lane.vote;
 }
 
 unsigned char* lds(unsigned bytes) {
@@ -185,7 +187,7 @@ unsigned char* lds(unsigned bytes) {
         const IgnoreRaces ignore;
         if (kRaceDetector) {  // fresh pages, so that the last group's accesses are forgotten
             group_lds = (unsigned char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        } else if (posix_memalign((void**)&group_lds, 16, bytes)) {
+        } else if (posix_memalign((void**)&group_lds, 128, bytes)) {
             fail("no memory for %u bytes of LDS", bytes);
         }
         memset(group_lds, 0xff, bytes);
@@ -275,7 +277,9 @@ static bool run_to_barrier(bool far_apart, u64* from_barrier, u64* to_barrier) {
     for (u32 i = 1; i < job.group_size; ++i)
         if (!meets(lanes[0], lanes[i])) report_divergence(0, job.group_size, "work-group");
     if (lanes[0].state == State::kReturned) return false;
-    for (u32 i = 0; i < job.group_size; ++i) lanes[i].state = State::kReady;
+    bool any = false;
+    for (u32 i = 0; i < job.group_size; ++i) any = any || lanes[i].vote;
+    for (u32 i = 0; i < job.group_size; ++i) lanes[i].state = State::kReady, lanes[i].vote = any;
     return true;
 }
 

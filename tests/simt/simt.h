@@ -34,8 +34,8 @@ SIMT_WAVE_OPS(SIMT_DECLARE)
 // `convergent` keeps the compiler from copying a call into the branches of a condition, so that one instruction of the source has
 // one call site, whichever way a lane came.
 __attribute__((convergent, noinline)) void wave_op(const char* name, WaveCompute compute, void* operands);
-__attribute__((convergent, noinline)) void group_barrier();
-unsigned char* lds(unsigned bytes);  // the work-group's array: `bytes` exactly, filled with NaN
+__attribute__((convergent, noinline)) bool group_barrier(bool vote);  // true in all work-items if one voted so
+unsigned char* lds(unsigned bytes);  // the work-group's array: `bytes` exactly, at a multiple of 128, filled with NaN
 u32 item_id();
 u32 group_id();
 float exp2_flushed(float x);
@@ -53,6 +53,8 @@ typedef float v4f __attribute__((ext_vector_type(4)));
 typedef float v8f __attribute__((ext_vector_type(8)));
 
 #define SIMT_INLINE __attribute__((always_inline)) inline
+
+SIMT_INLINE bool barrier_any(bool x) { return group_barrier(x); }
 
 SIMT_INLINE float to_float(u16 half, bool bf16) {
     return bf16 ? __builtin_bit_cast(float, (u32)half << 16) : (float)__builtin_bit_cast(_Float16, half);
@@ -145,7 +147,7 @@ inline void copies_landed(u32 pending) {
 // Ids and synchronisation.
 SIMT_INLINE unsigned __builtin_amdgcn_workitem_id_x() { return simt::item_id(); }
 SIMT_INLINE unsigned __builtin_amdgcn_workgroup_id_x() { return simt::group_id(); }
-SIMT_INLINE void __builtin_amdgcn_s_barrier() { simt::group_barrier(); }
+SIMT_INLINE void __builtin_amdgcn_s_barrier() { simt::group_barrier(false); }
 SIMT_INLINE void __builtin_amdgcn_fence(unsigned, const char*) {}
 SIMT_INLINE void __builtin_amdgcn_wave_barrier() { simt::move("wave_barrier", simt::compute::wave_barrier, 0, 0); }
 SIMT_INLINE void __builtin_amdgcn_sched_barrier(int) {}

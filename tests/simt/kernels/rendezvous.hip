@@ -17,6 +17,7 @@ enum {
     kWithinWave,        // right: lanes of one wave exchange through LDS with a wave barrier
     kNoWaveBarrier,     // the same without the wave barrier
     kEndless,           // never ends
+    kVote,              // right: a barrier at which one work-item says yes, then one at which none does
 };
 
 struct RendezvousParams {
@@ -64,6 +65,10 @@ KERNEL(THREADS) rendezvous(RendezvousParams p) {
         memory[id] = p.x[i];
         if (CASE == kWithinWave) __builtin_amdgcn_wave_barrier();
         p.out[i] = memory[id ^ 1];
+    }
+    if constexpr (CASE == kVote) {
+        const bool some = simt::barrier_any(id == 5);
+        p.out[i] = (u32)some + 2 * (u32)simt::barrier_any(false);
     }
     if constexpr (CASE == kEndless)
         for (;;) barrier();
