@@ -73,19 +73,23 @@ constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
 constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
 constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
 constexpr int kBuffersK = kPipelined ? 5 : 1, kBuffersV = kPipelined ? 3 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kTileRowsK = kPartsAhead ? kWaveTilesK * 16 : BLOCK_K, kTileColumnsV = kPartsAhead ? kWaveTilesD * 16 : kPaddedD;
 constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
 // LDS, in bytes: Q if it stays there, then K and V (one after the other in time if kParts; V transposed unless the unit transposes
 // as it reads), in rings of tiles, then P and one float per wave and query.
-constexpr int kLdQ = kPaddedD + kLdsPad, kLdK = CHUNK_D + kLdsPad, kLdP = BLOCK_K + kLdsPad;
-constexpr int kLdV = Unit::kTransposes ? kPaddedD + kLdsPad : CHUNK_K + kLdsPad;
-constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = BLOCK_K * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
+using RowsQ = LdsRows<kPaddedD, kPartsAhead>;
+using RowsK = LdsRows<kCopiesAsync ? min2(CHUNK_D, HEAD_DIM) : CHUNK_D, kCopiesAsync>;
+using RowsV = LdsRows<Unit::kTransposes ? min2(kTileColumnsV, HEAD_DIM) : CHUNK_K, kCopiesAsync>;
+using RowsP = LdsRows<BLOCK_K, kPartsAhead>;
+constexpr int kLdQ = RowsQ::kLd, kLdK = RowsK::kLd, kLdP = RowsP::kLd, kLdV = RowsV::kLd;
+constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = kTileRowsK * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
 constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied;
 constexpr bool kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1 && (kCopied || HEAD_DIM != 80);  // there it was slower
 constexpr int kBytesPart = max2(kBytesK, kBytesV);
 constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
-constexpr int kEndKV = kParts ? kOffsetK + kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
+constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
 constexpr int kOffsetP = kOwnQ ? kEndKV : max2(kEndKV, kBytesQ);
 constexpr int kOffsetStats = kOffsetP + (WAVES_D > 1 ? kBlockQ * kLdP * 2 : 0);
 constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 0);
@@ -94,7 +98,6 @@ static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % C
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
 static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
 static_assert(!kPipelined || WAVES_D == 1, "the pipeline is for waves on their own");
-static_assert(!kPartsAhead || (Q_IN_LDS && kChunksD > 1 && kChunksK > 1), "parts are copied ahead where both products have several");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
@@ -109,7 +112,7 @@ template <bool kTransposes> struct ValueTile {
     using Type = TransposedTile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
 };
 template <> struct ValueTile<true> {
-    using Type = Tile<CHUNK_K, HEAD_DIM, kLdV, kThreads>;
+    using Type = Tile<CHUNK_K, HEAD_DIM, RowsV, kThreads>;
 };
 
 struct PerQuery {
@@ -131,12 +134,12 @@ struct Attention {
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
     u32 k_slot = 0, v_slot = 0;  // of the tiles that are read
-    Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads> keys;
+    Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
-        wave_q = (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
+        wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
         u32 batch_head;
         if constexpr (kCopied) {
             batch_head = block / p.head_groups, first_q = (int)(block % p.head_groups) * kBlockQ;
@@ -174,7 +177,7 @@ struct Attention {
     DEVICE void load_queries() {
         const u16* q = p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1];
         const int rows = (int)p.seq_q - first_q;
-        Tile<kBlockQ, HEAD_DIM, kLdQ, kThreads> queries;
+        Tile<kBlockQ, HEAD_DIM, RowsQ, kThreads> queries;
         queries.place(p.q_stride[1]);
         queries.fetch(q, p.q_stride[1], rows, p.aligned);
         queries.store((u16*)lds, p.flip);
@@ -184,7 +187,7 @@ struct Attention {
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
-                for (int d = 0; d < kTilesD; ++d) q_fragment[t][d] = Unit::load_b(q_tile(t) + d * 16, kLdQ);
+                for (int d = 0; d < kTilesD; ++d) q_fragment[t][d] = Unit::template load_b<RowsQ>(q_tile(t), 0, d * 16);
         }
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -211,23 +214,19 @@ struct Attention {
             for (int i = first; i < end; ++i) s[t][i] = {};
     }
     // S^T += K Q^T for kMany of the wave's tiles of keys and one chunk of columns; S begins at 0 where that is all columns.
-    // `meanwhile(step)` is done between the products.
     template <int kMany> DEVICE void score(int first, int chunk) {
-        score<kMany>(first, chunk, [](int) {});
-    }
-    template <int kMany, typename F> DEVICE void score(int first, int chunk, F meanwhile) {
         if constexpr (!kParts) clear_scores(first, first + kMany);
 #pragma unroll
         for (int d = 0; d < CHUNK_D / 16; ++d) {
             typename Unit::B from_lds[Q_TILES];
             if constexpr (Q_IN_LDS)
 #pragma unroll
-                for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::load_b(q_tile(t) + chunk * CHUNK_D + d * 16, kLdQ);
+                for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::template load_b<RowsQ>(q_tile(t) + chunk * CHUNK_D, 0, d * 16);
 #pragma unroll
             for (int i = first; i < first + kMany; ++i) {
                 const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
-                const u16* tile = k_tiles() + (wave_d * kWaveTilesK + i) * 16 * kLdK + d * 16;
-                const auto a = eight ? Unit::load_a_eight(tile, kLdK) : Unit::load_a(tile, kLdK, 15);
+                const int row = (wave_d * kWaveTilesK + i) * 16;
+                const auto a = eight ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template load_a<RowsK>(k_tiles(), row, d * 16);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) {
                     const auto& b = Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d];
@@ -235,7 +234,6 @@ struct Attention {
                     else Unit::template multiply<16>(a, b, s[t][i]);
                 }
             }
-            meanwhile(d);
         }
     }
 
@@ -378,7 +376,7 @@ struct Attention {
                 x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
             }
             p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
-            if constexpr (WAVES_D > 1) {
+            if constexpr (WAVES_D > 1 && !kPartsAhead) {
                 if constexpr (Unit::kSumsByProduct) Unit::template multiply<8>(Unit::ones(), p_fragment[t][i], total[t]);
                 u16* tile = p_tile(t) + (wave_d * kWaveTilesK + i) * 16;
                 Unit::pieces(p_fragment[t][i], [&](int n, int key, auto part) { *(decltype(part)*)(tile + n * kLdP + key) = part; });
@@ -448,13 +446,10 @@ struct Attention {
 
     // O^T += V^T P^T for 16 keys of a chunk, and l if kSumsByProduct and no other wave takes part.
     DEVICE void accumulate(int chunk, int i) {
-        accumulate(chunk, i, [](int) {});
-    }
-    template <typename F> DEVICE void accumulate(int chunk, int i, F meanwhile) {
         typename Unit::B weights[Q_TILES];
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
-            if constexpr (WAVES_D > 1) weights[t] = Unit::load_b(p_tile(t) + (chunk * CHUNK_K + i * 16), kLdP);
+            if constexpr (WAVES_D > 1) weights[t] = Unit::template load_b<RowsP>(p_tile(t), 0, chunk * CHUNK_K + i * 16);
             else weights[t] = p_fragment[t][i];
         }
 #pragma unroll
@@ -467,7 +462,6 @@ struct Attention {
                 if (half_tile) Unit::template multiply<8>(a, weights[t], o[t][d]);
                 else Unit::template multiply<16>(a, weights[t], o[t][d]);
             }
-            meanwhile(i * kWaveTilesD + d);
         }
         if constexpr (Unit::kSumsByProduct && WAVES_D == 1)
 #pragma unroll
@@ -480,9 +474,8 @@ struct Attention {
     // 16 columns of V, as rows, for 16 keys.
     DEVICE typename Unit::A values_of(int i, int first_d, bool half_tile) const {
         if constexpr (Unit::kTransposes) {
-            const u16* keys = v_tiles() + i * 16 * kLdV;
-            if (half_tile) return Unit::template load_a_transposed<8>(keys + first_d, kLdV);
-            return Unit::template load_a_transposed<16>(keys + min2(first_d, kPaddedD - 16), kLdV);
+            if (half_tile) return Unit::template load_a_transposed<8, RowsV>(v_tiles(), i * 16, first_d);
+            return Unit::template load_a_transposed<16, RowsV>(v_tiles(), i * 16, min2(first_d, kTileColumnsV - 16));
         } else {
             const int first_row = kRaggedD ? min2(first_d, HEAD_DIM - 1) : first_d;
             return Unit::load_a(v_tiles() + first_row * kLdV + i * 16, kLdV, kRaggedD ? HEAD_DIM - 1 - first_row : 15);
@@ -495,7 +488,7 @@ struct Attention {
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                l[t][c] = Unit::kSumsByProduct ? total[t].v[Unit::element_step(c)] : column_sum<Unit>(l[t][c]);
+                l[t][c] = kPartsAhead ? l[t][c] : Unit::kSumsByProduct ? total[t].v[Unit::element_step(c)] : column_sum<Unit>(l[t][c]);
                 if constexpr (WAVES_D > 1)
                     if (Unit::first_of_column()) *stat(wave_d, t, c) = l[t][c];
             }
@@ -608,6 +601,11 @@ struct Attention {
 };
 
 #if defined(MATRIX_UNIT_MMA_SM80)
+#include "common/copies.h"
+#endif
+#if defined(MATRIX_UNIT_MMA_SM80) && AHEAD && CHUNK_D < HEAD_DIM
+#include "common/attention_parts.h"
+#elif defined(MATRIX_UNIT_MMA_SM80)
 #include "common/attention_copies.h"
 #else
 using Kernel = Attention;

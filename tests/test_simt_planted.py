@@ -12,14 +12,14 @@ from tests.simt.attention import Setting, compare, draw, random_mask
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
-COPIES = "common/attention_copies.h"
+COPIES, PARTS = "common/attention_copies.h", "common/attention_parts.h"
 
 
 def places(text: str) -> list[tuple[str, int]]:
     """Where this stands in the kernel: file, and which of its occurrences there."""
     return [
         (name, number)
-        for name in ("attention.hip", COPIES)
+        for name in ("attention.hip", COPIES, PARTS)
         for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count(text))
     ]
 
@@ -36,17 +36,17 @@ COPYING: tuple[Way, ...] = (
     ("sm_90", 40, "float16", 0, USUAL),
     ("sm_90", 40, "bfloat16", 2, USUAL),
     ("sm_90", 160, "float16", 2, (195, 77)),
-    ("sm_90", 512, "float16", 0, USUAL),
 )
+IN_PARTS: tuple[Way, ...] = (("sm_90", 512, "float16", 1, (65, 600)),)
 """GPU, head_dim, dtype, config, queries and keys. Between them they have every barrier: waves with
 queries of their own, shared, tiles in parts; a pipeline of copies, tiles for few keys, several of
-queries with the same keys, copies of parts.
+queries with the same keys; waves that copy parts of tiles for themselves.
 """
 
 
 def ways(name: str) -> tuple[Way, ...]:
     """Those that run what stands in this file."""
-    return COPYING if name == COPIES else (*PLAIN, *COPYING)
+    return {COPIES: COPYING, PARTS: IN_PARTS}.get(name, (*PLAIN, *COPYING))
 
 
 def verdict(
@@ -86,7 +86,13 @@ def caught(
     pytest.fail(f"not caught: {verdicts}")
 
 
-@pytest.mark.parametrize(("name", "number"), BARRIERS)
+REPAIRED = (PARTS, 0)
+"""Without it the first scores are made of what nobody wrote, NaN here, so the tile is scored again
+behind the next barrier: only a race shows it.
+"""
+
+
+@pytest.mark.parametrize(("name", "number"), [each for each in BARRIERS if each != REPAIRED])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int) -> None:
     """Seed 1 drives waves apart, seed 2 interleaves them."""
@@ -97,6 +103,40 @@ def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int
 def test_a_copy_not_waited_for_gives_wrong_results(name: str, number: int) -> None:
     found = caught(name, "copies_landed<1>();", "copies_landed<2>();", number, 1)
     assert found == "wrong"
+
+
+PART_MISTAKES = {
+    "a part is not waited for": ("copies_landed<kAhead - 1>();", "copies_landed<kAhead>();"),
+    "lanes read what others still wait for": ("        wave_sync();\n        slot", "        slot"),
+    "each wave decides for itself": (
+        "if (barrier_any(outside != 0))",
+        "barrier();\n        if (any_lane(outside != 0))",
+    ),
+    "a tile is scored again without its keys": (
+        "            again.copy_at_once",
+        "            if (0) again.copy_at_once",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", PART_MISTAKES)
+def test_a_mistake_with_parts_is_seen(mistake: str) -> None:
+    """Scores grow for a few queries, so that not all waves meet weights out of bounds."""
+    gfx, head_dim, dtype, config, sizes = IN_PARTS[0]
+    inputs = inputs_of(head_dim, dtype, *sizes)
+    inputs[1][:, 300:310] *= 16
+    assert verdict(Setting(gfx, config=config), inputs) == "right"
+    kernels_dir = simt.planted(PARTS, *PART_MISTAKES[mistake])
+    setting = Setting(gfx, kernels_dir=kernels_dir, config=config)
+    assert "error:" not in (found := verdict(setting, inputs)) and found != "right"
+
+
+def test_weights_stored_while_others_are_read_are_a_race() -> None:
+    reason = simt.missing("thread")
+    if reason:
+        pytest.skip(reason)
+    own = "if (any_lane(outside != 0))"
+    assert "data race" in caught(PARTS, "if (barrier_any(outside != 0))", own, 0, 1, "thread")
 
 
 @pytest.mark.parametrize(("name", "number"), BARRIERS)

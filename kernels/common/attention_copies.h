@@ -1,14 +1,14 @@
-// Attention where copies to LDS pass no register (cp.async on NVIDIA): three ways to overlap them, and what is done with rows that they
+// Attention where copies to LDS pass no register (cp.async on NVIDIA): two ways to overlap them, and what is done with rows that they
 // cannot read. Included by attention.hip, whose head explains the rest.
 #pragma once
 
 struct CopyingAttention : Attention {
     // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and 80 has none to spare.
     static constexpr bool kFewRegisters = kPipelined && HEAD_DIM == 80;
-    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 80, kKeepsBase = HEAD_DIM != 64;
+    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128, kKeepsBase = HEAD_DIM != 64;
 
-    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), kLdK, kThreads, kFewRegisters> key_copies;
-    TileCopies<CHUNK_K, HEAD_DIM, kLdV, kThreads, kFewRegisters> value_copies;
+    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads, kFewRegisters> key_copies;
+    TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters> value_copies;
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
     PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
     u32 large_base;    // whether it is too large for that
@@ -54,12 +54,12 @@ struct CopyingAttention : Attention {
     DEVICE void begin_keys(int first_k) {
         const int rows = (int)p.seq_k - first_k;
         if (p.aligned) key_copies.begin(k_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, kLdK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows);
+        else copy_rows<BLOCK_K, HEAD_DIM, RowsK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows);
     }
     DEVICE void begin_values(int first_k) {
         const int rows = (int)p.seq_k - first_k;
         if (p.aligned) value_copies.begin(v_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, kLdV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
+        else copy_rows<BLOCK_K, HEAD_DIM, RowsV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
     }
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
@@ -132,55 +132,6 @@ struct CopyingAttention : Attention {
         return outside;
     }
 
-    // In parts: while one chunk is read, the next two are on their way, in a ring of three. Pieces of a copy are begun between products.
-    DEVICE void run_parts_ahead() {
-#pragma unroll 1
-        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
-            clear_scores(0, kWaveTilesK);
-#pragma unroll
-            for (int chunk = 0; chunk < kChunksD; ++chunk) {
-                next_part();
-                score<kWaveTilesK>(0, chunk, [&](int step) { copy_some(chunk + 2, first_k, step, CHUNK_D / 16); });
-                copies_begun();
-            }
-            softmax<kSlackBits>(first_k);
-#pragma unroll
-            for (int chunk = 0; chunk < kChunksK; ++chunk) {
-                next_part();  // also: P is complete
-                constexpr int kEach = CHUNK_K / 16;
-#pragma unroll
-                for (int i = 0; i < kEach; ++i)
-                    accumulate(chunk, i, [&](int step) { copy_some(kChunksD + chunk + 2, first_k, step, kEach * kWaveTilesD); });
-                copies_begun();
-            }
-        }
-        copies_landed<0>();  // zeros, after the last tile
-    }
-    // Waits for the next chunk; what lay in the slot that is copied to has then been read by all.
-    DEVICE void next_part() {
-        copies_landed<1>();
-        barrier();
-        k_slot = v_slot = slot_after<kBuffersPart>(v_slot);
-    }
-    // Begins one of `steps` shares of a chunk: of K's columns, then of V's keys, then of the tile after this one. It goes to the slot
-    // before the one that is read.
-    DEVICE void copy_some(int part, int first_k, int step, int steps) {
-        const u32 slot = slot_before<kBuffersPart>(v_slot);
-        if (part >= kChunksD + kChunksK) part -= kChunksD + kChunksK, first_k += BLOCK_K;
-        const int rows = (int)p.seq_k - first_k;
-        if (part < kChunksD) {
-            key_copies.begin_share(keys_in(slot), rows, part * CHUNK_D, step, steps);
-            if (part == kChunksD - 1 && step == steps - 1) key_copies.go_on();
-        } else {
-            value_copies.begin_share(values_in(slot), rows - (part - kChunksD) * CHUNK_K, 0, step, steps);
-            if (step == steps - 1) value_copies.go_on();
-        }
-    }
-    DEVICE void begin_parts() {
-        for (v_slot = 1; v_slot < 3; ++v_slot) copy_some(v_slot - 1, 0, 0, 1), copies_begun();
-        v_slot = kBuffersPart - 1;
-    }
-
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
@@ -188,10 +139,8 @@ struct CopyingAttention : Attention {
         value_copies.prepare(v, p.v_stride[1]);
         if constexpr (kCopied) return run_resident();
         if (kPipelined && p.aligned) begin_pipeline();
-        if (kPartsAhead && p.aligned) begin_parts();
         load_queries();
         if (kPipelined && p.aligned) run_pipelined();
-        else if (kPartsAhead && p.aligned) run_parts_ahead();
         else if constexpr (kParts) run_in_parts();
         else run_whole();
         finish();

@@ -80,9 +80,15 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr bool kTransposes = false;
     static constexpr bool kSumsByProduct = false;
     static constexpr bool kSumsEight = false;
-    template <int kRows> static DEVICE A load_a_transposed(const u16*, int);  // not on this unit
-    static DEVICE A ones();                                                   // nor this
-    static DEVICE A load_a_eight(const u16* tile, int ld) { return load_a(tile, ld, 15); }
+    template <int kRows, typename Rows> static DEVICE A load_a_transposed(const u16*, int, int);  // not on this unit
+    static DEVICE A ones();                                                                       // nor this
+    template <typename Rows> static DEVICE A load_a(const u16* tile, int row, int column) {
+        return load_a(tile + row * Rows::kLd + column, Rows::kLd, 15);
+    }
+    template <typename Rows> static DEVICE A load_a_eight(const u16* tile, int row, int column) { return load_a<Rows>(tile, row, column); }
+    template <typename Rows> static DEVICE B load_b(const u16* tile, int row, int column) {
+        return load_b(tile + row * Rows::kLd + column, Rows::kLd);
+    }
     static DEVICE void multiply_eight(const A& a, const B& b, D& d) { Unit::template multiply<16>(a, b, d); }
     static constexpr bool kDotsBF16 = false;
     static DEVICE int column(int) { return lane_id() % 16; }
@@ -328,45 +334,66 @@ template <typename Half> struct Mma {
             load_words<1>(b.w + i, tile + min2(lane_id() / 4 + 8 * (i % 2), last_column) * ld + 2 * (lane_id() % 4) + 8 * (i / 2));
         return b;
     }
-    // PTX ISA 9.7.15.5.15, ldmatrix: lane l gives the address of row l % 8 of 8x8 matrix l / 8 and gets word l % 4 of row l / 4 of each;
-    // with .trans halves 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
-    static DEVICE A load_a(const u16* tile, int ld, int last_row) {
+    static DEVICE A load_a(const u16* tile, int ld, int last_row) { return gather_a(tile, ld, last_row); }
+    // Of a tile in LDS, sixteen rows from `row` on and columns from `column` on, multiples of sixteen. PTX ISA 9.7.15.5.15, ldmatrix:
+    // lane l gives the address of row l % 8 of 8x8 matrix l / 8 and gets word l % 4 of row l / 4 of each; with .trans halves 2 (l % 4)
+    // and 2 (l % 4) + 1 of column l / 4.
+    template <typename Rows> static DEVICE A load_a(const u16* tile, int row, int column) {
+        const int lane = lane_id();
 #if defined(SIMT_SHIM)
-        return gather_a(tile, ld, last_row);
+        A a;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words<1>(a.w + i, Rows::place(tile, row + lane / 4 + 8 * (i / 2), column + 2 * (lane % 4) + 8 * (i % 2)));
+        return a;
 #else
-        return matrices(tile + min2(lane_id() % 8 + 8 * (lane_id() / 16), last_row) * ld + 8 * (lane_id() / 8 % 2));
+        return matrices(address<Rows>(tile, lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2), row, column));
 #endif
     }
     // For multiply_eight: the first eight columns.
-    static DEVICE A load_a_eight(const u16* tile, int ld) {
+    template <typename Rows> static DEVICE A load_a_eight(const u16* tile, int row, int column) {
+        const int lane = lane_id();
         A a = {};
 #if defined(SIMT_SHIM)
 #pragma unroll
-        for (int i = 0; i < 4; i += 2) load_words<1>(a.w + i, tile + (lane_id() / 4 + 4 * i) * ld + 2 * (lane_id() % 4));
+        for (int i = 0; i < 4; i += 2) load_words<1>(a.w + i, Rows::place(tile, row + lane / 4 + 4 * i, column + 2 * (lane % 4)));
 #else
-        const u32 from = (u32)__cvta_generic_to_shared(tile + lane_id() % 16 * ld);
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(from) : "memory");
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(address<Rows>(tile, lane % 16, 0, row, column)) : "memory");
 #endif
         return a;
     }
-    static DEVICE B load_b(const u16* tile, int ld, int last_column = 15) {
+    template <typename Rows> static DEVICE B load_b(const u16* tile, int row, int column) {
+        const int lane = lane_id();
+#if defined(SIMT_SHIM)
+        B b;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            load_words<1>(b.w + i, Rows::place(tile, row + lane / 4 + 8 * (i % 2), column + 2 * (lane % 4) + 8 * (i / 2)));
+        return b;
+#else
+        return matrices(address<Rows>(tile, lane % 16, 8 * (lane / 16), row, column));
+#endif
+    }
+    static DEVICE B load_b(const u16* tile, int ld, int last_column) {
 #if defined(SIMT_SHIM)
         return gather_b(tile, ld, last_column);
 #else
-        return matrices(tile + min2(lane_id() % 16, last_column) * ld + 8 * (lane_id() / 16));
+        return matrices((u32)__cvta_generic_to_shared(tile + min2(lane_id() % 16, last_column) * ld + 8 * (lane_id() / 16)));
 #endif
     }
     // tile[k][m]; rows of A from kRows on, 8 or 16, are not read.
-    template <int kRows> static DEVICE A load_a_transposed(const u16* tile, int ld) {
+    template <int kRows, typename Rows> static DEVICE A load_a_transposed(const u16* tile, int row, int column) {
+        const int lane = lane_id();
         A a;
 #if defined(SIMT_SHIM)
 #pragma unroll
         for (int i = 0; i < kRows / 4; ++i) {
-            const u16* from = tile + (2 * (lane_id() % 4) + 8 * (i % 2)) * ld + lane_id() / 4 + 8 * (i / 2);
-            a.w[i] = from[0] | (u32)from[ld] << 16;
+            const int r = row + 2 * (lane % 4) + 8 * (i % 2), c = column + lane / 4 + 8 * (i / 2);
+            a.w[i] = *Rows::place(tile, r, c) | (u32)*Rows::place(tile, r + 1, c) << 16;
         }
 #else
-        const u32 from = (u32)__cvta_generic_to_shared(tile + lane_id() % 16 * ld + (kRows > 8 ? 8 * (lane_id() / 16) : 0));
+        const u32 from = address<Rows>(tile, lane % 16, kRows > 8 ? 8 * (lane / 16) : 0, row, column);
         if constexpr (kRows > 8)
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                          : "=r"(a.w[0]), "=r"(a.w[1]), "=r"(a.w[2]), "=r"(a.w[3]) : "r"(from) : "memory");
@@ -377,11 +404,16 @@ template <typename Half> struct Mma {
         return a;
     }
 #if !defined(SIMT_SHIM)
-    static DEVICE Fragment<4> matrices(const u16* row) {
+    // In LDS, of what a lane reads: its own row and column among sixteen first, so that constants can be added to what all tiles share.
+    template <typename Rows> static DEVICE u32 address(const u16* tile, int lane_row, int lane_column, int row, int column) {
+        const u32 first = (u32)__cvta_generic_to_shared(Rows::place(tile, lane_row, lane_column));
+        return Rows::across(first, column) + row * (Rows::kLd * 2);
+    }
+    static DEVICE Fragment<4> matrices(u32 address) {
         Fragment<4> f;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(f.w[0]), "=r"(f.w[1]), "=r"(f.w[2]), "=r"(f.w[3])
-                     : "r"((u32)__cvta_generic_to_shared(row))
+                     : "r"(address)
                      : "memory");
         return f;
     }

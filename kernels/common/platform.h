@@ -35,7 +35,7 @@ typedef long long i64;
 #if defined(SIMT_SHIM)
 #define LDS(name, bytes) unsigned char* name = simt::lds(bytes)
 #elif defined(__CUDACC__)
-#define LDS(name, bytes) extern __shared__ uint4 name##_words[]; unsigned char* name = (unsigned char*)name##_words
+#define LDS(name, bytes) extern __shared__ __align__(128) uint4 name##_words[]; unsigned char* name = (unsigned char*)name##_words
 #define EXPORT_LDS_BYTES(bytes) extern "C" __constant__ const unsigned rocm_sd_lds_bytes = (bytes);
 #else
 #define LDS(name, bytes) static __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[bytes]
@@ -169,22 +169,23 @@ DEVICE void copy_async(void* lds, const void* global, bool wanted) {
 }
 DEVICE void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending> DEVICE void copies_landed() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
-// p, as a value to keep: the compiler would compute the address of shared memory anew at every use, which takes tens of cycles.
-DEVICE unsigned char* kept_address(unsigned char* p) { asm volatile("" : "+l"(p)); return p; }
+// Values to keep. The compiler would compute the address of shared memory anew at every use, which takes tens of cycles, and turn sums
+// of addresses back into products.
+template <typename T> DEVICE T* kept_address(T* p) { asm volatile("" : "+l"(p)); return p; }
+DEVICE u32 kept_value(u32 x) { asm volatile("" : "+r"(x)); return x; }
+// A barrier; true in all work-items of the group if x is in one.
+DEVICE bool barrier_any(bool x) { return __syncthreads_or(x); }
 #elif defined(SIMT_SHIM) && defined(MATRIX_UNIT_MMA_SM80)
 constexpr bool kCopiesAsync = true;
 DEVICE void copy_async(void* lds, const void* global, bool wanted) { simt::copy_async(lds, global, wanted); }
 DEVICE void copies_begun() { simt::copies_begun(); }
 template <int kPending> DEVICE void copies_landed() { simt::copies_landed(kPending); }
-DEVICE unsigned char* kept_address(unsigned char* p) { return p; }
-#else  // no such thing: copied at once
+template <typename T> DEVICE T* kept_address(T* p) { return p; }
+DEVICE u32 kept_value(u32 x) { return x; }
+DEVICE bool barrier_any(bool x) { return simt::barrier_any(x); }
+#else
 constexpr bool kCopiesAsync = false;
-DEVICE void copy_async(void* lds, const void* global, bool wanted) {
-    *(Words<4>*)lds = wanted ? *(const Words<4>*)global : Words<4>{{0, 0, 0, 0}};
-}
-DEVICE void copies_begun() {}
-template <int kPending> DEVICE void copies_landed() {}
-DEVICE unsigned char* kept_address(unsigned char* p) { return p; }
+template <typename T> DEVICE T* kept_address(T* p) { return p; }
 #endif
 
 DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }

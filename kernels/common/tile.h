@@ -1,9 +1,25 @@
-// Tiles between global memory and LDS. Global rows are halves with any 64-bit row stride and any alignment of two bytes;
-// LDS rows are padded by eight halves, so that lanes reading 16 bytes from consecutive rows meet different banks.
+// Tiles between global memory and LDS. Global rows are halves with any 64-bit row stride and any alignment of two bytes.
 #pragma once
 #include "platform.h"
 
 constexpr int kLdsPad = 8;
+
+// How the rows of a tile, of halves, lie in LDS. Lanes that read sixteen bytes from eight consecutive rows meet different banks
+// either way: rows are padded, or groups of eight columns trade places. The latter is for copies that pass no register (copies.h).
+template <int kColumns, bool kSwizzled> struct LdsRows {
+    static constexpr int kLd = kColumns + (kSwizzled ? 0 : kLdsPad);
+    static constexpr u32 kPlaces = !kSwizzled ? 1 : kColumns % 64 == 0 ? 8 : kColumns % 32 == 0 ? 4 : kColumns % 16 == 0 ? 2 : 1;
+    static DEVICE int turned(int row) { return (int)((u32)row / (8 / kPlaces) % kPlaces * 8); }
+    template <typename T> static DEVICE T* place(T* tile, int row, int column) { return tile + row * kLd + (column ^ turned(row)); }
+    // The next two are for tiles that begin at multiples of 128 bytes. From a place in one of the first rows to the same column so many
+    // rows further, a multiple of a power of two that is not less than the number of first rows.
+    static DEVICE u16* below(u16* place, int rows) { return (u16*)((u64)place ^ (u64)(turned(rows) * 2)) + rows * kLd; }
+    // From the address in bytes of one of the first sixteen columns to the same row's column so many further, a multiple of sixteen.
+    static DEVICE u32 across(u32 address, int columns) {
+        constexpr int kGroup = max2(16, (int)kPlaces * 8);
+        return (address ^ (columns % kGroup * 2)) + columns / kGroup * (kGroup * 2);
+    }
+};
 
 CONSTEXPR int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -109,7 +125,7 @@ template <typename Place> struct Fetched {
 };
 
 // lds[r][c] = tile[r][c], kRows x kColumns (in eights), each word xor `flip`.
-template <int kRows, int kColumns, int kLd, int kThreads> struct Tile : Fetched<InRows<kRows, kColumns, kThreads>> {
+template <int kRows, int kColumns, typename Rows, int kThreads> struct Tile : Fetched<InRows<kRows, kColumns, kThreads>> {
     using Place = InRows<kRows, kColumns, kThreads>;
     DEVICE void store(u16* lds, u32 flip = 0) const {
 #pragma unroll
@@ -119,7 +135,7 @@ template <int kRows, int kColumns, int kLd, int kThreads> struct Tile : Fetched<
             Words<4> x = this->part[j][0];
 #pragma unroll
             for (int w = 0; w < 4; ++w) x.word[w] ^= flip;
-            *(Words<4>*)(lds + Place::row(i) * kLd + Place::column(i)) = x;
+            *(Words<4>*)(lds + Place::row(i) * Rows::kLd + (Place::column(i) ^ Rows::turned(Place::row(i)))) = x;
         }
     }
 };
@@ -143,64 +159,6 @@ template <int kRows, int kColumns, int kLd, int kThreads> struct TransposedTile 
         }
     }
 };
-
-// Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
-// begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below
-// each other, kStep rows apart, and need one address; where kChunks does not divide kThreads, the last work-items then have none, so
-// that it is done there only if kFewRegisters.
-template <int kRows, int kColumns, int kLd, int kThreads, bool kFewRegisters> struct TileCopies {
-    static constexpr bool kOneColumn = kFewRegisters || kThreads % (kColumns / 8) == 0;
-    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kStep = kThreads / kChunks;
-    static constexpr int kEach = kOneColumn ? (kRows + kStep - 1) / kStep : (kItems + kThreads - 1) / kThreads;
-    const char* from;  // the next tile, if kOneColumn at this work-item's first piece
-    u32 row_bytes, offset[kOneColumn ? 1 : kEach];
-    DEVICE void prepare(const u16* first_tile, i64 row_stride) {
-        row_bytes = (u32)row_stride * 2;
-        from = (const char*)first_tile;
-        if constexpr (kOneColumn) from += row(0) * row_bytes + column(0) * 2;
-        else
-#pragma unroll
-            for (int j = 0; j < kEach; ++j) offset[j] = row(j) * row_bytes + column(j) * 2;
-    }
-    // Of piece j, if kOneColumn `below(j)` rows further down.
-    static DEVICE u32 item(int j) { return thread_id() + (kOneColumn ? 0 : j * kThreads); }
-    static DEVICE u32 row(int j) { return item(j) / kChunks; }
-    static DEVICE u32 column(int j) { return item(j) % kChunks * 8; }
-    static CONSTEXPR int below(int j) { return kOneColumn ? j * kStep : 0; }
-    static DEVICE bool has(int j) {
-        if constexpr (!kOneColumn) return kItems % kThreads == 0 || item(j) < (u32)kItems;
-        const bool in_row = kThreads % kChunks == 0 || thread_id() < (u32)(kStep * kChunks);
-        return in_row && (below(j + 1) <= kRows || (int)row(j) < kRows - below(j));
-    }
-    // `rows` exist, perhaps none. The next call is for the next tile.
-    DEVICE void begin(u16* lds, int rows) {
-        begin_share(lds, rows, 0, 0, 1);
-        go_on();
-    }
-    // One of `shares` of a tile that lies `first_column` columns further; then to the tile below.
-    DEVICE void begin_share(u16* lds, int rows, int first_column, int share, int shares) const {
-#pragma unroll
-        for (int j = share * kEach / shares; j < (share + 1) * kEach / shares; ++j) {
-            const u32 away = kOneColumn ? below(j) * row_bytes : offset[kOneColumn ? 0 : j];
-            u16* const to = lds + row(j) * kLd + column(j) + below(j) * kLd;
-            if (has(j)) copy_async(to, from + away + first_column * 2, (int)row(j) < rows - below(j));
-        }
-    }
-    DEVICE void go_on() { from += kRows * row_bytes; }
-};
-
-// lds[r][c] = tile[r][c], kRows x kColumns (in eights) of any alignment and row stride, zeros for rows past the end. In few registers,
-// for what is rare.
-template <int kRows, int kColumns, int kLd, int kThreads> DEVICE void copy_rows(u16* lds, const u16* tile, i64 row_stride, int rows) {
-    using Place = InRows<kRows, kColumns, kThreads>;
-#pragma unroll 1
-    for (int i = (int)thread_id(); i < kRows * Place::kChunks; i += kThreads) {
-        const int row = Place::row(i), column = Place::column(i);
-        Words<4> x = {{0, 0, 0, 0}};
-        if (row < rows) x = load_eight<false>(tile + row * row_stride + column);
-        *(Words<4>*)(lds + row * kLd + column) = x;
-    }
-}
 
 // Zeros in columns from kFirst to kLast (in eights) of kRows rows.
 template <int kRows, int kFirst, int kLast, int kLd, int kThreads> DEVICE void clear_columns(u16* lds) {

@@ -130,8 +130,9 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
         parts = [whole(2, 4, 64, True, chunk_d=each, chunk_k=16) for each in (128, 64)]
         if arch.lds_bytes < 220 << 10:
             return tuple(parts)
-        copied = whole(2, 4, 128, True, 2, True, chunk_d=128, chunk_k=32)
-        narrow = whole(1, 8, 256, True, 2, True, chunk_d=64, chunk_k=32)
+        copied, narrow = (
+            whole(1, 8, 256, True, q_tiles, True, chunk_d=64, chunk_k=32) for q_tiles in (4, 2)
+        )
         return (copied, narrow, *parts)
     if head_dim > 160:
         return (whole(2, 2, 32, True),)
@@ -186,16 +187,14 @@ def _development_configs(
     few keys. Above 80 the pipeline's rings need more LDS than small cards have.
     """
     small = arch.lds_bytes < 128 << 10
-    pairs = whole(4, 1, 32, False, 2, True, 2)
+    pairs, single = whole(4, 1, 32, False, 2, True, 2), whole(4, 1, 32, False, 1, True, 3)
     if head_dim <= 48:
         few = whole(4, 1, FEW_KEYS, True, groups=5)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
-        narrow, few = whole(2, 1, 32, False, 2, True, 4), whole(4, 1, FEW_KEYS, True, groups=5)
-        return (pairs, narrow, few)
+        return (pairs, single, whole(4, 1, FEW_KEYS, True, groups=5))
     if head_dim <= 80:
-        single, few = whole(4, 1, 32, False, 1, True, 3), whole(8, 1, FEW_KEYS, True, groups=2)
-        return (pairs, single, few)
+        return (pairs, single, whole(8, 1, FEW_KEYS, True, groups=2))
     few = whole(4, 1, FEW_KEYS, True, groups=2)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
