@@ -49,6 +49,12 @@ def test_few_groups_take_a_narrow_config_on_the_development_card_only() -> None:
     usual, narrow = kernel.configs(table()["sm_90"], 512)[:2]
     assert (first("sm_90", many), first("sm_90", few)) == (usual, narrow)
     assert narrow.block_q < usual.block_q
+    pairs, single = kernel.configs(table()["sm_90"], 64)[:2]
+    half_filled, filled = (
+        AttentionProblem(2, 20, 1024, 1024, 64),
+        AttentionProblem(2, 10, 4096, 4096, 64),
+    )
+    assert (first("sm_90", filled), first("sm_90", half_filled)) == (pairs, single)
     assert first("gfx942", few) == first("gfx942", many)
 
 

@@ -57,8 +57,6 @@ LARGEST_ROW_STRIDE = 1 << 22
 """In elements: 256 rows are 2 GiB."""
 LONGEST_PROMPT = 320
 """Keys up to which it is asked whose tiles fit them best."""
-FEW_GROUPS = 100
-"""Fewer work-groups leave much of an H200 idle."""
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
 MAX_WORK_ITEMS = (1 << 32) - 1
@@ -184,16 +182,16 @@ def _suited(
     arch: Arch, problem: AttentionProblem, space: Sequence[AttentionConfig]
 ) -> AttentionConfig:
     """The first config, unless the keys are few and another's tiles fit them better (with a mask
-    those may spill registers); on the development card, unless that made few groups.
+    those may spill registers); on the development card, unless its groups left that idle.
     """
     first, few = space[0], [config for config in space if config.for_few_keys]
     if problem.seq_k <= LONGEST_PROMPT and problem.mask == "none":
         best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
         if best != first:
             return best
-    if MatrixAttention.grid(problem, first) >= FEW_GROUPS:
-        return first
-    return kernel.narrower(arch, space) or first
+    if kernel.leaves_idle(first, MatrixAttention.grid(problem, first)):
+        return kernel.narrower(arch, space) or first
+    return first
 
 
 def _params(

@@ -151,9 +151,17 @@ def configs_for_many_keys(arch: Arch, head_dim: int) -> tuple[AttentionConfig, .
     return tuple(config for config in configs(arch, head_dim) if not config.for_few_keys)
 
 
+def leaves_idle(config: AttentionConfig, groups: int) -> bool:
+    """Whether so many work-groups leave much of an H200 idle: they are few, or, where it holds
+    several on a multiprocessor, the last of them would have it to themselves.
+    """
+    at_once = 132 * config.groups
+    return groups < 100 or (config.groups > 1 and at_once < groups < 1.4 * at_once)
+
+
 def narrower(arch: Arch, space: Sequence[AttentionConfig]) -> AttentionConfig | None:
-    """What makes more work-groups than the first config where that makes too few for the card, if
-    any does; on the development card alone, where it was measured.
+    """What makes more work-groups than the first config, if any does; on the development card
+    alone, where it was measured.
     """
     if arch.is_amd:
         return None
