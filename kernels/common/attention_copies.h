@@ -3,9 +3,10 @@
 #pragma once
 
 struct CopyingAttention : Attention {
-    // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and 80 has none to spare.
-    static constexpr bool kFewRegisters = kPipelined && HEAD_DIM == 80;
-    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128, kKeepsBase = HEAD_DIM != 64;
+    // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare.
+    static constexpr bool kBF16At40 = HEAD_DIM == 40 && BF16_HALVES;
+    static constexpr bool kFewRegisters = kPipelined && (HEAD_DIM == 80 || kBF16At40), kKeepsBase = HEAD_DIM != 64 && !kBF16At40;
+    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
 
     TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads, kFewRegisters> key_copies;
     TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters> value_copies;
