@@ -195,14 +195,16 @@ def _development_configs(
     few keys. Above 80 the pipeline's rings need more LDS than small cards have.
     """
     small = arch.lds_bytes < 128 << 10
-    pairs, single = whole(4, 1, 32, False, 2, True, 2), whole(4, 1, 32, False, 1, True, 3)
+    pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
         few = whole(4, 1, FEW_KEYS, True, groups=5)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
     if head_dim <= 64:
-        return (pairs, single, whole(4, 1, FEW_KEYS, True, groups=5))
+        single, few = whole(4, 1, 64, False, 1, True, 3), whole(4, 1, FEW_KEYS, True, groups=5)
+        return (pairs, single, few)
     if head_dim <= 80:
-        return (pairs, single, whole(8, 1, FEW_KEYS, True, groups=2))
+        single, few = whole(4, 1, 32, False, 1, True, 3), whole(8, 1, FEW_KEYS, True, groups=2)
+        return (pairs, single, few)
     few = whole(4, 1, FEW_KEYS, True, groups=2)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
