@@ -128,7 +128,7 @@ def configs(arch: Arch, head_dim: int) -> tuple[AttentionConfig, ...]:
 
     if head_dim > 256:
         parts = [whole(2, 4, 64, True, chunk_d=each, chunk_k=16) for each in (128, 64)]
-        if arch.lds_bytes < 220 << 10:
+        if arch.lds_bytes < 194 << 10:
             return tuple(parts)
         copied, narrow = (
             whole(1, 8, 256, True, q_tiles, True, chunk_d=64, chunk_k=32) for q_tiles in (4, 2)
