@@ -105,6 +105,20 @@ def test_indices_beyond_two_to_the_31(run: Run) -> None:
     assert faults(run(*views), *views) == []
 
 
+@pytest.mark.parametrize("head_dim", [40, 512])
+def test_rows_a_gibibyte_apart(run: Run, head_dim: int) -> None:
+    step, rows = 1 << 29, 5
+    if torch.cuda.mem_get_info(DEVICE)[0] < 3 * rows * step:
+        pytest.skip("needs 8 GB of free device memory")
+    storage = torch.zeros(rows * step, dtype=torch.float16, device=DEVICE)
+    q, *drawn = (x.to(DEVICE) for x in draw(AttentionProblem(1, 1, 33, rows, head_dim)))
+    far: list[Any] = [
+        storage[i * 4096 :].as_strided(x.shape, (rows * step, step, head_dim, 1)).copy_(x)
+        for i, x in enumerate(drawn)
+    ]
+    assert faults(run(q, *far), q, *far) == []
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_values_that_are_no_numbers_go_where_the_formula_lets_them(run: Run, value: float) -> None:
     for place in range(3):

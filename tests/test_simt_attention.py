@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, reference
-from lib_rocm_sd.ops.attention_kernel import configs
+from lib_rocm_sd.ops.attention_kernel import AttentionParams, configs
+from lib_rocm_sd.ops.base import KernelSpec
 from tests import simt
+from tests.attention_judge import numbers
 from tests.attention_layouts import LAYOUTS, lay_out
 from tests.simt.attention import (
     HEAD_DIMS,
@@ -21,6 +24,7 @@ from tests.simt.attention import (
     draw,
     random_mask,
 )
+from tests.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
@@ -210,6 +214,41 @@ def test_no_races(gfx: str, head_dim: int) -> None:
     setting = Setting(gfx, turn, sanitized("thread"))
     problem = AttentionProblem(2, 2, 65, 131, head_dim, HALVES[turn % 2])
     check(setting, *draw(problem))
+
+
+class Backwards(ShimLaunch):
+    """Has the kernel read q, k and v from their last row to the first: a stride that is right in
+    64 bits only, as that of rows further apart than there is memory for here.
+    """
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> None:
+        assert isinstance(params, AttentionParams)
+        for name, rows in (("q", params.seq_q), ("k", params.seq_k), ("v", params.seq_k)):
+            strides = getattr(params, f"{name}_stride")
+            setattr(params, name, getattr(params, name) + 2 * strides[1] * (rows - 1))
+            strides[1] = -strides[1]
+        params.aligned = 0
+        super().__call__(spec, grid, block, params, device)
+
+
+@pytest.mark.parametrize("head_dim", [40, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_strides_of_rows_have_64_bits(gfx: str, head_dim: int) -> None:
+    arch = by_gfx(gfx)
+    assert arch is not None
+    q, k, v = draw(AttentionProblem(1, 2, 37, 300, head_dim))
+    for config in configs(arch, head_dim)[: None if gfx == "sm_90" else 1]:
+        launch = Backwards(arch)
+        with launch.knows(q, k, v):
+            found = MatrixAttention().run(launch, config, q, k, v)
+        assert numbers(found, q.flip(1), k.flip(1), v.flip(1)).faults(True) == [], config
 
 
 def test_misaligned_differs_from_plain_in_nothing() -> None:

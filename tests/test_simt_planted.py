@@ -113,8 +113,8 @@ PART_MISTAKES = {
         "barrier();\n        if (any_lane(outside != 0))",
     ),
     "a tile is scored again without its keys": (
-        "            again.copy_at_once",
-        "            if (0) again.copy_at_once",
+        "            copy_keys_at_once(slot,",
+        "            if (0) copy_keys_at_once(slot,",
     ),
 }
 

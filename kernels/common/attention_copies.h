@@ -55,12 +55,12 @@ struct CopyingAttention : Attention {
     DEVICE void begin_keys(int first_k) {
         const int rows = (int)p.seq_k - first_k;
         if (p.aligned) key_copies.begin(k_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, RowsK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows);
+        else copy_rows<BLOCK_K, HEAD_DIM, RowsK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows, thread_id());
     }
     DEVICE void begin_values(int first_k) {
         const int rows = (int)p.seq_k - first_k;
         if (p.aligned) value_copies.begin(v_tiles(), rows), copies_begun();
-        else copy_rows<BLOCK_K, HEAD_DIM, RowsV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows);
+        else copy_rows<BLOCK_K, HEAD_DIM, RowsV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows, thread_id());
     }
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile

@@ -18,8 +18,7 @@ struct PartsAttention : Attention {
     static_assert(kProducts % kShares == 0 && kSums % kShares == 0 && kStepsK % 2 == 0, "shares and buffers must divide");
     static_assert(Unit::kSumsByProduct && Q_TILES <= kWaveTilesD, "weights are read between the products of one step");
 
-    using CopiesOfKeys = WaveCopies<kTileRowsK, CHUNK_D, RowsK>;
-    CopiesOfKeys key_copies;
+    WaveCopies<kTileRowsK, CHUNK_D, RowsK> key_copies;
     WaveCopies<CHUNK_K, kTileColumnsV, RowsV> value_copies;
     u32 slot;  // of the part that is read
     // What the next products read of Q, or of P; it outlasts a part.
@@ -37,11 +36,10 @@ struct PartsAttention : Attention {
         barrier();  // Q is complete
 #pragma unroll 1
         for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
-            const int rows = (int)p.seq_k - first_k;
-            score_tile(rows);
+            score_tile(first_k);
             weigh_tile(first_k);
             barrier();  // P is complete
-            sum_tile(rows);
+            sum_tile(first_k);
         }
         copies_landed<0>();
         finish();
@@ -50,16 +48,29 @@ struct PartsAttention : Attention {
         key_copies.prepare(key_rows(own_key(), 0), p.k_stride[1]);
         value_copies.prepare(v + wave_d * kTileColumnsV, p.v_stride[1]);
 #pragma unroll
-        for (slot = 1; slot <= kAhead; ++slot) copy_keys((int)p.seq_k, 0, 1), copies_begun();
+        for (slot = 1; slot <= kAhead; ++slot) copy_keys(0, (int)slot - 1, 0, 1), copies_begun();
         slot = kAhead;
     }
-    // One of `shares` of the next part of K, or of V, to the slot that was read before this one. `rows` of its tile, or of it, exist.
-    DEVICE void copy_keys(int rows, int share, int shares) {
-        key_copies.begin_share(part(last_slot()), rows - own_key(), p.aligned, share, shares);
-        if (share == shares - 1) key_copies.move(-kTileRowsK, CHUNK_D);
+    // One of `shares` of part `chunk` of a tile, of K or of V, to the slot that was read before this one. What is not whole, or not
+    // aligned, goes there at once with the last share.
+    DEVICE void copy_keys(int first_k, int chunk, int share, int shares) {
+        const bool whole = p.aligned && (int)p.seq_k - first_k - own_key() >= kTileRowsK;
+        key_copies.begin_share(part(last_slot()), whole, share, shares);
+        if (share < shares - 1) return;
+        key_copies.move(-kTileRowsK, CHUNK_D);
+        if (!whole) copy_keys_at_once(last_slot(), first_k, chunk);
     }
-    DEVICE void copy_values(int rows, int share, int shares) {
-        value_copies.begin_share(part(last_slot()), rows, p.aligned, share, shares);
+    DEVICE void copy_keys_at_once(u32 slot, int first_k, int chunk) {
+        const int first = first_k + own_key();
+        copy_rows<kTileRowsK, CHUNK_D, RowsK, WAVE_SIZE>(part(slot), key_rows(first, chunk), p.k_stride[1], (int)p.seq_k - first, lane_id());
+    }
+    DEVICE void copy_values(int first_k, int chunk, int share, int shares) {
+        const int first = first_k + chunk * CHUNK_K, rows = (int)p.seq_k - first;
+        const bool whole = p.aligned && rows >= CHUNK_K;
+        value_copies.begin_share(part(last_slot()), whole, share, shares);
+        if (share < shares - 1 || whole) return;
+        const u16* const from = value_rows(first) + wave_d * kTileColumnsV;
+        copy_rows<CHUNK_K, kTileColumnsV, RowsV, WAVE_SIZE>(part(last_slot()), from, p.v_stride[1], rows, lane_id());
     }
     // Waits for the next part; what lay in the slot that is copied to then has been read by the wave.
     DEVICE void next_part() {
@@ -68,20 +79,20 @@ struct PartsAttention : Attention {
         slot = slot == kBuffersPart - 1 ? 0 : slot + 1;
     }
 
-    DEVICE void score_tile(int rows) {
+    DEVICE void score_tile(int first_k) {
         clear_scores(0, kWaveTilesK);
         load_query(0, 0);
 #pragma unroll 2
         for (int chunk = 0; chunk < kChunksD - kAhead; ++chunk) {
             next_part();
-            score_part(chunk, [&](int share) { copy_keys(rows, share, kShares); });
+            score_part(chunk, [&](int share) { copy_keys(first_k, chunk + kAhead, share, kShares); });
             copies_begun();
         }
         key_copies.move(BLOCK_K, -HEAD_DIM);
 #pragma unroll 1
         for (int ahead = 0; ahead < kAhead; ++ahead) {
             next_part();
-            score_part(kChunksD - kAhead + ahead, [&](int share) { copy_values(rows - ahead * CHUNK_K, share, kShares); });
+            score_part(kChunksD - kAhead + ahead, [&](int share) { copy_values(first_k, ahead, share, kShares); });
             copies_begun();
         }
     }
@@ -135,33 +146,30 @@ struct PartsAttention : Attention {
     }
     // By way of the slot that was read last; the others have the first parts of V by now.
     DEVICE void score_again(int first_k) {
-        CopiesOfKeys again;
-        again.prepare(key_rows(first_k + own_key(), 0), p.k_stride[1]);
         clear_scores(0, kWaveTilesK);
         load_query(0, 0);
 #pragma unroll 1
         for (int chunk = 0; chunk < kChunksD; ++chunk) {
             wave_sync();
-            again.copy_at_once(part(slot), (int)p.seq_k - first_k - own_key());
-            again.move(-kTileRowsK, CHUNK_D);
+            copy_keys_at_once(slot, first_k, chunk);
             wave_sync();
             score_part(chunk, [](int) {});
         }
     }
 
-    DEVICE void sum_tile(int rows) {
+    DEVICE void sum_tile(int first_k) {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) load_weights(0, 0, t);
 #pragma unroll 2
         for (int chunk = 0; chunk < kChunksK - kAhead; ++chunk) {
             next_part();
-            sum_part(chunk, [&](int share) { copy_values(rows - (chunk + kAhead) * CHUNK_K, share, kShares); });
+            sum_part(chunk, [&](int share) { copy_values(first_k, chunk + kAhead, share, kShares); });
             copies_begun();
         }
 #pragma unroll 1
-        for (int chunk = kChunksK - kAhead; chunk < kChunksK; ++chunk) {
+        for (int ahead = 0; ahead < kAhead; ++ahead) {
             next_part();
-            sum_part(chunk, [&](int share) { copy_keys(rows - BLOCK_K, share, kShares); });
+            sum_part(kChunksK - kAhead + ahead, [&](int share) { copy_keys(first_k + BLOCK_K, ahead, share, kShares); });
             copies_begun();
         }
     }

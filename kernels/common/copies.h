@@ -46,8 +46,8 @@ template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegiste
     }
 };
 
-// Tiles of kRows x kColumns (in eights) that a wave copies for itself, one below the other or elsewhere after `move`; zeros for rows
-// past the end. Addresses are sums: products with a row's bytes took more instructions than all the rest of a copy.
+// Whole tiles of kRows x kColumns (in eights) that a wave copies for itself, one below the other or elsewhere after `move`. Rows as for
+// TileCopies. Addresses are sums: products with a row's bytes took more instructions than all the rest of a copy.
 template <int kRows, int kColumns, typename Rows> struct WaveCopies {
     static constexpr int kChunks = kColumns / 8, kStep = WAVE_SIZE / kChunks, kEach = kRows / kStep;
     static_assert(WAVE_SIZE % kChunks == 0 && kRows % kStep == 0, "a wave copies whole rows");
@@ -59,38 +59,25 @@ template <int kRows, int kColumns, typename Rows> struct WaveCopies {
     }
     static DEVICE int row() { return (int)(thread_id() % WAVE_SIZE) / kChunks; }
     static DEVICE int column() { return (int)(thread_id() % WAVE_SIZE) % kChunks * 8; }
-    // One of `shares` of a tile of which `rows` exist, perhaps none; all of it with the last share if it is not whole, or not aligned.
-    DEVICE void begin_share(u16* lds, int rows, u32 aligned, int share, int shares) {
+    // One of `shares` of a tile; if not `wanted`, addresses alone go on.
+    DEVICE void begin_share(u16* lds, bool wanted, int share, int shares) {
         u16* const first = Rows::place(lds, row(), column());
-        if (aligned && rows >= kRows) {
 #pragma unroll
-            for (int j = share * kEach / shares; j < (share + 1) * kEach / shares; ++j) {
-                from = kept_address(from + step_bytes);
-                copy_async(Rows::below(first, j * kStep), from, true);
-            }
-        } else if (share == shares - 1) {
-            copy_at_once(lds, rows);
-        }
-    }
-    // By way of registers, from rows that may begin anywhere.
-    DEVICE void copy_at_once(u16* lds, int rows) {
-#pragma unroll 1
-        for (int j = 0; j < kEach; ++j) {
-            Words<4> x = {{0, 0, 0, 0}};
-            from += step_bytes;
-            if (row() + j * kStep < rows) x = load_eight<false>((const u16*)from);
-            *(Words<4>*)Rows::place(lds, row() + j * kStep, column()) = x;
+        for (int j = share * kEach / shares; j < (share + 1) * kEach / shares; ++j) {
+            from = kept_address(from + step_bytes);
+            if (wanted) copy_async(Rows::below(first, j * kStep), from, true);
         }
     }
     DEVICE void move(int rows, int columns) { from = kept_address(from + (i64)(rows / kStep) * step_bytes + columns * 2); }
 };
 
-// lds[r][c] = tile[r][c], kRows x kColumns (in eights) of any alignment and row stride, zeros for rows past the end. In few registers,
-// for what is rare.
-template <int kRows, int kColumns, typename Rows, int kThreads> DEVICE void copy_rows(u16* lds, const u16* tile, i64 row_stride, int rows) {
+// lds[r][c] = tile[r][c], kRows x kColumns (in eights) of any alignment and row stride, zeros for rows past the end; by kThreads
+// work-items, of which this is number `thread`. In few registers, for what is rare.
+template <int kRows, int kColumns, typename Rows, int kThreads>
+DEVICE void copy_rows(u16* lds, const u16* tile, i64 row_stride, int rows, u32 thread) {
     using Place = InRows<kRows, kColumns, kThreads>;
 #pragma unroll 1
-    for (int i = (int)thread_id(); i < kRows * Place::kChunks; i += kThreads) {
+    for (int i = (int)thread; i < kRows * Place::kChunks; i += kThreads) {
         const int row = Place::row(i), column = Place::column(i);
         Words<4> x = {{0, 0, 0, 0}};
         if (row < rows) x = load_eight<false>(tile + row * row_stride + column);
