@@ -78,7 +78,7 @@ constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
 // LDS, in bytes: Q if it stays there, then K and V (one after the other in time if kParts; V transposed unless the unit transposes
-// as it reads), in rings of tiles, then P and one float per wave and query.
+// as it reads), in rings of tiles, or if kPartsAhead in a ring of parts for each wave, then P and one float per wave and query.
 using RowsQ = LdsRows<kPaddedD, kPartsAhead>;
 using RowsK = LdsRows<kCopiesAsync ? min2(CHUNK_D, HEAD_DIM) : CHUNK_D, kCopiesAsync>;
 using RowsV = LdsRows<Unit::kTransposes ? min2(kTileColumnsV, HEAD_DIM) : CHUNK_K, kCopiesAsync>;

@@ -96,7 +96,7 @@ struct PartsAttention : Attention {
             copies_begun();
         }
     }
-    // S^T += K Q^T for one part. What a product reads is asked for before the product before it; a `copy` follows each.
+    // S^T += K Q^T for one part. What a product reads is asked for before the product before it; shares are copied in between.
     template <typename F> DEVICE void score_part(int chunk, F copy) {
         typename Unit::A keys[2][kWaveTilesK];
         const auto load_keys = [&](int d) {
