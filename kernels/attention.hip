@@ -100,6 +100,7 @@ static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed 
 static_assert(!kPipelined || WAVES_D == 1, "the pipeline is for waves on their own");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
+static_assert(!kCopiesAsync || (kOffsetK | kOffsetV | kOffsetP | kBytesK | kBytesV | kBytesPart) % 128 == 0, "LdsRows counts on that");
 EXPORT_LDS_BYTES(kLdsBytes)
 
 // How far in bits the base of the weights may lag behind the largest score, and how large weights may become, or a lane's sum of
@@ -132,7 +133,7 @@ struct Attention {
     typename Unit::B p_fragment[Q_TILES][kWaveTilesK];
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
-    typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct
+    typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct and not kPartsAhead
     u32 k_slot = 0, v_slot = 0;  // of the tiles that are read
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
@@ -187,7 +188,7 @@ struct Attention {
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
-                for (int d = 0; d < kTilesD; ++d) q_fragment[t][d] = Unit::template load_b<RowsQ>(q_tile(t), 0, d * 16);
+                for (int d = 0; d < kTilesD; ++d) q_fragment[t][d] = Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
         }
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -221,12 +222,12 @@ struct Attention {
             typename Unit::B from_lds[Q_TILES];
             if constexpr (Q_IN_LDS)
 #pragma unroll
-                for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::template load_b<RowsQ>(q_tile(t) + chunk * CHUNK_D, 0, d * 16);
+                for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::template tile_b<RowsQ>(q_tile(t) + chunk * CHUNK_D, 0, d * 16);
 #pragma unroll
             for (int i = first; i < first + kMany; ++i) {
                 const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
                 const int row = (wave_d * kWaveTilesK + i) * 16;
-                const auto a = eight ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template load_a<RowsK>(k_tiles(), row, d * 16);
+                const auto a = eight ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template tile_a<RowsK>(k_tiles(), row, d * 16);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t) {
                     const auto& b = Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d];
@@ -449,7 +450,7 @@ struct Attention {
         typename Unit::B weights[Q_TILES];
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
-            if constexpr (WAVES_D > 1) weights[t] = Unit::template load_b<RowsP>(p_tile(t), 0, chunk * CHUNK_K + i * 16);
+            if constexpr (WAVES_D > 1) weights[t] = Unit::template tile_b<RowsP>(p_tile(t), 0, chunk * CHUNK_K + i * 16);
             else weights[t] = p_fragment[t][i];
         }
 #pragma unroll

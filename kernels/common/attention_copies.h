@@ -2,6 +2,8 @@
 // cannot read. Included by attention.hip, whose head explains the rest.
 #pragma once
 
+static_assert(!kPartsAhead, "attention_parts.h is for that");
+
 struct CopyingAttention : Attention {
     // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare.
     static constexpr bool kBF16At40 = HEAD_DIM == 40 && BF16_HALVES;

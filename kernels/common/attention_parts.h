@@ -4,7 +4,8 @@
 // Of a tile, a wave scores its own keys and sums its own columns of the output, so what it reads of K and V no other wave reads. It
 // copies that for itself, part after part through a ring of its own: CHUNK_D columns of its keys, then CHUNK_K keys of its columns.
 // While one part is read the next two are on their way, and their copies are begun between products. The group meets twice in a tile:
-// before weights are stored, since those of the last tile must have been read, and before they are read.
+// before weights are stored, since those of the last tile must have been read, and before they are read; and where it looks for a
+// maximum.
 #pragma once
 
 static_assert(kPartsAhead && Q_IN_LDS && WAVES_Q == 1 && kTilesD % WAVES_D == 0, "waves share all queries, and the columns evenly");
@@ -13,7 +14,7 @@ struct PartsAttention : Attention {
     static constexpr int kAhead = kBuffersPart - 1;
     static constexpr int kStepsD = CHUNK_D / 16, kStepsK = CHUNK_K / 16;
     static constexpr int kProducts = kStepsD * Q_TILES, kSums = kStepsK * kWaveTilesD;  // of a part of K, of V
-    static constexpr int kShares = 4;  // of a part, copied so many products after each other
+    static constexpr int kShares = 4;  // in which a part is copied
     static_assert(kAhead < kChunksD && kAhead < kChunksK, "a tile has more parts than are on their way");
     static_assert(kProducts % kShares == 0 && kSums % kShares == 0 && kStepsK % 2 == 0, "shares and buffers must divide");
     static_assert(Unit::kSumsByProduct && Q_TILES <= kWaveTilesD, "weights are read between the products of one step");
@@ -27,7 +28,7 @@ struct PartsAttention : Attention {
     DEVICE PartsAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
 
     DEVICE int own_key() const { return wave_d * kTileRowsK; }
-    DEVICE u16* part(u32 slot) const { return (u16*)(lds + kOffsetK + (wave_d * kBuffersPart + slot) * kBytesPart); }
+    DEVICE u16* part(u32 in) const { return (u16*)(lds + kOffsetK + (wave_d * kBuffersPart + in) * kBytesPart); }
     DEVICE u32 last_slot() const { return slot == 0 ? kBuffersPart - 1 : slot - 1; }
 
     DEVICE void run() {
@@ -41,7 +42,6 @@ struct PartsAttention : Attention {
             barrier();  // P is complete
             sum_tile(first_k);
         }
-        copies_landed<0>();
         finish();
     }
     DEVICE void begin_copies() {
@@ -60,9 +60,9 @@ struct PartsAttention : Attention {
         key_copies.move(-kTileRowsK, CHUNK_D);
         if (!whole) copy_keys_at_once(last_slot(), first_k, chunk);
     }
-    DEVICE void copy_keys_at_once(u32 slot, int first_k, int chunk) {
+    DEVICE void copy_keys_at_once(u32 to, int first_k, int chunk) {
         const int first = first_k + own_key();
-        copy_rows<kTileRowsK, CHUNK_D, RowsK, WAVE_SIZE>(part(slot), key_rows(first, chunk), p.k_stride[1], (int)p.seq_k - first, lane_id());
+        copy_rows<kTileRowsK, CHUNK_D, RowsK, WAVE_SIZE>(part(to), key_rows(first, chunk), p.k_stride[1], (int)p.seq_k - first, lane_id());
     }
     DEVICE void copy_values(int first_k, int chunk, int share, int shares) {
         const int first = first_k + chunk * CHUNK_K, rows = (int)p.seq_k - first;
@@ -101,7 +101,7 @@ struct PartsAttention : Attention {
         typename Unit::A keys[2][kWaveTilesK];
         const auto load_keys = [&](int d) {
 #pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) keys[d % 2][i] = Unit::template load_a<RowsK>(part(slot), i * 16, d * 16);
+            for (int i = 0; i < kWaveTilesK; ++i) keys[d % 2][i] = Unit::template tile_a<RowsK>(part(slot), i * 16, d * 16);
         };
         load_keys(0);
 #pragma unroll
@@ -115,7 +115,7 @@ struct PartsAttention : Attention {
         }
     }
     DEVICE void load_query(int chunk, int n) {
-        queries[n % 2] = Unit::template load_b<RowsQ>(q_tile(0), n % Q_TILES * 16, chunk * CHUNK_D + n / Q_TILES * 16);
+        queries[n % 2] = Unit::template tile_b<RowsQ>(q_tile(0), n % Q_TILES * 16, chunk * CHUNK_D + n / Q_TILES * 16);
     }
 
     // Weights with the base of the tile before; if one of any wave is not good, all score the tile again.
@@ -191,7 +191,7 @@ struct PartsAttention : Attention {
         }
     }
     DEVICE void load_weights(int chunk, int i, int t) {
-        weights[i % 2][t] = Unit::template load_b<RowsP>(p_tile(0), t * 16, chunk * CHUNK_K + i * 16);
+        weights[i % 2][t] = Unit::template tile_b<RowsP>(p_tile(0), t * 16, chunk * CHUNK_K + i * 16);
     }
 };
 using Kernel = PartsAttention;

@@ -82,11 +82,11 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr bool kSumsEight = false;
     template <int kRows, typename Rows> static DEVICE A load_a_transposed(const u16*, int, int);  // not on this unit
     static DEVICE A ones();                                                                       // nor this
-    template <typename Rows> static DEVICE A load_a(const u16* tile, int row, int column) {
+    template <typename Rows> static DEVICE A tile_a(const u16* tile, int row, int column) {
         return load_a(tile + row * Rows::kLd + column, Rows::kLd, 15);
     }
-    template <typename Rows> static DEVICE A load_a_eight(const u16* tile, int row, int column) { return load_a<Rows>(tile, row, column); }
-    template <typename Rows> static DEVICE B load_b(const u16* tile, int row, int column) {
+    template <typename Rows> static DEVICE A load_a_eight(const u16* tile, int row, int column) { return tile_a<Rows>(tile, row, column); }
+    template <typename Rows> static DEVICE B tile_b(const u16* tile, int row, int column) {
         return load_b(tile + row * Rows::kLd + column, Rows::kLd);
     }
     static DEVICE void multiply_eight(const A& a, const B& b, D& d) { Unit::template multiply<16>(a, b, d); }
@@ -335,10 +335,10 @@ template <typename Half> struct Mma {
         return b;
     }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) { return gather_a(tile, ld, last_row); }
-    // Of a tile in LDS, sixteen rows from `row` on and columns from `column` on, multiples of sixteen. PTX ISA 9.7.15.5.15, ldmatrix:
+    // Sixteen rows from `row` on and columns from `column` on, multiples of sixteen, of a tile at a multiple of 128 bytes. PTX ISA 9.7.15.5.15, ldmatrix:
     // lane l gives the address of row l % 8 of 8x8 matrix l / 8 and gets word l % 4 of row l / 4 of each; with .trans halves 2 (l % 4)
     // and 2 (l % 4) + 1 of column l / 4.
-    template <typename Rows> static DEVICE A load_a(const u16* tile, int row, int column) {
+    template <typename Rows> static DEVICE A tile_a(const u16* tile, int row, int column) {
         const int lane = lane_id();
 #if defined(SIMT_SHIM)
         A a;
@@ -363,7 +363,7 @@ template <typename Half> struct Mma {
 #endif
         return a;
     }
-    template <typename Rows> static DEVICE B load_b(const u16* tile, int row, int column) {
+    template <typename Rows> static DEVICE B tile_b(const u16* tile, int row, int column) {
         const int lane = lane_id();
 #if defined(SIMT_SHIM)
         B b;

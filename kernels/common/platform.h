@@ -31,7 +31,7 @@ typedef long long i64;
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #endif
 
-// LDS(name, bytes): one array per kernel, 16-byte aligned, contents undefined at start.
+// LDS(name, bytes): one array per kernel, contents undefined at start; aligned to 16 bytes, where copies pass no register to 128.
 #if defined(SIMT_SHIM)
 #define LDS(name, bytes) unsigned char* name = simt::lds(bytes)
 #elif defined(__CUDACC__)

@@ -135,6 +135,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads> struct Tile : Fe
             Words<4> x = this->part[j][0];
 #pragma unroll
             for (int w = 0; w < 4; ++w) x.word[w] ^= flip;
+            // Rows::place, but as a call it makes LLVM order the code of some GPUs otherwise.
             *(Words<4>*)(lds + Place::row(i) * Rows::kLd + (Place::column(i) ^ Rows::turned(Place::row(i)))) = x;
         }
     }

@@ -192,9 +192,8 @@ def _development_configs(
     arch: Arch, head_dim: int, whole: Callable[..., AttentionConfig]
 ) -> tuple[AttentionConfig, ...]:
     """What an NVIDIA card with its many registers does best with, head_dim up to 160; the last for
-    few keys. Above 80 the pipeline's rings need more LDS than small cards have.
+    few keys.
     """
-    small = arch.lds_bytes < 128 << 10
     pairs = whole(4, 1, 32, False, 2, True, 2)
     if head_dim <= 48:
         few = whole(4, 1, FEW_KEYS, True, groups=5)
@@ -208,8 +207,8 @@ def _development_configs(
     few = whole(4, 1, FEW_KEYS, True, groups=2)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
-        return (three, few) if small else (two, three, few)
-    if small:
+        return (two, three, few)
+    if arch.lds_bytes < 128 << 10:  # too little for rings
         return (whole(8, 1, 32, False), few)
     return (whole(8, 1, 32, False, 1, True), whole(4, 1, 32, False, 1, True, 2), few)
 
