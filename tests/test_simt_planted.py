@@ -24,7 +24,15 @@ def places(text: str) -> list[tuple[str, int]]:
     ]
 
 
-BARRIERS, WAITS = places("barrier();"), places("copies_landed<1>();")
+BARRIERS = places("barrier();")
+WEAKER = {
+    "copies_landed<1>();": "copies_landed<2>();",
+    "copies_landed<kAhead - 1>();": "copies_landed<kAhead>();",
+    "copies_landed<0>();": "copies_landed<1>();",
+}
+WAITS = [(*place, text) for text in WEAKER for place in places(text)]
+AT_THE_END = (COPIES, 1, "copies_landed<0>();")
+"""What it waits for is read no more."""
 Way = tuple[str, int, str, int, tuple[int, int]]
 USUAL = (65, 131)
 PLAIN: tuple[Way, ...] = (
@@ -69,7 +77,7 @@ def inputs_of(
 
 
 def test_the_source_has_barriers() -> None:
-    assert len(BARRIERS) >= 10 and len(WAITS) >= 2
+    assert len(BARRIERS) >= 10 and len(WAITS) >= 4 and AT_THE_END in WAITS
 
 
 def caught(
@@ -99,23 +107,16 @@ def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int
     assert "error:" not in caught(name, "barrier();", "(void)0;", number, seed)
 
 
-@pytest.mark.parametrize(("name", "number"), WAITS)
-def test_a_copy_not_waited_for_gives_wrong_results(name: str, number: int) -> None:
-    found = caught(name, "copies_landed<1>();", "copies_landed<2>();", number, 1)
-    assert found == "wrong"
+@pytest.mark.parametrize(("name", "number", "text"), [each for each in WAITS if each != AT_THE_END])
+def test_a_copy_not_waited_for_gives_wrong_results(name: str, number: int, text: str) -> None:
+    assert caught(name, text, WEAKER[text], number, 1) == "wrong"
 
 
-def test_values_not_waited_for_give_wrong_results() -> None:
-    assert caught(COPIES, "copies_landed<0>();", "copies_landed<1>();", 0, 1) == "wrong"
-
-
+VOTE = "if (barrier_any(outside != 0))"
+REMOVED = {"barrier();": "(void)0;", VOTE: "if (any_lane(outside != 0))"}
 PART_MISTAKES = {
-    "a part is not waited for": ("copies_landed<kAhead - 1>();", "copies_landed<kAhead>();"),
     "lanes read what others still wait for": ("        wave_sync();\n        slot", "        slot"),
-    "each wave decides for itself": (
-        "if (barrier_any(outside != 0))",
-        "barrier();\n        if (any_lane(outside != 0))",
-    ),
+    "each wave decides for itself": (VOTE, "barrier();\n        if (any_lane(outside != 0))"),
     "a tile is scored again without its keys": (
         "            copy_keys_at_once(slot,",
         "            if (0) copy_keys_at_once(slot,",
@@ -135,20 +136,14 @@ def test_a_mistake_with_parts_is_seen(mistake: str) -> None:
     assert "error:" not in (found := verdict(setting, inputs)) and found != "right"
 
 
-def test_weights_stored_while_others_are_read_are_a_race() -> None:
+@pytest.mark.parametrize(
+    ("name", "number", "text"), [(*place, text) for text in REMOVED for place in places(text)]
+)
+def test_a_removed_barrier_is_a_race(name: str, number: int, text: str) -> None:
     reason = simt.missing("thread")
     if reason:
         pytest.skip(reason)
-    own = "if (any_lane(outside != 0))"
-    assert "data race" in caught(PARTS, "if (barrier_any(outside != 0))", own, 0, 1, "thread")
-
-
-@pytest.mark.parametrize(("name", "number"), BARRIERS)
-def test_a_removed_barrier_is_a_race(name: str, number: int) -> None:
-    reason = simt.missing("thread")
-    if reason:
-        pytest.skip(reason)
-    assert "data race" in caught(name, "barrier();", "(void)0;", number, 1, "thread")
+    assert "data race" in caught(name, text, REMOVED[text], number, 1, "thread")
 
 
 WRONG = {
