@@ -140,7 +140,8 @@ struct Attention {
 
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
-        wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D), wave_d = (int)(wave % WAVES_D);
+        wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D);  // a constant, where the compiler could not know it
+        wave_d = (int)(wave % WAVES_D);
         u32 batch_head;
         if constexpr (kCopied) {
             batch_head = block / p.head_groups, first_q = (int)(block % p.head_groups) * kBlockQ;
@@ -604,10 +605,10 @@ struct Attention {
 #if defined(MATRIX_UNIT_MMA_SM80)
 #include "common/copies.h"
 #endif
-#if defined(MATRIX_UNIT_MMA_SM80) && AHEAD && CHUNK_D < HEAD_DIM
-#include "common/attention_parts.h"
-#elif defined(MATRIX_UNIT_MMA_SM80)
+#if defined(MATRIX_UNIT_MMA_SM80) && CHUNK_D >= HEAD_DIM
 #include "common/attention_copies.h"
+#elif defined(MATRIX_UNIT_MMA_SM80) && AHEAD
+#include "common/attention_parts.h"
 #else
 using Kernel = Attention;
 #endif

@@ -2,7 +2,7 @@
 // cannot read. Included by attention.hip, whose head explains the rest.
 #pragma once
 
-static_assert(!kPartsAhead, "attention_parts.h is for that");
+static_assert(!kParts, "attention_parts.h is for that");
 
 struct CopyingAttention : Attention {
     // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare.
@@ -10,7 +10,7 @@ struct CopyingAttention : Attention {
     static constexpr bool kFewRegisters = kPipelined && (HEAD_DIM == 80 || kBF16At40), kKeepsBase = HEAD_DIM != 64 && !kBF16At40;
     static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
 
-    TileCopies<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads, kFewRegisters> key_copies;
+    TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kFewRegisters> key_copies;
     TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters> value_copies;
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
     PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
@@ -141,10 +141,9 @@ struct CopyingAttention : Attention {
         key_copies.prepare(k, p.k_stride[1]);
         value_copies.prepare(v, p.v_stride[1]);
         if constexpr (kCopied) return run_resident();
-        if (kPipelined && p.aligned) begin_pipeline();
+        if (p.aligned) begin_pipeline();
         load_queries();
-        if (kPipelined && p.aligned) run_pipelined();
-        else if constexpr (kParts) run_in_parts();
+        if (p.aligned) run_pipelined();
         else run_whole();
         finish();
     }

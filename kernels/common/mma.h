@@ -335,19 +335,24 @@ template <typename Half> struct Mma {
         return b;
     }
     static DEVICE A load_a(const u16* tile, int ld, int last_row) { return gather_a(tile, ld, last_row); }
-    // Sixteen rows from `row` on and columns from `column` on, multiples of sixteen, of a tile at a multiple of 128 bytes. PTX ISA 9.7.15.5.15, ldmatrix:
-    // lane l gives the address of row l % 8 of 8x8 matrix l / 8 and gets word l % 4 of row l / 4 of each; with .trans halves 2 (l % 4)
-    // and 2 (l % 4) + 1 of column l / 4.
-    template <typename Rows> static DEVICE A tile_a(const u16* tile, int row, int column) {
+    template <typename Rows> static DEVICE A tile_a(const u16* tile, int row, int column) { return eights<Rows, false>(tile, row, column); }
+    template <typename Rows> static DEVICE B tile_b(const u16* tile, int row, int column) { return eights<Rows, true>(tile, row, column); }
+    // Sixteen rows from `row` on and columns from `column` on, multiples of sixteen, of a tile at a multiple of 128 bytes: four 8x8
+    // matrices, those below each other first if kDown. PTX ISA 9.7.15.5.15, ldmatrix: lane l gives the address of row l % 8 of matrix
+    // l / 8 and gets word l % 4 of row l / 4 of each; with .trans halves 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
+    template <typename Rows, bool kDown> static DEVICE Fragment<4> eights(const u16* tile, int row, int column) {
         const int lane = lane_id();
 #if defined(SIMT_SHIM)
-        A a;
+        Fragment<4> f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            load_words<1>(a.w + i, Rows::place(tile, row + lane / 4 + 8 * (i / 2), column + 2 * (lane % 4) + 8 * (i % 2)));
-        return a;
+        for (int i = 0; i < 4; ++i) {
+            const int down = 8 * (kDown ? i % 2 : i / 2), right = 8 * (kDown ? i / 2 : i % 2);
+            load_words<1>(f.w + i, Rows::place(tile, row + lane / 4 + down, column + 2 * (lane % 4) + right));
+        }
+        return f;
 #else
-        return matrices(address<Rows>(tile, lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2), row, column));
+        const int lane_row = kDown ? lane % 16 : lane % 8 + 8 * (lane / 16), lane_column = 8 * (kDown ? lane / 16 : lane / 8 % 2);
+        return matrices(address<Rows>(tile, lane_row, lane_column, row, column));
 #endif
     }
     // For multiply_eight: the first eight columns.
@@ -362,18 +367,6 @@ template <typename Half> struct Mma {
                      : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(address<Rows>(tile, lane % 16, 0, row, column)) : "memory");
 #endif
         return a;
-    }
-    template <typename Rows> static DEVICE B tile_b(const u16* tile, int row, int column) {
-        const int lane = lane_id();
-#if defined(SIMT_SHIM)
-        B b;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            load_words<1>(b.w + i, Rows::place(tile, row + lane / 4 + 8 * (i % 2), column + 2 * (lane % 4) + 8 * (i / 2)));
-        return b;
-#else
-        return matrices(address<Rows>(tile, lane % 16, 8 * (lane / 16), row, column));
-#endif
     }
     static DEVICE B load_b(const u16* tile, int ld, int last_column) {
 #if defined(SIMT_SHIM)
