@@ -72,7 +72,7 @@ constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
 constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
 constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
-constexpr int kBuffersK = kPipelined ? 5 : 1, kBuffersV = kPipelined ? 3 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kBuffersK = kPipelined ? 5 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
 constexpr int kTileRowsK = kPartsAhead ? kWaveTilesK * 16 : BLOCK_K, kTileColumnsV = kPartsAhead ? kWaveTilesD * 16 : kPaddedD;
 constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
@@ -85,8 +85,12 @@ using RowsV = LdsRows<Unit::kTransposes ? min2(kTileColumnsV, HEAD_DIM) : CHUNK_
 using RowsP = LdsRows<BLOCK_K, kPartsAhead>;
 constexpr int kLdQ = RowsQ::kLd, kLdK = RowsK::kLd, kLdP = RowsP::kLd, kLdV = RowsV::kLd;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = kTileRowsK * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
-constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied;
-constexpr bool kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1 && (kCopied || HEAD_DIM != 80);  // there it was slower
+constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied, kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
+// Whether V's ring is as long as K's and one offset serves both: where LDS suffices for all groups that registers do. And whether
+// registers suffice to keep where in a ring this lane reads.
+constexpr bool kEvenRings = kPipelined && (kBytesQ + 2 * kBuffersK * kBytesK) * MIN_GROUPS <= LDS_BYTES / 8 * 7;
+constexpr bool kKeepsPlaces = kPipelined && !Q_IN_LDS;
+constexpr int kBuffersV = kEvenRings ? kBuffersK : kPipelined ? 3 : 1;
 constexpr int kBytesPart = max2(kBytesK, kBytesV);
 constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
 constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
@@ -104,9 +108,9 @@ static_assert(!kCopiesAsync || (kOffsetK | kOffsetV | kOffsetP | kBytesK | kByte
 EXPORT_LDS_BYTES(kLdsBytes)
 
 // How far in bits the base of the weights may lag behind the largest score, and how large weights may become, or a lane's sum of
-// them: far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
-constexpr int kSlackBits = 8;
-constexpr float kMostWeight = 4096.0f, kMostBase = 4096.0f;
+// them: 2^12, far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
+constexpr int kSlackBits = 8, kMostBits = 12;
+constexpr float kMostBase = 4096.0f;
 constexpr float kLog2E = 1.44269504088896341f;
 
 template <bool kTransposes> struct ValueTile {
@@ -134,7 +138,9 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct and not kPartsAhead
-    u32 k_slot = 0, v_slot = 0;  // of the tiles that are read
+    u32 k_at = 0, v_at = 0;  // where in their rings lie the tiles that are read, in bytes; of V k_at says it if kEvenRings
+    typename Unit::template KeysInRing<RowsK> ring_keys;  // if kKeepsPlaces
+    typename Unit::template ValuesInRing<RowsV> ring_values;
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 
@@ -159,8 +165,9 @@ struct Attention {
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }
     DEVICE u16* keys_in(u32 slot) const { return (u16*)(lds + kOffsetK + slot * (kParts ? kBytesPart : kBytesK)); }
     DEVICE u16* values_in(u32 slot) const { return (u16*)(lds + kOffsetV + slot * (kParts ? kBytesPart : kBytesV)); }
-    DEVICE u16* k_tiles() const { return keys_in(k_slot); }
-    DEVICE u16* v_tiles() const { return values_in(v_slot); }
+    DEVICE u32 values_at() const { return kEvenRings ? k_at : v_at; }
+    DEVICE u16* k_tiles() const { return (u16*)(lds + kOffsetK + k_at); }
+    DEVICE u16* v_tiles() const { return (u16*)(lds + kOffsetV + values_at()); }
     // The float of a query that wave `from` of this group owns.
     DEVICE float* stat(int from, int tile, int c) const {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
@@ -226,17 +233,23 @@ struct Attention {
                 for (int t = 0; t < Q_TILES; ++t) from_lds[t] = Unit::template tile_b<RowsQ>(q_tile(t) + chunk * CHUNK_D, 0, d * 16);
 #pragma unroll
             for (int i = first; i < first + kMany; ++i) {
-                const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
-                const int row = (wave_d * kWaveTilesK + i) * 16;
-                const auto a = eight ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template tile_a<RowsK>(k_tiles(), row, d * 16);
+                const auto a = keys_of(i, d);
 #pragma unroll
-                for (int t = 0; t < Q_TILES; ++t) {
-                    const auto& b = Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d];
-                    if (eight) Unit::multiply_eight(a, b, s[t][i]);
-                    else Unit::template multiply<16>(a, b, s[t][i]);
-                }
+                for (int t = 0; t < Q_TILES; ++t)
+                    multiply_keys(a, Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d], d, s[t][i]);
             }
         }
+    }
+    // 16 columns, or the last eight, of one of the wave's tiles of keys.
+    static DEVICE bool only_eight(int d) { return Unit::kSumsEight && kHalfTile && d == kTilesD - 1; }
+    DEVICE typename Unit::A keys_of(int i, int d) const {
+        const int row = (wave_d * kWaveTilesK + i) * 16;
+        if constexpr (kKeepsPlaces) return only_eight(d) ? ring_keys.load_eight(k_at, row, d * 16) : ring_keys.load(k_at, row, d * 16);
+        return only_eight(d) ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template tile_a<RowsK>(k_tiles(), row, d * 16);
+    }
+    static DEVICE void multiply_keys(const typename Unit::A& keys, const typename Unit::B& queries, int d, typename Unit::D& scores) {
+        if (only_eight(d)) Unit::multiply_eight(keys, queries, scores);
+        else Unit::template multiply<16>(keys, queries, scores);
     }
 
     // The mask's row for a query that this lane holds; rows past the end repeat the last.
@@ -400,7 +413,7 @@ struct Attention {
         bool within = true;
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
-            within = within && tallies.of[t].within(kMostWeight);
+            within = within && tallies.of[t].template within<kMostBits>();
             if constexpr (MASK_KIND == kMaskNone) within = within && base_is_small(t);
         }
         return !any_lane(!within);
@@ -455,19 +468,22 @@ struct Attention {
             else weights[t] = p_fragment[t][i];
         }
 #pragma unroll
-        for (int d = 0; d < kWaveTilesD; ++d) {
-            const int first_d = (wave_d * kWaveTilesD + d) * 16;
-            const bool half_tile = kHalfTile && WAVES_D == 1 && d == kTilesD - 1;
-            const auto a = values_of(i, first_d, half_tile);
+        for (int d = 0; d < kWaveTilesD; ++d) sum_columns(i, d, weights);
+        if constexpr (Unit::kSumsByProduct && WAVES_D == 1) sum_rounded(Unit::ones(), weights);
+    }
+    DEVICE void sum_columns(int i, int d, const typename Unit::B (&weights)[Q_TILES]) {
+        const int first_d = (wave_d * kWaveTilesD + d) * 16;
+        const bool half_tile = kHalfTile && WAVES_D == 1 && d == kTilesD - 1;
+        const auto a = values_of(i, first_d, half_tile);
 #pragma unroll
-            for (int t = 0; t < Q_TILES; ++t) {
-                if (half_tile) Unit::template multiply<8>(a, weights[t], o[t][d]);
-                else Unit::template multiply<16>(a, weights[t], o[t][d]);
-            }
+        for (int t = 0; t < Q_TILES; ++t) {
+            if (half_tile) Unit::template multiply<8>(a, weights[t], o[t][d]);
+            else Unit::template multiply<16>(a, weights[t], o[t][d]);
         }
-        if constexpr (Unit::kSumsByProduct && WAVES_D == 1)
+    }
+    DEVICE void sum_rounded(const typename Unit::A& ones, const typename Unit::B (&weights)[Q_TILES]) {
 #pragma unroll
-            for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(Unit::ones(), weights[t], total[t]);
+        for (int t = 0; t < Q_TILES; ++t) Unit::template multiply<8>(ones, weights[t], total[t]);
     }
     DEVICE void accumulate_all(int chunk) {
 #pragma unroll
@@ -475,7 +491,10 @@ struct Attention {
     }
     // 16 columns of V, as rows, for 16 keys.
     DEVICE typename Unit::A values_of(int i, int first_d, bool half_tile) const {
-        if constexpr (Unit::kTransposes) {
+        if constexpr (kKeepsPlaces) {
+            if (half_tile) return ring_values.template load<8>(values_at(), i * 16, first_d);
+            return ring_values.template load<16>(values_at(), i * 16, first_d);
+        } else if constexpr (Unit::kTransposes) {
             if (half_tile) return Unit::template load_a_transposed<8, RowsV>(v_tiles(), i * 16, first_d);
             return Unit::template load_a_transposed<16, RowsV>(v_tiles(), i * 16, min2(first_d, kTileColumnsV - 16));
         } else {

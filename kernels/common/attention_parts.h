@@ -125,7 +125,7 @@ struct PartsAttention : Attention {
         u32 outside = MASK_KIND == kMaskNone && !base_is_small();
         const Tallies tallies = weigh_all(settled_base());
 #pragma unroll
-        for (int t = 0; t < Q_TILES; ++t) outside |= tallies.of[t].outside(kMostWeight);
+        for (int t = 0; t < Q_TILES; ++t) outside |= tallies.of[t].template outside<kMostBits>();
         if (barrier_any(outside != 0)) {  // also: P has been read by all
             score_again(first_k);
             softmax<0>(first_k);

@@ -29,7 +29,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegiste
     static DEVICE u32 column(int j) { return item(j) % kChunks * 8; }
     static CONSTEXPR int below(int j) { return kOneColumn ? j * kStep : 0; }
     static DEVICE bool has(int j) {
-        if constexpr (!kOneColumn) return kItems % kThreads == 0 || item(j) < (u32)kItems;
+        if constexpr (!kOneColumn) return (j + 1) * kThreads <= kItems || item(j) < (u32)kItems;
         const bool in_row = kThreads % kChunks == 0 || thread_id() < (u32)(kStep * kChunks);
         return in_row && (below(j + 1) <= kRows || (int)row(j) < kRows - below(j));
     }

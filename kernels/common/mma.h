@@ -82,6 +82,15 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     static constexpr bool kSumsEight = false;
     template <int kRows, typename Rows> static DEVICE A load_a_transposed(const u16*, int, int);  // not on this unit
     static DEVICE A ones();                                                                       // nor this
+    template <typename Rows> struct KeysInRing {                                                  // nor these
+        DEVICE void prepare(const u16*);
+        DEVICE A load(u32, int, int) const;
+        DEVICE A load_eight(u32, int, int) const;
+    };
+    template <typename Rows> struct ValuesInRing {
+        DEVICE void prepare(const u16*);
+        template <int kRows> DEVICE A load(u32, int, int) const;
+    };
     template <typename Rows> static DEVICE A tile_a(const u16* tile, int row, int column) {
         return load_a(tile + row * Rows::kLd + column, Rows::kLd, 15);
     }
@@ -160,7 +169,7 @@ template <typename Unit, typename Half, int kHalves, int kElements> struct OneCo
     // The sum is that of the rounded weights: one instruction for two, and what rounding adds to all of them goes out of the quotient.
     struct Tally {
         float sum[1] = {0.0f};
-        DEVICE bool within(float most) const { return sum[0] <= most; }
+        template <int kMostBits> DEVICE bool within() const { return sum[0] <= (float)(1 << kMostBits); }
         DEVICE void add_to(float (&l)[1]) const { l[0] += sum[0]; }
     };
     static DEVICE B weights(const D& d, Tally& tally) {
@@ -341,8 +350,8 @@ template <typename Half> struct Mma {
     // matrices, those below each other first if kDown. PTX ISA 9.7.15.5.15, ldmatrix: lane l gives the address of row l % 8 of matrix
     // l / 8 and gets word l % 4 of row l / 4 of each; with .trans halves 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
     template <typename Rows, bool kDown> static DEVICE Fragment<4> eights(const u16* tile, int row, int column) {
-        const int lane = lane_id();
 #if defined(SIMT_SHIM)
+        const int lane = lane_id();
         Fragment<4> f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -351,22 +360,20 @@ template <typename Half> struct Mma {
         }
         return f;
 #else
-        const int lane_row = kDown ? lane % 16 : lane % 8 + 8 * (lane / 16), lane_column = 8 * (kDown ? lane / 16 : lane / 8 % 2);
-        return matrices(address<Rows>(tile, lane_row, lane_column, row, column));
+        return matrices(address<Rows>(tile, row_of_eights(kDown), column_of_eights(kDown), row, column));
 #endif
     }
     // For multiply_eight: the first eight columns.
     template <typename Rows> static DEVICE A load_a_eight(const u16* tile, int row, int column) {
+#if defined(SIMT_SHIM)
         const int lane = lane_id();
         A a = {};
-#if defined(SIMT_SHIM)
 #pragma unroll
         for (int i = 0; i < 4; i += 2) load_words<1>(a.w + i, Rows::place(tile, row + lane / 4 + 4 * i, column + 2 * (lane % 4)));
-#else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(address<Rows>(tile, lane % 16, 0, row, column)) : "memory");
-#endif
         return a;
+#else
+        return eight_columns(address<Rows>(tile, lane_id() % 16, 0, row, column));
+#endif
     }
     static DEVICE B load_b(const u16* tile, int ld, int last_column) {
 #if defined(SIMT_SHIM)
@@ -377,24 +384,18 @@ template <typename Half> struct Mma {
     }
     // tile[k][m]; rows of A from kRows on, 8 or 16, are not read.
     template <int kRows, typename Rows> static DEVICE A load_a_transposed(const u16* tile, int row, int column) {
+#if defined(SIMT_SHIM)
         const int lane = lane_id();
         A a;
-#if defined(SIMT_SHIM)
 #pragma unroll
         for (int i = 0; i < kRows / 4; ++i) {
             const int r = row + 2 * (lane % 4) + 8 * (i % 2), c = column + lane / 4 + 8 * (i / 2);
             a.w[i] = *Rows::place(tile, r, c) | (u32)*Rows::place(tile, r + 1, c) << 16;
         }
-#else
-        const u32 from = address<Rows>(tile, lane % 16, kRows > 8 ? 8 * (lane / 16) : 0, row, column);
-        if constexpr (kRows > 8)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(a.w[0]), "=r"(a.w[1]), "=r"(a.w[2]), "=r"(a.w[3]) : "r"(from) : "memory");
-        else
-            asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                         : "=r"(a.w[0]), "=r"(a.w[1]) : "r"(from) : "memory");
-#endif
         return a;
+#else
+        return transposed<kRows>(address<Rows>(tile, lane_id() % 16, kRows > 8 ? 8 * (lane_id() / 16) : 0, row, column));
+#endif
     }
 #if !defined(SIMT_SHIM)
     // In LDS, of what a lane reads: its own row and column among sixteen first, so that constants can be added to what all tiles share.
@@ -402,6 +403,8 @@ template <typename Half> struct Mma {
         const u32 first = (u32)__cvta_generic_to_shared(Rows::place(tile, lane_row, lane_column));
         return Rows::across(first, column) + row * (Rows::kLd * 2);
     }
+    static DEVICE int row_of_eights(bool down) { return down ? lane_id() % 16 : lane_id() % 8 + 8 * (lane_id() / 16); }
+    static DEVICE int column_of_eights(bool down) { return 8 * (down ? lane_id() / 16 : lane_id() / 8 % 2); }
     static DEVICE Fragment<4> matrices(u32 address) {
         Fragment<4> f;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -410,7 +413,66 @@ template <typename Half> struct Mma {
                      : "memory");
         return f;
     }
+    static DEVICE A eight_columns(u32 address) {
+        A a = {};
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a.w[0]), "=r"(a.w[2]) : "r"(address) : "memory");
+        return a;
+    }
+    template <int kRows> static DEVICE A transposed(u32 address) {
+        A a;
+        if constexpr (kRows > 8)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(a.w[0]), "=r"(a.w[1]), "=r"(a.w[2]), "=r"(a.w[3]) : "r"(address) : "memory");
+        else
+            asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(a.w[0]), "=r"(a.w[1]) : "r"(address) : "memory");
+        return a;
+    }
+    // In tiles of one ring: what a lane adds to where a tile lies is computed once and kept. Where that is uniform, and row and column
+    // are constants, a load takes no instruction but itself: LDSM adds a lane's register, a uniform one and a constant.
+    template <typename Rows> struct LanePlace {
+        u32 way[Rows::kWays];
+        DEVICE void prepare(const u16* ring, int lane_row, int lane_column) {
+            const u32 first = (u32)__cvta_generic_to_shared(Rows::place(ring, lane_row, lane_column));
+#pragma unroll
+            for (int i = 0; i < Rows::kWays; ++i) way[i] = kept_value(Rows::across(first, 16 * i));
+        }
+        DEVICE u32 at(u32 tile_bytes, int row, int column) const {
+            return way[column % Rows::kGroup / 16] + tile_bytes + (column / Rows::kGroup * Rows::kGroup + row * Rows::kLd) * 2;
+        }
+    };
 #endif
+    // tile_a and load_a_eight, and load_a_transposed, of a tile so many bytes behind the first of its ring.
+    template <typename Rows> struct KeysInRing {
+#if defined(SIMT_SHIM)
+        const u16* ring;
+        DEVICE void prepare(const u16* first) { ring = first; }
+        DEVICE A load(u32 tile_bytes, int row, int column) const { return tile_a<Rows>(ring + tile_bytes / 2, row, column); }
+        DEVICE A load_eight(u32 tile_bytes, int row, int column) const { return load_a_eight<Rows>(ring + tile_bytes / 2, row, column); }
+#else
+        LanePlace<Rows> sixteen, eight;
+        DEVICE void prepare(const u16* ring) {
+            if constexpr (Rows::kLd % 16 == 8) eight.prepare(ring, lane_id() % 16, 0);
+            sixteen.prepare(ring, row_of_eights(false), column_of_eights(false));
+        }
+        DEVICE A load(u32 tile_bytes, int row, int column) const { return matrices(sixteen.at(tile_bytes, row, column)); }
+        DEVICE A load_eight(u32 tile_bytes, int row, int column) const { return eight_columns(eight.at(tile_bytes, row, column)); }
+#endif
+    };
+    template <typename Rows> struct ValuesInRing {
+#if defined(SIMT_SHIM)
+        const u16* ring;
+        DEVICE void prepare(const u16* first) { ring = first; }
+        template <int kRows> DEVICE A load(u32 tile_bytes, int row, int column) const {
+            return load_a_transposed<kRows, Rows>(ring + tile_bytes / 2, row, column);
+        }
+#else
+        LanePlace<Rows> place;
+        DEVICE void prepare(const u16* ring) { place.prepare(ring, row_of_eights(true), column_of_eights(true)); }
+        template <int kRows> DEVICE A load(u32 tile_bytes, int row, int column) const {
+            return transposed<kRows>(place.at(tile_bytes, row, column));
+        }
+#endif
+    };
     static DEVICE void instruction(float* d, const u32* a, const u32* b) {
 #if defined(SIMT_SHIM)
         const float c[4] = {d[0], d[1], d[2], d[3]};
@@ -459,9 +521,13 @@ template <typename Half> struct Mma {
     // The tensor cores sum what was rounded, in one instruction instead of eight; and what rounding adds to all goes out of the quotient.
     struct Tally {
         u32 largest = 0;  // two halves from 0 on: they and NaN are ordered as their bits are
-        // Not 0 if one is above `most` or not a number.
-        DEVICE u32 outside(float most) const { return (largest | (largest + (0x7fff7fffu - pack2<Half>(most, most)))) & 0x80008000u; }
-        DEVICE bool within(float most) const { return outside(most) == 0; }
+        // Not 0 if one is above 2^kMostBits or not a number.
+        template <int kMostBits> DEVICE u32 outside() const {
+            constexpr u32 kMost = 0x10001u * Half::power_of_2(kMostBits);
+            return (largest | (largest + (0x7fff7fffu - kMost))) & 0x80008000u;
+        }
+        template <int kMostBits> DEVICE bool within() const { return outside<kMostBits>() == 0; }
+        DEVICE void join(const Tally& other) { largest = max_halves<Half>(largest, other.largest); }
         DEVICE void add_to(float (&)[kColumns]) const {}
     };
     static DEVICE B weights(const D& d, Tally& tally) {
@@ -469,6 +535,12 @@ template <typename Half> struct Mma {
 #pragma unroll
         for (int i = 0; i < 4; ++i) tally.largest = max_halves<Half>(tally.largest, b.w[i]);
         return b;
+    }
+    // Word j of that.
+    static DEVICE u32 weight_word(const D& d, int j, Tally& tally) {
+        const u32 word = pack2<Half>(d.v[2 * j], d.v[2 * j + 1]);
+        tally.largest = max_halves<Half>(tally.largest, word);
+        return word;
     }
     static DEVICE A ones() {
         const u32 two = pack2<Half>(1.0f, 1.0f);

@@ -204,11 +204,13 @@ DEVICE float bf16_to_f32(u16 h) { return bits_float((u32)h << 16); }
 // The two half types a kernel is compiled for.
 struct F16 {
     static constexpr bool kIsBF16 = false;
+    static CONSTEXPR u16 power_of_2(int exponent) { return (u16)((exponent + 15) << 10); }
     static DEVICE u16 from(float x) { return f32_to_f16(x); }
     static DEVICE float to(u16 h) { return f16_to_f32(h); }
 };
 struct BF16 {
     static constexpr bool kIsBF16 = true;
+    static CONSTEXPR u16 power_of_2(int exponent) { return (u16)((exponent + 127) << 7); }
     static DEVICE u16 from(float x) { return f32_to_bf16(x); }
     static DEVICE float to(u16 h) { return bf16_to_f32(h); }
 };

@@ -9,6 +9,7 @@ constexpr int kLdsPad = 8;
 template <int kColumns, bool kSwizzled> struct LdsRows {
     static constexpr int kLd = kColumns + (kSwizzled ? 0 : kLdsPad);
     static constexpr u32 kPlaces = !kSwizzled ? 1 : kColumns % 64 == 0 ? 8 : kColumns % 32 == 0 ? 4 : kColumns % 16 == 0 ? 2 : 1;
+    static constexpr int kGroup = max2(16, (int)kPlaces * 8), kWays = kGroup / 16;  // columns further by kGroup lie further by kGroup
     static DEVICE int turned(int row) { return (int)((u32)row / (8 / kPlaces) % kPlaces * 8); }
     template <typename T> static DEVICE T* place(T* tile, int row, int column) { return tile + row * kLd + (column ^ turned(row)); }
     // The next two are for tiles that begin at multiples of 128 bytes. From a place in one of the first rows to the same column so many
@@ -16,7 +17,6 @@ template <int kColumns, bool kSwizzled> struct LdsRows {
     static DEVICE u16* below(u16* place, int rows) { return (u16*)((u64)place ^ (u64)(turned(rows) * 2)) + rows * kLd; }
     // From the address in bytes of one of the first sixteen columns to the same row's column so many further, a multiple of sixteen.
     static DEVICE u32 across(u32 address, int columns) {
-        constexpr int kGroup = max2(16, (int)kPlaces * 8);
         return (address ^ (columns % kGroup * 2)) + columns / kGroup * (kGroup * 2);
     }
 };

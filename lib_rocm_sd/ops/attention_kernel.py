@@ -198,12 +198,11 @@ def _development_configs(
     if head_dim <= 48:
         few = whole(4, 1, FEW_KEYS, True, groups=5)
         return (whole(4, 1, 48, False, 2, True, 2), pairs, few)
+    single = whole(4, 1, 32, False, 1, True, 3)
     if head_dim <= 64:
-        single, few = whole(4, 1, 64, False, 1, True, 3), whole(4, 1, FEW_KEYS, True, groups=5)
-        return (pairs, single, few)
+        return (pairs, single, whole(4, 1, FEW_KEYS, True, groups=5))
     if head_dim <= 80:
-        single, few = whole(4, 1, 32, False, 1, True, 3), whole(8, 1, FEW_KEYS, True, groups=2)
-        return (pairs, single, few)
+        return (pairs, single, whole(8, 1, FEW_KEYS, True, groups=2))
     few = whole(4, 1, FEW_KEYS, True, groups=2)
     if head_dim <= 128:
         two, three = whole(4, 1, 32, True, 2, True, 2), whole(4, 1, 32, True, 1, True, 3)
