@@ -9,10 +9,9 @@ struct CopyingAttention : Attention {
     static constexpr bool kMixed = kKeepsPlaces && HEAD_DIM == 64 && Q_TILES == 2, kFewRegisters = kPipelined && HEAD_DIM == 40;
     static constexpr bool kKeepsBase = !kKeepsPlaces, kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
 
-    TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kFewRegisters> key_copies;
-    TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters> value_copies;
+    TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kFewRegisters, kCopied> key_copies;
+    TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters, kCopied> value_copies;
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
-    static_assert(!kMixed || Q_TILES == 2, "there are as many tiles of weights as of products");
     static_assert(!kEvenRings || kBytesK == kBytesV, "one offset serves both rings");
     typename Unit::A ones;  // if kMixed
     PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase

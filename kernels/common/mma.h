@@ -25,7 +25,8 @@
 // which walks a B by memory access; kDistinctLanes, in how many lanes A differs; multiply_eight, which sums the first eight k, for half
 // the cost if kSumsEight. row(e) is lane_row() + row_step(e); on NVIDIA the latter is a constant, on AMD it is all of row(e): LLVM 22
 // spilled registers over comparisons with constants. element_step(c) leads from an element of column
-// 0 to the one of column c in the same row. kTransposes: the unit also has load_a_transposed, from an LDS tile whose rows are k.
+// 0 to the one of column c in the same row. kTransposes: the unit also has load_a_transposed, from an LDS tile whose rows are k, and
+// KeysInRing and ValuesInRing, for tiles whose place in LDS changes from pass to pass.
 #pragma once
 #include "platform.h"
 
@@ -306,6 +307,8 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 16, 8> {
 
 #elif defined(MATRIX_UNIT_MMA_SM80)
 
+template <typename Rows> struct LanePlace;  // tile.h
+
 template <typename Half> struct Mma {
     using A = Fragment<4>;
     using B = Fragment<4>;
@@ -400,8 +403,10 @@ template <typename Half> struct Mma {
 #if !defined(SIMT_SHIM)
     // In LDS, of what a lane reads: its own row and column among sixteen first, so that constants can be added to what all tiles share.
     template <typename Rows> static DEVICE u32 address(const u16* tile, int lane_row, int lane_column, int row, int column) {
-        const u32 first = (u32)__cvta_generic_to_shared(Rows::place(tile, lane_row, lane_column));
-        return Rows::across(first, column) + row * (Rows::kLd * 2);
+        return Rows::across(shared<Rows>(tile, lane_row, lane_column), column) + row * (Rows::kLd * 2);
+    }
+    template <typename Rows> static DEVICE u32 shared(const u16* tile, int row, int column) {
+        return (u32)__cvta_generic_to_shared(Rows::place(tile, row, column));
     }
     static DEVICE int row_of_eights(bool down) { return down ? lane_id() % 16 : lane_id() % 8 + 8 * (lane_id() / 16); }
     static DEVICE int column_of_eights(bool down) { return 8 * (down ? lane_id() / 16 : lane_id() / 8 % 2); }
@@ -427,21 +432,9 @@ template <typename Half> struct Mma {
             asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(a.w[0]), "=r"(a.w[1]) : "r"(address) : "memory");
         return a;
     }
-    // In tiles of one ring: what a lane adds to where a tile lies is computed once and kept. Where that is uniform, and row and column
-    // are constants, a load takes no instruction but itself: LDSM adds a lane's register, a uniform one and a constant.
-    template <typename Rows> struct LanePlace {
-        u32 way[Rows::kWays];
-        DEVICE void prepare(const u16* ring, int lane_row, int lane_column) {
-            const u32 first = (u32)__cvta_generic_to_shared(Rows::place(ring, lane_row, lane_column));
-#pragma unroll
-            for (int i = 0; i < Rows::kWays; ++i) way[i] = kept_value(Rows::across(first, 16 * i));
-        }
-        DEVICE u32 at(u32 tile_bytes, int row, int column) const {
-            return way[column % Rows::kGroup / 16] + tile_bytes + (column / Rows::kGroup * Rows::kGroup + row * Rows::kLd) * 2;
-        }
-    };
 #endif
-    // tile_a and load_a_eight, and load_a_transposed, of a tile so many bytes behind the first of its ring.
+    // tile_a and load_a_eight, and load_a_transposed, of a tile so many bytes behind the first of its ring. Where that is uniform, and row
+    // and column are constants, a load takes no instruction but itself: LDSM adds a lane's register, a uniform one and a constant.
     template <typename Rows> struct KeysInRing {
 #if defined(SIMT_SHIM)
         const u16* ring;
@@ -451,8 +444,8 @@ template <typename Half> struct Mma {
 #else
         LanePlace<Rows> sixteen, eight;
         DEVICE void prepare(const u16* ring) {
-            if constexpr (Rows::kLd % 16 == 8) eight.prepare(ring, lane_id() % 16, 0);
-            sixteen.prepare(ring, row_of_eights(false), column_of_eights(false));
+            if constexpr (Rows::kLd % 16 == 8) eight.prepare(shared<Rows>(ring, lane_id() % 16, 0));
+            sixteen.prepare(shared<Rows>(ring, row_of_eights(false), column_of_eights(false)));
         }
         DEVICE A load(u32 tile_bytes, int row, int column) const { return matrices(sixteen.at(tile_bytes, row, column)); }
         DEVICE A load_eight(u32 tile_bytes, int row, int column) const { return eight_columns(eight.at(tile_bytes, row, column)); }
@@ -467,7 +460,7 @@ template <typename Half> struct Mma {
         }
 #else
         LanePlace<Rows> place;
-        DEVICE void prepare(const u16* ring) { place.prepare(ring, row_of_eights(true), column_of_eights(true)); }
+        DEVICE void prepare(const u16* ring) { place.prepare(shared<Rows>(ring, row_of_eights(true), column_of_eights(true))); }
         template <int kRows> DEVICE A load(u32 tile_bytes, int row, int column) const {
             return transposed<kRows>(place.at(tile_bytes, row, column));
         }

@@ -186,6 +186,7 @@ DEVICE bool barrier_any(bool x) { return simt::barrier_any(x); }
 #else
 constexpr bool kCopiesAsync = false;
 template <typename T> DEVICE T* kept_address(T* p) { return p; }
+DEVICE u32 kept_value(u32 x) { return x; }
 #endif
 
 DEVICE float abs_f32(float x) { return bits_float(float_bits(x) & 0x7fffffffu); }

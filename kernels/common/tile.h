@@ -21,6 +21,20 @@ template <int kColumns, bool kSwizzled> struct LdsRows {
     }
 };
 
+// What a lane adds to where a tile lies in LDS, a multiple of 128 bytes, to get to a row and a column: computed once and kept.
+template <typename Rows> struct LanePlace {
+    u32 way[Rows::kWays];
+    // `first`: the address in bytes of the lane's own place, among the first sixteen rows and columns, in the first tile.
+    DEVICE void prepare(u32 first) {
+#pragma unroll
+        for (int i = 0; i < Rows::kWays; ++i) way[i] = kept_value(Rows::across(first, 16 * i));
+    }
+    // So many rows and columns further, multiples of eight and of sixteen, in the tile that begins so many bytes behind the first.
+    DEVICE u32 at(u32 tile_bytes, int rows, int columns) const {
+        return way[columns % Rows::kGroup / 16] + tile_bytes + (columns / Rows::kGroup * Rows::kGroup + rows * Rows::kLd) * 2;
+    }
+};
+
 CONSTEXPR int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // Eight halves of global memory; kAligned says that the address is a multiple of 16 bytes.

@@ -5,6 +5,7 @@ struct RowsParams {
     u32* place;   // [row][column], in halves from the tile's beginning
     u32* across;  // the same, from the place of one of the first sixteen columns
     u32* below;   // the same, from the place in one of the first four rows
+    u32* kept;    // the same, of another tile of a ring, from the place in the first sixteen rows and columns of the first
 };
 
 KERNEL(THREADS) rows(RowsParams p) {
@@ -17,6 +18,9 @@ KERNEL(THREADS) rows(RowsParams p) {
         const u16* const first = Rows::place(tile, row, column % 16);
         p.place[i] = (u32)(Rows::place(tile, row, column) - tile);
         p.across[i] = Rows::across((u32)(first - tile) * 2, column / 16 * 16) / 2;
+        LanePlace<Rows> lane;
+        lane.prepare((u32)(Rows::place(tile, row % 16, column % 16) - tile) * 2);
+        p.kept[i] = (lane.at(1280, row / 16 * 16, column / 16 * 16) - 1280) / 2;
         p.below[i] = (u32)(Rows::below(Rows::place(tile, row % 4, column), row / 4 * 4) - tile);
     }
 }
