@@ -86,8 +86,9 @@ using RowsP = LdsRows<BLOCK_K, kPartsAhead>;
 constexpr int kLdQ = RowsQ::kLd, kLdK = RowsK::kLd, kLdP = RowsP::kLd, kLdV = RowsV::kLd;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = kTileRowsK * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
 constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied, kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
-// Whether V's ring is as long as K's and one offset serves both: where LDS suffices for all groups that registers do. And whether
-// registers suffice to keep where in a ring this lane reads.
+// Whether V's ring is as long as K's and one offset serves both: where LDS suffices for all groups that registers do, with an eighth of
+// it to spare (at head_dim 128 two groups of 112 KiB each, of 227, did not run at once). And whether registers suffice to keep where in a
+// ring this lane reads.
 constexpr bool kEvenRings = kPipelined && (kBytesQ + 2 * kBuffersK * kBytesK) * MIN_GROUPS <= LDS_BYTES / 8 * 7;
 constexpr bool kKeepsPlaces = kPipelined && !Q_IN_LDS;
 constexpr int kBuffersV = kEvenRings ? kBuffersK : kPipelined ? 3 : 1;
@@ -102,6 +103,7 @@ static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % C
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
 static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
 static_assert(!kPipelined || WAVES_D == 1, "the pipeline is for waves on their own");
+static_assert(!kEvenRings || kBytesK == kBytesV, "one offset serves both rings");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 static_assert(!kCopiesAsync || (kOffsetK | kOffsetV | kOffsetP | kBytesK | kBytesV | kBytesPart) % 128 == 0, "LdsRows counts on that");

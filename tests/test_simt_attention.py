@@ -271,9 +271,11 @@ def test_the_order_of_waves_changes_nothing() -> None:
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-@pytest.mark.parametrize("head_dim", [128, 160])
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 160])
 def test_tiles_fit_the_lds_of_a_small_card(head_dim: int) -> None:
-    """The kernel asserts it as it is compiled; at 160 rings of tiles would not fit."""
+    """The kernel asserts it as it is compiled; at 160 rings of tiles would not fit, at 40 and 64
+    rings of one length.
+    """
     q, k, v = draw(AttentionProblem(1, 2, 65, 131, head_dim, "float16"))
     arch = by_gfx("sm_80")
     assert arch is not None

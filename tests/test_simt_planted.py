@@ -42,13 +42,16 @@ PLAIN: tuple[Way, ...] = (
 )
 COPYING: tuple[Way, ...] = (
     ("sm_90", 40, "float16", 0, USUAL),
+    ("sm_90", 64, "float16", 0, (65, 300)),
+    ("sm_90", 128, "float16", 0, (65, 300)),
     ("sm_90", 40, "bfloat16", 2, USUAL),
     ("sm_90", 160, "float16", 2, (195, 77)),
 )
 IN_PARTS: tuple[Way, ...] = (("sm_90", 512, "float16", 1, (65, 600)),)
 """GPU, head_dim, dtype, config, queries and keys. Between them they have every barrier: waves with
-queries of their own, shared, tiles in parts; a pipeline of copies, tiles for few keys, several of
-queries with the same keys; waves that copy parts of tiles for themselves.
+queries of their own, shared, tiles in parts; a pipeline of copies with even rings, in finer grains,
+with a short ring of values; tiles for few keys, several of queries with the same keys; waves that
+copy parts of tiles for themselves.
 """
 
 

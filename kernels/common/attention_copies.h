@@ -6,15 +6,15 @@ static_assert(!kParts, "attention_parts.h is for that");
 
 struct CopyingAttention : Attention {
     // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare.
+    // Where places are kept the base is not.
     static constexpr bool kMixed = kKeepsPlaces && HEAD_DIM == 64 && Q_TILES == 2, kFewRegisters = kPipelined && HEAD_DIM == 40;
-    static constexpr bool kKeepsBase = !kKeepsPlaces, kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
+    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
 
     TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kFewRegisters, kCopied> key_copies;
     TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters, kCopied> value_copies;
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
-    static_assert(!kEvenRings || kBytesK == kBytesV, "one offset serves both rings");
     typename Unit::A ones;  // if kMixed
-    PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
+    PerQuery settled;  // settled_base() since the last time that it moved, if not kKeepsPlaces
     u32 large_base;    // whether it is too large for that
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
@@ -68,8 +68,8 @@ struct CopyingAttention : Attention {
     }
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
-    // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five, or of five and of three: values j
-    // beside keys j + 2, so that one offset tells what is read and another where copies go. Whether a tile's weights are good is asked
+    // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five and of three, or both of five:
+    // then values j beside keys j + 2, so that one offset tells what is read and another where copies go. Whether a tile's weights are good is asked
     // after the next barrier, where waves wait anyway; if not, it is scored again, as the first tile is.
     // Where Q is in LDS, registers do not suffice for scores within that block: they are made of keys j + 1 before it.
     DEVICE void run_pipelined() {
@@ -83,7 +83,7 @@ struct CopyingAttention : Attention {
             const int next_k = first_k + BLOCK_K;
             if (next_k >= (int)p.seq_k) {
                 copies_landed<0>();
-                k_at = kEvenRings ? next_keys() : k_at;
+                if constexpr (kEvenRings) k_at = next_keys();
                 return accumulate_all(0);
             }
             if (Q_IN_LDS && has_queries()) score<kWaveTilesK>(0, 0);
@@ -123,7 +123,7 @@ struct CopyingAttention : Attention {
     // 0 if this lane's weights are good.
     DEVICE u32 overlap(int first_k) {
         Tallies tallies = {};
-        const PerQuery base = kKeepsBase ? settled : settled_base();
+        const PerQuery base = kKeepsPlaces ? settled_base() : settled;
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
         const u32 to = k_at < (kBuffersK - 2) * kBytesK ? k_at + 2 * kBytesK : k_at - (kBuffersK - 2) * kBytesK;
         const auto copy_keys = [&] { key_copies.begin((u16*)(lds + kOffsetK + to), rows - 2 * BLOCK_K); };
@@ -152,8 +152,8 @@ struct CopyingAttention : Attention {
         for (int t = 1; t < Q_TILES; ++t) tallies.of[0].join(tallies.of[t]);
         return large_base | tallies.of[0].template outside<kMostBits>();
     }
-    // The same in finer grains: first all values are summed, then all keys are scored, and between the products of a tile one tile of
-    // weights is computed, a few words at a time.
+    // The same in finer grains: first all values are summed, then all keys are scored, and between the products of a tile of keys a tile of
+    // weights is computed, a word or so at a time. For two tiles of queries: there are twice as many tiles of weights as of keys.
     template <typename Copy> DEVICE void mix(const PerQuery& base, Tallies& tallies, Copy copy) {
         typename Unit::B weights[kWaveTilesK][Q_TILES];  // of the tile before
 #pragma unroll

@@ -8,8 +8,9 @@
 // Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
 // begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below
 // each other, kStep rows apart, and need one address; where kChunks does not divide kThreads, the last work-items then have none, so
-// that it is done there only if kFewRegisters. If kRare, work-items are asked for pieces that all have, too: ptxas then spills less.
-template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegisters, bool kRare> struct TileCopies {
+// that it is done there only if kFewRegisters. If kAsksAll, it is asked who has a piece also where all do:
+// where registers are fewest ptxas then spills less.
+template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegisters, bool kAsksAll> struct TileCopies {
     static constexpr bool kOneColumn = kFewRegisters || kThreads % (kColumns / 8) == 0;
     static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kStep = kThreads / kChunks;
     static constexpr int kEach = kOneColumn ? (kRows + kStep - 1) / kStep : (kItems + kThreads - 1) / kThreads;
@@ -29,7 +30,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegiste
     static DEVICE u32 column(int j) { return item(j) % kChunks * 8; }
     static CONSTEXPR int below(int j) { return kOneColumn ? j * kStep : 0; }
     static DEVICE bool has(int j) {
-        if constexpr (!kOneColumn) return (kRare ? kItems % kThreads == 0 : (j + 1) * kThreads <= kItems) || item(j) < (u32)kItems;
+        if constexpr (!kOneColumn) return (kAsksAll ? kItems % kThreads == 0 : (j + 1) * kThreads <= kItems) || item(j) < (u32)kItems;
         const bool in_row = kThreads % kChunks == 0 || thread_id() < (u32)(kStep * kChunks);
         return in_row && (below(j + 1) <= kRows || (int)row(j) < kRows - below(j));
     }

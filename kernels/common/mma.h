@@ -1,6 +1,6 @@
-// One matrix product, D (16 x 16, float) += A (16 x 16, half) * B (16 x 16, half), on every matrix unit. The only file that
-// knows lane layouts. m is a row of A and D, n a column of B and D, k the summed index; l is the lane, w words hold two halves
-// of consecutive k, the lower k in the low half.
+// One matrix product, D (16 x 16, float) += A (16 x 16, half) * B (16 x 16, half), on every matrix unit. With mma_sm80.h
+// the only file that knows lane layouts. m is a row of A and D, n a column of B and D, k the summed index; l is the lane,
+// w words hold two halves of consecutive k, the lower k in the low half.
 //
 // Sources: "RDNA3 Instruction Set Architecture" 7.9 (WMMA), "RDNA4 ISA" 7.12 (WMMA), "AMD Instinct MI200/MI300 ISA" 7.1 (MFMA,
 // V_MFMA_F32_16X16X16_F16), PTX ISA 9.7.15 (mma.m16n8k16).

@@ -2,7 +2,7 @@
 // includes this.
 #pragma once
 
-template <typename Rows> struct LanePlace;  // tile.h
+template <typename Rows> struct LanePlace;  // tile.h, which a kernel includes
 
 template <typename Half> struct Mma {
     using A = Fragment<4>;
@@ -154,7 +154,7 @@ template <typename Half> struct Mma {
             return load_a_transposed<kRows, Rows>(ring + tile_bytes / 2, row, column);
         }
 #else
-        LanePlace<Rows> place;
+        LanePlace<Rows> place;  // of lanes 16 to 31 only what sixteen rows need: .x2 ignores their addresses
         DEVICE void prepare(const u16* ring) { place.prepare(shared<Rows>(ring, row_of_eights(true), column_of_eights(true))); }
         template <int kRows> DEVICE A load(u32 tile_bytes, int row, int column) const {
             return transposed<kRows>(place.at(tile_bytes, row, column));
