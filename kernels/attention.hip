@@ -165,11 +165,14 @@ struct Attention {
 
     DEVICE u16* q_tile(int tile) const { return (u16*)lds + (wave_q * Q_TILES + tile) * 16 * kLdQ; }
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }
-    DEVICE u16* keys_in(u32 slot) const { return (u16*)(lds + kOffsetK + slot * (kParts ? kBytesPart : kBytesK)); }
-    DEVICE u16* values_in(u32 slot) const { return (u16*)(lds + kOffsetV + slot * (kParts ? kBytesPart : kBytesV)); }
-    DEVICE u32 values_at() const { return kEvenRings ? k_at : v_at; }
-    DEVICE u16* k_tiles() const { return (u16*)(lds + kOffsetK + k_at); }
-    DEVICE u16* v_tiles() const { return (u16*)(lds + kOffsetV + values_at()); }
+    // By bytes in their rings, and by tiles.
+    DEVICE u16* keys_at(u32 at) const { return (u16*)(lds + kOffsetK + at); }
+    DEVICE u16* values_at(u32 at) const { return (u16*)(lds + kOffsetV + at); }
+    DEVICE u16* keys_in(u32 slot) const { return keys_at(slot * (kParts ? kBytesPart : kBytesK)); }
+    DEVICE u16* values_in(u32 slot) const { return values_at(slot * (kParts ? kBytesPart : kBytesV)); }
+    DEVICE u32 read_values_at() const { return kEvenRings ? k_at : v_at; }
+    DEVICE u16* k_tiles() const { return keys_at(k_at); }
+    DEVICE u16* v_tiles() const { return values_at(read_values_at()); }
     // The float of a query that wave `from` of this group owns.
     DEVICE float* stat(int from, int tile, int c) const {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
@@ -238,10 +241,12 @@ struct Attention {
                 const auto a = keys_of(i, d);
 #pragma unroll
                 for (int t = 0; t < Q_TILES; ++t)
-                    multiply_keys(a, Q_IN_LDS ? from_lds[t] : q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d], d, s[t][i]);
+                    multiply_keys(a, Q_IN_LDS ? from_lds[t] : held_queries(t, d), d, s[t][i]);
             }
         }
     }
+    // If not Q_IN_LDS.
+    DEVICE const typename Unit::B& held_queries(int t, int d) const { return q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d]; }
     // 16 columns, or the last eight, of one of the wave's tiles of keys.
     static DEVICE bool only_eight(int d) { return Unit::kSumsEight && kHalfTile && d == kTilesD - 1; }
     DEVICE typename Unit::A keys_of(int i, int d) const {
@@ -388,10 +393,7 @@ struct Attention {
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
 #pragma unroll
-            for (int e = 0; e < kElements; ++e) {
-                float& x = s[t][i].v[e];
-                x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
-            }
+            for (int e = 0; e < kElements; ++e) weigh_one(t, i, e, base);
             p_fragment[t][i] = Unit::weights(s[t][i], tallies.of[t]);
             if constexpr (WAVES_D > 1 && !kPartsAhead) {
                 if constexpr (Unit::kSumsByProduct) Unit::template multiply<8>(Unit::ones(), p_fragment[t][i], total[t]);
@@ -399,6 +401,10 @@ struct Attention {
                 Unit::pieces(p_fragment[t][i], [&](int n, int key, auto part) { *(decltype(part)*)(tile + n * kLdP + key) = part; });
             }
         }
+    }
+    DEVICE void weigh_one(int t, int i, int e, const PerQuery& base) {
+        float& x = s[t][i].v[e];
+        x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
     }
     DEVICE Tallies weigh_all(const PerQuery& base) {
         Tallies tallies = {};
@@ -494,8 +500,8 @@ struct Attention {
     // 16 columns of V, as rows, for 16 keys.
     DEVICE typename Unit::A values_of(int i, int first_d, bool half_tile) const {
         if constexpr (kKeepsPlaces) {
-            if (half_tile) return ring_values.template load<8>(values_at(), i * 16, first_d);
-            return ring_values.template load<16>(values_at(), i * 16, first_d);
+            if (half_tile) return ring_values.template load<8>(read_values_at(), i * 16, first_d);
+            return ring_values.template load<16>(read_values_at(), i * 16, first_d);
         } else if constexpr (Unit::kTransposes) {
             if (half_tile) return Unit::template load_a_transposed<8, RowsV>(v_tiles(), i * 16, first_d);
             return Unit::template load_a_transposed<16, RowsV>(v_tiles(), i * 16, min2(first_d, kTileColumnsV - 16));

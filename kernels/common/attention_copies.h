@@ -69,9 +69,9 @@ struct CopyingAttention : Attention {
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
     // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five and of three, or both of five:
-    // then values j beside keys j + 2, so that one offset tells what is read and another where copies go. Whether a tile's weights are good is asked
-    // after the next barrier, where waves wait anyway; if not, it is scored again, as the first tile is.
-    // Where Q is in LDS, registers do not suffice for scores within that block: they are made of keys j + 1 before it.
+    // then values j beside keys j + 2, so that one offset tells what is read and another where copies go. Whether a tile's weights are
+    // good is asked after the next barrier, where waves wait anyway; if not, it is scored again, as the first tile is. Where Q is in LDS,
+    // registers do not suffice for scores within that block: they are made of keys j + 1 before it.
     DEVICE void run_pipelined() {
         u32 outside = 1;
         k_at = kBytesK;
@@ -126,10 +126,8 @@ struct CopyingAttention : Attention {
         const PerQuery base = kKeepsPlaces ? settled_base() : settled;
         const int rows = (int)p.seq_k - first_k - BLOCK_K;
         const u32 to = k_at < (kBuffersK - 2) * kBytesK ? k_at + 2 * kBytesK : k_at - (kBuffersK - 2) * kBytesK;
-        const auto copy_keys = [&] { key_copies.begin((u16*)(lds + kOffsetK + to), rows - 2 * BLOCK_K); };
-        const auto copy_values = [&] {
-            value_copies.begin((u16*)(lds + kOffsetV + (kEvenRings ? to : before<kBuffersV, kBytesV>(v_at))), rows);
-        };
+        const auto copy_keys = [&] { key_copies.begin(keys_at(to), rows - 2 * BLOCK_K); };
+        const auto copy_values = [&] { value_copies.begin(values_at(kEvenRings ? to : before<kBuffersV, kBytesV>(v_at)), rows); };
         if (Q_IN_LDS && !has_queries()) {
             copy_keys(), copy_values(), copies_begun();
             return 0;
@@ -180,7 +178,7 @@ struct CopyingAttention : Attention {
     DEVICE void add_scores(int i, int d, typename Unit::D (&scores)[Q_TILES]) {
         const auto a = keys_of(i, d);
 #pragma unroll
-        for (int t = 0; t < Q_TILES; ++t) multiply_keys(a, q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d], d, scores[t]);
+        for (int t = 0; t < Q_TILES; ++t) multiply_keys(a, held_queries(t, d), d, scores[t]);
     }
     // The d-th share of what `weigh` does for one tile of queries.
     DEVICE void weigh_words(int i, int t, int d, const PerQuery& base, Tallies& tallies) {
@@ -188,10 +186,7 @@ struct CopyingAttention : Attention {
 #pragma unroll
         for (int j = kWords * d / kTilesD; j < kWords * (d + 1) / kTilesD; ++j) {
 #pragma unroll
-            for (int e = 2 * j; e < 2 * j + 2; ++e) {
-                float& x = s[t][i].v[e];
-                x = exp2_fast(fma_f32(x, score_scale(), -base.of[t][Unit::column_of(e)]));
-            }
+            for (int e = 2 * j; e < 2 * j + 2; ++e) weigh_one(t, i, e, base);
             p_fragment[t][i].w[j] = Unit::weight_word(s[t][i], j, tallies.of[t]);
         }
     }

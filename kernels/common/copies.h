@@ -8,8 +8,8 @@
 // Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
 // begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below
 // each other, kStep rows apart, and need one address; where kChunks does not divide kThreads, the last work-items then have none, so
-// that it is done there only if kFewRegisters. If kAsksAll, it is asked who has a piece also where all do:
-// where registers are fewest ptxas then spills less.
+// that it is done there only if kFewRegisters. If kAsksAll, it is asked who has a piece also where all do: where
+// registers are fewest ptxas then spills less.
 template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegisters, bool kAsksAll> struct TileCopies {
     static constexpr bool kOneColumn = kFewRegisters || kThreads % (kColumns / 8) == 0;
     static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kStep = kThreads / kChunks;

@@ -1,5 +1,5 @@
-// NVIDIA's unit, for development: m16n8k16 and m16n8k8 of mma.sync, and ldmatrix. What it offers and how its lanes are laid out: mma.h, which
-// includes this.
+// NVIDIA's unit, for development: m16n8k16 and m16n8k8 of mma.sync, and ldmatrix. What it offers and how its lanes are laid out: mma.h,
+// which includes this.
 #pragma once
 
 template <typename Rows> struct LanePlace;  // tile.h, which a kernel includes
@@ -224,7 +224,7 @@ template <typename Half> struct Mma {
         for (int i = 0; i < 4; ++i) tally.largest = max_halves<Half>(tally.largest, b.w[i]);
         return b;
     }
-    // Word j of that.
+    // Word j of that. (As four of these, `weights` gets other registers from ptxas.)
     static DEVICE u32 weight_word(const D& d, int j, Tally& tally) {
         const u32 word = pack2<Half>(d.v[2 * j], d.v[2 * j + 1]);
         tally.largest = max_halves<Half>(tally.largest, word);
