@@ -72,7 +72,7 @@ constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
 constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
 constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
-constexpr int kBuffersK = kPipelined ? 5 : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kBuffersK = kPipelined ? (Q_IN_LDS ? 4 : 5) : 1, kBuffersPart = kPartsAhead ? 3 : 1;
 constexpr int kTileRowsK = kPartsAhead ? kWaveTilesK * 16 : BLOCK_K, kTileColumnsV = kPartsAhead ? kWaveTilesD * 16 : kPaddedD;
 constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
@@ -86,15 +86,11 @@ using RowsP = LdsRows<BLOCK_K, kPartsAhead>;
 constexpr int kLdQ = RowsQ::kLd, kLdK = RowsK::kLd, kLdP = RowsP::kLd, kLdV = RowsV::kLd;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = kTileRowsK * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
 constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied, kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
-// Whether V's ring is as long as K's and one offset serves both: where LDS suffices for all groups that registers do, with an eighth of
-// it to spare (at head_dim 128 two groups of 112 KiB each, of 227, did not run at once). And whether registers suffice to keep where in a
-// ring this lane reads.
-constexpr bool kEvenRings = kPipelined && (kBytesQ + 2 * kBuffersK * kBytesK) * MIN_GROUPS <= LDS_BYTES / 8 * 7;
-constexpr bool kKeepsPlaces = kPipelined && !Q_IN_LDS;
-constexpr int kBuffersV = kEvenRings ? kBuffersK : kPipelined ? 3 : 1;
+// Where in its ring of K this lane reads is kept where registers suffice, that of V in every pipeline.
+constexpr bool kKeepsKeyPlaces = kPipelined && !Q_IN_LDS;
 constexpr int kBytesPart = max2(kBytesK, kBytesV);
 constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
-constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffersV * kBytesV;
+constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffersK * kBytesV;
 constexpr int kOffsetP = kOwnQ ? kEndKV : max2(kEndKV, kBytesQ);
 constexpr int kOffsetStats = kOffsetP + (WAVES_D > 1 ? kBlockQ * kLdP * 2 : 0);
 constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 0);
@@ -103,7 +99,7 @@ static_assert(HEAD_DIM % 8 == 0 && BLOCK_K % (16 * WAVES_D) == 0 && kPaddedD % C
 static_assert(CHUNK_D == kPaddedD || kPaddedD == HEAD_DIM, "padded columns only in an only chunk");
 static_assert(WAVES_D > 1 || CHUNK_K == BLOCK_K, "P in registers is not indexed by a chunk");
 static_assert(!kPipelined || WAVES_D == 1, "the pipeline is for waves on their own");
-static_assert(!kEvenRings || kBytesK == kBytesV, "one offset serves both rings");
+static_assert(!kPipelined || kBytesK == kBytesV, "one offset serves both rings");
 static_assert(CHUNK_D % 16 == 0 && CHUNK_K % 16 == 0, "a chunk is whole 16-wide tiles");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 static_assert(!kCopiesAsync || (kOffsetK | kOffsetV | kOffsetP | kBytesK | kBytesV | kBytesPart) % 128 == 0, "LdsRows counts on that");
@@ -140,13 +136,13 @@ struct Attention {
     typename Unit::D o[Q_TILES][kWaveTilesD];
     float m[Q_TILES][Unit::kColumns], l[Q_TILES][Unit::kColumns];  // m as scores are before they are scaled
     typename Unit::D total[Q_TILES];                               // l, if kSumsByProduct and not kPartsAhead
-    u32 k_at = 0, v_at = 0;  // where in their rings lie the tiles that are read, in bytes; of V k_at says it if kEvenRings
-    typename Unit::template KeysInRing<RowsK> ring_keys;  // if kKeepsPlaces
-    typename Unit::template ValuesInRing<RowsV> ring_values;
+    u32 k_at = 0;  // where in their rings lie the tiles that are read, in bytes
+    typename Unit::template KeysInRing<RowsK> ring_keys;      // if kKeepsKeyPlaces
+    typename Unit::template ValuesInRing<RowsV> ring_values;  // if kPipelined
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 
-    DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kept_address(memory)) {
+    DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kPartsAhead ? kept_address(memory) : kept_lds(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D);  // a constant, where the compiler could not know it
         wave_d = (int)(wave % WAVES_D);
@@ -170,9 +166,8 @@ struct Attention {
     DEVICE u16* values_at(u32 at) const { return (u16*)(lds + kOffsetV + at); }
     DEVICE u16* keys_in(u32 slot) const { return keys_at(slot * (kParts ? kBytesPart : kBytesK)); }
     DEVICE u16* values_in(u32 slot) const { return values_at(slot * (kParts ? kBytesPart : kBytesV)); }
-    DEVICE u32 read_values_at() const { return kEvenRings ? k_at : v_at; }
     DEVICE u16* k_tiles() const { return keys_at(k_at); }
-    DEVICE u16* v_tiles() const { return values_at(read_values_at()); }
+    DEVICE u16* v_tiles() const { return values_at(k_at); }
     // The float of a query that wave `from` of this group owns.
     DEVICE float* stat(int from, int tile, int c) const {
         return (float*)(lds + kOffsetStats) + from * kBlockQ + (wave_q * Q_TILES + tile) * 16 + Unit::column(c);
@@ -251,7 +246,7 @@ struct Attention {
     static DEVICE bool only_eight(int d) { return Unit::kSumsEight && kHalfTile && d == kTilesD - 1; }
     DEVICE typename Unit::A keys_of(int i, int d) const {
         const int row = (wave_d * kWaveTilesK + i) * 16;
-        if constexpr (kKeepsPlaces) return only_eight(d) ? ring_keys.load_eight(k_at, row, d * 16) : ring_keys.load(k_at, row, d * 16);
+        if constexpr (kKeepsKeyPlaces) return only_eight(d) ? ring_keys.load_eight(k_at, row, d * 16) : ring_keys.load(k_at, row, d * 16);
         return only_eight(d) ? Unit::template load_a_eight<RowsK>(k_tiles(), row, d * 16) : Unit::template tile_a<RowsK>(k_tiles(), row, d * 16);
     }
     static DEVICE void multiply_keys(const typename Unit::A& keys, const typename Unit::B& queries, int d, typename Unit::D& scores) {
@@ -499,9 +494,9 @@ struct Attention {
     }
     // 16 columns of V, as rows, for 16 keys.
     DEVICE typename Unit::A values_of(int i, int first_d, bool half_tile) const {
-        if constexpr (kKeepsPlaces) {
-            if (half_tile) return ring_values.template load<8>(read_values_at(), i * 16, first_d);
-            return ring_values.template load<16>(read_values_at(), i * 16, first_d);
+        if constexpr (kPipelined) {
+            if (half_tile) return ring_values.template load<8>(k_at, i * 16, first_d);
+            return ring_values.template load<16>(k_at, i * 16, first_d);
         } else if constexpr (Unit::kTransposes) {
             if (half_tile) return Unit::template load_a_transposed<8, RowsV>(v_tiles(), i * 16, first_d);
             return Unit::template load_a_transposed<16, RowsV>(v_tiles(), i * 16, min2(first_d, kTileColumnsV - 16));
@@ -535,7 +530,7 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
-        u16* const rows = (u16*)kept_address((unsigned char*)q_tile(0));
+        u16* const rows = (u16*)kept_lds((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_sync();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -564,13 +559,15 @@ struct Attention {
     // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
     DEVICE void write_rows(const u16* rows) const {
         constexpr int kChunks = HEAD_DIM / 8;
+        u16* const first = out_row(0, 0);
+        const u32 row_step = p.heads * HEAD_DIM;
         wave_sync();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
             for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
                 const int n = i / kChunks, column = i % kChunks * 8;
-                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(out_row(t, n) + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
+                if (query(t) + n < (int)p.seq_q) *(Words<4>*)(first + (u32)(t * 16 + n) * row_step + column) = *(const Words<4>*)(rows + (t * 16 + n) * kLdQ + column);
             }
     }
 

@@ -122,8 +122,10 @@ def test_strided_masks(gfx: str) -> None:
 
 
 def keys_of_several_tiles(gfx: str, head_dim: int) -> int:
-    """The last of them in part."""
-    return 531 if (gfx, head_dim) == ("sm_90", 512) else 131
+    """The last of them in part; on sm_90 so many that a pipeline copies whole tiles, too."""
+    if gfx != "sm_90":
+        return 131
+    return 531 if head_dim == 512 else 301
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
@@ -222,6 +224,14 @@ def test_no_races(gfx: str, head_dim: int) -> None:
     check(setting, *draw(AttentionProblem(2, 2, 65, seq_k, head_dim, HALVES[turn % 2])))
 
 
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_pipelines_with_sanitizers(head_dim: int, sanitize: str) -> None:
+    """With all queries of a work-group, and a rest of them."""
+    setting = Setting("sm_90", 1, sanitized(sanitize))
+    check(setting, *draw(AttentionProblem(1, 2, 160, 300, head_dim, "float16")))
+
+
 class Backwards(ShimLaunch):
     """Has the kernel read q, k and v from their last row to the first: a stride that is right in
     64 bits only, as that of rows further apart than there is memory for here.
@@ -257,6 +267,16 @@ def test_strides_of_rows_have_64_bits(gfx: str, head_dim: int) -> None:
         assert numbers(found, q.flip(1), k.flip(1), v.flip(1)).faults(True) == [], config
 
 
+@pytest.mark.parametrize("head_dim", [40, 80, 128])
+def test_keys_out_of_reach_of_addresses_that_move(head_dim: int) -> None:
+    """Copies keep the upper half of their addresses; here they reach 4 KiB instead of 4 GiB."""
+    q, k, v = draw(AttentionProblem(1, 2, 160, 300, head_dim, "float16"))
+    near = simt.planted("common/copies.h", "kReachBits = 32", "kReachBits = 12")
+    check(Setting("sm_90", kernels_dir=near), q, k, v)
+    unasked = simt.planted("common/copies.h", "(u64)1 << kReachBits", "(u64)1 << 12")
+    assert compare(Setting("sm_90", kernels_dir=unasked), q, k, v)
+
+
 def test_misaligned_differs_from_plain_in_nothing() -> None:
     q, k, v = draw(AttentionProblem(1, 2, 33, 77, 72))
     plain = attend(Setting("gfx942"), q, k, v)
@@ -273,9 +293,7 @@ def test_the_order_of_waves_changes_nothing() -> None:
 
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 160])
 def test_tiles_fit_the_lds_of_a_small_card(head_dim: int) -> None:
-    """The kernel asserts it as it is compiled; at 160 rings of tiles would not fit, at 40 and 64
-    rings of one length.
-    """
+    """The kernel asserts it as it is compiled; at 160 rings of tiles would not fit."""
     q, k, v = draw(AttentionProblem(1, 2, 65, 131, head_dim, "float16"))
     arch = by_gfx("sm_80")
     assert arch is not None

@@ -43,15 +43,16 @@ PLAIN: tuple[Way, ...] = (
 COPYING: tuple[Way, ...] = (
     ("sm_90", 40, "float16", 0, USUAL),
     ("sm_90", 64, "float16", 0, (65, 300)),
-    ("sm_90", 128, "float16", 0, (65, 300)),
+    ("sm_90", 80, "float16", 0, (65, 300)),
+    ("sm_90", 128, "float16", 0, (160, 300)),
     ("sm_90", 40, "bfloat16", 2, USUAL),
     ("sm_90", 160, "float16", 2, (195, 77)),
 )
 IN_PARTS: tuple[Way, ...] = (("sm_90", 512, "float16", 1, (65, 600)),)
 """GPU, head_dim, dtype, config, queries and keys. Between them they have every barrier: waves with
-queries of their own, shared, tiles in parts; a pipeline of copies with even rings, in finer grains,
-with a short ring of values; tiles for few keys, several of queries with the same keys; waves that
-copy parts of tiles for themselves.
+queries of their own, shared, tiles in parts; a pipeline of copies without and with passes of whole
+tiles, with the rest of keys and of values copied at once, with rings of four; tiles for few keys,
+several of queries with the same keys; waves that copy parts of tiles for themselves.
 """
 
 
@@ -147,6 +148,18 @@ def test_a_removed_barrier_is_a_race(name: str, number: int, text: str) -> None:
     if reason:
         pytest.skip(reason)
     assert "data race" in caught(name, text, REMOVED[text], number, 1, "thread")
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128, 160])
+def test_a_whole_tile_copied_past_the_end_is_seen(head_dim: int) -> None:
+    """A pass too many in the loop of whole tiles."""
+    reason = simt.missing("address,undefined")
+    if reason:
+        pytest.skip(reason)
+    kernels_dir = simt.planted(COPIES, "(kLag + 3) * BLOCK_K", "(kLag + 2) * BLOCK_K")
+    setting = Setting("sm_90", 1, "address,undefined", kernels_dir)
+    report = verdict(setting, inputs_of(head_dim, "float16", 160, 300))
+    assert "AddressSanitizer: heap-buffer-overflow" in report
 
 
 WRONG = {

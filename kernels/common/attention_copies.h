@@ -5,23 +5,20 @@
 static_assert(!kParts, "attention_parts.h is for that");
 
 struct CopyingAttention : Attention {
-    // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare.
-    // Where places are kept the base is not.
-    static constexpr bool kMixed = kKeepsPlaces && HEAD_DIM == 64 && Q_TILES == 2, kFewRegisters = kPipelined && HEAD_DIM == 40;
-    static constexpr bool kCopiesFirst = HEAD_DIM == 64 || HEAD_DIM == 128;
+    // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare. The base of the
+    // weights is kept, or computed in each pass.
+    static constexpr bool kCopiesFirst = HEAD_DIM == 80 || HEAD_DIM == 128 || (HEAD_DIM == 64 && Q_TILES == 1);
+    static constexpr bool kKeepsBase = HEAD_DIM == 64 || HEAD_DIM > 128;
+    static constexpr int kLag = kBuffersK - 3;  // how many tiles values come after the keys
 
-    TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kFewRegisters, kCopied> key_copies;
-    TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads, kFewRegisters, kCopied> value_copies;
+    TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads> key_copies;  // if kCopied
+    TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads> value_copies;
+    PairCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kOffsetV - kOffsetK> copies;  // if kPipelined
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
-    typename Unit::A ones;  // if kMixed
-    PerQuery settled;  // settled_base() since the last time that it moved, if not kKeepsPlaces
+    PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
     u32 large_base;    // whether it is too large for that
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
-
-    // The next place in a ring of so many tiles, in bytes, and the one before.
-    template <int kBuffers, int kBytes> static DEVICE u32 after(u32 at) { return at == (kBuffers - 1) * kBytes ? 0 : at + kBytes; }
-    template <int kBuffers, int kBytes> static DEVICE u32 before(u32 at) { return (at == 0 ? kBuffers * kBytes : at) - kBytes; }
 
     // Tile after tile: K of the next one is on its way while the values of this one are summed, V while K is scored. The first tile is
     // begun before Q is loaded: where keys are few, a group's only tile takes one trip to memory.
@@ -68,44 +65,81 @@ struct CopyingAttention : Attention {
     }
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
-    // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five and of three, or both of five:
-    // then values j beside keys j + 2, so that one offset tells what is read and another where copies go. Whether a tile's weights are
-    // good is asked after the next barrier, where waves wait anyway; if not, it is scored again, as the first tile is. Where Q is in LDS,
-    // registers do not suffice for scores within that block: they are made of keys j + 1 before it.
+    // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five, values j beside keys j + 2, so that
+    // one offset tells what is read and another where copies go. Whether a tile's weights are good is asked after the next barrier, where
+    // waves wait anyway; if not, it is scored again, as the first tile is. Where Q is in LDS, registers do not suffice for scores within
+    // that block: they are made of keys j + 1 before it, so that rings of four do, values j beside keys j + 1.
+    //
+    // Most passes copy whole tiles. These have a loop of their own, in which nothing asks where rows end.
     DEVICE void run_pipelined() {
         u32 outside = 1;
+        int first_k = 0;
         k_at = kBytesK;
+        const bool whole_group = !Q_IN_LDS || first_q + kBlockQ <= (int)p.seq_q;
+        const int last_whole = whole_group ? (int)kept_value(p.seq_k - (kLag + 3) * BLOCK_K) : -1;
 #pragma unroll 1
-        for (int first_k = 0; true; first_k += BLOCK_K) {
-            copies_landed<1>();
-            barrier();  // also: what is overwritten from here on has been read by all
-            if (any_lane(outside != 0)) score_again(first_k);
-            const int next_k = first_k + BLOCK_K;
-            if (next_k >= (int)p.seq_k) {
-                copies_landed<0>();
-                if constexpr (kEvenRings) k_at = next_keys();
-                return accumulate_all(0);
-            }
-            if (Q_IN_LDS && has_queries()) score<kWaveTilesK>(0, 0);
-            mask_scores(next_k);
-            k_at = next_keys();
-            outside = overlap(next_k);
-            if constexpr (!kEvenRings) v_at = after<kBuffersV, kBytesV>(v_at);
+        for (; first_k <= last_whole; first_k += BLOCK_K) {
+            meet(first_k, outside);
+            outside = pass<true>(first_k);
+        }
+#pragma unroll 1
+        for (; true; first_k += BLOCK_K) {
+            meet(first_k, outside);
+            if (first_k + BLOCK_K >= (int)p.seq_k) break;
+            outside = pass<false>(first_k);
+        }
+        copies_landed<0>();
+        if constexpr (!Q_IN_LDS) k_at = next_place(k_at);
+        accumulate_all(0);
+    }
+    DEVICE void meet(int first_k, u32 outside) {
+        copies_landed<1>();
+        barrier();  // also: what is overwritten from here on has been read by all
+        if (outside != 0) score_again(first_k);
+    }
+    // The weights of the tile after the one at first_k; 1 if those of the wave are not good. If kWhole, all copied rows exist, and all queries
+    // where Q is in LDS.
+    template <bool kWhole> DEVICE u32 pass(int first_k) {
+        if (Q_IN_LDS && (kWhole || has_queries())) score_ahead();
+        if (!kWhole || MASK_KIND != kMaskNone) mask_scores(first_k + BLOCK_K);
+        if constexpr (!Q_IN_LDS) k_at = next_place(k_at);
+        const u32 outside = overlap<kWhole>(first_k);
+        if constexpr (Q_IN_LDS) k_at = next_place(k_at);
+        return outside;
+    }
+    // As `score`, with Q in LDS: what the next products read is asked for before those at hand.
+    DEVICE void score_ahead() {
+        typename Unit::B queries[2][Q_TILES];
+        typename Unit::A keys[2][kWaveTilesK];
+        const auto load = [&](int d) {
+#pragma unroll
+            for (int i = 0; i < kWaveTilesK; ++i) keys[d % 2][i] = keys_of(i, d);
+#pragma unroll
+            for (int t = 0; t < Q_TILES; ++t) queries[d % 2][t] = Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
+        };
+        clear_scores(0, kWaveTilesK);
+        load(0);
+#pragma unroll
+        for (int d = 0; d < kTilesD; ++d) {
+            if (d + 1 < kTilesD) load(d + 1);
+#pragma unroll
+            for (int i = 0; i < kWaveTilesK; ++i)
+#pragma unroll
+                for (int t = 0; t < Q_TILES; ++t) multiply_keys(keys[d % 2][i], queries[d % 2][t], d, s[t][i]);
         }
     }
-    DEVICE void prepare_rings() {
-        if constexpr (kMixed) {
-            ones = Unit::ones();
-            ones.w[0] = kept_value(ones.w[0]), ones.w[1] = kept_value(ones.w[1]);
-        }
-        if constexpr (kKeepsPlaces) ring_keys.prepare(keys_in(0)), ring_values.prepare(values_in(0));
-    }
-    DEVICE u32 next_keys() const { return after<kBuffersK, kBytesK>(k_at); }
+    // In the rings, in bytes: the place after one, and the one before.
+    static DEVICE u32 next_place(u32 at) { return at == (kBuffersK - 1) * kBytesK ? 0 : at + kBytesK; }
+    static DEVICE u32 last_place(u32 at) { return (at == 0 ? kBuffersK * kBytesK : at) - kBytesK; }
     DEVICE bool has_queries() const { return query(0) < (int)p.seq_q; }
+    DEVICE void prepare_rings() {
+        if constexpr (kKeepsKeyPlaces) ring_keys.prepare(keys_in(0));
+        ring_values.prepare(values_in(0));
+    }
     // The tile before the one at k_at, then that one.
     DEVICE void score_again(int first_k) {
         const u32 next = k_at;
-        k_at = before<kBuffersK, kBytesK>(k_at);
+        k_at = last_place(k_at);
         score<kWaveTilesK>(0, 0);
         softmax<0>(first_k);
         k_at = next;
@@ -115,92 +149,59 @@ struct CopyingAttention : Attention {
     }
     // Two groups of copies, then one per tile.
     DEVICE void begin_pipeline() {
-        const auto keys = [&](int tile) { key_copies.begin(keys_in(tile), (int)p.seq_k - tile * BLOCK_K); };
-        const auto values = [&](int tile) { value_copies.begin(values_in(kEvenRings ? tile + 2 : tile), (int)p.seq_k - tile * BLOCK_K); };
-        keys(0), keys(1), keys(2), values(0), copies_begun();
-        keys(3), values(1), copies_begun();
+        copies.prepare(k, p.k_stride[1], v, p.v_stride[1], keys_in(0));
+#pragma unroll
+        for (int tile = 0; tile < kLag; ++tile) copies.begin_keys_alone((int)p.seq_k - tile * BLOCK_K, kBytesK);
+        begin_values_and_keys(0);
+        copies.move_keys(kBytesK), copies.move_values(kBytesK);
+        begin_values_and_keys(1);
     }
-    // 0 if this lane's weights are good.
-    DEVICE u32 overlap(int first_k) {
+    DEVICE void begin_values_and_keys(int tile) {  // values of this one and keys kLag tiles later
+        const int rows = (int)p.seq_k - tile * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
+        copies.template begin_keys<false>(key_rows), copies.template begin_values<false>(rows, key_rows), copies_begun();
+    }
+    // 1 if weights of the wave are not good.
+    template <bool kWhole> DEVICE u32 overlap(int first_k) {
         Tallies tallies = {};
-        const PerQuery base = kKeepsPlaces ? settled_base() : settled;
-        const int rows = (int)p.seq_k - first_k - BLOCK_K;
-        const u32 to = k_at < (kBuffersK - 2) * kBytesK ? k_at + 2 * kBytesK : k_at - (kBuffersK - 2) * kBytesK;
-        const auto copy_keys = [&] { key_copies.begin(keys_at(to), rows - 2 * BLOCK_K); };
-        const auto copy_values = [&] { value_copies.begin(values_at(kEvenRings ? to : before<kBuffersV, kBytesV>(v_at)), rows); };
-        if (Q_IN_LDS && !has_queries()) {
+        const PerQuery base = kKeepsBase ? settled : settled_base();
+        const int rows = (int)p.seq_k - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
+        const int further = k_at == (kBuffersK - 2) * kBytesK ? -(kBuffersK - 1) * kBytesK : kBytesK;
+        const auto copy_keys = [&] { copies.move_keys(further), copies.template begin_keys<kWhole>(key_rows); };
+        const auto copy_values = [&] { copies.move_values(further), copies.template begin_values<kWhole>(rows, key_rows); };
+        if (Q_IN_LDS && !kWhole && !has_queries()) {
             copy_keys(), copy_values(), copies_begun();
             return 0;
         }
-        if constexpr (kMixed) {
-            mix(base, tallies, [&] { copy_keys(), copy_values(); });
-        } else {
 #pragma unroll
-            for (int i = 0; i < kWaveTilesK; ++i) {
-                accumulate(0, i);
-                weigh(i, base, tallies);
-                if (i == 0) copy_keys();
-                if (kCopiesFirst && i == 0) copy_values();
-                if constexpr (!Q_IN_LDS) score<1>(i, 0);
-                if (!kCopiesFirst && i == kWaveTilesK - 1) copy_values();
-            }
+        for (int i = 0; i < kWaveTilesK; ++i) {
+            if (i == 0) accumulate(0, 0);
+            if (i + 1 < kWaveTilesK) accumulate(0, i + 1);
+            if (i == 0) copy_keys();
+            weigh(i, base, tallies);
+            if (kCopiesFirst && i == 0) copy_values();
+            if constexpr (!Q_IN_LDS) score<1>(i, 0);
+            if (!kCopiesFirst && i == kWaveTilesK - 1) copy_values();
         }
         copies_begun();
 #pragma unroll
         for (int t = 1; t < Q_TILES; ++t) tallies.of[0].join(tallies.of[t]);
-        return large_base | tallies.of[0].template outside<kMostBits>();
-    }
-    // The same in finer grains: first all values are summed, then all keys are scored, and between the products of a tile of keys a tile of
-    // weights is computed, a word or so at a time. For two tiles of queries: there are twice as many tiles of weights as of keys.
-    template <typename Copy> DEVICE void mix(const PerQuery& base, Tallies& tallies, Copy copy) {
-        typename Unit::B weights[kWaveTilesK][Q_TILES];  // of the tile before
-#pragma unroll
-        for (int i = 0; i < kWaveTilesK; ++i)
-#pragma unroll
-            for (int t = 0; t < Q_TILES; ++t) weights[i][t] = p_fragment[t][i];
-#pragma unroll
-        for (int n = 0; n < 2 * kWaveTilesK; ++n) {
-            const int i = n % kWaveTilesK;
-            typename Unit::D scores[Q_TILES] = {};
-            if (n == kWaveTilesK) copy();
-#pragma unroll
-            for (int d = 0; d < kTilesD; ++d) {
-                if (n < kWaveTilesK) sum_columns(i, d, weights[i]);
-                else add_scores(i, d, scores);
-                weigh_words(n / Q_TILES, n % Q_TILES, d, base, tallies);
-            }
-            if (n < kWaveTilesK) sum_rounded(ones, weights[i]);
-            else
-#pragma unroll
-                for (int t = 0; t < Q_TILES; ++t) s[t][i] = scores[t];
-        }
-    }
-    DEVICE void add_scores(int i, int d, typename Unit::D (&scores)[Q_TILES]) {
-        const auto a = keys_of(i, d);
-#pragma unroll
-        for (int t = 0; t < Q_TILES; ++t) multiply_keys(a, held_queries(t, d), d, scores[t]);
-    }
-    // The d-th share of what `weigh` does for one tile of queries.
-    DEVICE void weigh_words(int i, int t, int d, const PerQuery& base, Tallies& tallies) {
-        constexpr int kWords = kElements / 2;
-#pragma unroll
-        for (int j = kWords * d / kTilesD; j < kWords * (d + 1) / kTilesD; ++j) {
-#pragma unroll
-            for (int e = 2 * j; e < 2 * j + 2; ++e) weigh_one(t, i, e, base);
-            p_fragment[t][i].w[j] = Unit::weight_word(s[t][i], j, tallies.of[t]);
-        }
+        return any_lane((large_base | tallies.of[0].template outside<kMostBits>()) != 0);
     }
 
+    DEVICE bool reaches(const u16* rows, i64 row_stride) const { return NearAddress::reaches<HEAD_DIM>(rows, row_stride, p.seq_k); }
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
-        key_copies.prepare(k, p.k_stride[1]);
-        value_copies.prepare(v, p.v_stride[1]);
-        if constexpr (kCopied) return run_resident();
-        if (p.aligned) begin_pipeline();
+        if constexpr (kCopied) {
+            key_copies.prepare(k, p.k_stride[1]);
+            value_copies.prepare(v, p.v_stride[1]);
+            return run_resident();
+        }
+        const bool pipelined = p.aligned && reaches(k, p.k_stride[1]) && reaches(v, p.v_stride[1]);
+        if (pipelined) begin_pipeline();
         load_queries();
         prepare_rings();
-        if (p.aligned) run_pipelined();
+        if (pipelined) run_pipelined();
         else run_whole();
         finish();
     }

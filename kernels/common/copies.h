@@ -7,11 +7,9 @@
 
 // Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
 // begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below
-// each other, kStep rows apart, and need one address; where kChunks does not divide kThreads, the last work-items then have none, so
-// that it is done there only if kFewRegisters. If kAsksAll, it is asked who has a piece also where all do: where
-// registers are fewest ptxas then spills less.
-template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegisters, bool kAsksAll> struct TileCopies {
-    static constexpr bool kOneColumn = kFewRegisters || kThreads % (kColumns / 8) == 0;
+// each other, kStep rows apart, and need one address.
+template <int kRows, int kColumns, typename Rows, int kThreads> struct TileCopies {
+    static constexpr bool kOneColumn = kThreads % (kColumns / 8) == 0;
     static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kStep = kThreads / kChunks;
     static constexpr int kEach = kOneColumn ? (kRows + kStep - 1) / kStep : (kItems + kThreads - 1) / kThreads;
     const char* from;  // the next tile, if kOneColumn at this work-item's first piece
@@ -30,9 +28,8 @@ template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegiste
     static DEVICE u32 column(int j) { return item(j) % kChunks * 8; }
     static CONSTEXPR int below(int j) { return kOneColumn ? j * kStep : 0; }
     static DEVICE bool has(int j) {
-        if constexpr (!kOneColumn) return (kAsksAll ? kItems % kThreads == 0 : (j + 1) * kThreads <= kItems) || item(j) < (u32)kItems;
-        const bool in_row = kThreads % kChunks == 0 || thread_id() < (u32)(kStep * kChunks);
-        return in_row && (below(j + 1) <= kRows || (int)row(j) < kRows - below(j));
+        if constexpr (!kOneColumn) return kItems % kThreads == 0 || item(j) < (u32)kItems;  // asked of all: ptxas then spills less
+        return below(j + 1) <= kRows || (int)row(j) < kRows - below(j);
     }
     // `rows` exist, perhaps none. The next call is for the next tile.
     DEVICE void begin(u16* lds, int rows) {
@@ -44,6 +41,116 @@ template <int kRows, int kColumns, typename Rows, int kThreads, bool kFewRegiste
             if (has(j)) copy_async(to, from + away, below(j) < rows - (int)row(j));
         }
         from += kRows * row_bytes;
+    }
+};
+
+// Where a copy reads and where it writes. Both are kept and moved in place: cp.async reads its registers late, and what else the compiler
+// would put there has to wait (a twentieth of a pass at head_dim 80, by ncu's samples). A NearAddress stays within the 4 GiB in which it
+// lies, so that its upper half never changes and one addition moves it, where 64 bits take two.
+struct NearAddress {
+    static constexpr int kReachBits = 32;
+    u64 at;
+    DEVICE void place(const void* to) { at = (u64)to; }
+    DEVICE void move(u32 bytes) {
+#if defined(SIMT_SHIM)
+        const u64 reach = (u64)1 << kReachBits;
+        at = at / reach * reach + (at + bytes) % reach;
+#else
+        asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %0; add.u32 low, low, %1; mov.b64 %0, {low, high}; }" : "+l"(at) : "r"(bytes));
+#endif
+    }
+    // Whether all of `rows` rows of kColumns halves lie where this one can go.
+    template <int kColumns> static DEVICE bool reaches(const u16* first_row, u64 row_stride, u32 rows) {
+        return ((u64)first_row ^ (u64)(first_row + (rows - 1) * row_stride + kColumns - 1)) >> kReachBits == 0;
+    }
+};
+#if defined(SIMT_SHIM)
+struct LdsAddress {
+    char* at;
+    DEVICE void place(const void* to) { at = (char*)to; }
+    DEVICE void move(int bytes) { at += bytes; }
+};
+DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, bool wanted) {
+    copy_async(lds.at + further, (const void*)global.at, wanted);
+}
+#else
+struct LdsAddress {
+    u32 at;
+    DEVICE void place(const void* to) { at = (u32)__cvta_generic_to_shared(to); }
+    DEVICE void move(int bytes) { at = kept_value(at + bytes); }
+};
+DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(lds.at + further), "l"(global.at), "r"(wanted ? 16 : 0) : "memory");
+}
+#endif
+
+// Tile after tile of keys and of values, kRows x kColumns (in eights) each, the values kApart bytes behind the keys in LDS, by copies that
+// the caller waits for; zeros for rows past the end. Rows begin at multiples of 16 bytes, and all of a head lie where a NearAddress
+// reaches. Where what is left of each tile would keep half of the waves busy, one half copies what is left of the keys and the other
+// what is left of the values.
+template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> struct PairCopies {
+    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kRest = kItems % kThreads;
+    static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0;
+    static constexpr int kEach = kItems / kThreads + (kRest != 0 && !kShared);
+    static constexpr bool kAlike = Rows::kPlaces == 1 || kThreads % (8 * kChunks) == 0;  // a work-item's pieces are swizzled alike
+    NearAddress keys[kEach], values[kEach], rest;
+    LdsAddress to[kAlike ? 1 : kEach], rest_to;
+    u32 key_step, value_step, rest_step;
+
+    DEVICE void prepare(const u16* first_keys, i64 key_stride, const u16* first_values, i64 value_stride, u16* key_tile) {
+        key_step = (u32)key_stride * 2 * kRows, value_step = (u32)value_stride * 2 * kRows;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            keys[j].place(first_keys + row(j) * key_stride + column(j));
+            values[j].place(first_values + row(j) * value_stride + column(j));
+            if (j == 0 || !kAlike) to[kAlike ? 0 : j].place(Rows::place(key_tile, row(j), column(j)));
+        }
+        if constexpr (kShared) {
+            rest.place((has_keys() ? first_keys + row(kEach) * key_stride : first_values + row(kEach) * value_stride) + column(kEach));
+            rest_to.place((char*)Rows::place(key_tile, row(kEach), column(kEach)) + (has_keys() ? 0 : kApart));
+            rest_step = wave_uniform(has_keys() ? key_step : value_step);
+        }
+    }
+    // Of piece j; kEach is what is left.
+    static DEVICE u32 item(int j) { return j * kThreads + (j == kEach && !has_keys() ? thread_id() - kRest : thread_id()); }
+    static DEVICE int row(int j) { return (int)(item(j) / kChunks); }
+    static DEVICE int column(int j) { return (int)(item(j) % kChunks * 8); }
+    static DEVICE bool has(int j) { return (j + 1) * kThreads <= kItems || item(j) < (u32)kItems; }
+    static DEVICE bool has_keys() { return thread_id() < (u32)kRest; }
+
+    // Of tiles of which so many rows exist, perhaps none; if kWhole, all. Keys first: values lie where these moved to.
+    template <bool kWhole> DEVICE void begin_keys(int rows) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) begin(keys[j], 0, j, kWhole || row(j) < rows);
+    }
+    template <bool kWhole> DEVICE void begin_values(int rows, int key_rows) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) begin(values[j], kApart, j, kWhole || row(j) < rows);
+        if constexpr (kShared) copy_async(rest_to, 0, rest, kWhole || row(kEach) < (has_keys() ? key_rows : rows));
+    }
+    DEVICE void begin(const NearAddress& from, int further, int j, bool wanted) {
+        if (has(j)) copy_async(to[kAlike ? 0 : j], further + (kAlike ? j * kThreads * 16 : 0), from, wanted);
+    }
+    // To the next tiles, in LDS so many bytes further; before copies are begun, as behind them that would have to wait.
+    DEVICE void move_keys(int lds_bytes) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+            keys[j].move(key_step);
+            if (j == 0 || !kAlike) to[kAlike ? 0 : j].move(lds_bytes);
+        }
+    }
+    DEVICE void move_values(int lds_bytes) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) values[j].move(value_step);
+        if constexpr (kShared) rest.move(rest_step), rest_to.move(lds_bytes);
+    }
+    // Keys of which the values are not due yet.
+    DEVICE void begin_keys_alone(int rows, int lds_bytes) {
+        begin_keys<false>(rows), move_keys(lds_bytes);
+        if constexpr (kShared) {
+            if (has_keys()) copy_async(rest_to, 0, rest, row(kEach) < rows), rest.move(rest_step);
+            rest_to.move(lds_bytes);
+        }
     }
 };
 

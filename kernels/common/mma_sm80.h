@@ -231,7 +231,7 @@ template <typename Half> struct Mma {
         return word;
     }
     static DEVICE A ones() {
-        const u32 two = pack2<Half>(1.0f, 1.0f);
+        constexpr u32 two = 0x10001u * Half::power_of_2(0);
         return A{{two, two, two, two}};
     }
     template <typename F> static DEVICE void pieces(const B& b, F store) {

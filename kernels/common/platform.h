@@ -172,6 +172,8 @@ template <int kPending> DEVICE void copies_landed() { asm volatile("cp.async.wai
 // Values to keep. The compiler would compute the address of shared memory anew at every use, which takes tens of cycles, and turn sums
 // of addresses back into products.
 template <typename T> DEVICE T* kept_address(T* p) { asm volatile("" : "+l"(p)); return p; }
+// The same of LDS, which the compiler would no longer know to lie there.
+DEVICE unsigned char* kept_lds(unsigned char* p) { p = kept_address(p); __builtin_assume(__isShared(p)); return p; }
 DEVICE u32 kept_value(u32 x) { asm volatile("" : "+r"(x)); return x; }
 // A barrier; true in all work-items of the group if x is in one.
 DEVICE bool barrier_any(bool x) { return __syncthreads_or(x); }
@@ -181,11 +183,13 @@ DEVICE void copy_async(void* lds, const void* global, bool wanted) { simt::copy_
 DEVICE void copies_begun() { simt::copies_begun(); }
 template <int kPending> DEVICE void copies_landed() { simt::copies_landed(kPending); }
 template <typename T> DEVICE T* kept_address(T* p) { return p; }
+DEVICE unsigned char* kept_lds(unsigned char* p) { return p; }
 DEVICE u32 kept_value(u32 x) { return x; }
 DEVICE bool barrier_any(bool x) { return simt::barrier_any(x); }
 #else
 constexpr bool kCopiesAsync = false;
 template <typename T> DEVICE T* kept_address(T* p) { return p; }
+DEVICE unsigned char* kept_lds(unsigned char* p) { return p; }
 DEVICE u32 kept_value(u32 x) { return x; }
 #endif
 
