@@ -72,7 +72,7 @@ constexpr int kTilesK = BLOCK_K / 16, kWaveTilesK = kTilesK / WAVES_D;
 constexpr bool kParts = CHUNK_D < kPaddedD || CHUNK_K < BLOCK_K;
 constexpr bool kPipelined = AHEAD && kCopiesAsync && !kParts, kPartsAhead = AHEAD && kCopiesAsync && kParts;
 constexpr bool kCopied = kCopiesAsync && !AHEAD && !kParts;
-constexpr int kBuffersK = kPipelined ? (Q_IN_LDS ? 4 : 5) : 1, kBuffersPart = kPartsAhead ? 3 : 1;
+constexpr int kBuffers = kPipelined ? (Q_IN_LDS ? 4 : 5) : 1, kBuffersPart = kPartsAhead ? 3 : 1;
 constexpr int kTileRowsK = kPartsAhead ? kWaveTilesK * 16 : BLOCK_K, kTileColumnsV = kPartsAhead ? kWaveTilesD * 16 : kPaddedD;
 constexpr int kChunksD = kPaddedD / CHUNK_D, kChunksK = BLOCK_K / CHUNK_K;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
@@ -89,8 +89,8 @@ constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied, kStagedOut = kCopiesAs
 // Where in its ring of K this lane reads is kept where registers suffice, that of V in every pipeline.
 constexpr bool kKeepsKeyPlaces = kPipelined && !Q_IN_LDS;
 constexpr int kBytesPart = max2(kBytesK, kBytesV);
-constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffersK * kBytesK);
-constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffersK * kBytesV;
+constexpr int kOffsetK = kOwnQ ? kBytesQ : 0, kOffsetV = kOffsetK + (kParts ? 0 : kBuffers * kBytesK);
+constexpr int kEndKV = kParts ? kOffsetK + (kPartsAhead ? kWaves : 1) * kBuffersPart * kBytesPart : kOffsetV + kBuffers * kBytesV;
 constexpr int kOffsetP = kOwnQ ? kEndKV : max2(kEndKV, kBytesQ);
 constexpr int kOffsetStats = kOffsetP + (WAVES_D > 1 ? kBlockQ * kLdP * 2 : 0);
 constexpr int kLdsBytes = kOffsetStats + (WAVES_D > 1 ? WAVES_D * kBlockQ * 4 : 0);
@@ -142,6 +142,7 @@ struct Attention {
     Tile<BLOCK_K, min2(CHUNK_D, HEAD_DIM), RowsK, kThreads> keys;
     typename ValueTile<Unit::kTransposes>::Type values;
 
+    // (Told that they lie in LDS, parts of tiles get other registers, and some are spilled.)
     DEVICE Attention(const AttentionParams& params, unsigned char* memory) : p(params), lds(kPartsAhead ? kept_address(memory) : kept_lds(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D);  // a constant, where the compiler could not know it
@@ -179,7 +180,7 @@ struct Attention {
         clear_columns<kOwnQ ? kBlockQ : max2(kBlockQ, BLOCK_K), HEAD_DIM, kPaddedD, kLdQ, kThreads>((u16*)lds);
         if constexpr (kOwnQ)
 #pragma unroll
-            for (int slot = 0; slot < kBuffersK; ++slot)
+            for (int slot = 0; slot < kBuffers; ++slot)
                 clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(keys_in(slot));
     }
 

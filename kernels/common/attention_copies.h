@@ -9,7 +9,7 @@ struct CopyingAttention : Attention {
     // weights is kept, or computed in each pass.
     static constexpr bool kCopiesFirst = HEAD_DIM == 80 || HEAD_DIM == 128 || (HEAD_DIM == 64 && Q_TILES == 1);
     static constexpr bool kKeepsBase = HEAD_DIM == 64 || HEAD_DIM > 128;
-    static constexpr int kLag = kBuffersK - 3;  // how many tiles values come after the keys
+    static constexpr int kLag = kBuffers - 3;  // how many tiles values come after the keys
 
     TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads> key_copies;  // if kCopied
     TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads> value_copies;
@@ -66,8 +66,8 @@ struct CopyingAttention : Attention {
 
     // In a pipeline: while the weights of tile j + 1 are computed, the matrix unit sums the values of tile j and scores the keys of tile
     // j + 2, and the copies are on their way of keys j + 4 and values j + 2. Tiles lie in rings of five, values j beside keys j + 2, so that
-    // one offset tells what is read and another where copies go. Whether a tile's weights are good is asked after the next barrier, where
-    // waves wait anyway; if not, it is scored again, as the first tile is. Where Q is in LDS, registers do not suffice for scores within
+    // one offset tells what is read and another where copies go. Whether a tile's weights are good is acted on after the next barrier, where
+    // waves wait anyway: if not, it is scored again, as the first tile is. Where Q is in LDS, registers do not suffice for scores within
     // that block: they are made of keys j + 1 before it, so that rings of four do, values j beside keys j + 1.
     //
     // Most passes copy whole tiles. These have a loop of their own, in which nothing asks where rows end.
@@ -129,8 +129,8 @@ struct CopyingAttention : Attention {
         }
     }
     // In the rings, in bytes: the place after one, and the one before.
-    static DEVICE u32 next_place(u32 at) { return at == (kBuffersK - 1) * kBytesK ? 0 : at + kBytesK; }
-    static DEVICE u32 last_place(u32 at) { return (at == 0 ? kBuffersK * kBytesK : at) - kBytesK; }
+    static DEVICE u32 next_place(u32 at) { return at == (kBuffers - 1) * kBytesK ? 0 : at + kBytesK; }
+    static DEVICE u32 last_place(u32 at) { return (at == 0 ? kBuffers * kBytesK : at) - kBytesK; }
     DEVICE bool has_queries() const { return query(0) < (int)p.seq_q; }
     DEVICE void prepare_rings() {
         if constexpr (kKeepsKeyPlaces) ring_keys.prepare(keys_in(0));
@@ -165,7 +165,7 @@ struct CopyingAttention : Attention {
         Tallies tallies = {};
         const PerQuery base = kKeepsBase ? settled : settled_base();
         const int rows = (int)p.seq_k - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
-        const int further = k_at == (kBuffersK - 2) * kBytesK ? -(kBuffersK - 1) * kBytesK : kBytesK;
+        const int further = k_at == (kBuffers - 2) * kBytesK ? -(kBuffers - 1) * kBytesK : kBytesK;
         const auto copy_keys = [&] { copies.move_keys(further), copies.template begin_keys<kWhole>(key_rows); };
         const auto copy_values = [&] { copies.move_values(further), copies.template begin_values<kWhole>(rows, key_rows); };
         if (Q_IN_LDS && !kWhole && !has_queries()) {

@@ -45,7 +45,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads> struct TileCopie
 };
 
 // Where a copy reads and where it writes. Both are kept and moved in place: cp.async reads its registers late, and what else the compiler
-// would put there has to wait (a twentieth of a pass at head_dim 80, by ncu's samples). A NearAddress stays within the 4 GiB in which it
+// would put there has to wait (docs/attention.md). A NearAddress stays within the 4 GiB in which it
 // lies, so that its upper half never changes and one addition moves it, where 64 bits take two.
 struct NearAddress {
     static constexpr int kReachBits = 32;
@@ -59,7 +59,7 @@ struct NearAddress {
         asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %0; add.u32 low, low, %1; mov.b64 %0, {low, high}; }" : "+l"(at) : "r"(bytes));
 #endif
     }
-    // Whether all of `rows` rows of kColumns halves lie where this one can go.
+    // Whether all of `rows` rows of kColumns halves, each behind the one before, lie where this one can go.
     template <int kColumns> static DEVICE bool reaches(const u16* first_row, u64 row_stride, u32 rows) {
         return ((u64)first_row ^ (u64)(first_row + (rows - 1) * row_stride + kColumns - 1)) >> kReachBits == 0;
     }

@@ -224,12 +224,6 @@ template <typename Half> struct Mma {
         for (int i = 0; i < 4; ++i) tally.largest = max_halves<Half>(tally.largest, b.w[i]);
         return b;
     }
-    // Word j of that. (As four of these, `weights` gets other registers from ptxas.)
-    static DEVICE u32 weight_word(const D& d, int j, Tally& tally) {
-        const u32 word = pack2<Half>(d.v[2 * j], d.v[2 * j + 1]);
-        tally.largest = max_halves<Half>(tally.largest, word);
-        return word;
-    }
     static DEVICE A ones() {
         constexpr u32 two = 0x10001u * Half::power_of_2(0);
         return A{{two, two, two, two}};
