@@ -85,6 +85,8 @@ using RowsV = LdsRows<Unit::kTransposes ? min2(kTileColumnsV, HEAD_DIM) : CHUNK_
 using RowsP = LdsRows<BLOCK_K, kPartsAhead>;
 constexpr int kLdQ = RowsQ::kLd, kLdK = RowsK::kLd, kLdP = RowsP::kLd, kLdV = RowsV::kLd;
 constexpr int kBytesQ = kBlockQ * kLdQ * 2, kBytesK = kTileRowsK * kLdK * 2, kBytesV = (Unit::kTransposes ? CHUNK_K : HEAD_DIM) * kLdV * 2;
+// How many sixteens of Q's columns a wave holds in registers, from the first on: all, or where Q stays in LDS as many as registers suffice for.
+constexpr int kHeldD = !Q_IN_LDS ? kTilesD : kPipelined && HEAD_DIM == 128 && Q_TILES == 2 && MASK_KIND == kMaskNone ? 3 : 0;
 constexpr bool kOwnQ = Q_IN_LDS || kPipelined || kCopied, kStagedOut = kCopiesAsync && kOwnQ && WAVES_D == 1;
 // Where in its ring of K this lane reads is kept where registers suffice, that of V in every pipeline.
 constexpr bool kKeepsKeyPlaces = kPipelined && !Q_IN_LDS;
@@ -130,7 +132,7 @@ struct Attention {
     unsigned char* lds;
     int batch, head, first_q, wave_q, wave_d;
     const u16 *k, *v;
-    typename Unit::B q_fragment[Q_IN_LDS ? 1 : Q_TILES][Q_IN_LDS ? 1 : kTilesD];
+    typename Unit::B q_fragment[kHeldD == 0 ? 1 : Q_TILES][max2(kHeldD, 1)];
     typename Unit::D s[Q_TILES][kWaveTilesK];
     typename Unit::B p_fragment[Q_TILES][kWaveTilesK];
     typename Unit::D o[Q_TILES][kWaveTilesD];
@@ -184,20 +186,25 @@ struct Attention {
                 clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(keys_in(slot));
     }
 
+    DEVICE const u16* queries() const { return p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1]; }
     DEVICE void load_queries() {
-        const u16* q = p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1];
+        const u16* const q = queries();
         const int rows = (int)p.seq_q - first_q;
-        Tile<kBlockQ, HEAD_DIM, RowsQ, kThreads> queries;
-        queries.place(p.q_stride[1]);
-        queries.fetch(q, p.q_stride[1], rows, p.aligned);
-        queries.store((u16*)lds, p.flip);
+        Tile<kBlockQ, HEAD_DIM, RowsQ, kThreads> tile;
+        tile.place(p.q_stride[1]);
+        tile.fetch(q, p.q_stride[1], rows, p.aligned);
+        tile.store((u16*)lds, p.flip);
         clear_padding();
-        if constexpr (!Q_IN_LDS) {
-            barrier();
+        if constexpr (kHeldD > 0) barrier();
+        begin_sums();
+    }
+    // Q lies in LDS.
+    DEVICE void begin_sums() {
+        if constexpr (kHeldD > 0) {
 #pragma unroll
             for (int t = 0; t < Q_TILES; ++t)
 #pragma unroll
-                for (int d = 0; d < kTilesD; ++d) q_fragment[t][d] = Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
+                for (int d = 0; d < kHeldD; ++d) q_fragment[t][d] = Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
         }
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
@@ -241,8 +248,8 @@ struct Attention {
             }
         }
     }
-    // If not Q_IN_LDS.
-    DEVICE const typename Unit::B& held_queries(int t, int d) const { return q_fragment[Q_IN_LDS ? 0 : t][Q_IN_LDS ? 0 : d]; }
+    // For d below kHeldD.
+    DEVICE const typename Unit::B& held_queries(int t, int d) const { return q_fragment[kHeldD == 0 ? 0 : t][min2(d, max2(kHeldD, 1) - 1)]; }
     // 16 columns, or the last eight, of one of the wave's tiles of keys.
     static DEVICE bool only_eight(int d) { return Unit::kSumsEight && kHalfTile && d == kTilesD - 1; }
     DEVICE typename Unit::A keys_of(int i, int d) const {
@@ -531,10 +538,14 @@ struct Attention {
 
     DEVICE void finish() {
         sum_weights();
+        put_tiles<Q_TILES>(0);
+    }
+    // O of the first of its tiles that the wave holds, which are tiles of the wave from `first` on.
+    template <int kTiles> DEVICE void put_tiles(int first) {
         u16* const rows = (u16*)kept_lds((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_sync();  // the wave has read its Q
 #pragma unroll
-        for (int t = 0; t < Q_TILES; ++t) {
+        for (int t = 0; t < kTiles; ++t) {
             float inverse[Unit::kColumns];
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c)
@@ -545,26 +556,26 @@ struct Attention {
                 for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= inverse[Unit::column_of(e)];
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(o[t][d]), [&](int n, int column, auto part) {
-                    if constexpr (kStagedOut) *(decltype(part)*)(rows + (t * 16 + n) * kLdQ + tile_d + column) = part;
+                    if constexpr (kStagedOut) *(decltype(part)*)(rows + ((first + t) * 16 + n) * kLdQ + tile_d + column) = part;
                     else if (query(t) + n < (int)p.seq_q && tile_d + column < HEAD_DIM) *(decltype(part)*)(out_row(t, n) + tile_d + column) = part;
                 });
             }
         }
-        if constexpr (kStagedOut) write_rows(rows);
+        if constexpr (kStagedOut) write_rows<kTiles>(rows, first);
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
     DEVICE u16* out_row(int tile, int n) const {
         const i64 first = ((i64)batch * p.seq_q + query(0)) * p.heads + head;  // the wave's
         return p.out + first * HEAD_DIM + (u64)(u32)(tile * 16 + n) * (p.heads * HEAD_DIM);
     }
-    // This wave's rows of O from LDS, where they took the place of its Q, by accesses of 16 bytes.
-    DEVICE void write_rows(const u16* rows) const {
+    // Rows of O of some of the wave's tiles from LDS, where they took the place of its Q, by accesses of 16 bytes.
+    template <int kTiles> DEVICE void write_rows(const u16* rows, int first_tile) const {
         constexpr int kChunks = HEAD_DIM / 8;
         u16* const first = out_row(0, 0);
         const u32 row_step = p.heads * HEAD_DIM;
         wave_sync();
 #pragma unroll
-        for (int t = 0; t < Q_TILES; ++t)
+        for (int t = first_tile; t < first_tile + kTiles; ++t)
 #pragma unroll
             for (int i = lane_id(); i < 16 * kChunks; i += WAVE_SIZE) {
                 const int n = i / kChunks, column = i % kChunks * 8;
@@ -632,6 +643,7 @@ struct Attention {
 #endif
 #if defined(MATRIX_UNIT_MMA_SM80) && CHUNK_D >= HEAD_DIM
 #include "common/attention_copies.h"
+#include "common/attention_rest.h"
 #elif defined(MATRIX_UNIT_MMA_SM80) && AHEAD
 #include "common/attention_parts.h"
 #else

@@ -206,10 +206,11 @@ def test_the_worker_judges_what_it_launches() -> None:
     def right(place: Place, drawn: Drawn) -> torch.Tensor:
         return place.attention()(*drawn.inputs)
 
-    assert sanitize_worker.check(todo, right, later) == (4, [])
+    assert sanitize_worker.check(todo, right, later) == (5, [])
     launches, wrong = sanitize_worker.check(todo, lambda *job: math.nan * right(*job), later)
-    assert (launches, len(wrong)) == (4, 4)
+    assert (launches, len(wrong)) == (5, 5)
     assert TINY.name in wrong[0]
+    assert "long_problem" in wrong[2]
     launches, wrong = sanitize_worker.check(todo, right, time.monotonic() - 1)
     assert launches == 0
     assert "not done in time" in wrong[0]

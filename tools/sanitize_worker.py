@@ -23,16 +23,19 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops import attention_kernel as kernel
 from lib_rocm_sd.ops.attention import MatrixAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.runtime import build, driver, source
 from tests.attention_judge import numbers
 from tests.attention_layouts import on_device
-from tests.attention_problems import TINY, Drawn, Kind, draw
+from tests.attention_problems import TINY, Drawn, Kind, draw, noise
 from tests.attention_replay import GPU, Place, every_config
 
 DONE = "rocm_sd sanitize: "
 """Begins the last line of a run that ended well."""
 PLANTED = ("memcheck", "racecheck", "initcheck")
 CPU = torch.device("cpu")
+LONG = (154, 300)
+"""Queries and keys: whole groups and a few more, rings that go round."""
 Attend = Callable[[Place, Drawn], torch.Tensor]
 
 
@@ -52,6 +55,21 @@ def problems(kind: Kind) -> Iterator[tuple[int, Drawn]]:
             return
 
 
+def long_problem(kind: Kind) -> Drawn:
+    """Plain noise."""
+    shape = (1, LONG[0], 1, kind.head_dim), (1, LONG[1], 1, kind.head_dim)
+    q, k, v = (noise(shape[min(i, 1)], i, CPU).to(DTYPES[kind.dtype]) for i in range(3))
+    return Drawn((q, k, v, None, None), f"{LONG[0]} queries, {LONG[1]} keys", True)
+
+
+def problems_of(place: Place, kind: Kind) -> Iterator[tuple[str, Drawn]]:
+    """With how to run it again. A long one where tiles are copied ahead: few keys hardly show."""
+    for seed, drawn in problems(kind):
+        yield f"python -m tests.attention_replay {place} {kind} {TINY.name} {seed}", drawn
+    if kind.mask == "none" and kernel.configs(place.arch, kind.head_dim)[place.config].ahead:
+        yield f"tools.sanitize_worker.long_problem: {place} {kind}", long_problem(kind)
+
+
 def on_the_card(place: Place, drawn: Drawn) -> torch.Tensor:
     """The kernel's result, on the CPU."""
     inputs = [on_device(t, place.device) if t is not None else None for t in drawn.inputs[:4]]
@@ -62,14 +80,13 @@ def check(todo: list[tuple[Place, Kind]], attend: Attend, until: float) -> tuple
     """Launches, and what was wrong. Stops at the time `until`, which is wrong too."""
     launches, wrong = 0, list[str]()
     for place, kind in todo:
-        for seed, drawn in problems(kind):
+        for again, drawn in problems_of(place, kind):
             if time.monotonic() > until:
                 return launches, [*wrong, f"not done in time: {place} {kind} and what follows"]
             faults = numbers(attend(place, drawn), *drawn.inputs).faults(drawn.whole)
             launches += 1
             if faults:
-                line = f"python -m tests.attention_replay {place} {kind} {TINY.name} {seed}"
-                wrong.append(f"{line}: {'; '.join(faults)}; {drawn.story}")
+                wrong.append(f"{again}: {'; '.join(faults)}; {drawn.story}")
     return launches, wrong
 
 

@@ -8,7 +8,8 @@ struct CopyingAttention : Attention {
     // Forms of the pipeline, of several that were measured: ptxas gives each other registers, and some have none to spare. The base of the
     // weights is kept, or computed in each pass.
     static constexpr bool kCopiesFirst = HEAD_DIM == 80 || HEAD_DIM == 128 || (HEAD_DIM == 64 && Q_TILES == 1);
-    static constexpr bool kKeepsBase = HEAD_DIM == 64 || HEAD_DIM > 128;
+    static constexpr bool kKeepsBase = HEAD_DIM > 128;
+    static constexpr bool kCopiesQueries = kPipelined && Q_IN_LDS;
     static constexpr int kLag = kBuffers - 3;  // how many tiles values come after the keys
 
     TileCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads> key_copies;  // if kCopied
@@ -115,7 +116,7 @@ struct CopyingAttention : Attention {
 #pragma unroll
             for (int i = 0; i < kWaveTilesK; ++i) keys[d % 2][i] = keys_of(i, d);
 #pragma unroll
-            for (int t = 0; t < Q_TILES; ++t) queries[d % 2][t] = Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
+            for (int t = 0; t < Q_TILES; ++t) queries[d % 2][t] = d < kHeldD ? held_queries(t, d) : Unit::template tile_b<RowsQ>(q_tile(t), 0, d * 16);
         };
         clear_scores(0, kWaveTilesK);
         load(0);
@@ -152,9 +153,25 @@ struct CopyingAttention : Attention {
         copies.prepare(k, p.k_stride[1], v, p.v_stride[1], keys_in(0));
 #pragma unroll
         for (int tile = 0; tile < kLag; ++tile) copies.begin_keys_alone((int)p.seq_k - tile * BLOCK_K, kBytesK);
+        if constexpr (kCopiesQueries) copies_begun();
         begin_values_and_keys(0);
         copies.move_keys(kBytesK), copies.move_values(kBytesK);
         begin_values_and_keys(1);
+    }
+    DEVICE void begin_queries() {
+        if constexpr (kCopiesQueries) copy_tile<kBlockQ, HEAD_DIM, RowsQ, kThreads>((u16*)lds, queries(), p.q_stride[1], (int)p.seq_q - first_q);
+    }
+    template <int kPending> DEVICE void take_queries() {
+        copies_landed<kPending>();
+        barrier();
+        if (p.flip != 0) flip_queries();
+        begin_sums();
+    }
+    DEVICE void flip_queries() {
+        Words<1>* const words = (Words<1>*)lds;
+#pragma unroll 1
+        for (int i = (int)thread_id(); i < kBlockQ * kLdQ / 2; i += kThreads) words[i].word[0] ^= p.flip;
+        barrier();
     }
     DEVICE void begin_values_and_keys(int tile) {  // values of this one and keys kLag tiles later
         const int rows = (int)p.seq_k - tile * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
@@ -189,21 +206,4 @@ struct CopyingAttention : Attention {
     }
 
     DEVICE bool reaches(const u16* rows, i64 row_stride) const { return NearAddress::reaches<HEAD_DIM>(rows, row_stride, p.seq_k); }
-    DEVICE void run() {
-        keys.place(p.k_stride[1]);
-        values.place(p.v_stride[1]);
-        if constexpr (kCopied) {
-            key_copies.prepare(k, p.k_stride[1]);
-            value_copies.prepare(v, p.v_stride[1]);
-            return run_resident();
-        }
-        const bool pipelined = p.aligned && reaches(k, p.k_stride[1]) && reaches(v, p.v_stride[1]);
-        if (pipelined) begin_pipeline();
-        load_queries();
-        prepare_rings();
-        if (pipelined) run_pipelined();
-        else run_whole();
-        finish();
-    }
 };
-using Kernel = CopyingAttention;

@@ -44,6 +44,23 @@ template <int kRows, int kColumns, typename Rows, int kThreads> struct TileCopie
     }
 };
 
+// One tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, in few instructions: two work-items to a row, each every other
+// eight columns, so that what is far from its first piece is so by a constant. Rows begin at multiples of 16 bytes.
+template <int kRows, int kColumns, typename Rows, int kThreads> DEVICE void copy_tile(u16* lds, const u16* tile, i64 row_stride, int rows) {
+    constexpr int kStep = kThreads / 2;
+    static_assert(kRows % kStep == 0 && Rows::kPlaces == 1, "rows are whole rounds, and not swizzled");
+    const int row = (int)thread_id() / 2, column = (int)thread_id() % 2 * 8;
+    const u16* from = tile + row * row_stride + column;
+    u16* const to = Rows::place(lds, row, column);
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStep) {
+#pragma unroll
+        for (int i = 0; i < kColumns; i += 16)
+            if (i + 16 <= kColumns || column == 0) copy_async(to + first * Rows::kLd + i, from + i, first + row < rows);
+        from += kStep * row_stride;
+    }
+}
+
 // Where a copy reads and where it writes. Both are kept and moved in place: cp.async reads its registers late, and what else the compiler
 // would put there has to wait (docs/attention.md). A NearAddress stays within the 4 GiB in which it
 // lies, so that its upper half never changes and one addition moves it, where 64 bits take two.
@@ -70,8 +87,8 @@ struct LdsAddress {
     DEVICE void place(const void* to) { at = (char*)to; }
     DEVICE void move(int bytes) { at += bytes; }
 };
-DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, bool wanted) {
-    copy_async(lds.at + further, (const void*)global.at, wanted);
+DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, int right, bool wanted) {
+    copy_async(lds.at + further, (const char*)global.at + right, wanted);
 }
 #else
 struct LdsAddress {
@@ -79,8 +96,8 @@ struct LdsAddress {
     DEVICE void place(const void* to) { at = (u32)__cvta_generic_to_shared(to); }
     DEVICE void move(int bytes) { at = kept_value(at + bytes); }
 };
-DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, bool wanted) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(lds.at + further), "l"(global.at), "r"(wanted ? 16 : 0) : "memory");
+DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& global, int right, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(lds.at + further), "l"(global.at + right), "r"(wanted ? 16 : 0) : "memory");
 }
 #endif
 
@@ -89,8 +106,9 @@ DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& gl
 // reaches. Where what is left of each tile would keep half of the waves busy, one half copies what is left of the keys and the other
 // what is left of the values.
 template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> struct PairCopies {
-    static constexpr int kChunks = kColumns / 8, kItems = kRows * kChunks, kRest = kItems % kThreads;
-    static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0;
+    static constexpr int kSpan = kColumns % 128 == 0 ? 64 : kColumns, kWide = kColumns / kSpan;  // columns of a piece: eight of each span
+    static constexpr int kChunks = kSpan / 8, kItems = kRows * kChunks, kRest = kItems % kThreads;
+    static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0 && kWide == 1;
     static constexpr int kEach = kItems / kThreads + (kRest != 0 && !kShared);
     static constexpr bool kAlike = Rows::kPlaces == 1 || kThreads % (8 * kChunks) == 0;  // a work-item's pieces are swizzled alike
     NearAddress keys[kEach], values[kEach], rest;
@@ -126,10 +144,13 @@ template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> stru
     template <bool kWhole> DEVICE void begin_values(int rows, int key_rows) {
 #pragma unroll
         for (int j = 0; j < kEach; ++j) begin(values[j], kApart, j, kWhole || row(j) < rows);
-        if constexpr (kShared) copy_async(rest_to, 0, rest, kWhole || row(kEach) < (has_keys() ? key_rows : rows));
+        if constexpr (kShared) copy_async(rest_to, 0, rest, 0, kWhole || row(kEach) < (has_keys() ? key_rows : rows));
     }
     DEVICE void begin(const NearAddress& from, int further, int j, bool wanted) {
-        if (has(j)) copy_async(to[kAlike ? 0 : j], further + (kAlike ? j * kThreads * 16 : 0), from, wanted);
+        if (!has(j)) return;
+#pragma unroll
+        for (int i = 0; i < kWide; ++i)
+            copy_async(to[kAlike ? 0 : j], further + (kAlike ? j * kThreads * 16 * kWide : 0) + i * kSpan * 2, from, i * kSpan * 2, wanted);
     }
     // To the next tiles, in LDS so many bytes further; before copies are begun, as behind them that would have to wait.
     DEVICE void move_keys(int lds_bytes) {
@@ -148,7 +169,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> stru
     DEVICE void begin_keys_alone(int rows, int lds_bytes) {
         begin_keys<false>(rows), move_keys(lds_bytes);
         if constexpr (kShared) {
-            if (has_keys()) copy_async(rest_to, 0, rest, row(kEach) < rows), rest.move(rest_step);
+            if (has_keys()) copy_async(rest_to, 0, rest, 0, row(kEach) < rows), rest.move(rest_step);
             rest_to.move(lds_bytes);
         }
     }
