@@ -23,7 +23,7 @@
 // V, O and all memory traffic have exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
 //
 // Work-groups with a rest of the queries come last. Where copies to LDS pass no register, other loops take the place of the two here:
-// common/attention_copies.h, and common/attention_parts.h for tiles that come in parts.
+// common/attention_copies.h with attention_rest.h, and attention_parts.h for tiles that come in parts.
 //
 // Measured on an NVIDIA H200 and tried in vain: docs/attention.md. For AMD only instructions were counted.
 //

@@ -106,7 +106,8 @@ DEVICE void copy_async(const LdsAddress& lds, int further, const NearAddress& gl
 // reaches. Where what is left of each tile would keep half of the waves busy, one half copies what is left of the keys and the other
 // what is left of the values.
 template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> struct PairCopies {
-    static constexpr int kSpan = kColumns % 128 == 0 ? 64 : kColumns, kWide = kColumns / kSpan;  // columns of a piece: eight of each span
+    // A piece is eight columns of each span of a row: further spans are so by a constant, and need no address. Spans are whole lines of LDS.
+    static constexpr int kSpan = kColumns % 128 == 0 ? 64 : kColumns, kWide = kColumns / kSpan;
     static constexpr int kChunks = kSpan / 8, kItems = kRows * kChunks, kRest = kItems % kThreads;
     static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0 && kWide == 1;
     static constexpr int kEach = kItems / kThreads + (kRest != 0 && !kShared);
