@@ -186,9 +186,9 @@ struct Attention {
                 clear_columns<BLOCK_K, HEAD_DIM, kPaddedD, kLdK, kThreads>(keys_in(slot));
     }
 
-    DEVICE const u16* queries() const { return p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1]; }
+    DEVICE const u16* query_rows() const { return p.q + batch * p.q_stride[0] + head * p.q_stride[2] + first_q * p.q_stride[1]; }
     DEVICE void load_queries() {
-        const u16* const q = queries();
+        const u16* const q = query_rows();
         const int rows = (int)p.seq_q - first_q;
         Tile<kBlockQ, HEAD_DIM, RowsQ, kThreads> tile;
         tile.place(p.q_stride[1]);
@@ -540,7 +540,7 @@ struct Attention {
         sum_weights();
         put_tiles<Q_TILES>(0);
     }
-    // O of the first of its tiles that the wave holds, which are tiles of the wave from `first` on.
+    // O of kTiles tiles: o[0], o[1], .. are the wave's tiles `first`, `first` + 1, ..
     template <int kTiles> DEVICE void put_tiles(int first) {
         u16* const rows = (u16*)kept_lds((unsigned char*)q_tile(0));
         if constexpr (kStagedOut) wave_sync();  // the wave has read its Q

@@ -225,11 +225,21 @@ def test_no_races(gfx: str, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
-def test_pipelines_with_sanitizers(head_dim: int, sanitize: str) -> None:
-    """With all queries of a work-group, and a rest of them."""
+@pytest.mark.parametrize(("head_dim", "seq_q"), [(64, 160), (80, 160), (128, 160), (128, 170)])
+def test_pipelines_with_sanitizers(head_dim: int, seq_q: int, sanitize: str) -> None:
+    """With all queries of a work-group, and a rest of them: at 128 one that waves share, or not."""
     setting = Setting("sm_90", 1, sanitized(sanitize))
-    check(setting, *draw(AttentionProblem(1, 2, 160, 300, head_dim, "float16")))
+    check(setting, *draw(AttentionProblem(1, 2, seq_q, 300, head_dim, "float16")))
+
+
+@pytest.mark.parametrize("sanitize", [None, "address,undefined", "thread"])
+@pytest.mark.parametrize("head_dim", [88, 104])
+def test_queries_in_lds_whose_rows_end_in_eight_columns(
+    head_dim: int, sanitize: str | None
+) -> None:
+    setting = Setting("sm_90", 1, sanitized(sanitize) if sanitize else None)
+    for seq_q in (26, 150):
+        check(setting, *draw(AttentionProblem(1, 1, seq_q, 130, head_dim, "float16")))
 
 
 class Backwards(ShimLaunch):

@@ -52,8 +52,21 @@ def test_scores_beyond_what_one_product_of_base_and_scale_may_round(factor: floa
     assert compare(Setting("sm_90"), q, k, v) == []
 
 
-def test_infinity_and_nan_as_in_torch() -> None:
-    """A query with NaN or with an infinite score; a column of V with infinity; -inf everywhere."""
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("last", [64, 200])
+def test_special_scores_of_one_part_of_the_keys(first: int, last: int, score: float) -> None:
+    """Of all its keys, or of those of the first tiles. Of one head; the others stay as they are."""
+    q, k, v = draw(AttentionProblem(2, 2, 26, 200, 128, "bfloat16"))
+    q[0, :, 1] = 0.0
+    q[0, :, 1, 0] = 1.0
+    keys = torch.arange(200)
+    k[0, (keys % 32 // 16 == first // 16) & (keys < last), 1, 0] = score
+    assert compare(Setting("sm_90"), q, k, v) == []
+
+
+def test_infinity_and_nan_stay_where_they_are() -> None:
+    """A query with NaN, a column of V with infinity, keys that score -inf for one query."""
     q, k, v = inputs_of(26, 100)
     q[0, 3, 0, 5] = math.nan
     q[0, 4, 1, :] = 0.0
@@ -61,9 +74,13 @@ def test_infinity_and_nan_as_in_torch() -> None:
     k[0, :, 1, 0] = -1.0
     v[0, 77, 0, 9] = math.inf
     found = attend(Setting("sm_90"), q, k, v).view(1, 26, 2, 128)
-    assert found[0, 3, 0].isnan().all() and found[0, 4, 1].isnan().all()
-    assert found[0, 5, 0, 9].isinf() and found[0, 5, 0, :9].isfinite().all()
-    assert found[0, 5:, 1].isfinite().all()
+    assert found[0, 3, 0].isnan().all()
+    assert found[0, 4, 1].isnan().all()
+    beside = found[0, [0, 1, 2, *range(4, 26)], 0]
+    assert beside[:, 9].isinf().all()
+    beside[:, 9] = 0.0
+    assert beside.isfinite().all()
+    assert found[0, [*range(4), *range(5, 26)], 1].isfinite().all()
 
 
 def test_rows_that_cannot_be_copied() -> None:
@@ -79,21 +96,26 @@ MISTAKES = {
         "theirs[c] = exp2_fast(",
         "theirs[c] = 1 + 0 * exp2_fast(",
     ),
+    "a part's own sums are added as if bases were one": ("scale_sums(mine);", ""),
     "sums before a base moved are not scaled": ("scale_sums(shrink);", ""),
     "a base that is too low is not noticed": ("large_base | tally", "large_base & tally"),
+    "a base that is too large is not noticed": ("large_base |= !(", "large_base &= !("),
     "keys past the end have weights": ("Unit::row_step(e) >= past", "Unit::row_step(e) > past"),
     "a wave takes the other sixteen of values": (
         "load<16>(k_at + part_bytes,",
         "load<16>(k_at + 16 * kLdV * 2 - part_bytes,",
     ),
+    "both tiles of queries are written to one place": ("put_tiles<1>(tile)", "put_tiles<1>(0)"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gives_wrong_results(mistake: str) -> None:
-    """In a few keys, or in many whose scores grow."""
-    few, many = inputs_of(26, 21), inputs_of(26, 301)
+    """In a few keys, in many whose scores grow, or in scores that are equal and very large."""
+    few, many, large = inputs_of(26, 21), inputs_of(26, 301), inputs_of(26, 300)
     many[1][:, 70:] *= 8
-    assert not any(compare(Setting("sm_90"), *inputs) for inputs in (few, many))
+    large[1][:, 40::50] = large[1][:, 40:41].sign() * 60000
+    drawn = (few, many, large)
+    assert not any(compare(Setting("sm_90"), *inputs) for inputs in drawn)
     planted = Setting("sm_90", kernels_dir=simt.planted(REST, *MISTAKES[mistake]))
-    assert any(compare(planted, *inputs) for inputs in (few, many))
+    assert any(compare(planted, *inputs) for inputs in drawn)

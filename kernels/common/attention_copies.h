@@ -16,7 +16,7 @@ struct CopyingAttention : Attention {
     TileCopies<CHUNK_K, HEAD_DIM, RowsV, kThreads> value_copies;
     PairCopies<BLOCK_K, HEAD_DIM, RowsK, kThreads, kOffsetV - kOffsetK> copies;  // if kPipelined
     static_assert(!kPipelined || Unit::kSumsByProduct, "the pipeline adds no tallies");
-    PerQuery settled;  // settled_base() since the last time that it moved, if kKeepsBase
+    PerQuery settled;  // settled_base() since it moved last, if kKeepsBase; in attention_rest.h always
     u32 large_base;    // whether it is too large for that
 
     DEVICE CopyingAttention(const AttentionParams& params, unsigned char* memory) : Attention(params, memory) {}
@@ -148,7 +148,7 @@ struct CopyingAttention : Attention {
         settled = settled_base();
         large_base = MASK_KIND == kMaskNone && !base_is_small();
     }
-    // Two groups of copies, then one per tile.
+    // Two groups of copies, before them one of Q and the first keys if kCopiesQueries; then one per tile.
     DEVICE void begin_pipeline() {
         copies.prepare(k, p.k_stride[1], v, p.v_stride[1], keys_in(0));
 #pragma unroll
@@ -159,7 +159,7 @@ struct CopyingAttention : Attention {
         begin_values_and_keys(1);
     }
     DEVICE void begin_queries() {
-        if constexpr (kCopiesQueries) copy_tile<kBlockQ, HEAD_DIM, RowsQ, kThreads>((u16*)lds, queries(), p.q_stride[1], (int)p.seq_q - first_q);
+        if constexpr (kCopiesQueries) copy_tile<kBlockQ, HEAD_DIM, RowsQ, kThreads>((u16*)lds, query_rows(), p.q_stride[1], (int)p.seq_q - first_q);
     }
     template <int kPending> DEVICE void take_queries() {
         copies_landed<kPending>();

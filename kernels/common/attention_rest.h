@@ -4,8 +4,9 @@
 #pragma once
 
 struct SharedRest : CopyingAttention {
-    static constexpr bool kShared = kPipelined && Q_IN_LDS && MASK_KIND == kMaskNone && WAVES_Q == Q_TILES * kTilesK;
-    static_assert(!kShared || kLdK == kLdV, "one offset leads to the wave's rows of K and of V");
+    // At 128 alone it was measured. (Where head_dim ends in a half tile, its last columns would have to be read as such.)
+    static constexpr bool kSharesRest = kPipelined && Q_IN_LDS && HEAD_DIM == 128 && MASK_KIND == kMaskNone && WAVES_Q == Q_TILES * kTilesK;
+    static_assert(!kSharesRest || kLdK == kLdV, "one offset leads to the wave's rows of K and of V");
 
     int tile, part;  // the wave's tile of queries, and its sixteen of each tile of keys
     u32 part_bytes;  // where these begin in a tile
@@ -21,18 +22,18 @@ struct SharedRest : CopyingAttention {
         part_bytes = (u32)part * (16 * kLdK * 2);
         begun_at = (kLag + 1) * kBytesK;
         copy_next(0);
-        typename Unit::B queries[kTilesD];
+        typename Unit::B held[kTilesD];
 #pragma unroll
-        for (int d = 0; d < kTilesD; ++d) queries[d] = Unit::template tile_b<RowsQ>(q_tile(tile), 0, d * 16);
+        for (int d = 0; d < kTilesD; ++d) held[d] = Unit::template tile_b<RowsQ>(q_tile(tile), 0, d * 16);
         settled = {}, large_base = 1;
-        score_part(0, queries);
+        score_part(0, held);
         weigh_part(0);
         k_at = kBytesK;
 #pragma unroll 1
         for (int next_k = BLOCK_K; next_k < (int)p.seq_k; next_k += BLOCK_K) {
             copies_landed<2>();
             barrier();  // also: what is overwritten from here on has been read by all
-            score_part(k_at, queries);
+            score_part(k_at, held);
             copy_next(next_k);
             sum_part();
             weigh_part(next_k);
@@ -47,7 +48,7 @@ struct SharedRest : CopyingAttention {
         for (int c = 0; c < Unit::kColumns; ++c) l[0][c] = total[0].v[Unit::element_step(c)];
         put_tiles<1>(tile);
     }
-    // Values two tiles after the one at first_k, and keys three.
+    // Values two tiles after the one at first_k, and keys kLag tiles later.
     DEVICE void copy_next(int first_k) {
         const int rows = (int)p.seq_k - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
         const u32 place = next_place(begun_at);
@@ -121,7 +122,7 @@ struct SharedRest : CopyingAttention {
     // What the other parts summed, to the first, through LDS: base, sum and O of each lane.
     DEVICE void add_up() {
         constexpr int kSums = 2 * Unit::kColumns, kFloats = kSums + kTilesD * kElements;
-        static_assert(!kShared || (kTilesK - 1) * Q_TILES * kFloats * WAVE_SIZE * 4 <= kBuffers * kBytesK, "the sums take the place of K");
+        static_assert(!kSharesRest || (kTilesK - 1) * Q_TILES * kFloats * WAVE_SIZE * 4 <= kBuffers * kBytesK, "the sums take the place of K");
         const auto sums_of = [&](int which) { return (float*)keys_at(0) + ((which - 1) * Q_TILES + tile) * kFloats * WAVE_SIZE + lane_id(); };
         if (part != 0) {
             float* const to = sums_of(part);
@@ -169,7 +170,7 @@ struct SharedRest : CopyingAttention {
             load_queries();
         }
         prepare_rings();
-        if constexpr (kShared) {
+        if constexpr (kSharesRest) {
             if (pipelined && is_rest()) return run_shared();
         }
         if (pipelined) run_pipelined();

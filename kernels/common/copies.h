@@ -45,7 +45,7 @@ template <int kRows, int kColumns, typename Rows, int kThreads> struct TileCopie
 };
 
 // One tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, in few instructions: two work-items to a row, each every other
-// eight columns, so that what is far from its first piece is so by a constant. Rows begin at multiples of 16 bytes.
+// eight columns, so that all its pieces of a row lie at constants from the first. Rows begin at multiples of 16 bytes.
 template <int kRows, int kColumns, typename Rows, int kThreads> DEVICE void copy_tile(u16* lds, const u16* tile, i64 row_stride, int rows) {
     constexpr int kStep = kThreads / 2;
     static_assert(kRows % kStep == 0 && Rows::kPlaces == 1, "rows are whole rounds, and not swizzled");
@@ -109,7 +109,8 @@ template <int kRows, int kColumns, typename Rows, int kThreads, int kApart> stru
     // A piece is eight columns of each span of a row: further spans are so by a constant, and need no address. Spans are whole lines of LDS.
     static constexpr int kSpan = kColumns % 128 == 0 ? 64 : kColumns, kWide = kColumns / kSpan;
     static constexpr int kChunks = kSpan / 8, kItems = kRows * kChunks, kRest = kItems % kThreads;
-    static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0 && kWide == 1;
+    static constexpr bool kShared = kItems > kThreads && kRest * 2 == kThreads && kRest % WAVE_SIZE == 0;
+    static_assert(!kShared || kWide == 1, "what is left is copied eight columns at a time");
     static constexpr int kEach = kItems / kThreads + (kRest != 0 && !kShared);
     static constexpr bool kAlike = Rows::kPlaces == 1 || kThreads % (8 * kChunks) == 0;  // a work-item's pieces are swizzled alike
     NearAddress keys[kEach], values[kEach], rest;
