@@ -47,11 +47,11 @@ PLAIN: tuple[Way, ...] = (
 )
 SHARING: tuple[Way, ...] = (("sm_90", 128, "float16", 0, (154, 300)),)
 COPYING: tuple[Way, ...] = (
-    *SHARING,
     ("sm_90", 40, "float16", 0, USUAL),
     ("sm_90", 64, "float16", 0, (65, 300)),
     ("sm_90", 80, "float16", 0, (65, 300)),
     ("sm_90", 128, "float16", 0, (170, 300)),
+    *SHARING,
     ("sm_90", 40, "bfloat16", 2, USUAL),
     ("sm_90", 160, "float16", 2, (195, 77)),
 )
