@@ -361,14 +361,18 @@ struct Attention {
                 l[t][c] *= shrink[c];
             }
             if (kCopied && !summed) continue;
-#pragma unroll
-            for (int d = 0; d < kWaveTilesD; ++d)
-#pragma unroll
-                for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= shrink[Unit::column_of(e)];
-            if constexpr (Unit::kSumsByProduct)
-#pragma unroll
-                for (int e = 0; e < kElements / 2; ++e) total[t].v[e] *= shrink[Unit::column_of(e)];
+            scale_sums(t, shrink);
         }
+    }
+    // What was summed for a tile of queries, with weights of another base.
+    DEVICE void scale_sums(int t, const float (&factor)[Unit::kColumns]) {
+#pragma unroll
+        for (int d = 0; d < kWaveTilesD; ++d)
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) o[t][d].v[e] *= factor[Unit::column_of(e)];
+        if constexpr (Unit::kSumsByProduct)
+#pragma unroll
+            for (int e = 0; e < kElements / 2; ++e) total[t].v[e] *= factor[Unit::column_of(e)];
     }
 
     // What is subtracted from the exponents of the weights. With a settled base, one FMA scales and subtracts; its product of base and

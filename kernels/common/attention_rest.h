@@ -102,7 +102,7 @@ struct SharedRest : CopyingAttention {
             m[0][c] = largest, settled.of[0][c] = largest * p.scale;
             large_base |= !(abs_f32(settled.of[0][c]) <= kMostBase);
         }
-        scale_sums(shrink);
+        scale_sums(0, shrink);
         typename Unit::D x;
         typename Unit::Tally tally;
 #pragma unroll
@@ -110,14 +110,6 @@ struct SharedRest : CopyingAttention {
         p_fragment[0][0] = Unit::weights(x, tally);
     }
     static DEVICE float finite_base(float largest) { return largest == -infinity() ? 0.0f : largest; }
-    DEVICE void scale_sums(const float (&factor)[Unit::kColumns]) {
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) total[0].v[e] *= factor[Unit::column_of(e)];
-#pragma unroll
-        for (int d = 0; d < kTilesD; ++d)
-#pragma unroll
-            for (int e = 0; e < kElements; ++e) o[0][d].v[e] *= factor[Unit::column_of(e)];
-    }
 
     // What the other parts summed, to the first, through LDS: base, sum and O of each lane.
     DEVICE void add_up() {
@@ -143,7 +135,7 @@ struct SharedRest : CopyingAttention {
                 mine[c] = exp2_fast((m[0][c] - base) * p.scale), theirs[c] = exp2_fast((other - base) * p.scale);
                 m[0][c] = largest;
             }
-            scale_sums(mine);
+            scale_sums(0, mine);
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) total[0].v[Unit::element_step(c)] += from[(Unit::kColumns + c) * WAVE_SIZE] * theirs[c];
 #pragma unroll
@@ -151,6 +143,7 @@ struct SharedRest : CopyingAttention {
                 o[0][i / kElements].v[i % kElements] += from[(kSums + i) * WAVE_SIZE] * theirs[Unit::column_of(i % kElements)];
         }
     }
+
     DEVICE void run() {
         keys.place(p.k_stride[1]);
         values.place(p.v_stride[1]);
