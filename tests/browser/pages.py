@@ -78,10 +78,6 @@ class Visit:
         """A part of the accordion."""
         return self.page.locator(self.ours(name, tab))
 
-    def title(self, tab: str = "txt2img") -> str:
-        """The accordion's title line."""
-        return str(self.part("accordion", tab).locator(".label-wrap > span").first.inner_text())
-
     def show_tab(self, label: str) -> None:
         """Open one of the WebUI's tabs."""
         exact = re.compile(f"^\\s*{re.escape(label)}\\s*$")
@@ -121,6 +117,13 @@ class Visit:
             arg=[selector, pattern],
         )
 
+    def wait_for_value(self, selector: str, pattern: str) -> None:
+        """Until what a field holds matches."""
+        self.page.wait_for_function(
+            "([s, p]) => new RegExp(p).test(document.querySelector(s)?.value ?? '')",
+            arg=[selector, pattern],
+        )
+
     def wait_for_title(self, pattern: str, tab: str = "txt2img") -> None:
         """Until the accordion's title line matches."""
         self.wait_for_text(f"{self.ours('accordion', tab)} .label-wrap > span", pattern)
@@ -146,6 +149,13 @@ class Visit:
             arg=[f"{self.speed('status')} [data-state]", states],
             timeout=timeout_ms,
         )
+
+    def wait_for_button(self, name: str, state: str) -> None:
+        """Until one of the speed test's buttons is "enabled" or "disabled".
+
+        gradio 4 shows what one answer changes component by component.
+        """
+        self.page.locator(f"{self.speed(name)}:{state}").wait_for()
 
     def ask_for(self, preset: str, sizes: str = "", what: tuple[str, ...] = ()) -> None:
         """Fill in the form of the speed test. `what`: labels; none leaves all."""

@@ -33,9 +33,9 @@ def test_it_is_closed_and_tells_the_state_in_its_title(visit: Open) -> None:
     page = visit()
     for tab in ("txt2img", "img2img"):
         page.show_tab(tab)
-        assert page.part("accordion", tab).is_visible()
+        page.part("accordion", tab).wait_for(state="visible")
         assert not page.part("level", tab).is_visible()
-        assert page.title(tab).startswith("ROCm SD Optimization: Auto · attention on gfx1100")
+        page.wait_for_title("^ROCm SD Optimization: Auto · attention on gfx1100", tab)
         page.open_accordion(tab)
         assert page.part("status", tab).first.locator("table").is_visible()
 

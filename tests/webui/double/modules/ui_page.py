@@ -82,7 +82,7 @@ def _generated(runner):
         return (
             f"<p>{html.escape(processed.info)}</p>",
             f"<p>{html.escape(processed.comments)}</p><div class='performance'>"
-            f"Time taken: {seconds:.3f} sec.</div>",
+            f"Time taken: {seconds:.6f} sec.</div>",
         )
 
     return generate
