@@ -153,6 +153,14 @@ def _compiled(code: bytes, entry: str) -> _Compiled:
     return made
 
 
+def forget() -> None:
+    """Drop the programs that were executed: millions of objects, which looking for tensors among
+    all objects of the process goes through (tests/amdgpu_host).
+    """
+    _compiled.cache_clear()
+    loader.load.cache_clear()
+
+
 class _Run:
     def __init__(
         self, program: Program, compiled: _Compiled, memory: Memory, block: int, seed: int

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ NAMES = {
 }
 FAILED = 719
 """hipErrorLaunchFailure: what a launch returns whose execution was stopped."""
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def standing_in(gfx: str, folder: Path) -> Iterator[Gpu]:
             library.test_set_machine(0)
             del kept
             ours.forget()
+            executor.forget()
     if gpu.errors:
         raise gpu.errors[0]
     assert hip_library.complaints(library) == []
@@ -162,8 +164,9 @@ def _as_gpu(patch: pytest.MonkeyPatch, gpu: Gpu, ours: _Modules) -> None:
 def _memory() -> Memory:
     """The storages of all tensors, as buffers of exactly their sizes; nested ones are one."""
     found: dict[int, int] = {}
-    for each in gc.get_objects():
-        if type(each) in _TENSORS and each.device.type == "cpu" and each.layout == torch.strided:
+    objects = gc.get_objects()  # millions, and that at each launch
+    for each in compress(objects, map(_TENSORS.__contains__, map(type, objects))):
+        if each.device.type == "cpu" and each.layout == torch.strided:
             storage = each.untyped_storage()
             if storage.data_ptr():
                 at = storage.data_ptr()

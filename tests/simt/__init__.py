@@ -33,17 +33,20 @@ CACHE_SECONDS = 7 * 24 * 3600
 RUNTIME = ("instructions.cpp", "scheduler.cpp", "job.cpp")
 LANGUAGE = ("-x", "c++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-g1")
 SANITIZERS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    None: ((), ()),
+    None: (("-O0",), ()),
     "address,undefined": (
-        ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
+        ("-O1", "-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
         ("-DSIMT_ASAN",),
     ),
     "thread": (
-        ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
+        ("-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
         ("-DSIMT_TSAN",),
     ),
 }
 """Per sanitizer: flags for the kernel and the link, definitions for the shim's own files.
+
+Without one most of a test's time would be the optimizer's. With the thread sanitizer all that -O0
+keeps on stacks pushes a race out of what it remembers.
 
 The lanes of a wave are one thread with many stacks: no call stack can be kept for it.
 """
@@ -186,7 +189,6 @@ def compile_shim(
     headers = sorted({*kernels_dir.glob("**/*.h"), *KERNELS_DIR.glob("**/*.h")})
     command = [
         *LANGUAGE,
-        "-O1",
         *("-Xclang", "-ffloat16-excess-precision=none"),
         *_cpu_flags(),
         *SANITIZERS[sanitize][0],
