@@ -41,6 +41,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> Iterator[None]:
+    """The same for what a file leaves behind: it would be looked at for each later one."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """What is still frozen when Python ends counts as leaked for some libraries."""
     gc.unfreeze()

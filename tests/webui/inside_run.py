@@ -48,10 +48,13 @@ def run_inside(folder: str, environment: Environment, tmp_path: Path, *options: 
     return done.stdout
 
 
-def check(environment: Environment, tmp_path: Path) -> None:
-    """All of `inside` pass, none is skipped; skips where the environment cannot be had."""
+def check(environment: Environment, tmp_path: Path, *options: str) -> None:
+    """All of `inside` pass, none is skipped; skips where the environment cannot be had.
+
+    `options` are pytest's.
+    """
     results = tmp_path / "results.xml"
-    run_inside("inside", environment, tmp_path, f"--junitxml={results}")
+    run_inside("inside", environment, tmp_path, f"--junitxml={results}", *options)
     suite = ET.parse(results).getroot().find("testsuite")
     assert suite is not None
     assert int(suite.get("tests", 0)) > 50
