@@ -38,22 +38,21 @@ def test_what_is_not_changed_is_right() -> None:
         assert execute(Case(gfx, "conv", CONV)).faults == ()
 
 
-SOURCE = (KERNELS_DIR / "attention.hip").read_text(encoding="utf-8")
-PIPELINE = SOURCE[: SOURCE.index("DEVICE void run_in_parts")].split("DEVICE void run_pipelined")
-"""Before and after the point where the pipeline of asynchronous copies begins; AMD has none."""
+SOFTMAX = "common/attention_softmax.h"
 BARRIERS = [
-    *range(PIPELINE[0].count("barrier();")),
-    *range(SOURCE.count("barrier();"))[sum(part.count("barrier();") for part in PIPELINE) :],
+    (name, number)
+    for name in ("attention.hip", "common/attention_tiles.h", SOFTMAX)
+    for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count("barrier();"))
 ]
 
 
-@pytest.mark.parametrize("barrier", BARRIERS)
+@pytest.mark.parametrize(("name", "number"), BARRIERS)
 @pytest.mark.parametrize("gfx", GPUS)
-def test_a_removed_barrier_is_a_race(gfx: str, barrier: int) -> None:
+def test_a_removed_barrier_is_a_race(gfx: str, name: str, number: int) -> None:
     """Whichever form has it: waves with queries of their own, shared ones, tiles in parts. A form
     without it has the same machine code as before, which is right.
     """
-    kernels_dir = simt.planted("attention.hip", "barrier();", "(void)0;", barrier)
+    kernels_dir = simt.planted(name, "barrier();", "(void)0;", number)
     said = []
     for head_dim, config in ((40, 0), (40, 3), (256, 0), (512, 0)):
         case = replace(attention(gfx, head_dim=head_dim), config=config)
@@ -122,7 +121,7 @@ TAILS = {
 @pytest.mark.parametrize("gfx", GPUS)
 def test_a_tail_that_is_off_by_one_gives_wrong_results(gfx: str, mistake: str) -> None:
     old, new, seq_k = TAILS[mistake]
-    assert "largest error" in faults(attention(gfx, seq_k=seq_k), "attention.hip", old, new)
+    assert "largest error" in faults(attention(gfx, seq_k=seq_k), SOFTMAX, old, new)
 
 
 OUTSIDE = {
@@ -133,7 +132,7 @@ OUTSIDE = {
         "else if (query(t) + n <= (int)p.seq_q &&",
     ),
     "a mask's column after the last": (
-        "attention.hip",
+        SOFTMAX,
         "+ key_in, (int)p.seq_k - 1);",
         "+ key_in, (int)p.seq_k);",
     ),

@@ -12,6 +12,7 @@ from tests.simt.attention import Setting, compare, draw, random_mask
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
+TILES, SOFTMAX = "common/attention_tiles.h", "common/attention_softmax.h"
 COPIES, PARTS = "common/attention_copies.h", "common/attention_parts.h"
 REST = "common/attention_rest.h"
 
@@ -20,7 +21,7 @@ def places(text: str) -> list[tuple[str, int]]:
     """Where this stands in the kernel: file, and which of its occurrences there."""
     return [
         (name, number)
-        for name in ("attention.hip", COPIES, REST, PARTS)
+        for name in ("attention.hip", TILES, SOFTMAX, COPIES, REST, PARTS)
         for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count(text))
     ]
 
@@ -180,26 +181,26 @@ def test_a_whole_tile_copied_past_the_end_is_seen(head_dim: int) -> None:
 
 WRONG = {
     "the tail of the keys is one too long": (
-        "attention.hip",
+        SOFTMAX,
         "x = key_in < past ?",
         "x = key_in <= past ?",
         131,
     ),
     "a last tile that lacks one key is not masked": (
-        "attention.hip",
+        SOFTMAX,
         "tail = first_k + BLOCK_K > (int)p.seq_k;",
         "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
         127,
     ),
     "the columns after head_dim are not cleared": (
-        "attention.hip",
+        TILES,
         "if constexpr (!kHalfTile || Unit::kSumsEight) return;",
         "return;",
         131,
     ),
-    "the sum is not rescaled": ("attention.hip", "l[t][c] *= shrink[c];", "", 131),
+    "the sum is not rescaled": (SOFTMAX, "l[t][c] *= shrink[c];", "", 131),
     "weights out of bounds are not noticed": (
-        "attention.hip",
+        SOFTMAX,
         "if (!settled || within_limits(tallies)) break;",
         "break;",
         131,
@@ -237,12 +238,12 @@ OUT_OF_BOUNDS = {
         "else if (query(t) + n <= (int)p.seq_q &&",
     ),
     "a mask's column after the last": (
-        "attention.hip",
+        SOFTMAX,
         "+ key_in, (int)p.seq_k - 1);",
         "+ key_in, (int)p.seq_k);",
     ),
     "a mask's row after the last": (
-        "attention.hip",
+        SOFTMAX,
         "+ Unit::column(c), (int)p.seq_q - 1);",
         "+ Unit::column(c), (int)p.seq_q);",
     ),

@@ -19,7 +19,7 @@ SOURCE = "attention.hip"
 ENTRY = "attention_forward"
 DTYPES = ("float16", "bfloat16")
 MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
-"""In the order of MaskKind in attention.hip."""
+"""In the order of MaskKind in common/attention_layout.h."""
 FEW_KEYS = 80
 """Keys of the tile that is made for a prompt, which has 77 or a multiple."""
 SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
@@ -27,7 +27,7 @@ SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
 
 
 class AttentionParams(ctypes.Structure):
-    """The kernel's one argument; the same struct stands in attention.hip. Strides in elements."""
+    """The kernel's one argument, as in common/attention_layout.h. Strides in elements."""
 
     _fields_ = [
         ("q", ctypes.c_uint64),
