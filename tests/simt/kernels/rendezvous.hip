@@ -43,11 +43,11 @@ KERNEL(THREADS) rendezvous(RendezvousParams p) {
     }
     if constexpr (CASE == kTwoBarriers) {
         if (wave == 0) {
-            __builtin_amdgcn_s_barrier();
+            barrier();
             memory[0] = 1;
         } else {
             memory[1] = 1;
-            __builtin_amdgcn_s_barrier();
+            barrier();
         }
     }
     if constexpr (CASE == kDivergentShuffle) {
