@@ -16,14 +16,15 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
 
 LONGEST = (
-    *("test_amdgpu_kernels", "test_webui_a1111", "test_webui_forge", "test_amdgpu_planted"),
-    *("test_simt_attention", "test_machine_code", "test_browser_speed", "test_amdgpu_host"),
-    *("test_simt_planted", "test_browser_looks", "test_browser_accordion", "test_attention_random"),
-    *("test_simt_conv", "test_simt_conv_places", "test_amdgpu_counts", "test_simt_conv_planted"),
-    *("test_browser_reload", "test_conv_resources", "test_attention_resources"),
+    *("test_amdgpu_kernels", "test_webui_a1111", "test_amdgpu_planted", "test_simt_attention"),
+    *("test_webui_forge", "test_browser_speed", "test_amdgpu_host", "test_browser_looks"),
+    *("test_simt_planted", "test_browser_accordion", "test_attention_random", "test_machine_code"),
+    *("test_amdgpu_counts", "test_simt_conv_bands", "test_browser_reload", "test_simt_conv"),
+    *("test_attention_resources", "test_simt_conv_places", "test_conv_resources"),
+    *("test_simt_group_norm", "test_group_norm", "test_simt_conv_planted", "test_tuned_model"),
 )
-"""Files that take half a minute and more, the longest first: one that began last would be waited
-for by all workers.
+"""Files that take a third of a minute and more, the longest first: one that began last would be
+waited for by all workers.
 """
 
 

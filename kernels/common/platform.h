@@ -17,7 +17,7 @@ typedef long long i64;
 // KERNEL(threads[, groups]): a kernel's signature begins so; it is compiled for work-groups of `threads` and, on NVIDIA, such that
 // `groups` of them fit a compute unit by their registers.
 #if defined(SIMT_SHIM)
-#define DEVICE SIMT_DEVICE
+#define DEVICE __attribute__((convergent)) inline  // as in the languages of GPUs: no call of a barrier is copied
 #define CONSTEXPR constexpr
 #define KERNEL(threads, ...) extern "C" void
 #elif defined(__CUDACC__)

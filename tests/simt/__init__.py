@@ -33,7 +33,7 @@ CACHE_SECONDS = 7 * 24 * 3600
 RUNTIME = ("instructions.cpp", "scheduler.cpp", "job.cpp")
 LANGUAGE = ("-x", "c++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-g1")
 SANITIZERS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    None: (("-O0",), ()),
+    None: (("-O0", "-fno-omit-frame-pointer"), ("-DSIMT_FRAMES",)),
     "address,undefined": (
         ("-O1", "-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
         ("-DSIMT_ASAN",),

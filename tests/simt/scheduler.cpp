@@ -87,13 +87,25 @@ typedef unsigned long long u64;
 
 enum class State { kReady, kWaveOp, kBarrier, kReturned };
 
+// Where a lane waits. Compiled without an optimizer, a kernel has frame pointers, and all its barriers are called within barrier(): then
+// the caller of that counts as well.
+struct CallSite {
+    const void *at, *caller;
+    bool operator==(const CallSite& other) const { return at == other.at && caller == other.caller; }
+};
+#if defined(SIMT_FRAMES)
+#define SIMT_CALL_SITE {__builtin_return_address(0), __builtin_return_address(1)}
+#else
+#define SIMT_CALL_SITE {__builtin_return_address(0), nullptr}
+#endif
+
 struct Lane {
     u32 id;
     State state;
     void* stack_pointer;
     char* stack;
     const char* waits_at;
-    const void* call_site;
+    CallSite call_site;
     bool vote;  // at a barrier; then whether one lane of the group voted so
     WaveCompute compute;
     void* operands;
@@ -171,13 +183,14 @@ static void resume(Lane** list) {
 void wave_op(const char* name, WaveCompute compute, void* operands) {
     Lane& lane = *current;
     lane.state = State::kWaveOp, lane.waits_at = name, lane.compute = compute, lane.operands = operands;
-    lane.call_site = __builtin_return_address(0);
+    lane.call_site = SIMT_CALL_SITE;
     yield();
 }
 
 bool group_barrier(bool vote) {
     Lane& lane = *current;
-    lane.state = State::kBarrier, lane.waits_at = "barrier", lane.call_site = __builtin_return_address(0), lane.vote = vote;
+    lane.state = State::kBarrier, lane.waits_at = "barrier", lane.vote = vote;
+    lane.call_site = SIMT_CALL_SITE;
     yield();
     return lane.vote;
 }
@@ -226,6 +239,8 @@ static bool meets(const Lane& a, const Lane& b) {
            (a.state != State::kWaveOp || a.compute == b.compute);
 }
 
+static long distance(const void* code) { return code ? (long)((const char*)code - (const char*)simt_call_kernel) : 0; }
+
 // "lanes 0-15 wait at barrier, lanes 16-31 have returned" for the lanes from `first` on.
 [[noreturn]] static void report_divergence(u32 first, u32 count, const char* unit) {
     char text[2048];
@@ -235,8 +250,8 @@ static bool meets(const Lane& a, const Lane& b) {
         length += snprintf(text + length, sizeof text - length, "%swork-items %u-%u ", begin == first ? "" : ", ", begin, end - 1);
         if (lanes[begin].state == State::kReturned) length += snprintf(text + length, sizeof text - length, "have returned");
         else
-            length += snprintf(text + length, sizeof text - length, "wait at %s (call site %+ld)", lanes[begin].waits_at,
-                               (long)((const char*)lanes[begin].call_site - (const char*)simt_call_kernel));
+            length += snprintf(text + length, sizeof text - length, "wait at %s (call site %+ld, %+ld)", lanes[begin].waits_at,
+                               distance(lanes[begin].call_site.at), distance(lanes[begin].call_site.caller));
     }
     fail("%s (all of a %s must meet at the same one)", text, unit);
 }

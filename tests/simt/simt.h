@@ -54,14 +54,6 @@ typedef float v8f __attribute__((ext_vector_type(8)));
 
 #define SIMT_INLINE __attribute__((always_inline)) inline
 
-// What DEVICE is: convergent, as in the languages of GPUs, so that no call of a barrier is copied. Without an optimizer all is inlined
-// nevertheless, or all barriers of a kernel would be one call site, that within barrier().
-#if defined(__OPTIMIZE__)
-#define SIMT_DEVICE __attribute__((convergent)) inline
-#else
-#define SIMT_DEVICE __attribute__((convergent, always_inline)) inline
-#endif
-
 SIMT_INLINE bool barrier_any(bool x) { return group_barrier(x); }
 
 SIMT_INLINE float to_float(u16 half, bool bf16) {
