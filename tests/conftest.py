@@ -43,9 +43,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _settled() -> Iterator[None]:
-    """The same for what a file leaves behind: it would be looked at for each later one."""
-    yield
+def _settled() -> None:
+    """The same for what earlier files left behind."""
     gc.collect()
     gc.freeze()
 

@@ -77,7 +77,7 @@ def test_compiles_in_order_and_tells_of_each_part(compiler: Compiler, folder: Pa
     compiler.go.clear()
     begin = time.monotonic()
     lines = start(work, lambda part: told.append((part, work.state().done)))
-    assert time.monotonic() - begin < 10.0  # a busy machine is no failure
+    assert time.monotonic() - begin < 5.0  # a busy machine is no failure
     assert work.state() == BackgroundState(True, 0, 7)
     assert work.refusal("attention") == "compiling, 0 of 7 kernels are done"
     assert work.refusal("vae") == work.refusal("attention")

@@ -18,6 +18,7 @@ CASES = (
     *("exchange", "no barrier", "half a wave returns", "one wave returns", "two barriers"),
     *("divergent shuffle", "two shuffles", "LDS poison", "LDS overflow", "LDS sizes"),
     *("global overflow", "groups collide", "within a wave", "no wave barrier", "endless", "vote"),
+    "two functions",
 )
 """In the order of the enum in rendezvous.hip."""
 
@@ -92,6 +93,7 @@ DIVERGENCE = {
     "one wave returns": "work-items 0-31 have returned, work-items 32-63 wait at barrier",
     "two barriers": r"wait at barrier \(call site .*\), work-items 32-63 wait at barrier",
     "divergent shuffle": "work-items 0-0 have returned, work-items 1-1 wait at ds_bpermute",
+    "two functions": r"work-items 0-0 wait at \S+ \(.*\), work-items 1-1 wait at",
     "two shuffles": r"work-items 0-0 wait at ds_bpermute .* work-items 1-1 wait at ds_bpermute",
 }
 

@@ -27,7 +27,8 @@ struct AttentionTiles {
     typename ValueTile<Unit::kTransposes>::Type values;
 
     // (Told that they lie in LDS, parts of tiles get other registers, and some are spilled.)
-    DEVICE AttentionTiles(const AttentionParams& params, unsigned char* memory) : p(params), lds(kPartsAhead ? kept_address(memory) : kept_lds(memory)) {
+    DEVICE AttentionTiles(const AttentionParams& params, unsigned char* memory)
+        : p(params), lds(kPartsAhead ? kept_address(memory) : kept_lds(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id();
         wave_q = WAVES_Q == 1 ? 0 : (int)(wave / WAVES_D);  // a constant, where the compiler could not know it
         wave_d = (int)(wave % WAVES_D);

@@ -93,8 +93,8 @@ class Session:
     def cancel(self) -> None:
         """Stop the test that runs; nothing where none does.
 
-        Its state is "cancelled" within a second; `running` may stay true for as long as the device
-        needs for what it was given already.
+        Its state is soon "cancelled", as a rule within a second; `running` may stay true for as
+        long as the device needs for what it was given already.
         """
         self._cancel.set()
 

@@ -154,8 +154,8 @@ def _compiled(code: bytes, entry: str) -> _Compiled:
 
 
 def forget() -> None:
-    """Drop the programs that were executed: millions of objects, which looking for tensors among
-    all objects of the process goes through (tests/amdgpu_host).
+    """Drop the programs that were executed: they are millions of objects, and tests/amdgpu_host
+    looks through all objects for tensors.
     """
     _compiled.cache_clear()
     loader.load.cache_clear()

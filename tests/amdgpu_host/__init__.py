@@ -162,7 +162,10 @@ def _as_gpu(patch: pytest.MonkeyPatch, gpu: Gpu, ours: _Modules) -> None:
 
 
 def _memory() -> Memory:
-    """The storages of all tensors, as buffers of exactly their sizes; nested ones are one."""
+    """The storages of all tensors, as buffers of exactly their sizes; nested ones are one.
+
+    Not of those that are older than the test's file (`_settled` in tests/conftest.py).
+    """
     found: dict[int, int] = {}
     objects = gc.get_objects()  # millions, and that at each launch
     for each in compress(objects, map(_TENSORS.__contains__, map(type, objects))):

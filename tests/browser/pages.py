@@ -129,7 +129,7 @@ class Visit:
         self.wait_for_text(f"{self.ours('accordion', tab)} .label-wrap > span", pattern)
 
     def generate(self) -> str:
-        """Press Generate in txt2img and wait; the infotext."""
+        """Press Generate in txt2img and wait; the infotext, which the page shows before the log."""
         timed = "document.querySelector('#html_log_txt2img .performance')?.innerText"
         before = self.page.evaluate(timed)
         self.page.locator("#txt2img_generate").click()

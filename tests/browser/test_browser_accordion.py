@@ -94,7 +94,7 @@ def test_hostile_words_are_only_words(visit: Open) -> None:
     prompt = page.page.locator("#txt2img_prompt textarea")
     prompt.fill(f'{HOSTILE}\nSteps: 3, ROCm SD: "{HOSTILE}", ROCm SD VAE: "Auto, {HOSTILE}"')
     page.page.locator("#txt2img_paste").click()
-    page.wait_for_text("#txt2img_prompt", ".*")
+    page.wait_for_value("#txt2img_prompt textarea", r"^(?![\s\S]*Steps:)[\s\S]*onerror")
     page.generate()
     assert page.page.evaluate("window.hostile") is None
     assert values(page)[1:3] == ("Auto", "Auto")

@@ -87,16 +87,16 @@ typedef unsigned long long u64;
 
 enum class State { kReady, kWaveOp, kBarrier, kReturned };
 
-// Where a lane waits. Compiled without an optimizer, a kernel has frame pointers, and all its barriers are called within barrier(): then
-// the caller of that counts as well.
+// Where a lane waits. Compiled without an optimizer, a kernel has frame pointers, all its barriers are called within barrier(), and all its
+// exchanges of a float within one of a word: then two callers count as well.
 struct CallSite {
-    const void *at, *caller;
-    bool operator==(const CallSite& other) const { return at == other.at && caller == other.caller; }
+    const void* at[3];
+    bool operator==(const CallSite& other) const { return at[0] == other.at[0] && at[1] == other.at[1] && at[2] == other.at[2]; }
 };
 #if defined(SIMT_FRAMES)
-#define SIMT_CALL_SITE {__builtin_return_address(0), __builtin_return_address(1)}
+#define SIMT_CALL_SITE {{__builtin_return_address(0), __builtin_return_address(1), __builtin_return_address(2)}}
 #else
-#define SIMT_CALL_SITE {__builtin_return_address(0), nullptr}
+#define SIMT_CALL_SITE {{__builtin_return_address(0), nullptr, nullptr}}
 #endif
 
 struct Lane {
@@ -250,8 +250,9 @@ static long distance(const void* code) { return code ? (long)((const char*)code 
         length += snprintf(text + length, sizeof text - length, "%swork-items %u-%u ", begin == first ? "" : ", ", begin, end - 1);
         if (lanes[begin].state == State::kReturned) length += snprintf(text + length, sizeof text - length, "have returned");
         else
-            length += snprintf(text + length, sizeof text - length, "wait at %s (call site %+ld, %+ld)", lanes[begin].waits_at,
-                               distance(lanes[begin].call_site.at), distance(lanes[begin].call_site.caller));
+            length += snprintf(text + length, sizeof text - length, "wait at %s (call site %+ld, %+ld, %+ld)", lanes[begin].waits_at,
+                               distance(lanes[begin].call_site.at[0]), distance(lanes[begin].call_site.at[1]),
+                               distance(lanes[begin].call_site.at[2]));
     }
     fail("%s (all of a %s must meet at the same one)", text, unit);
 }

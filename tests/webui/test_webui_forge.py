@@ -10,7 +10,7 @@ from tests.webui.environments import FORGE
 from tests.webui.inside_run import WEBUI, check
 
 WITHOUT_PAGE = ("test_forward.py", "test_optimizer.py", "test_vae.py", "test_vae_trouble.py")
-"""What these look at is the same with any gradio; they run with A1111's."""
+"""Next to nothing in these is gradio's; they run with A1111's."""
 
 
 @pytest.mark.slow

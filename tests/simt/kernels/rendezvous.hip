@@ -18,12 +18,16 @@ enum {
     kNoWaveBarrier,     // the same without the wave barrier
     kEndless,           // never ends
     kVote,              // right: a barrier at which one work-item says yes, then one at which none does
+    kTwoFunctions,      // the halves of a wave exchange floats in two different functions
 };
 
 struct RendezvousParams {
     const u32* x;  // one word per work-item of the grid
     u32* out;      // the same
 };
+
+DEVICE float others(float x) { return lane_xor<1>(x); }
+DEVICE float others_too(float x) { return lane_xor<1>(x) + 1; }
 
 DEVICE void exchange(const RendezvousParams& p, u32* memory, u32 partner, bool wait) {
     const u32 id = thread_id(), i = block_id() * THREADS + id;
@@ -57,6 +61,7 @@ KERNEL(THREADS) rendezvous(RendezvousParams p) {
         if (id % 2) p.out[i] = __builtin_amdgcn_ds_bpermute((int)(4 * (id ^ 1)), (int)p.x[i]);
         else p.out[i] = 1 + __builtin_amdgcn_ds_bpermute((int)(4 * (id ^ 3)), (int)p.x[i]);
     }
+    if constexpr (CASE == kTwoFunctions) p.out[i] = (u32)(id % 2 ? others((float)p.x[i]) : others_too((float)p.x[i]));
     if constexpr (CASE == kLdsPoison) p.out[i] = memory[id];
     if constexpr (CASE == kLdsOverflow) memory[id + 1] = 0, p.out[i] = memory[id];
     if constexpr (CASE == kGlobalOverflow) p.out[i] = p.x[i + 1];
