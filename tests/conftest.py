@@ -34,17 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
-def pytest_collection_finish() -> None:
-    """Nothing that is there now is looked at by later garbage collections, each of which took a
-    third of a second for the modules of torch and diffusers and for the list of tests.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> None:
-    """The same for what earlier files left behind."""
+    """Garbage collections look at nothing that was there before a file: the modules of torch and
+    diffusers and the list of tests took each a third of a second, what files leave behind more.
+    """
     gc.collect()
     gc.freeze()
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention
 from lib_rocm_sd.ops.conv import ConvProblem
 from tests import simt
@@ -41,11 +40,7 @@ def test_what_is_not_changed_is_right() -> None:
 SOFTMAX = "common/attention_softmax.h"
 BARRIER_GPUS = ("gfx1201", "gfx942")
 """Waves of 32 and of 64 lanes; a barrier of two instructions, and of one as elsewhere."""
-BARRIERS = [
-    (name, number)
-    for name in ("attention.hip", "common/attention_tiles.h", SOFTMAX)
-    for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count("barrier();"))
-]
+BARRIERS = simt.places("barrier();", "attention.hip", "common/attention_tiles.h", SOFTMAX)
 
 
 @pytest.mark.parametrize(("name", "number"), BARRIERS)

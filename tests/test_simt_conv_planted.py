@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
+from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv import CONVS, ConvProblem, MatrixConv
 from tests import simt
 from tests.simt.launch import ShimLaunch
@@ -13,7 +13,7 @@ from tests.simt.launch import ShimLaunch
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
 HEADER = "common/conv.h"
-BARRIERS = (KERNELS_DIR / HEADER).read_text(encoding="utf-8").count("barrier();")
+BARRIERS = len(simt.places("barrier();", HEADER))
 IN_PLACE = ConvProblem("3x3", 1, 9, 17, 96, 128, "float16", True, "conv", 128, True, True)
 PLANTED = (
     ("y >= 0 && y < (int)p.h && x", "y < (int)p.h && x"),

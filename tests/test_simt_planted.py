@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention import AttentionProblem
 from tests import simt
 from tests.simt.attention import Setting, compare, draw, random_mask
@@ -18,12 +17,8 @@ REST = "common/attention_rest.h"
 
 
 def places(text: str) -> list[tuple[str, int]]:
-    """Where this stands in the kernel: file, and which of its occurrences there."""
-    return [
-        (name, number)
-        for name in ("attention.hip", TILES, SOFTMAX, COPIES, REST, PARTS)
-        for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count(text))
-    ]
+    """Where this stands in the kernel."""
+    return simt.places(text, "attention.hip", TILES, SOFTMAX, COPIES, REST, PARTS)
 
 
 BARRIERS = places("barrier();")

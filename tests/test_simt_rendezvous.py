@@ -88,12 +88,13 @@ def test_a_missing_wave_barrier_gives_wrong_results() -> None:
         assert not (out == x.reshape(-1, 2)[:, ::-1].reshape(x.shape)).all(), f"seed {seed}"
 
 
+SITE = r"\(call site [+-]\d+, [+-]\d+, [+-]\d+\)"
 DIVERGENCE = {
     "half a wave returns": r"work-items \d+-15 have returned, .* wait at barrier .* of a wave",
     "one wave returns": "work-items 0-31 have returned, work-items 32-63 wait at barrier",
-    "two barriers": r"wait at barrier \(call site .*\), work-items 32-63 wait at barrier",
+    "two barriers": rf"wait at barrier {SITE}, work-items 32-63 wait at barrier {SITE}",
     "divergent shuffle": "work-items 0-0 have returned, work-items 1-1 wait at ds_bpermute",
-    "two functions": r"work-items 0-0 wait at \S+ \(.*\), work-items 1-1 wait at",
+    "two functions": rf"work-items 0-0 wait at (\S+) {SITE}, work-items 1-1 wait at \1 {SITE}",
     "two shuffles": r"work-items 0-0 wait at ds_bpermute .* work-items 1-1 wait at ds_bpermute",
 }
 

@@ -112,16 +112,16 @@ class Visit:
 
     def wait_for_text(self, selector: str, pattern: str) -> None:
         """Until the text of an element matches."""
-        self.page.wait_for_function(
-            "([s, p]) => new RegExp(p).test(document.querySelector(s)?.innerText ?? '')",
-            arg=[selector, pattern],
-        )
+        self._wait_for("innerText", selector, pattern)
 
     def wait_for_value(self, selector: str, pattern: str) -> None:
         """Until what a field holds matches."""
+        self._wait_for("value", selector, pattern)
+
+    def _wait_for(self, name: str, selector: str, pattern: str) -> None:
         self.page.wait_for_function(
-            "([s, p]) => new RegExp(p).test(document.querySelector(s)?.value ?? '')",
-            arg=[selector, pattern],
+            "([n, s, p]) => new RegExp(p).test(document.querySelector(s)?.[n] ?? '')",
+            arg=[name, selector, pattern],
         )
 
     def wait_for_title(self, pattern: str, tab: str = "txt2img") -> None:

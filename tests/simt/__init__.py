@@ -230,6 +230,15 @@ def planted(name: str, old: str, new: str, occurrence: int = 0) -> Path:
     return final
 
 
+def places(text: str, *names: str) -> list[tuple[str, int]]:
+    """Where this stands in these files of kernels/: file, and which of its occurrences there."""
+    return [
+        (name, number)
+        for name in names
+        for number in range((KERNELS_DIR / name).read_text(encoding="utf-8").count(text))
+    ]
+
+
 def run(
     program: Path,
     params: ctypes.Structure,
