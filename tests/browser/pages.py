@@ -15,6 +15,14 @@ TRANSITION_MS = 400
 """gradio's own, of colour and height."""
 PARTS = ("enable", "level", "vae", "vae_budget")
 """What the accordion has above its table."""
+RENEWED = "() => !document.querySelector('.rocm-sd-stale')"
+LOADED = """
+([s, least]) => {
+    const found = [...document.querySelectorAll(s)];
+    return found.length >= least && found.every((image) => image.complete);
+}
+"""
+"""Whether there are so many pictures, and none is still on its way."""
 
 
 class Visit:
@@ -52,13 +60,18 @@ class Visit:
             self.errors.append(message.text)
 
     def load(self) -> None:
-        """Load the page, or load it again, and wait for our script's first look at it."""
+        """Load the page, or load it again, and wait until it hears clicks.
+
+        gradio shows buttons a while before: our script clicks until an answer has renewed the table
+        that the page came with.
+        """
         self.page.goto(self.address)
         self.page.wait_for_selector(self.ours("accordion"))
         self.page.wait_for_function(
             "s => document.querySelector(s)?.title.includes(':')",
             arg=f"{self.ours('accordion')} .label-wrap",
         )
+        self.page.wait_for_function(RENEWED)
 
     def close(self) -> None:
         """As a person closes the window."""
@@ -99,7 +112,7 @@ class Visit:
             self.part(name, tab).wait_for(state="visible")
         status = self.part("status", tab).first
         status.get_by_role("button", name="Speed test").wait_for(state="visible")
-        self.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
+        self.page.wait_for_function(RENEWED)
         end = time.monotonic() + PATIENCE_MS / 1000
         while self._asked:
             assert time.monotonic() < end, f"no answer: {[each.url for each in self._asked]}"
@@ -156,6 +169,26 @@ class Visit:
         gradio 4 shows what one answer changes component by component.
         """
         self.page.locator(f"{self.speed(name)}:{state}").wait_for()
+
+    def wait_for_results(self) -> None:
+        """Until all of a result is shown, and nothing of it is still about to move what is below.
+
+        A press whose release finds another part of the page under the mouse is no click.
+        """
+        self.page.locator(f"{self.speed('results')} table").first.wait_for()
+        self.wait_for_value(f"{self.speed('markdown')} textarea", r"\S")  # gradio's last output
+        self.wait_for_pictures(0)
+
+    def wait_for_pictures(self, least: int) -> None:
+        """Until the speed test shows so many, all of them whole."""
+        self.page.wait_for_function(LOADED, arg=[f"{self.speed('pictures')} img", least])
+
+    def unfold(self, name: str) -> None:
+        """Open one of the parts of a result that come closed."""
+        self.wait_for_results()
+        head = self.page.locator(f"{self.speed(name)} .label-wrap")
+        head.click()
+        self.page.locator(f"{self.speed(name)} .label-wrap.open").wait_for()
 
     def ask_for(self, preset: str, sizes: str = "", what: tuple[str, ...] = ()) -> None:
         """Fill in the form of the speed test. `what`: labels; none leaves all."""

@@ -36,10 +36,8 @@ def go(page: Visit, place: str) -> None:
             page.ask_for("Custom sizes", "64")
             page.page.locator(page.speed("run")).click()
             page.wait_for_speed("done", timeout_ms=60_000)
-        page.page.locator(f"{page.speed('results')} table").first.wait_for()
-        page.wait_for_value(f"{page.speed('markdown')} textarea", r"\S")  # comes last
         for name in ("facts", "export"):
-            page.page.locator(f"{page.speed(name)} .label-wrap").click()
+            page.unfold(name)
     else:
         page.show_tab("Settings")
         page.wait_for_text("#rocm_sd_cache_contents", "Size: ")

@@ -30,13 +30,6 @@ async ([cancel, status]) => {
 }
 """
 """Seconds from a click on Cancel to a page that shows the end."""
-LOADED = """
-([s, least]) => {
-    const found = [...document.querySelectorAll(s)];
-    return found.length >= least && found.every((image) => image.complete);
-}
-"""
-"""Whether there are so many pictures, and none is still on its way."""
 
 
 def run(page: Visit) -> None:
@@ -85,7 +78,7 @@ def test_plots_and_pictures_can_be_looked_at(visit: Open) -> None:
         assert box["height"] > 50
         assert plot.get_attribute("aria-label") or plot.locator("title").count()
     pictures = f"{page.speed('pictures')} img"
-    page.page.wait_for_function(LOADED, arg=[pictures, 3])
+    page.wait_for_pictures(3)
     seen = page.page.evaluate(
         "s => [...document.querySelectorAll(s)].map(i => i.naturalWidth)", pictures
     )
@@ -99,7 +92,7 @@ def test_plots_and_pictures_can_be_looked_at(visit: Open) -> None:
 def test_results_are_exported(visit: Open) -> None:
     page = visit()
     page.show_tab("Speed test")
-    page.page.locator(f"{page.speed('export')} .label-wrap").click()
+    page.unfold("export")
     links = page.page.locator(f"{page.speed('exports')} a[download]")
     links.first.wait_for()
     assert [link.inner_text() for link in links.all()] == ["JSON", "CSV", "Markdown"]
