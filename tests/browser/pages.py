@@ -16,6 +16,7 @@ TRANSITION_MS = 400
 PARTS = ("enable", "level", "vae", "vae_budget")
 """What the accordion has above its table."""
 RENEWED = "() => !document.querySelector('.rocm-sd-stale')"
+"""Whether the accordions' tables are no longer those that the page came with."""
 LOADED = """
 ([s, least]) => {
     const found = [...document.querySelectorAll(s)];
