@@ -15,8 +15,6 @@ TRANSITION_MS = 400
 """gradio's own, of colour and height."""
 PARTS = ("enable", "level", "vae", "vae_budget")
 """What the accordion has above its table."""
-RENEWED = "() => !document.querySelector('.rocm-sd-stale')"
-"""Whether the accordions' tables are no longer those that the page came with."""
 LOADED = """
 ([s, least]) => {
     const found = [...document.querySelectorAll(s)];
@@ -72,7 +70,7 @@ class Visit:
             "s => document.querySelector(s)?.title.includes(':')",
             arg=f"{self.ours('accordion')} .label-wrap",
         )
-        self.page.wait_for_function(RENEWED)
+        self.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
 
     def close(self) -> None:
         """As a person closes the window."""
@@ -113,7 +111,6 @@ class Visit:
             self.part(name, tab).wait_for(state="visible")
         status = self.part("status", tab).first
         status.get_by_role("button", name="Speed test").wait_for(state="visible")
-        self.page.wait_for_function(RENEWED)
         end = time.monotonic() + PATIENCE_MS / 1000
         while self._asked:
             assert time.monotonic() < end, f"no answer: {[each.url for each in self._asked]}"
@@ -187,9 +184,9 @@ class Visit:
     def unfold(self, name: str) -> None:
         """Open one of the parts of a result that come closed."""
         self.wait_for_results()
-        head = self.page.locator(f"{self.speed(name)} .label-wrap")
-        head.click()
-        self.page.locator(f"{self.speed(name)} .label-wrap.open").wait_for()
+        head = f"{self.speed(name)} .label-wrap"
+        self.page.locator(head).click()
+        self.page.locator(f"{head}.open").wait_for()
 
     def ask_for(self, preset: str, sizes: str = "", what: tuple[str, ...] = ()) -> None:
         """Fill in the form of the speed test. `what`: labels; none leaves all."""

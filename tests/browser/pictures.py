@@ -45,7 +45,7 @@ def main() -> int:
             page.ask_for("Quick", what=("Attention",))
             page.page.locator(page.speed("run")).click()
             page.wait_for_speed("done", timeout_ms=120_000)
-            page.page.locator(f"{page.speed('results')} table").first.wait_for()
+            page.wait_for_results()
             _keep(page, page.speed("column"), "speed-test", page.speed("looks"))
         browser.close()
     return 0
