@@ -151,9 +151,9 @@ def compile_for(arch: "Arch", deadline: float) -> None:
 
     None is started after `deadline`, a reading of time.monotonic().
     """
-    from lib_rocm_sd.ops.attention_kernel import table_reasons as ignored
+    from lib_rocm_sd.commands.support import AT_START, shipped
+    from lib_rocm_sd.ops.attention.kernel import table_reasons as ignored
     from lib_rocm_sd.runtime import build
-    from lib_rocm_sd.runtime.cli_support import AT_START, shipped
 
     specs = shipped(arch, AT_START)
     for reason in ignored(arch):

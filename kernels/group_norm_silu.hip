@@ -24,7 +24,7 @@
 #include "common/tile.h"
 
 // BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, SHORTCUT, STATISTICS, PHASES, THREADS, UNROLL come as definitions
-// (lib_rocm_sd/ops/group_norm_kernel.py).
+// (lib_rocm_sd/ops/group_norm/kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
 
 struct GroupNormImageParams {  // the same in group_norm_kernel.py

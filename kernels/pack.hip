@@ -8,7 +8,7 @@ using Unit = Mma<BF16>;
 using Unit = Mma<F16>;
 #endif
 
-struct PackParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
+struct PackParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* tiles;
     u16* packed;
 };

@@ -12,25 +12,28 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "doctor": (
-        "lib_rocm_sd.doctor",
+        "lib_rocm_sd.doctor.command",
         "what this machine has, what would run on it, and why not more",
     ),
     "compile": (
-        "lib_rocm_sd.runtime.compile_cli",
+        "lib_rocm_sd.commands.compile",
         "compile the kernels ahead, also for GPUs that are not here",
     ),
     "inspect": (
-        "lib_rocm_sd.runtime.inspect_cli",
+        "lib_rocm_sd.commands.inspect",
         "registers, spills, LDS and occupancy of the compiled kernels",
     ),
-    "bench": ("lib_rocm_sd.bench.cli", "measure the kernels on this machine's GPU"),
-    "demo": ("lib_rocm_sd.demo", "the same pictures without and with the kernels, side by side"),
+    "bench": ("lib_rocm_sd.bench.command", "measure the kernels on this machine's GPU"),
+    "demo": (
+        "lib_rocm_sd.demo.command",
+        "the same pictures without and with the kernels, side by side",
+    ),
     "tune": (
-        "lib_rocm_sd.tune_cli",
+        "lib_rocm_sd.tune.command",
         "which configs run first; measure them on this GPU, and export that as a contribution",
     ),
     "results": (
-        "lib_rocm_sd.results_cli",
+        "lib_rocm_sd.results.command",
         "the results of speed tests that owners of cards contributed, as a table",
     ),
 }

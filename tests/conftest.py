@@ -75,7 +75,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @pytest.fixture
 def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Performance measures for a tenth of a second per problem only."""
-    from lib_rocm_sd import tune
+    from lib_rocm_sd.engine import measure as tune
 
     monkeypatch.setattr(tune, "measure", partial(tune.measure, budget_s=0.1))
 
@@ -86,7 +86,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     import torch
 
-    from lib_rocm_sd.engine import engine
+    from lib_rocm_sd.engine.engine import engine
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reasons = engine.usable(device)

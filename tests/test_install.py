@@ -17,11 +17,11 @@ import pytest
 
 import install
 from lib_rocm_sd import arch, cache, device
+from lib_rocm_sd.commands.support import AT_START, shipped
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
-from lib_rocm_sd.runtime.cli_support import AT_START, shipped
 
 SCRIPT = Path(install.__file__)
 GFX1100 = arch.table()["gfx1100"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.arch import amd_table
-from lib_rocm_sd.selftest_card import FORMAT
+from lib_rocm_sd.doctor.card import FORMAT
 from tools import card_table, results_table
 
 ROOT = card_table.README.parent
@@ -27,7 +27,7 @@ def test_the_table_of_cards_is_arch_json() -> None:
 def test_the_table_of_cards_says_what_is_executed() -> None:
     """Also whose kernels: README must not say more than the tests do."""
     pytest.importorskip("torch")
-    from tests import test_amdgpu_kernels as executed
+    from tests.amdgpu import test_amdgpu_kernels as executed
 
     whole = {gfx for gfx, what in card_table.EXECUTED.items() if what.startswith("every")}
     assert whole == set(executed.GPUS)
@@ -83,7 +83,7 @@ def test_attentions_table_has_what_was_measured_and_no_more(
         "| B | 2x8x64x77x40 |  | 5.0 |  |  |  |  |  | 1.0e-04 |",
     ]
     pytest.importorskip("torch")
-    from lib_rocm_sd.ops.attention import CASES
+    from lib_rocm_sd.ops.attention.cases import CASES
 
     assert set(results_table.LEFT_OUT) <= {case.name for case in CASES}
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests import simt
-from tests.attention_problems import TINY, Drawn
-from tests.attention_replay import Place, every_config
+from tests.ops.attention.problems import TINY, Drawn
+from tests.ops.attention.replay import Place, every_config
 from tools import sanitize, sanitize_worker
 from tools.sanitize import Run
 
@@ -182,7 +182,7 @@ def test_a_command_that_takes_too_long_is_stopped() -> None:
 
 
 def test_the_work_is_every_config() -> None:
-    from lib_rocm_sd.ops import attention_kernel as kernel
+    from lib_rocm_sd.ops.attention import kernel
 
     todo = every_config(Place("sm_80"))
     specs = {place.spec(kind) for place, kind in todo}

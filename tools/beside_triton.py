@@ -3,7 +3,7 @@ for each (query, key) pair. Counted in AMD machine code, not measured.
 
 Ours is executed on the CPU with two lengths of keys; the difference is one pass of the loop over
 the keys. Triton's loop has no branches: its instructions are counted as they stand there, and
-tests/test_beside_triton.py executes some to see that this is the same.
+tests/machine/test_beside_triton.py executes some to see that this is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.machine import listing, pairs
-from lib_rocm_sd.ops import attention_kernel
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import codeobject
 from tests.amdgpu import launch
 from tools import triton_attention

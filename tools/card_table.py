@@ -12,7 +12,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lib_rocm_sd.arch import Arch, amd_table
-from lib_rocm_sd.selftest_card import FORMAT
+from lib_rocm_sd.doctor.card import FORMAT
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN = "<!-- cards: written by `python tools/card_table.py --write` -->"
@@ -30,7 +30,7 @@ EXECUTED = {
     "gfx90a": "every kernel and config",
     "gfx942": "every kernel and config",
 }
-"""How much of a GPU's machine code tests/test_amdgpu_kernels.py executes on a CPU."""
+"""How much of a GPU's machine code tests/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
 LIKE = {"dot2": "gfx1030", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mfma": "gfx942"}
 """By matrix unit: the GPU that was looked at and whose code is made from the same source."""
 SELF_TESTS = README.parent / "docs" / "results" / "self-tests"

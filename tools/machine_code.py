@@ -2,8 +2,8 @@
 
 A typical case of each kernel is compiled for a GPU and executed, instruction by instruction, by
 tests/amdgpu. `python -m tools.machine_code --write` writes docs/results/amd-machine-code.md and
-.json; tests/test_amdgpu_counts.py fails where a kernel has come to execute more than they say. The
-counts are exact for one compiler and say nothing of time.
+.json; tests/amdgpu/test_amdgpu_counts.py fails where a kernel has come to execute more than they
+say. The counts are exact for one compiler and say nothing of time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.machine.classify import Kind
-from lib_rocm_sd.ops.attention import AttentionProblem
-from lib_rocm_sd.ops.conv import ConvProblem
-from lib_rocm_sd.ops.group_norm_problem import GroupNormProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.runtime import codeobject
-from lib_rocm_sd.runtime.cli_support import as_table
 from tests.amdgpu import cases, launch
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"

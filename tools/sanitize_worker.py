@@ -20,15 +20,15 @@ from unittest.mock import patch
 import torch
 
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.ops import attention_kernel as kernel
-from lib_rocm_sd.ops.attention import MatrixAttention
+from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.runtime import build, driver, source
-from tests.attention_judge import numbers
-from tests.attention_layouts import on_device
-from tests.attention_problems import TINY, Drawn, Kind, draw, noise
-from tests.attention_replay import GPU, Place, every_config
+from tests.ops.attention.judge import numbers
+from tests.ops.attention.layouts import on_device
+from tests.ops.attention.problems import TINY, Drawn, Kind, draw, noise
+from tests.ops.attention.replay import GPU, Place, every_config
 
 DONE = "rocm_sd sanitize: "
 """Begins the last line of a run that ended well."""
@@ -65,7 +65,7 @@ def long_problem(kind: Kind) -> Drawn:
 def problems_of(place: Place, kind: Kind) -> Iterator[tuple[str, Drawn]]:
     """With how to run it again. A long one where tiles are copied ahead: few keys hardly show."""
     for seed, drawn in problems(kind):
-        yield f"python -m tests.attention_replay {place} {kind} {TINY.name} {seed}", drawn
+        yield f"python -m tests.ops.attention.replay {place} {kind} {TINY.name} {seed}", drawn
     if kind.mask == "none" and kernel.configs(place.arch, kind.head_dim)[place.config].ahead:
         yield f"tools.sanitize_worker.long_problem: {place} {kind}", long_problem(kind)
 

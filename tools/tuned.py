@@ -22,15 +22,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lib_rocm_sd import __version__, tuned, tuned_file
+from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import Arch, amd_table, table
+from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.machine import pairs
 from lib_rocm_sd.machine.disassemble import NoListingError
 from lib_rocm_sd.machine.mix import Mix
-from lib_rocm_sd.ops import attention_kernel
-from lib_rocm_sd.ops.attention_kernel import AttentionConfig
-from lib_rocm_sd.runtime import cli_support, codeobject, source
+from lib_rocm_sd.ops import tuned
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.kernel import AttentionConfig
+from lib_rocm_sd.runtime import codeobject, source
+from lib_rocm_sd.tune import file as tuned_file
 from tests.amdgpu.errors import ExecutionError
 from tools import key_loop
 

@@ -4,7 +4,7 @@
 #include "tile.h"
 
 // BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD, MIN_GROUPS come as definitions
-// (lib_rocm_sd/ops/attention_kernel.py).
+// (lib_rocm_sd/ops/attention/kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 
 struct AttentionParams {  // the same in attention_kernel.py

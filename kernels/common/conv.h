@@ -47,7 +47,7 @@ template <typename T> DEVICE void settle(T& values) {
 
 enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
 
-struct ConvParams {  // the same in lib_rocm_sd/ops/conv_kernel.py
+struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* in;               // (N, H, W, ci)
     const u16* weights;          // packed: (co / 16, ci / CHUNK_C, taps, CHUNK_C / 16) tiles; one such set per phase
     const float* bias;           // (co)

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.engine import Engine
-from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
-from lib_rocm_sd.selftest import FAILURES, describe
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.selftest import FAILURES, describe
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
 
 BATCH = 50
 """Calls between two waits: far fewer than a queue holds."""

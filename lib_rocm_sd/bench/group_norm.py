@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.ops import group_norm_launch as launches
+from lib_rocm_sd.engine.measure import input_sets, timed
+from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
 from lib_rocm_sd.ops.base import Launch
-from lib_rocm_sd.ops.group_norm import GROUP_NORM_SILU
-from lib_rocm_sd.ops.group_norm_problem import ODD, USUAL, GroupNormProblem
+from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
+from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormProblem
 from lib_rocm_sd.report import config_fields
-from lib_rocm_sd.selftest import FAILURES, describe, relative_error
-from lib_rocm_sd.tune import input_sets, timed
 
 WARM_UP = 3
 Call = Callable[..., torch.Tensor]

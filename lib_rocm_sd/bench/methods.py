@@ -13,10 +13,10 @@ import math
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.attention import AttentionProblem
-from lib_rocm_sd.ops.attention_problem import scale_of
+from lib_rocm_sd.engine.planner import free_bytes
+from lib_rocm_sd.ops.attention.formula import scale_of
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant, reasons
-from lib_rocm_sd.planner import free_bytes
 
 MOST_SLICES = 64
 SCORE_COPIES = 3.0

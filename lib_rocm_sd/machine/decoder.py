@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lib_rocm_sd.ops.conv_kernel import Form, chunk_of
+from lib_rocm_sd.ops.conv.kernel import Form, chunk_of
 
 WIDTHS = (128, 256, 512, 512)
 """Channels of the levels of SD1.5's and SDXL's VAE, the largest image first."""

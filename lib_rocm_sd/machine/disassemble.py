@@ -15,12 +15,7 @@ from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine.listing import (
-    Function,
-    ListingError,
-    from_assembly,
-    from_disassembly,
-)
+from lib_rocm_sd.machine.listing import Function, ListingError, from_assembly, from_disassembly
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers, process, source
 from lib_rocm_sd.runtime.clang import OLDEST, Clang

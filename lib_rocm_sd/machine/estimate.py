@@ -16,9 +16,10 @@ from lib_rocm_sd.machine.cards import HALF_OPERATIONS, Card
 from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, Launch
 from lib_rocm_sd.machine.disassemble import listing
 from lib_rocm_sd.machine.rates import Cycles, rates_of
-from lib_rocm_sd.ops import attention_kernel, conv_kernel
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv_kernel import ConvConfig
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.conv.kernel import ConvConfig
 from lib_rocm_sd.runtime import build
 
 LIBRARY_SHARE = 0.5

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.commands.support import label
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, process
-from lib_rocm_sd.runtime.cli_support import label
 
 MOST_AT_A_TIME = 4
 FAILURES_BEFORE_GIVING_UP = 3

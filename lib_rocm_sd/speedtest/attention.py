@@ -12,15 +12,17 @@ import torch
 
 from lib_rocm_sd.bench.attention.exact import exact
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
-from lib_rocm_sd.engine import engine
-from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import attention_cases
 from lib_rocm_sd.speedtest.result import Row
 from lib_rocm_sd.speedtest.side import Attention, Cancelled
-from lib_rocm_sd.tune import input_sets
 
 SDP = "SDP"
 CHECKED_QUERIES = 128

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.speedtest.side import Cancelled
-from lib_rocm_sd.tune import timed
 
 FAILED = (*FAILURES, MemoryError, LookupError, ArithmeticError, AssertionError, ImportError)
 """What a method, or a host, may die of: the reason of a row, not the end of the test."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lib_rocm_sd.ops.attention import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.speedtest.request import Request
 
 GPU_SIZES = {"quick": (512,), "standard": (512, 1024)}

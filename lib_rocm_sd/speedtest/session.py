@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.selftest import describe
+from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.speedtest import attention, image, vae
 from lib_rocm_sd.speedtest.guard import FAILED, clean
 from lib_rocm_sd.speedtest.job import Job, Part, Shot

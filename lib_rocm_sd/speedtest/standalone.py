@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import demo
 from lib_rocm_sd.bench.vae import coders
+from lib_rocm_sd.demo import command as demo
 from lib_rocm_sd.speedtest.presets import half
 from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Picture
 
@@ -105,7 +105,7 @@ class Standalone:
 
 
 def _patched(pipeline: Any) -> AbstractContextManager[Any]:
-    from lib_rocm_sd.hosts.diffusers import patched
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
     return patched(pipeline)
 

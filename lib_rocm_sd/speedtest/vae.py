@@ -23,9 +23,9 @@ from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR
 from lib_rocm_sd.bench.vae.measure import no_tf32
 from lib_rocm_sd.bench.vae.text import FLOOR
-from lib_rocm_sd.engine import engine
-from lib_rocm_sd.ops.conv import CONVS
-from lib_rocm_sd.selftest import is_out_of_memory
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import sizes

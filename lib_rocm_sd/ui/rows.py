@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lib_rocm_sd.ops.attention import ATTENTION
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv import CONVS
-from lib_rocm_sd.ops.group_norm import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
 from lib_rocm_sd.ui.status import Row
 
 OPERATIONS = {"attention": "Attention", "conv": "VAE convolution", "group": "VAE group norm"}

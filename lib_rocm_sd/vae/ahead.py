@@ -5,8 +5,10 @@ use it.
 from __future__ import annotations
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops import attention_kernel, conv_kernel, group_norm_kernel
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 
 DTYPE = "float16"
 ATTENTION_HEAD_DIM = 512

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from lib_rocm_sd.engine import engine
-from lib_rocm_sd.ops import group_norm
+from lib_rocm_sd import functional
 from lib_rocm_sd.vae.weights import ReadyAttention
 
 CHUNK_BYTES = 32 << 20
@@ -35,19 +34,19 @@ def attend(
     shape = (batch, height * width, heads, channels // heads)
     k, v = x.new_empty((2, *x.shape)).unbind(0)
     for first, last in parts:
-        normed = group_norm.apply(x[:, first:last].contiguous(), norm, False)
+        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False)
         k[:, first:last] = F.linear(normed, *ready.k)
         v[:, first:last] = F.linear(normed, *ready.v)
     for first, last in parts:
-        normed = group_norm.apply(x[:, first:last].contiguous(), norm, False)
+        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False)
         q = F.linear(normed, *ready.q).view(batch, -1, *shape[2:])
         del normed
-        mixed = engine.attention(q, k.view(shape), v.view(shape))
+        mixed = functional.attention(q, k.view(shape), v.view(shape))
         del q
         x[:, first:last] += F.linear(mixed, *ready.out).view(batch, -1, width, channels)
     following = ready.next_norm
     if following is None:
         return x, None
-    return x, group_norm.norm_of(
+    return x, functional.group_norm_of(
         x, following.gamma, following.beta, following.groups, following.eps
     )

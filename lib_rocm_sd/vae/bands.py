@@ -13,9 +13,10 @@ from typing import Protocol
 
 import torch
 
+from lib_rocm_sd import functional
 from lib_rocm_sd.errors import RocmSdError
-from lib_rocm_sd.ops import group_norm
-from lib_rocm_sd.ops.conv import Band, conv
+from lib_rocm_sd.functional import conv
+from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.vae.attention import attend
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.steps import Rows, rows_above
@@ -232,7 +233,9 @@ def _norm(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Ten
     if wanted is None or not statistics:
         return None
     together = torch.cat(list(statistics), 2).flatten(1, 2)
-    return group_norm.finalize(together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps)
+    return functional.group_norm_finalize(
+        together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps
+    )
 
 
 def _reads(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS
 from lib_rocm_sd.vae.forecast import LONGEST, Forecast, Sweep, between_blocks
 from lib_rocm_sd.vae.steps import AttentionStep
 from lib_rocm_sd.vae.trace import Chain

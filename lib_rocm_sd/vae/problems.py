@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.attention import ATTENTION
-from lib_rocm_sd.ops.attention_problem import AttentionProblem
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv import op_of
-from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS
+from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
-from lib_rocm_sd.ops.group_norm import APPLY, FINALIZE, STATISTICS
-from lib_rocm_sd.ops.group_norm_problem import ApplyProblem, FinalizeProblem, ImageProblem
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
+from lib_rocm_sd.ops.group_norm.problem import ApplyProblem, FinalizeProblem, ImageProblem
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.plan import Leg, Plan
 from lib_rocm_sd.vae.steps import AttentionStep, Rows

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import device as devices
-from lib_rocm_sd.engine import engine
-from lib_rocm_sd.planner import free_bytes
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.planner import free_bytes
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.report import report
-from lib_rocm_sd.selftest import is_out_of_memory
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
@@ -22,7 +23,6 @@ from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.structure import Structure
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 

@@ -13,12 +13,12 @@ import torch
 from lib_rocm_sd import device as devices
 from lib_rocm_sd import policy as levels
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.engine import engine
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.planner import Plan, default_launcher
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
-from lib_rocm_sd.ops.conv import op_of
-from lib_rocm_sd.ops.conv_problem import ConvProblem
-from lib_rocm_sd.planner import Plan, default_launcher
+from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.problems import Work

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lib_rocm_sd.ops.conv_problem import STATISTICS_ROWS, ConvProblem, out_size
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, ConvProblem, out_size
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.vae.steps import (
     AttentionStep,

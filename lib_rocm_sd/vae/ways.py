@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib_rocm_sd.ops.base import Variant
-from lib_rocm_sd.ops.conv import MatrixConv
-from lib_rocm_sd.ops.conv_kernel import statistics_bytes
-from lib_rocm_sd.ops.conv_problem import ConvProblem
+from lib_rocm_sd.ops.conv.kernel import statistics_bytes
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 
 @dataclass(frozen=True)

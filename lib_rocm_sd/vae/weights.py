@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lib_rocm_sd.ops.conv import ConvWeights, NextNorm
+from lib_rocm_sd.ops.conv.problem import NextNorm
+from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
 
 

@@ -11,20 +11,26 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
-from lib_rocm_sd.ops import attention_kernel, conv_kernel
-from lib_rocm_sd.ops import group_norm_formula as formula
-from lib_rocm_sd.ops import group_norm_kernel as norm_kernel
-from lib_rocm_sd.ops import group_norm_launch as launches
-from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, ScoresAttention, reference
-from lib_rocm_sd.ops.attention_scores import held_of, softmax_spec
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv import CONVS, ConvProblem, MatrixConv
-from lib_rocm_sd.ops.conv_torch import LibraryConv
-from lib_rocm_sd.ops.group_norm import FINALIZE, GROUP_NORM_SILU, TorchGroupNorm
-from lib_rocm_sd.ops.group_norm_problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.torch import LibraryConv
+from lib_rocm_sd.ops.group_norm import formula
+from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
+from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
+from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import CodeLaunch
-from tests.attention_judge import numbers, torchs_own
+from tests.ops.attention.judge import numbers, torchs_own
 from tests.simt.attention import draw, random_mask
 
 CPU = torch.device("cpu")

@@ -13,13 +13,7 @@ from tests.amdgpu.loader import FloatMode
 from tests.amdgpu.operands import DTYPES, Read, Write, mask, modified, vector, vector_target
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import EXEC, UNWRITTEN, VCC, Waves
-from tests.amdgpu.valu import (
-    ACCUMULATING,
-    COMPARISONS,
-    TABLE,
-    WITH_LITERAL,
-    ZEROES_HIGH_ON_GFX9,
-)
+from tests.amdgpu.valu import ACCUMULATING, COMPARISONS, TABLE, WITH_LITERAL, ZEROES_HIGH_ON_GFX9
 
 Array = np.ndarray[Any, Any]
 _FIELDS = {

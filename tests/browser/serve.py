@@ -18,9 +18,9 @@ HERE = Path(__file__).resolve().parent
 DOUBLE = HERE.parent / "webui" / "double"
 sys.path[0] = str(HERE.parent / "webui" / "inside")
 
-import gradio as gr  # noqa: E402
-import torch  # noqa: E402
-from conftest import FakeGpu  # type: ignore[import-not-found]  # noqa: E402
+import gradio as gr
+import torch
+from conftest import FakeGpu  # type: ignore[import-not-found]
 
 
 class Server:

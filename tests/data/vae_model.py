@@ -1,6 +1,6 @@
 """Double of ldm's and sgm's modules/diffusionmodules/model.py, written from its names and formulas.
 
-Loaded by tests/vae_models.py under the name of the module that it stands for.
+Loaded by tests/vae/vae_models.py under the name of the module that it stands for.
 """
 
 import torch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.code_objects import c_library
+from tests.runtime.code_objects import c_library
 
 SOURCE = Path(__file__).parent / "hip.c"
 EXECUTE = ctypes.CFUNCTYPE(

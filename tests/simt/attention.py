@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
-from lib_rocm_sd.ops.attention import AttentionProblem, MatrixAttention, problem_of
-from lib_rocm_sd.ops.attention_kernel import ordered
-from tests.attention_judge import numbers
-from tests.attention_layouts import lay_out
+from lib_rocm_sd.ops.attention.kernel import ordered
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from tests.ops.attention.judge import numbers
+from tests.ops.attention.layouts import lay_out
 from tests.simt.launch import ShimLaunch
 
 UNITS = ("gfx1030", "gfx1100", "gfx1200", "gfx942", "sm_90")
@@ -92,5 +93,5 @@ def compare(
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> list[str]:
-    """What is wrong with it, by the judge of tests/attention_judge.py."""
+    """What is wrong with it, by the judge of tests/ops/attention/judge.py."""
     return numbers(attend(setting, q, k, v, mask, scale), q, k, v, mask, scale).faults(True)

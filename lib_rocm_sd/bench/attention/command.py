@@ -15,7 +15,9 @@ from lib_rocm_sd.bench.attention import plot, result, text
 from lib_rocm_sd.bench.attention.measure import ALL, Effort, measure
 from lib_rocm_sd.bench.attention.result import OURS, Document
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.ops.attention import ATTENTION, CASES, ODD, AttentionProblem
+from lib_rocm_sd.ops.attention.cases import CASES, ODD
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 
 RUNS, QUICK_RUNS = 50, 10

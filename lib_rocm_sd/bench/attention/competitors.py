@@ -11,9 +11,11 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.bench.methods import METHODS
-from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem, SdpaAttention
+from lib_rocm_sd.engine.selftest import FAILURES, describe
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Launch, Variant, reasons
-from lib_rocm_sd.selftest import FAILURES, describe
 
 BACKENDS = {
     "flash": "FLASH_ATTENTION",

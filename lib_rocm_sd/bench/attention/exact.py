@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.attention import AttentionProblem, SlicedAttention
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SlicedAttention
 
 CHECKED_QUERIES = 512
 """Of a large problem, so many queries of every head, the first and the last among them."""

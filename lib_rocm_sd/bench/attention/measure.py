@@ -18,11 +18,12 @@ from lib_rocm_sd.bench.attention.exact import Exact, expected
 from lib_rocm_sd.bench.attention.result import Row
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.ops.attention import ATTENTION, AttentionProblem
+from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant
 from lib_rocm_sd.report import config_fields
-from lib_rocm_sd.selftest import FAILURES, describe, is_out_of_memory
-from lib_rocm_sd.tune import input_sets
 
 ROUNDS = 3
 """All variants are timed in turn, so many times, so that a clock that sinks sinks for all."""

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from lib_rocm_sd.tune import timed
+from lib_rocm_sd.engine.measure import timed
 
 UNKNOWN_CACHE_BYTES = 256 << 20
 """Where torch does not tell; also for AMD, which has a last cache that torch does not know of."""

@@ -14,10 +14,10 @@ import torch
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
 from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import Runner, Way
+from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.report import report
-from lib_rocm_sd.selftest import FAILURES, describe, is_out_of_memory
-from lib_rocm_sd.tune import timed
 from lib_rocm_sd.vae.program import Program
 
 FAILED = (*FAILURES, MemoryError)

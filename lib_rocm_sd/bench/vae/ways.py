@@ -12,8 +12,8 @@ import torch
 
 from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
-from lib_rocm_sd.engine import engine
-from lib_rocm_sd.ops.conv import CONVS
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program
 
 Call = Callable[[torch.Tensor], torch.Tensor]

@@ -1,4 +1,4 @@
-// Every move between lanes, once: out[row * 64 + lane]. The rows are named in tests/test_simt_instructions.py.
+// Every move between lanes, once: out[row * 64 + lane]. The rows are named in tests/simt/test_simt_instructions.py.
 #include "common/platform.h"
 
 struct MovesParams {

@@ -78,11 +78,11 @@ class WebUI:
 
     @property
     def ours(self) -> Any:
-        return self.library("hosts.a1111_state").optimizer()
+        return self.library("hosts.a1111.state").optimizer()
 
     @property
     def status(self) -> str:
-        return self.library("hosts.a1111_state").status()
+        return self.library("hosts.a1111.state").status()
 
     @property
     def applied(self) -> str | None:
@@ -154,8 +154,9 @@ class FakeGpu:
         before = sys.path
         sys.path = [str(folder), *before]
         try:
-            module = importlib.import_module("lib_rocm_sd.engine")
-            attention = importlib.import_module("lib_rocm_sd.ops.attention")
+            module = importlib.import_module("lib_rocm_sd.engine.engine")
+            attention = importlib.import_module("lib_rocm_sd.ops.attention.ours")
+            kinds = importlib.import_module("lib_rocm_sd.ops.attention.op")
             device = importlib.import_module("lib_rocm_sd.device")
             arch = importlib.import_module("lib_rocm_sd.arch")
             build = importlib.import_module("lib_rocm_sd.runtime.build")
@@ -163,8 +164,8 @@ class FakeGpu:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)
         op = replace(
-            attention.ATTENTION,
-            variants=(self.kernel, *attention.ATTENTION.variants[1:]),
+            kinds.ATTENTION,
+            variants=(self.kernel, *kinds.ATTENTION.variants[1:]),
             test_problems=lambda problem: (replace(problem, batch=1, heads=1, seq_q=5, seq_k=7),),
         )
         info = device.DeviceInfo(

@@ -119,7 +119,7 @@ def test_attention_left_to_the_host_by_failures(start: Start, gpu: FakeGpu) -> N
     def explode(*args: Any) -> Any:
         raise RuntimeError("planted")
 
-    webui.library("engine").engine.attention = explode
+    webui.library("engine.engine").engine.attention = explode
     webui.txt2img()
     left = [runs for runs, _ in cells(refresh(webui)[2], "Attention")]
     assert any(re.fullmatch(r"the WebUI&#x27;s own code, \d+ calls?", runs) for runs in left)
@@ -210,7 +210,7 @@ def test_progress_while_kernels_are_compiled(
 ) -> None:
     webui = start(gpu=gpu)
     background(webui, monkeypatch, running=True, done=3, total=12)
-    engine = webui.library("engine").engine
+    engine = webui.library("engine.engine").engine
     monkeypatch.setattr(engine, "pending", lambda op: "compiling, 3 of 12 kernels are done")
     title, _, status = refresh(webui)
     assert title == f"{TITLE}: Auto · compiling kernels, 3 of 12"
@@ -245,7 +245,7 @@ def test_link_to_the_speed_test(start: Start, gpu: FakeGpu) -> None:
     def tab() -> list[Any]:
         return []
 
-    tab.__module__ = "lib_rocm_sd.hosts.a1111_speedtest"
+    tab.__module__ = "lib_rocm_sd.hosts.a1111.speedtest"
     webui.script_callbacks.on_ui_tabs(tab)
     assert 'data-tab="Speed test"' in refresh(webui)[2]
 

@@ -35,7 +35,7 @@ class Bench:
         self.session = module.session
         self.row = webui.library("speedtest.result").Row
         self.busy_error = module.Busy
-        webui.library("hosts.a1111_speedtest").side = self
+        webui.library("hosts.a1111.speedtest").side = self
         self.device = webui.devices.device
 
     def busy(self) -> str:
@@ -175,7 +175,7 @@ def test_status_is_quick_whatever_else_runs(webui: WebUI, bench: Bench) -> None:
         done.wait(30)
 
     def generate() -> None:
-        engine = webui.library("engine").engine
+        engine = webui.library("engine.engine").engine
         with webui.call_queue.queue_lock, engine._lock:
             held.set()
             done.wait(30)

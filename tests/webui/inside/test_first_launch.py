@@ -73,7 +73,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def attention_kernels(webui: WebUI) -> int:
-    support = webui.library("runtime.cli_support")
+    support = webui.library("commands.support")
     row = webui.library("arch").by_gfx("gfx1100")
     return list(support.shipped(row, support.AT_START).values()).count("attention")
 
@@ -126,16 +126,16 @@ def test_it_switches_between_generations(start: Start, gpu: FakeGpu, builder: Bu
 def test_the_vae_waits_for_its_own_kernels(start: Start, gpu: FakeGpu, builder: Builder) -> None:
     gpu.convs = True
     webui = start(gpu=gpu)
-    vae = webui.library("hosts.a1111_vae")
+    vae = webui.library("hosts.a1111.vae")
     assert vae.refusals()[0].startswith("compiling, 0 of ")
-    assert "being compiled" in webui.library("hosts.a1111_speedtest").side.busy()
+    assert "being compiled" in webui.library("hosts.a1111.speedtest").side.busy()
     builder.allow(attention_kernels(webui))
     until(webui.is_ours)
     assert vae.refusals()[0].startswith("compiling, ")
     builder.allow()
     until(lambda: not state(webui).running)
     assert vae.refusals() == []
-    assert webui.library("hosts.a1111_speedtest").side.busy() == ""
+    assert webui.library("hosts.a1111.speedtest").side.busy() == ""
 
 
 def test_only_the_vaes_kernels_are_missing(start: Start, gpu: FakeGpu, builder: Builder) -> None:
@@ -148,7 +148,7 @@ def test_only_the_vaes_kernels_are_missing(start: Start, gpu: FakeGpu, builder: 
     webui = start(gpu=gpu)
     assert state(webui).running
     assert webui.is_ours()
-    assert webui.library("hosts.a1111_vae").refusals()[0].startswith("compiling, ")
+    assert webui.library("hosts.a1111.vae").refusals()[0].startswith("compiling, ")
 
 
 def test_a_chosen_optimizer_stays(start: Start, gpu: FakeGpu, builder: Builder) -> None:
@@ -223,7 +223,7 @@ def test_nothing_compiles(
 
     builder.fails = lambda spec: False
     webui.library("runtime.background").forget()
-    webui.library("engine").engine.reset()
+    webui.library("engine.engine").engine.reset()
     webui.ours.compile_again()
     until(webui.is_ours)
     assert webui.applied == "ROCm SD"
@@ -238,7 +238,7 @@ def test_compile_again_where_all_was_well(start: Start, gpu: FakeGpu, builder: B
     builder.allowed = threading.Semaphore(0)
     builder.made.clear()
     webui.library("runtime.background").forget()
-    webui.library("engine").engine.reset()
+    webui.library("engine.engine").engine.reset()
     webui.ours.compile_again()
     assert not webui.is_ours()
     assert webui.applied == "ROCm SD"

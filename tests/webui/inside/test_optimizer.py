@@ -57,7 +57,7 @@ def test_a_broken_engine_does_not_stop_the_start(start: Start, gpu: FakeGpu) -> 
         raise KeyError("planted")
 
     webui = start(gpu=gpu)
-    webui.library("engine").engine.usable = explode
+    webui.library("engine.engine").engine.usable = explode
     webui.sd_hijack.list_optimizers()
     assert OURS not in titles(webui)
     assert webui.status.startswith("Not active: KeyError")

@@ -30,7 +30,7 @@ def test_infotext_names_what_ran(start: Start, gpu: FakeGpu) -> None:
     def explode(*args: Any) -> torch.Tensor:
         raise RuntimeError("planted")
 
-    webui.library("engine").engine.attention = explode
+    webui.library("engine.engine").engine.attention = explode
     assert 'ROCm SD: "Auto, left to the WebUI: ' in webui.txt2img().info
 
 
@@ -181,9 +181,9 @@ def test_loading_leaves_sys_path_alone(start: Start, tmp_path: Path) -> None:
     assert sys.path == before
     assert str(CHECKOUT) not in sys.path
     folder = webui.data / "extensions" / "rocm-sd"
-    assert Path(webui.library("hosts.a1111").__file__).is_relative_to(folder)
+    assert Path(webui.library("hosts.a1111.register").__file__).is_relative_to(folder)
     assert webui.library("arch").table()
-    webui.library("doctor")  # a module that nothing had imported yet
+    webui.library("doctor.command")  # a module that nothing had imported yet
     assert not webui.errors_reported
 
 

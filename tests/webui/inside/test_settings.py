@@ -72,7 +72,7 @@ def test_reloading_keeps_the_values(webui: WebUI) -> None:
     webui.shared.opts.set("rocm_sd_headroom_mib", 512)
     webui.initialize.reload_ui()
     assert webui.shared.opts.rocm_sd_headroom_mib == 512
-    assert webui.library("planner").headroom.reserved_bytes == 512 << 20
+    assert webui.library("engine.planner").headroom.reserved_bytes == 512 << 20
 
 
 def test_attention_may_be_excluded(webui: WebUI) -> None:
@@ -128,7 +128,7 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
     entered.wait(10)
     webui.shared.opts.set(OPERATIONS, ALL[1:])
     assert webui.is_ours()
-    assert webui.library("hosts.a1111_settings_page").compile_again().startswith("A picture is")
+    assert webui.library("hosts.a1111.settings_page").compile_again().startswith("A picture is")
     leave.set()
     thread.join()
     webui.txt2img()
@@ -136,7 +136,7 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
 
 
 def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = webui.library("planner")
+    planner = webui.library("engine.planner")
     device = torch.device("cuda", 0)
     for name, value in (("memory_allocated", 1 << 30), ("memory_reserved", 3 << 30)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
@@ -156,7 +156,7 @@ def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headroom_plans_anew(webui: WebUI) -> None:
-    engine = webui.library("engine").engine
+    engine = webui.library("engine.engine").engine
     webui.txt2img()
     assert engine._routes
     engine.leave_free(0)
@@ -169,7 +169,7 @@ def test_live_previews_may_be_the_webuis(webui: WebUI, monkeypatch: pytest.Monke
     seen = runs(webui, monkeypatch)
     decoder = coders(webui)[0]
     image = torch.zeros(1, 4, 8, 8, dtype=HALF)
-    session = webui.library("hosts.a1111_vae").session
+    session = webui.library("hosts.a1111.vae").session
     session.begin()
     session.establish(webui.library("ui.options").DEFAULTS)
 
@@ -196,7 +196,7 @@ def test_log_level(webui: WebUI, caplog: pytest.LogCaptureFixture) -> None:
         webui.shared.opts.set("rocm_sd_log_level", name)
         assert log.level == level
     webui.shared.opts.set("rocm_sd_log_level", "Everything")
-    webui.library("engine").engine.reset()
+    webui.library("engine.engine").engine.reset()
     webui.txt2img()
     assert any("attention" in r.message and "rocm_sd" in r.message for r in caplog.records)
     webui.shared.opts.set("rocm_sd_log_level", "Warnings")
@@ -207,7 +207,7 @@ def test_nonsense_is_the_default(webui: WebUI, value: Any) -> None:
     """config.json may have been edited by hand."""
     for key in ours(webui):
         webui.shared.opts.data[key] = value
-    settings = webui.library("hosts.a1111_settings").current()
+    settings = webui.library("hosts.a1111.settings").current()
     assert settings.headroom_mib == 0
     assert settings.log_level == "Warnings"
     assert set(settings.operations) <= set(ALL)

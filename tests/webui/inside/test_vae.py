@@ -115,7 +115,7 @@ def test_previews_do_not_wait_for_a_long_decode(
     start: Start, gpu: FakeGpu, monkeypatch: Any
 ) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    coder = webui.library("hosts.a1111_coder")
+    coder = webui.library("hosts.a1111.coder")
     monkeypatch.setattr(coder, "PREVIEW_WAIT_S", 0.01)
     program = webui.library("vae.program").Program
     whole = program.__call__
@@ -180,7 +180,7 @@ def test_sd3(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     expected = [vae.decode(latent), vae.encode(picture)]
     model = types.SimpleNamespace(first_stage_model=vae, lowvram=False)
     monkeypatch.setattr(webui.sd_models.model_data, "sd_model", model)
-    session = webui.library("hosts.a1111_vae").session
+    session = webui.library("hosts.a1111.vae").session
     session.establish(webui.library("ui.options").DEFAULTS)
     ours = [vae.decode(latent), vae.encode(picture)]
     session.end()

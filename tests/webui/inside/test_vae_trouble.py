@@ -188,7 +188,7 @@ class Clock:
 
 def interrupt_after(webui: WebUI, monkeypatch: Any, part: int, clock: Any) -> list[str | None]:
     """Interrupt during the first decode after `part` parts; gives what the progress bar showed."""
-    coder = webui.library("hosts.a1111_coder")
+    coder = webui.library("hosts.a1111.coder")
     shown: list[str | None] = []
 
     class Watch(coder.Watch):  # type: ignore[name-defined]
@@ -222,7 +222,7 @@ def test_progress(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
 
 def test_interrupt_between_bands(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    monkeypatch.setattr(webui.library("hosts.a1111_coder"), "ROUGH_PIXELS", 16)
+    monkeypatch.setattr(webui.library("hosts.a1111.coder"), "ROUGH_PIXELS", 16)
     expected = webui.txt2img(True, "Auto", "Always banded", **BIG)
     shown = interrupt_after(webui, monkeypatch, 2, Clock())
     result = webui.txt2img(True, "Auto", "Always banded", batch_size=2, n_iter=2, **BIG)
@@ -305,7 +305,7 @@ def test_a_vae_that_gives_nans_is_retried_by_the_webui(start: Start, gpu: FakeGp
 def test_gradients_are_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = start(gpu=gpu, dtype=HALF)
     seen = runs(webui, monkeypatch)
-    session = webui.library("hosts.a1111_vae").session
+    session = webui.library("hosts.a1111.vae").session
     session.establish(webui.library("ui.options").DEFAULTS)
     latent = torch.randn(1, 4, 8, 8).to(HALF).requires_grad_()
     coders(webui)[0](latent).float().sum().backward()
@@ -329,7 +329,7 @@ def test_crash_in_the_middle(start: Start, gpu: FakeGpu) -> None:
 
 def test_reload_amid_a_generation_leaves_nothing(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    session = webui.library("hosts.a1111_vae").session
+    session = webui.library("hosts.a1111.vae").session
     session.establish(webui.library("ui.options").DEFAULTS)
     assert not untouched(webui)
     webui.initialize.reload_ui()

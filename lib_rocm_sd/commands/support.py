@@ -1,0 +1,101 @@
+"""What `compile`, `inspect`, `doctor` and install.py share: which kernels there are, a plain table.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lib_rocm_sd.arch import Arch, amd_table, table
+from lib_rocm_sd.ops.base import KernelSpec
+
+OPS = {
+    "attention": "lib_rocm_sd.ops.attention.kernel",
+    "group_norm": "lib_rocm_sd.ops.group_norm.kernel",
+    "conv": "lib_rocm_sd.ops.conv.kernel",
+}
+PROGRAMS = {"vae": "lib_rocm_sd.vae.ahead"}
+"""What is made of several ops; its kernels are theirs."""
+AT_START = ("attention", "vae")
+"""What the WebUI's start compiles, what is needed first first."""
+
+
+class UsageError(ValueError):
+    """The command line names something that does not exist; the message lists what does."""
+
+
+def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = OPS) -> None:
+    """--arch, --op and --json."""
+    parser.add_argument(
+        "--arch", default="all", help="'all', or gfx ids separated by commas (default: all)"
+    )
+    parser.add_argument(
+        "--op", default="all", help=f"'all', or of: {', '.join(known)} (default: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
+
+
+def arches_of(choice: str) -> list[Arch]:
+    """The rows that --arch names. Raises UsageError for an unknown one."""
+    if choice == "all":
+        return list(amd_table().values())
+    rows = table()
+    names = [name.strip() for name in choice.split(",") if name.strip()]
+    unknown = [name for name in names if name not in rows]
+    if unknown or not names:
+        raise UsageError(
+            f"no row for {', '.join(unknown) or 'an empty list'}; known: {', '.join(rows)}"
+        )
+    return [rows[name] for name in dict.fromkeys(names)]
+
+
+def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
+    """The ops that --op names, of those `known`. Raises UsageError for an unknown one."""
+    known = list(known)
+    names = known if choice == "all" else [name.strip() for name in choice.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no op {', '.join(unknown)}; known: {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def kernel_modules_of(choice: str) -> list[Any]:
+    """The kernel modules of the ops that --op names. Raises UsageError for an unknown one."""
+    return [importlib.import_module(OPS[name]) for name in ops_of(choice)]
+
+
+def shipped(arch: Arch, names: Iterable[str]) -> dict[KernelSpec, str]:
+    """What is compiled ahead for `arch`, in order; beside each the first of `names` that has it."""
+    found: dict[KernelSpec, str] = {}
+    for name in names:
+        module: Any = importlib.import_module({**OPS, **PROGRAMS}[name])
+        for spec in module.shipped_specs(arch):
+            found.setdefault(spec, name)
+    return found
+
+
+def label(spec: KernelSpec) -> str:
+    """A spec's name and definitions in one line."""
+    return " ".join([spec.entry, *(f"{name}={value}" for name, value in spec.defines)])
+
+
+def as_table(rows: Sequence[Sequence[object]]) -> str:
+    """Rows, the first one the heads, in aligned columns: numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numeric = [
+        all(isinstance(cell, (int, float)) or cell == "" for cell in column[1:])
+        for column in zip(*rows, strict=True)
+    ]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join(lines)

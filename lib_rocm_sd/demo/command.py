@@ -1,0 +1,272 @@
+"""python -m lib_rocm_sd demo: the same prompts without and with the extension, side by side.
+
+Loads models/tiny-sd through diffusers and writes demo.png, report.json and report.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.demo.comparison import Sides, comparison, difference, summary, versions
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "tiny-sd"
+PROMPTS = (
+    "a red circle left of a blue square",
+    "a big yellow star on a blue background",
+    "a small white circle inside a red square on a green background",
+    "an orange heart above a purple ring on a black background",
+)
+GUIDANCE = 3.0
+Context = Callable[[], AbstractContextManager[Any]]
+MISSING = "this needs {}: use `python3 install.py demo`, which installs it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "demo", metavar="DIR")
+    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), metavar="TEXT")
+    parser.add_argument("--steps", type=int, default=20, help="denoising steps (default: 20)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16", "float32"),
+        help="default: float16 on a GPU, float32 on the CPU",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="how often each picture is timed (default: 3 on a GPU, 1 on the CPU)",
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, metavar="DIR")
+    page = parser.add_argument_group("the Speed test tab as a page, in place of the above")
+    page.add_argument(
+        "--ui", action="store_true", help="open it in a browser, of this machine only"
+    )
+    page.add_argument("--port", type=int, help="default: a free one")
+    page.add_argument("--no-browser", action="store_true", help="print the address only")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the demo. 0 if the pictures agree, 1 if not, 2 if it cannot run."""
+    started = time.perf_counter()
+    # Threads that spin while they wait are many times slower where another program wants the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    problem = _problem(args)
+    if problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        return 2
+    if args.ui:
+        from lib_rocm_sd.demo import page as demo_page
+
+        return demo_page.main(args)
+    sides, vae, findings = run(args)
+    findings["seconds"] = round(time.perf_counter() - started, 1)
+    from lib_rocm_sd.demo import sheet as demo_sheet
+
+    text = summary(findings)
+    shown = sides if vae is None else [*sides, vae]
+    demo_sheet.draw(shown, findings).save(args.out / "demo.png", optimize=True)
+    as_json = json.dumps(findings, indent=2, ensure_ascii=False)
+    (args.out / "report.json").write_text(as_json + "\n", encoding="utf-8")
+    (args.out / "report.txt").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nWritten: {', '.join(str(args.out / name) for name in OUTPUTS)}")
+    return 0 if findings["agree"] else 1
+
+
+OUTPUTS = ("demo.png", "report.txt", "report.json")
+
+
+def _problem(args: argparse.Namespace) -> str:
+    """Why the demo cannot run; empty if it can."""
+    for module in ("torch", "diffusers", "transformers", "PIL"):
+        try:
+            __import__(module)
+        except ImportError as error:
+            return f"{MISSING.format(error.name or module)} ({error})"
+    if not (args.model / "model_index.json").is_file():
+        return f"there is no model in {args.model}"
+    if args.steps < 1:
+        return f"--steps is {args.steps}, it has to be at least 1"
+    if args.repeats is not None and args.repeats < 1:
+        return f"--repeats is {args.repeats}, it has to be at least 1"
+    return _device_problem(args.device) or _folder_problem(args.out)
+
+
+def _device_problem(name: str | None) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        return f"--device {name} cannot be used: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _folder_problem(folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"--out {folder} cannot be written: {error.strerror}"
+    return ""
+
+
+def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, Any]]:
+    """Generate every prompt both ways; the pictures, the VAE's, and what the report says of them.
+
+    The VAE's are missing where it is left alone.
+    """
+    import torch
+
+    from lib_rocm_sd import device as devices
+    from lib_rocm_sd import report
+    from lib_rocm_sd.demo import vae as demo_vae
+    from lib_rocm_sd.engine.engine import engine
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
+
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_cpu = device.type == "cpu"
+    dtype = getattr(torch, args.dtype or ("float32" if on_cpu else "float16"))
+    info = devices.identify(device)
+    say(f"device: {info.name} ({info.gfx or info.backend}), {_short(dtype)}")
+    say(f"loading {args.model.name}")
+    pipeline = load(args.model, dtype).to(device)
+    generate = Generator(pipeline, args.steps, args.seed, device)
+    say("warming up: the first use compiles and checks what is not ready yet")
+    with patched(pipeline) as patch:
+        generate(args.prompts[0], steps=1)
+    generate(args.prompts[0], steps=1)
+    report.begin()
+    repeats = args.repeats or (1 if on_cpu else 3)
+    sides = _all(generate, lambda: patched(pipeline), args.prompts, repeats)
+    ran = report.snapshot()
+    say("the VAE alone: whole and in bands, in float32 and in half precision")
+    vae_side, vae = demo_vae.examine(pipeline, [side.without for side in sides], dtype)
+    if dtype != torch.float32:
+        sides = _with_references(sides, pipeline.to(torch.float32), generate)
+    findings = {
+        "device": {**asdict(info), "arch": info.arch.gfx if info.arch else None},
+        "dtype": _short(dtype),
+        "status": engine.status_line(device, otherwise="torch's own attention is used"),
+        "patched": {"replaced": patch.replaced, "left_alone": dict(patch.left_alone)},
+        "ran": ran,
+        "vae": vae,
+        "versions": versions(),
+        "settings": {"steps": args.steps, "seed": args.seed, "repeats": repeats},
+        **comparison(sides, info.backend, ran, dtype == torch.float32),
+    }
+    findings["agree"] = findings["agree"] and vae["agree"]
+    return sides, vae_side, findings
+
+
+def load(model: Path, dtype: Any) -> Any:
+    """The StableDiffusionPipeline in `model`, from local files only, quiet."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
+    for logging in (diffusers.utils.logging, transformers.utils.logging):
+        logging.disable_progress_bar()
+    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(
+        str(model), local_files_only=True, safety_checker=None, low_cpu_mem_usage=False
+    ).to(dtype)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def latents(pipeline: Any, seed: int) -> Any:
+    """The noise to start from. Drawn in float32: torch draws other numbers in other dtypes."""
+    import torch
+
+    size = pipeline.unet.config.sample_size
+    shape = (1, pipeline.unet.config.in_channels, size, size)
+    noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))
+    return noise.to(pipeline.device, pipeline.dtype)
+
+
+class Generator:
+    """Makes a picture from a prompt; a seed gives the same noise on every device, in any dtype."""
+
+    def __init__(self, pipeline: Any, steps: int, seed: int, device: Any) -> None:
+        self.pipeline = pipeline
+        self.steps = steps
+        self.seed = seed
+        self.device = device
+
+    def __call__(self, prompt: str, steps: int | None = None) -> tuple[Any, float]:
+        """The picture, uint8 (height, width, 3), and the seconds that it took."""
+        import torch
+
+        noise = latents(self.pipeline, self.seed)
+        started = time.perf_counter()
+        image = self.pipeline(
+            prompt,
+            num_inference_steps=steps or self.steps,
+            guidance_scale=GUIDANCE,
+            latents=noise,
+            output_type="np",
+        ).images[0]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - started
+        return (image * 255).round().clip(0, 255).astype("uint8"), seconds
+
+
+def _all(generate: Generator, patched: Context, prompts: list[str], repeats: int) -> list[Sides]:
+    """Every prompt without and with, a line of progress for each."""
+    made = []
+    for index, prompt in enumerate(prompts, 1):
+        side = _both(generate, patched, prompt, repeats)
+        made.append(side)
+        largest, _ = difference(side.without, side.with_)
+        say(
+            f"[{index}/{len(prompts)}] {prompt}\n      without {side.without_s:.2f} s, "
+            f"with {side.with_s:.2f} s, largest difference {largest}/255"
+        )
+    return made
+
+
+def _both(generate: Generator, patched: Context, prompt: str, repeats: int) -> Sides:
+    """One prompt without, then with, `repeats` times; the times are medians."""
+    pictures: dict[Any, Any] = {}
+    times: dict[Any, list[float]] = {nullcontext: [], patched: []}
+    for _ in range(repeats):
+        for context, taken in times.items():
+            with context():
+                pictures[context], seconds = generate(prompt)
+            taken.append(seconds)
+    without_s, with_s = (statistics.median(taken) for taken in times.values())
+    return Sides(prompt, pictures[nullcontext], pictures[patched], without_s, with_s)
+
+
+def _with_references(sides: list[Sides], pipeline: Any, generate: Generator) -> list[Sides]:
+    """The same with the float32 picture of each prompt, to see what half precision itself costs."""
+    say("once more in float32, to see what half precision itself changes")
+    return [
+        Sides(s.prompt, s.without, s.with_, s.without_s, s.with_s, generate(s.prompt)[0])
+        for s in sides
+    ]
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def say(line: str) -> None:
+    """One line of progress, shown at once."""
+    print(line, flush=True)

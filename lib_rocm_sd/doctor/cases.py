@@ -1,0 +1,123 @@
+"""All that `doctor --self-test` runs: each kernel of ours with each config of its search space.
+
+Sizes are a few whole tiles and tails, so that float64 on the CPU takes no more than a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyProblem,
+    FinalizeProblem,
+    GroupNormProblem,
+    ImageProblem,
+)
+
+HEAD_DIMS = (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 96, 256)
+LENGTHS = ((77, 131), (513, 1031))
+"""Queries and keys: one block and a tail; many."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant of an op with one config on one problem. `specs`: the kernels that it needs."""
+
+    op: Op[Any]
+    variant: Variant[Any]
+    config: Any
+    problem: Any
+    specs: tuple[KernelSpec, ...]
+
+
+def cases(arch: Arch) -> list[Case]:
+    """All for one GPU, what does not run on it left out; each once."""
+    found: dict[object, Case] = {}
+    for op, problem, every in _asked():
+        for variant in op.variants:
+            if not variant.ours or variant.refusals(arch, problem):
+                continue
+            configs = variant.configs(arch, problem)
+            for config in configs if every else configs[:1]:
+                specs = tuple(variant.specs(arch, problem, config))
+                key = (op.name, variant.name, config, problem)
+                found[key] = Case(op, variant, config, problem, specs)
+    return list(found.values())
+
+
+def _asked() -> Iterator[tuple[Op[Any], Any, bool]]:
+    """Op, problem, and whether by every config or the default only."""
+    for problem, every in _attention():
+        yield ATTENTION, problem, every
+    for conv, every in _convolutions():
+        yield op_of(conv), conv, every
+    yield from _norms()
+
+
+def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
+    plain = AttentionProblem(2, 3, *LENGTHS[0], 64, "float16", "none")
+    for head_dim in HEAD_DIMS:
+        for seq_q, seq_k in LENGTHS:
+            yield replace(plain, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim), True
+        yield replace(plain, head_dim=head_dim, dtype="bfloat16"), True
+    for mask in attention_kernel.MASK_KINDS[1:]:
+        for head_dim in (40, 64, 160, 512):
+            yield replace(plain, head_dim=head_dim, mask=mask), False
+    for seq_k in (8, 4100, 8200, 20000, 40000):  # rows of scores, held or read twice
+        yield AttentionProblem(1, 1, 3, seq_k, 512, "float16", "none"), False
+
+
+def _convolutions() -> Iterator[tuple[ConvProblem, bool]]:
+    first = ConvProblem("3x3", 1, 21, 35, 16, 128)
+    for statistics in (True, False):
+        for channels in (512, 128):
+            yield replace(first, out_channels=channels, statistics=statistics), True
+        for form in _forms(replace(first, in_channels=64, norm=True, statistics=statistics)):
+            for channels in (512, 256, 128):
+                wide = form.shortcut_channels and channels
+                yield replace(form, out_channels=channels, shortcut_channels=wide), True
+        for channels in (256, 128):  # the output lies where a wider shortcut was
+            over = replace(first, in_channels=channels, norm=True, statistics=statistics)
+            over = replace(over, shortcut="conv", shortcut_channels=2 * channels, in_place=True)
+            yield replace(over, out_channels=channels), True
+        yield replace(first, kind="3x3 stride 2", out_channels=512, statistics=statistics), True
+        upsample = replace(first, kind="upsample", in_channels=64, statistics=statistics)
+        yield replace(upsample, out_channels=512), True
+    for channels in (3, 8):
+        yield replace(first, in_channels=128, norm=True, out_channels=channels), True
+    for kind in conv_kernel.KINDS:
+        half = ConvProblem(kind, 2, 20, 19, 64, 40, "bfloat16")
+        yield half, True
+        yield replace(half, norm=kind == "3x3", statistics=True), True
+
+
+def _forms(plain: ConvProblem) -> Iterator[ConvProblem]:
+    yield plain
+    yield replace(plain, shortcut="identity", shortcut_channels=1)
+    yield replace(plain, shortcut="conv", shortcut_channels=1)
+
+
+def _norms() -> Iterator[tuple[Op[Any], Any, bool]]:
+    for channels_last in (True, False):
+        for dtype in ("float16", "bfloat16"):
+            image = ImageProblem(2, 64, 61, 67, dtype, channels_last)
+            yield STATISTICS, image, True
+            sizes = (2, 64, 61, 67, dtype, channels_last)
+            for silu in (True, False):
+                yield APPLY, ApplyProblem(*sizes, silu), True
+                yield GROUP_NORM_SILU, GroupNormProblem(*sizes, silu, 32, dtype), True
+    odd = GroupNormProblem(1, 42, 19, 37, "float16", True, True, 6, "float32")
+    yield GROUP_NORM_SILU, odd, True
+    for parts in (1, 2100):  # the latter are merged first
+        yield FINALIZE, FinalizeProblem(2, parts, 64, 16), True

@@ -1,0 +1,358 @@
+"""python -m lib_rocm_sd doctor: what this machine has, what would run on it, and why not more.
+
+Nothing here is needed to be present, torch included: what is missing is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import __version__, arch, cache, device
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.commands import support as cli_support
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.doctor import text as doctor_text
+from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops import tuned
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+    from lib_rocm_sd.engine.engine import Engine
+    from lib_rocm_sd.ops.base import Op
+
+EXAMPLE_GFX = "gfx1100"
+"""Whose compilers and kernels are looked at on a machine without a supported GPU."""
+
+SWITCHES = (
+    "HSA_OVERRIDE_GFX_VERSION",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+    "MIOPEN_FIND_MODE",
+    "HIP_PATH",
+    "ROCM_PATH",
+    "ROCM_SD_",
+)
+"""Names, or beginnings of names, of environment variables that change what runs."""
+
+TROUBLE = (ImportError, OSError, RuntimeError, ValueError, AttributeError, MemoryError)
+"""What a broken installation of anything raises when it is asked."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--json, --self-test with --out and --gpu."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="run every kernel and config on the GPU, and write a result file to send",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the self-test's result file")
+    parser.add_argument("--gpu", type=int, metavar="N", help="which GPU the self-test takes")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken.
+
+    With --self-test: 0 passed, 1 failed, 2 not run.
+    """
+    if args.self_test:
+        from lib_rocm_sd.doctor import card as selftest_card
+
+        return selftest_card.main(args.out, args.gpu, args.json)
+    findings = examine()
+    text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
+    return 1 if findings["broken"] else 0
+
+
+def examine(engine: Engine | None = None) -> dict[str, Any]:
+    """All findings, JSON-able, without user name and home folder. Compiles and tests on a GPU.
+
+    `broken` lists what we rely on and what does not work; it is empty on a machine without a GPU.
+    """
+    broken: list[str] = []
+    found = _devices(broken)
+    engine = engine or _engine(found)
+    infos = [info for _, info in found]
+    arches = _arches(infos)
+    findings = {
+        "rocm_sd": __version__,
+        "system": _system(),
+        "torch": _torch(),
+        "hip_library": _hip_library(infos),
+        "driver_gpus": device.kfd_gpus(),
+        "devices": [_device(info) for info in infos],
+        "environment": dict(_environment()),
+        "compilers": [row for row_arch in arches for row in _compilers(row_arch)],
+        "cache": _cache(),
+        "work": _work(found, engine, broken),
+        "vae": _vae(found, engine, broken),
+        "kernels": [_kernels(row_arch) for row_arch in arches],
+        "tuned": [_tuned(row_arch) for row_arch in arches],
+        "broken": broken,
+    }
+    return doctor_text.anonymous(findings)
+
+
+def _system() -> dict[str, str]:
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except TROUBLE as error:
+        return {"version": None, "reason": _line(error)}
+    versions = {"version": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda}
+    return {**versions, "path": str(torch.__file__)}
+
+
+def _hip_library(infos: Sequence[DeviceInfo]) -> dict[str, Any]:
+    """The HIP runtime that kernels would be launched through, looked for only beside an AMD GPU."""
+    if not any(info.backend in ("hip", "zluda") for info in infos):
+        return {"path": None, "reason": "not looked for: torch has no AMD GPU"}
+    try:
+        from lib_rocm_sd.runtime import hip
+
+        return {"path": str(hip.library()._name)}
+    except TROUBLE as error:
+        return {"path": None, "reason": _line(error)}
+
+
+def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
+    """Every GPU of torch's, else the CPU."""
+    try:
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        places = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+        return [(place, device.identify(place)) for place in places]
+    except TROUBLE as error:
+        broken.append(f"torch cannot be used: {_line(error)}")
+        return []
+
+
+def _device(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "index": info.index,
+        "name": info.name,
+        "backend": info.backend,
+        "gfx": info.gfx,
+        "supported": not info.reasons,
+        "reasons": list(info.reasons),
+        "notes": list(info.notes),
+    }
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    return ((key, os.environ[key]) for key in sorted(os.environ) if key.startswith(SWITCHES))
+
+
+def _arches(infos: Sequence[DeviceInfo]) -> list[Arch]:
+    """The rows of the GPUs that torch or the system's driver lists; where there are none, one."""
+    named = [info.gfx for info in infos if info.gfx] + device.kfd_gpus()
+    rows = [arch.by_gfx(gfx) for gfx in dict.fromkeys(named)]
+    return [row for row in rows if row] or [arch.table()[EXAMPLE_GFX]]
+
+
+def _compilers(row: Arch) -> list[dict[str, Any]]:
+    from lib_rocm_sd.runtime import compilers
+
+    found = []
+    try:
+        everyone = compilers.all_compilers()
+    except TROUBLE as error:
+        return [{"name": "any", "gfx": row.gfx, "file": None, "reasons": [_line(error)]}]
+    for compiler in everyone:
+        try:
+            entry = {"file": _file(compiler.identity()), "reasons": compiler.refusals(row)}
+        except TROUBLE as error:
+            entry = {"file": None, "reasons": [_line(error)]}
+        found.append({"name": compiler.name, "gfx": row.gfx, **entry})
+    return found
+
+
+def _file(identity: str) -> str | None:
+    """The file in a compiler's identity."""
+    try:
+        return str(json.loads(identity)[1])
+    except (ValueError, LookupError, TypeError):
+        return identity or None
+
+
+def _cache() -> dict[str, Any]:
+    folder = cache.directory()
+    sizes = []
+    for path in [] if folder is None else folder.rglob("*"):
+        with suppress(OSError):  # another process may tidy up meanwhile
+            sizes += [path.stat().st_size] if path.is_file() else []
+    return {
+        "directory": None if folder is None else str(folder),
+        "files": len(sizes),
+        "bytes": sum(sizes),
+        "reasons": cache.reasons(),
+    }
+
+
+def _kernels(row: Arch) -> dict[str, Any]:
+    """How many of the kernels that are compiled ahead for this GPU are in the cache."""
+    from lib_rocm_sd.runtime import build
+
+    specs = cli_support.shipped(row, cli_support.AT_START)
+    counts = {op: {"shipped": 0, "compiled": 0} for op in cli_support.AT_START}
+    found: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
+    try:
+        for spec, op in specs.items():
+            ready = build.is_cached(spec, row)
+            found["compiled"] += ready
+            counts[op]["shipped"] += 1
+            counts[op]["compiled"] += ready
+    except TROUBLE as error:
+        found["reason"] = _line(error)
+    return found
+
+
+def _tuned(row: Arch) -> dict[str, Any]:
+    """By whom the configs of attention were chosen that run first, and what of that is ignored."""
+    dims, dtypes = attention_kernel.SHIPPED_HEAD_DIMS, attention_kernel.DTYPES
+    found = [attention_kernel.choice(row, dtype, each).source for dtype in dtypes for each in dims]
+    counts = {name: found.count(name) for name in (tuned.MEASURED, tuned.MODELLED)}
+    reasons = attention_kernel.table_reasons(row)
+    return {"gfx": row.gfx, **counts, "default": found.count(""), "reasons": reasons}
+
+
+def _engine(found: Sequence[object]) -> Engine | None:
+    """An engine with a report of its own; None without torch."""
+    if not found:
+        return None
+    from lib_rocm_sd.engine.engine import Engine
+    from lib_rocm_sd.report import Report
+
+    return Engine(report=Report())
+
+
+def _work(
+    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
+) -> list[dict[str, Any]]:
+    """Per device: is our attention usable, the self-tests, and what runs the usual problems."""
+    if engine is None:
+        return []
+    from lib_rocm_sd.ops.attention.op import ATTENTION
+
+    usual = [(name, ATTENTION, problem) for name, problem in ATTENTION.usual]
+    rows = []
+    for place, info in found:
+        row = _examined(place, info, engine, usual, "our kernel", broken)
+        status: list[str] = []
+        rows.append({**row, "status": _tried(partial(engine.status_line, place), status)})
+        broken += [f"{place}: {text}" for text in status]
+    return rows
+
+
+def _vae_ops() -> tuple[Op[Any], ...]:
+    from lib_rocm_sd.ops.conv import op as conv
+    from lib_rocm_sd.ops.group_norm import op as group_norm
+
+    return (*conv.CONVS.values(), group_norm.STATISTICS, group_norm.FINALIZE, group_norm.APPLY)
+
+
+def _vae(
+    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
+) -> list[dict[str, Any]]:
+    """The same for the VAE: what runs a convolution and a norm of each kind at 1024 x 1024."""
+    if engine is None:
+        return []
+    usual = [(op.name, op, op.usual[0][1]) for op in _vae_ops()]
+    return [
+        _examined(place, info, engine, usual, "our convolution", broken) for place, info in found
+    ]
+
+
+def _examined(
+    place: torch.device,
+    info: DeviceInfo,
+    engine: Engine,
+    usual: Sequence[tuple[str, Op[Any], Any]],
+    what: str,
+    broken: list[str],
+) -> dict[str, Any]:
+    """What would run `usual`: name, op, problem. `what` of ours has to be usable on a known GPU.
+
+    On any other device nobody relies on us: also an old torch that lacks half precision there is
+    no trouble.
+    """
+    trouble: list[str] = []
+    op = usual[0][1]
+    why = _tried(partial(engine.usable, place, op), trouble) or []
+    if not info.reasons:
+        trouble += [f"{what} cannot be used: {reason}" for reason in why]
+    why, usable = list(dict.fromkeys(why)), not why and not trouble
+    lacking = trouble if not info.reasons else []
+    problems = [_problem(engine, place, *item, trouble, lacking) for item in usual]
+    broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
+    return {"device": str(place), "usable": usable, "why": why, "problems": problems}
+
+
+def _problem(
+    engine: Engine,
+    place: torch.device,
+    name: str,
+    op: Op[Any],
+    problem: Any,
+    broken: list[str],
+    lacking: list[str],
+) -> dict[str, Any]:
+    """`lacking` takes it where nothing can run the problem."""
+    row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
+    plan = None
+    try:
+        plan = _tried(partial(engine.plan, problem, place, op), broken, NotSupportedError)
+    except NotSupportedError as error:
+        lacking.append(_line(error))
+    checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
+    if plan is not None:
+        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
+    row["self_tests"] = {
+        variant: {
+            "error": check.error if check.error < float("inf") else None,
+            "tolerance": check.tolerance,
+            "reason": check.reason,
+        }
+        for variant, check in checks.items()
+    }
+    return row
+
+
+def _tried(ask: Callable[[], Any], broken: list[str], *passed: type[Exception]) -> Any:
+    """The answer; None, and a line in `broken`, where asking failed. `passed` are raised."""
+    try:
+        return ask()
+    except passed:
+        raise
+    except TROUBLE as error:
+        broken.append(_line(error))
+        return None
+
+
+def _line(error: BaseException) -> str:
+    """A short form of an error: class and message, at most six lines of it."""
+    lines = str(error).strip().splitlines()[:6]
+    return f"{type(error).__name__}: {' / '.join(line.strip() for line in lines)}"

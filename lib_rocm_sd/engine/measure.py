@@ -1,0 +1,245 @@
+"""Times measured on the user's own card, for Performance: once per problem, then cached."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd import __version__, cache
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
+from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.runtime import source
+
+BUDGET_S = 2.0
+MOST_RUNS = 50
+LEAST_RUNS = 3
+LEAST_US = 1e-3
+"""What a call counts as that took less than a clock can tell."""
+ROTATED_BYTES = 128 << 20
+ROTATED_SETS = 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A verified variant with one config, ready to be measured."""
+
+    variant: Variant[Any]
+    config: Any
+    launch: Launch | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The fastest config of a variant for a problem; `time_us` is the median of one call.
+
+    `each`: every config that was measured, with its time.
+    """
+
+    config: Any
+    time_us: float
+    each: tuple[tuple[Any, float], ...] = ()
+
+    @classmethod
+    def of(cls, each: Sequence[tuple[Any, float]]) -> Timing:
+        """The fastest of these."""
+        return cls(*min(each, key=lambda pair: pair[1]), tuple(each))
+
+
+Times = dict[str, Timing]
+"""By variant name."""
+
+
+def measure(
+    op: Op[Any],
+    problem: Any,
+    device: torch.device,
+    contenders: Sequence[Contender],
+    budget_s: float = BUDGET_S,
+) -> tuple[Times, list[tuple[Contender, Exception]]]:
+    """Time every contender on random inputs of the problem's size, in about `budget_s` for all.
+
+    Returns the fastest timing per variant, and the contenders that failed with their errors. "Out
+    of memory" is such an error here: the memory that is short is the measurement's own.
+    """
+    times: Times = {}
+    failures: list[tuple[Contender, Exception]] = []
+    end = time.perf_counter() + budget_s
+    with torch.no_grad():
+        sets = input_sets(op, problem, device)
+        for place, contender in enumerate(contenders):
+            share_s = max(0.0, end - time.perf_counter()) / (len(contenders) - place)
+            try:
+                time_us = _time_us(contender, sets, device, share_s)
+            except FAILURES as error:
+                failures.append((contender, error))
+                continue
+            if not math.isfinite(time_us):
+                failures.append((contender, RuntimeError(f"its time came out as {time_us}")))
+                continue
+            known = times.get(contender.variant.name)
+            pair = (contender.config, max(time_us, LEAST_US))
+            times[contender.variant.name] = Timing.of((*(known.each if known else ()), pair))
+    return times, failures
+
+
+def few_sets(size_bytes: int) -> int:
+    """How many copies of inputs of this size are made where memory is the user's."""
+    return max(1, min(ROTATED_SETS, ROTATED_BYTES // max(1, size_bytes)))
+
+
+def input_sets(
+    op: Op[Any], problem: Any, device: torch.device, sets: Callable[[int], int] = few_sets
+) -> list[tuple[Any, ...]]:
+    """Copies of the inputs in different memory, so that no run finds all it reads in a cache.
+
+    `sets`: how many, by the bytes of one.
+    """
+    first = op.make_inputs(problem, device, SEED)
+    tensors = [item for item in first if isinstance(item, torch.Tensor)]
+    size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    return [first, *(tuple(map(_copy, first)) for _ in range(sets(size) - 1))]
+
+
+def _copy(item: Any) -> Any:
+    """A copy in memory of its own; what is broadcast by stride 0 is shared."""
+    shared = not isinstance(item, torch.Tensor) or 0 in item.stride()
+    return item if shared else item.clone()
+
+
+def _time_us(
+    contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, share_s: float
+) -> float:
+    """Median time of a call in µs, from as many calls as `share_s` has room for; one at least."""
+
+    def call(number: int) -> None:
+        contender.variant.run(contender.launch, contender.config, *sets[number % len(sets)])
+
+    first = timed(call, 1, device)[0]
+    if first > 1e6 * share_s:
+        return first
+    begin = time.perf_counter()
+    second = timed(call, 1, device)[0]
+    once_s = max(1e-7, time.perf_counter() - begin)
+    runs = min(MOST_RUNS, int(share_s / once_s))
+    return second if runs < LEAST_RUNS else statistics.median(timed(call, runs, device))
+
+
+def timed(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
+    """Times in µs of `runs` calls, each given its number: device events, or the clock on a CPU."""
+    return (_timed_on_gpu if device.type == "cuda" else _timed_on_cpu)(call, runs, device)
+
+
+def _timed_on_gpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
+    with torch.cuda.device(device):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+        torch.cuda.synchronize(device)
+        marks[0].record()
+        for number in range(runs):
+            call(number)
+            marks[number + 1].record()
+        torch.cuda.synchronize(device)
+    pairs = zip(marks, marks[1:], strict=False)
+    return [1000.0 * begin.elapsed_time(end) for begin, end in pairs]
+
+
+def _timed_on_cpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
+    times = []
+    for number in range(runs):
+        begin = time.perf_counter()
+        call(number)
+        times.append(1e6 * (time.perf_counter() - begin))
+    return times
+
+
+def stamp(info: DeviceInfo) -> str:
+    """What measured times are valid for: another card, torch, kernel or version measures anew."""
+    ours = f"rocm_sd {__version__}, kernels {source.digest()[:12]}"
+    return f"{ours}, torch {torch.__version__}, {info.name}"
+
+
+def load(op: Op[Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
+    """Stored times of `problem`, and why stored ones were ignored ('' where none were)."""
+    rows, reason = _rows(op, info)
+    row = rows.get(str(problem))
+    if row is None:
+        return {}, reason
+    times: Times = {}
+    for variant in op.variants:
+        entry = row.get(variant.name) if isinstance(row, dict) else None
+        if entry is None:
+            continue
+        timing = _timing(entry, variant.configs(info.arch, problem))
+        if timing is None:
+            reason = f"a damaged or outdated tuning entry of {variant.name} is ignored"
+        else:
+            times[variant.name] = timing
+    return times, reason
+
+
+def save(op: Op[Any], info: DeviceInfo, problem: Any, times: Times) -> None:
+    """Add the times of `problem` to the cache; without a usable cache nothing is kept."""
+    rows, _ = _rows(op, info)
+    rows[str(problem)] = {name: _entry(timing) for name, timing in times.items()}
+    data = json.dumps({"stamp": stamp(info), "rows": rows}, indent=1, sort_keys=True)
+    cache.write("tune", _key(op, info), data.encode())
+
+
+def _entry(timing: Timing) -> dict[str, Any]:
+    each = [{"config": config_fields(config), "time_us": time} for config, time in timing.each]
+    return {"config": config_fields(timing.config), "time_us": timing.time_us, "each": each}
+
+
+def stored_problems(op: Op[Any], info: DeviceInfo) -> list[str]:
+    """The problems that have stored times, as text."""
+    return list(_rows(op, info)[0])
+
+
+def _key(op: Op[Any], info: DeviceInfo) -> str:
+    return f"{info.gfx or info.backend}/{op.name}.json"
+
+
+def _rows(op: Op[Any], info: DeviceInfo) -> tuple[dict[str, Any], str]:
+    """All stored rows by problem; the string says why a file that exists was ignored."""
+    data = cache.read("tune", _key(op, info))
+    if data is None:
+        return {}, ""
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        return {}, f"the tuning file of {op.name} is damaged and ignored: {describe(error)}"
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), dict):
+        return {}, f"the tuning file of {op.name} is not one of ours and ignored"
+    if content.get("stamp") != stamp(info):
+        return {}, ""
+    return content["rows"], ""
+
+
+def _timing(entry: Any, configs: Sequence[Any]) -> Timing | None:
+    """A stored entry, if it names a config that the variant still has and a possible time."""
+    pair = _pair(entry, configs)
+    if pair is None:
+        return None
+    rows = entry.get("each")
+    each = [_pair(row, configs) for row in rows] if isinstance(rows, list) else []
+    return Timing(*pair, tuple(found for found in each if found is not None))
+
+
+def _pair(entry: Any, configs: Sequence[Any]) -> tuple[Any, float] | None:
+    if not isinstance(entry, dict):
+        return None
+    time_us = entry.get("time_us")
+    if not isinstance(time_us, (int, float)) or not math.isfinite(time_us) or time_us <= 0:
+        return None
+    for config in configs:
+        if json.loads(json.dumps(config_fields(config))) == entry.get("config"):
+            return config, float(time_us)
+    return None

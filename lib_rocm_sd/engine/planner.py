@@ -1,0 +1,350 @@
+"""Which variant runs a problem on a device: refusals, self-tests, measured times, ranking."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine import measure as tune
+from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine.selftest import Check
+from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.policy import Candidate, Policy, limit, rank
+from lib_rocm_sd.report import Report
+
+UNLIMITED_BYTES = 1 << 62
+PREPARE_S = 20.0
+"""How long Performance may compile and self-test further configs of one problem."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs a problem: `variant` with `config`. `refusals` has all others' reasons, by name."""
+
+    variant: Variant[Any]
+    config: Any
+    refusals: dict[str, list[str]]
+    why: str
+
+
+def default_launcher(device: torch.device, arch: Arch) -> Launch:
+    """The driver's launcher; imported here so that without a GPU no driver is ever loaded."""
+    from lib_rocm_sd.runtime import driver
+
+    return driver.launcher_for(device, arch)
+
+
+def is_recording(device: torch.device) -> bool:
+    """True during a graph capture: calls are recorded, so nothing can be tested or timed."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass
+class Headroom:
+    """Device memory that is left to others."""
+
+    reserved_bytes: int = 0
+
+
+headroom = Headroom()
+"""The headroom of the process; changed by `Engine.leave_free`."""
+
+
+def _held_bytes(device: torch.device) -> tuple[int, int]:
+    """What tensors take, and what torch's allocator holds, by one call and without sorting."""
+    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
+    if not stats:
+        return 0, 0
+    used, reserved = (
+        stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
+    )
+    return int(used), int(reserved)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free device memory, with what torch's allocator holds unused, without the headroom.
+
+    No limit is known for a CPU.
+    """
+    if device.type != "cuda" or is_recording(device):
+        return UNLIMITED_BYTES
+    used, reserved = _held_bytes(device)
+    try:
+        free = int(torch.cuda.mem_get_info(device)[0]) + reserved
+    except RuntimeError:
+        free = int(torch.cuda.get_device_properties(device).total_memory)
+    return max(free - used - headroom.reserved_bytes, 0)
+
+
+FREE_KNOWN_S = 0.05
+"""How long plans are made with the same free memory: a new size of an image needs many at once."""
+
+
+class LatelyFree:
+    """`free_bytes` as it was up to FREE_KNOWN_S ago, if the headroom is still the same."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[torch.device, int], tuple[float, int]] = {}
+
+    def __call__(self, device: torch.device) -> int:
+        now, key = self._clock(), (device, headroom.reserved_bytes)
+        until, free = self._known.get(key, (-math.inf, 0))
+        if now >= until:
+            free = free_bytes(device)
+            self._known = {key: (now + FREE_KNOWN_S, free)}
+        return free
+
+
+class Planner:
+    """What an engine knows of devices and variants. Not thread-safe: the engine holds its lock."""
+
+    def __init__(
+        self,
+        identify: Callable[[torch.device], DeviceInfo],
+        launcher: Callable[[torch.device, Arch], Launch],
+        free: Callable[[torch.device], int],
+        report: Report,
+    ) -> None:
+        self.identify = identify
+        self._launcher = launcher
+        self._free = free
+        self._report = report
+        self.changes = 0
+        """Counts what was barred or pardoned."""
+        self._checks: dict[Hashable, Check] = {}
+        self._quarantine: dict[Hashable, str] = {}
+        self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
+        self._times: dict[Hashable, tune.Times] = {}
+
+    def plan(
+        self,
+        policy: Policy,
+        op: Op[Any],
+        problem: Any,
+        device: torch.device,
+        extra: Mapping[str, Sequence[str]],
+    ) -> Plan:
+        """The first verified variant in the policy's order; `extra` adds refusals by variant name.
+
+        Raises NotSupportedError when none is left.
+        """
+        asked = {v.name: self.refusals(op, v, problem, device) for v in op.variants}
+        able = [variant for variant in op.variants if not asked[variant.name]]
+        measured = policy.rank_by == "measured"
+        like = op.measured_as(problem)
+        times = self._measured(op, like, device, able) if measured else {}
+        refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
+        candidates = [
+            Candidate(v, v.workspace(problem), times[v.name].time_us if v.name in times else None)
+            for v in able
+            if not refusals[v.name]
+        ]
+        free = self._free(device)
+        ranked = rank(policy, candidates, free)
+        configs = {name: timing.config for name, timing in times.items()}
+        chosen, config = self._first_verified(op, problem, device, ranked, configs, refusals)
+        for other in ranked:
+            if other is not chosen and not refusals[other.variant.name]:
+                behind = limit(policy, other, free) or [f"comes after {chosen.variant.name}"]
+                refusals[other.variant.name] = behind
+        others = {name: why for name, why in refusals.items() if name != chosen.variant.name}
+        at = "" if like == problem else f", for {like}"
+        return Plan(chosen.variant, config, others, _why(policy, chosen, free, at))
+
+    def refusals(
+        self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
+    ) -> list[str]:
+        """Why `variant` cannot run `problem` on `device` at all, before any test."""
+        info = self.identify(device)
+        if variant.ours:
+            why = list(info.reasons) or self._launcher_of(device)[1]
+            if why:
+                return why
+        return variant.refusals(info.arch, problem)
+
+    def launch(self, variant: Variant[Any], device: torch.device) -> Launch | None:
+        """What launches kernels of ours on `device`; None for a variant that needs none."""
+        return self._launcher_of(device)[0] if variant.ours else None
+
+    def default_config(self, variant: Variant[Any], problem: Any, device: torch.device) -> Any:
+        """The config of `variant` that runs `problem` unless another was measured."""
+        return variant.configs(self.identify(device).arch, problem)[0]
+
+    def defaults(self, variant: Variant[Any], problem: Any, device: torch.device) -> Sequence[Any]:
+        """The same, and the safe one, if it is another."""
+        return variant.defaults(self.identify(device).arch, problem)
+
+    def verify(
+        self, op: Op[Any], variant: Variant[Any], config: Any, problem: Any, device: torch.device
+    ) -> list[str]:
+        """Why `variant` with `config` may not be used for `problem`; empty once it was found right.
+
+        Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
+        Raises only "out of memory".
+        """
+        reason = self._quarantine.get(_class(op, variant, config, problem, device))
+        if reason:
+            return [reason]
+        for test in op.test_problems(problem):
+            key = (op.name, variant.name, config, test, device)
+            if key not in self._checks:
+                if is_recording(device):
+                    return ["was not self-tested before the graph capture began"]
+                launch = self.launch(variant, device)
+                self._checks[key] = selftest.check(op, variant, config, launch, test, device)
+            failed = self._checks[key].reason
+            if failed:
+                reason = f"self-test failed: {failed}"
+                self.quarantine(op, variant, config, problem, device, reason)
+                self.tell(op, variant, device, reason)
+                return [reason]
+        return []
+
+    def worst_check(
+        self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
+    ) -> Check:
+        """The self-test of `problem`, default config, that came nearest to its tolerance."""
+        config = self.default_config(variant, problem, device)
+        self.verify(op, variant, config, problem, device)
+        keys = [(op.name, variant.name, config, t, device) for t in op.test_problems(problem)]
+        done = [self._checks[key] for key in keys if key in self._checks]
+        return max(done, key=lambda check: check.error / check.tolerance)
+
+    def quarantine(
+        self,
+        op: Op[Any],
+        variant: Variant[Any],
+        config: Any,
+        problem: Any,
+        device: torch.device,
+        reason: str,
+    ) -> Hashable:
+        """Bar `variant` with `config` from the class of `problem`; the key is for `pardon`."""
+        key = _class(op, variant, config, problem, device)
+        self._quarantine[key] = reason
+        self.changes += 1
+        return key
+
+    def pardon(self, key: Hashable) -> None:
+        """Take a quarantine back."""
+        self._quarantine.pop(key, None)
+        self.changes += 1
+
+    def tell(self, op: Op[Any], variant: Variant[Any], device: torch.device, reason: str) -> None:
+        """Report once that `variant` is not used any more."""
+        self._report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
+
+    def _launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
+        """The launcher, or why there is none; asked once per device."""
+        if device not in self._launchers:
+            arch = self.identify(device).arch
+            if arch is None:
+                raise AssertionError(f"{device} has no row in the table and was not refused")
+            try:
+                self._launchers[device] = (self._launcher(device, arch), [])
+            except (RuntimeError, OSError) as error:
+                why = f"the driver cannot be used: {selftest.describe(error)}"
+                self._launchers[device] = (None, [why])
+        return self._launchers[device]
+
+    def _first_verified(
+        self,
+        op: Op[Any],
+        problem: Any,
+        device: torch.device,
+        ranked: Sequence[Candidate],
+        tuned: Mapping[str, Any],
+        refusals: dict[str, list[str]],
+    ) -> tuple[Candidate, Any]:
+        """The first candidate that passes its self-test; notes in `refusals` why others did not."""
+        for candidate in ranked:
+            variant = candidate.variant
+            for note in variant.notes(self.identify(device).arch, problem):
+                self._report.event(note)
+            defaults = self.defaults(variant, problem, device)
+            for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
+                why = self.verify(op, variant, config, problem, device)
+                if not why:
+                    return candidate, config
+                refusals[variant.name] += why
+        if is_recording(device):
+            for candidate in ranked:
+                if not candidate.variant.ours:
+                    return candidate, self.default_config(candidate.variant, problem, device)
+        raise NotSupportedError(problem, refusals)
+
+    def _measured(
+        self, op: Op[Any], problem: Any, device: torch.device, able: Sequence[Variant[Any]]
+    ) -> tune.Times:
+        """The fastest timing of each variant: known, stored, or measured now."""
+        key = (op.name, problem, device)
+        if key in self._times or is_recording(device):
+            return self._times.get(key, {})
+        info = self.identify(device)
+        times, reason = tune.load(op, info, problem)
+        if reason:
+            self._report.event(reason)
+        missing = [v for v in able if v.name not in times and not v.last_resort]
+        if missing:
+            times = {**times, **self._measure(op, problem, device, missing)}
+            tune.save(op, info, problem, times)
+        self._times[key] = times
+        return times
+
+    def _measure(
+        self, op: Op[Any], problem: Any, device: torch.device, variants: Sequence[Variant[Any]]
+    ) -> tune.Times:
+        contenders = self._contenders(op, problem, device, variants)
+        try:
+            times, failures = tune.measure(op, problem, device, contenders)
+        except (RuntimeError, MemoryError) as error:
+            if not selftest.is_out_of_memory(error):
+                raise
+            self._report.event(f"{op.name}: too little memory to measure {problem}")
+            return {}
+        for contender, failure in failures:
+            variant, reason = contender.variant, selftest.describe(failure)
+            if not selftest.is_out_of_memory(failure):
+                self.quarantine(op, variant, contender.config, problem, device, reason)
+            self.tell(op, variant, device, f"measuring {problem} failed: {reason}")
+        return times
+
+    def _contenders(
+        self, op: Op[Any], problem: Any, device: torch.device, variants: Sequence[Variant[Any]]
+    ) -> list[tune.Contender]:
+        """Every verified config; further ones than the default only within PREPARE_S."""
+        found = []
+        arch, end = self.identify(device).arch, time.monotonic() + PREPARE_S
+        for variant in variants:
+            for place, config in enumerate(variant.configs(arch, problem)):
+                if place and time.monotonic() > end:
+                    break
+                if not self.verify(op, variant, config, problem, device):
+                    launch = self.launch(variant, device)
+                    found.append(tune.Contender(variant, config, launch))
+        return found
+
+
+def _class(
+    op: Op[Any], variant: Variant[Any], config: Any, problem: Any, device: torch.device
+) -> Hashable:
+    """What is barred together: a variant's config, for all problems like `problem`."""
+    return (op.name, variant.name, config, op.test_problems(problem)[0], device)
+
+
+def _why(policy: Policy, chosen: Candidate, free: int, measured_at: str) -> str:
+    if policy.rank_by == "measured" and chosen.time_us is not None:
+        return f"{policy.name}: fastest, {chosen.time_us:.1f} µs measured{measured_at}"
+    if policy.rank_by == "workspace":
+        return f"{policy.name}: least workspace, {chosen.workspace_bytes / 2**20:.0f} MiB"
+    over = limit(policy, chosen, free)
+    return f"{policy.name}: {over[0] if over else 'expected to be fastest'}"

@@ -1,0 +1,294 @@
+"""Stands in for `forward` of one VAE decoder or encoder while a generation of ours runs.
+
+What it cannot or must not compute is computed by the forward that was there before.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lib_rocm_sd import report
+from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.a1111 import host, settings
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.program import Program, UnknownModuleError
+
+PATIENCE_S = 3.0
+"""A decode that will be done sooner than this is not worth interrupting: its picture is kept."""
+PREVIEW_WAIT_S = 0.5
+"""So long may a live preview wait for its turn; the WebUI's progress bar waits with it."""
+ROUGH_PIXELS = 64
+"""Latent pixels a side of what stands for an interrupted decode."""
+_HALVES = (torch.float16, torch.bfloat16)
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a generation asks of the VAE. `mode`: "auto" or "banded" of vae.program."""
+
+    mode: str
+    level: str
+    budget_bytes: int | None = None
+
+
+@dataclass
+class Turn:
+    """One generation: in which thread it runs, what it did, and whether it was told to stop."""
+
+    thread: int = 0
+    stopped: bool = False
+    ran: dict[str, None] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def is_here(self) -> bool:
+        """True in the generation's own thread; live previews come from the web server's."""
+        return self.thread in (0, threading.get_ident())
+
+
+class BusyError(RuntimeError):
+    """A live preview came while a picture is being decoded. The WebUI goes on without it."""
+
+
+class Coder:
+    """The `forward` of `module`, set on the instance by `put_in` and taken away by `take_out`.
+
+    It serves only while it is that attribute: another extension that has kept it, to call it
+    later, gets the WebUI's own forward.
+    """
+
+    def __init__(self, module: nn.Module, role: str) -> None:
+        self.module = module
+        self.role = role
+        self._wish: Wish | None = None
+        self._turn = Turn()
+        self._before: Any = _ABSENT
+        self._program: Program | None = None
+        self._barred = ""
+        self._lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Coder:
+        made = type(self)(copy.deepcopy(self.module, memo), self.role)
+        made._before = copy.deepcopy(self._before, memo) if self._before is not _ABSENT else _ABSENT
+        return made
+
+    def put_in(self, wish: Wish, turn: Turn) -> None:
+        """Serve the module's calls from now on, unless another extension does."""
+        if turn is not self._turn:
+            self._barred = ""
+        self._turn = turn
+        current = self.module.__dict__.get("forward", _ABSENT)
+        if current is not self:
+            if current is not _ABSENT and not self._is_the_classs(current):
+                self._wish = None
+                self._leave(f"another extension has replaced its forward ({_named(current)})")
+                return
+            self._before = current
+            self.module.forward = self
+        self._wish = wish
+
+    def take_out(self) -> None:
+        """Leave the module as it was before `put_in`."""
+        self._wish = None
+        if self.module.__dict__.get("forward") is not self:
+            return
+        if self._before is _ABSENT:
+            del self.module.forward
+        else:
+            self.module.forward = self._before
+
+    def release(self) -> None:
+        """Give back the memory of the packed weights."""
+        if self._program is not None:
+            self._program.release()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        wish = self._wish if self.module.__dict__.get("forward") is self else None
+        if not self._turn.is_here and not settings.current().previews:
+            wish = None
+        if wish is not None and len(args) == 1 and not kwargs:
+            made = self._serve(args[0], wish)
+            if made is not None:
+                return made
+        return self._hosts_own()(*args, **kwargs)
+
+    def _hosts_own(self) -> Callable[..., Any]:
+        if self._before is not _ABSENT:
+            return self._before  # type: ignore[no-any-return]
+        return MethodType(type(self.module).forward, self.module)
+
+    def _is_the_classs(self, forward: Any) -> bool:
+        """True for the class's own, as an extension leaves it on the instance when it undoes."""
+        own = getattr(forward, "__func__", None)
+        return own is type(self.module).forward and forward.__self__ is self.module
+
+    def _serve(self, image: Any, wish: Wish) -> torch.Tensor | None:
+        """What the module gives for `image`; None where the WebUI has to compute it."""
+        try:
+            why = self._barred or self._refusal(image)
+            if not why:
+                with self._alone():
+                    return self._run(image, wish)
+        except (BusyError, MemoryError):
+            raise
+        except UnknownModuleError as error:
+            why = "; ".join(error.reasons)
+        except Exception as error:
+            if selftest.is_out_of_memory(error):
+                raise
+            why = self._barred = f"ours failed: {selftest.describe(error)}"
+        self._leave(why)
+        return None
+
+    def _refusal(self, image: Any) -> str:
+        """Why this call is not for us; empty if it is."""
+        if not isinstance(image, torch.Tensor):
+            return f"it is called with a {type(image).__name__}"
+        weights = next(self.module.parameters())
+        if weights.dtype not in _HALVES:
+            return float32_reason(weights.dtype)
+        if torch.is_grad_enabled() and (image.requires_grad or weights.requires_grad):
+            return "gradients are wanted"
+        return "; ".join(engine.usable(weights.device, CONVS["3x3"]))
+
+    def _leave(self, why: str) -> None:
+        message = f"the VAE's {self.role} was left to the WebUI: {why}"
+        self._turn.left[message] = None
+        report.event(message)
+        host.say_once(message)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One run at a time. A preview does not wait for a long one."""
+        wait_s = -1.0 if self._turn.is_here else PREVIEW_WAIT_S
+        if not self._lock.acquire(timeout=wait_s):
+            raise BusyError("no preview: the VAE is decoding a picture")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _run(self, image: torch.Tensor, wish: Wish) -> torch.Tensor:
+        if self._program is None:
+            self._program = Program(self.module)
+        program, turn = self._program, self._turn
+        try:
+            if turn.stopped and self.role == "decoder" and turn.is_here:
+                return self._rough(program, image, wish)
+            with Watch(may_stop=self.role == "decoder", visible=turn.is_here) as watch:
+                made = program(
+                    image,
+                    level=wish.level,
+                    mode=wish.mode,
+                    budget_bytes=wish.budget_bytes,
+                    progress=watch.progress,
+                    interrupt=watch.interrupt,
+                )
+        except Interrupted:
+            turn.stopped = turn.stopped or turn.is_here
+            return self._rough(program, image, wish)
+        else:
+            self._note(program, wish)
+            return made
+        finally:
+            if host.is_short_of_memory():
+                program.release()
+
+    def _note(self, program: Program, wish: Wish) -> None:
+        """Keep for the infotext what ran; say so where the budget was not enough."""
+        plan = program.last_plan
+        if plan is None:
+            return
+        if self._turn.is_here:
+            self._turn.ran["whole frame" if plan.whole else "bands"] = None
+        if wish.budget_bytes is not None and plan.peak_bytes > wish.budget_bytes:
+            message = (
+                f"the VAE's {self.role} needs {plan.peak_bytes >> 20} MiB at the least for this "
+                f"size; the budget is {wish.budget_bytes >> 20} MiB"
+            )
+            self._turn.left[message] = None
+            report.event(message)
+
+    def _rough(self, program: Program, image: torch.Tensor, wish: Wish) -> torch.Tensor:
+        """What an interrupted decode gives: a small decode, enlarged."""
+        if self._turn.is_here:
+            self._turn.ran["interrupted: a rough picture"] = None
+        height, width = image.shape[2:]
+        shrink = -(-max(height, width) // ROUGH_PIXELS)
+        size = (max(height // shrink, 1), max(width // shrink, 1))
+        small = functional.interpolate(image.float(), size=size, mode="area").to(image.dtype)
+        made = program(small, level=wish.level, budget_bytes=wish.budget_bytes)
+        factor = made.shape[2] // small.shape[2]
+        return functional.interpolate(made, size=(height * factor, width * factor), mode="bilinear")
+
+
+class Watch:
+    """Shows the progress of one decode in the WebUI's progress bar, and heeds its Interrupt.
+
+    The WebUI decodes also what an interrupted sampler has got so far: only an Interrupt that comes
+    during the decode stops it, and only where much is left to do.
+    """
+
+    def __init__(
+        self, *, may_stop: bool, visible: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._state: Any = host.attribute("modules.shared", "state")
+        self._may_stop = may_stop and not self._interrupted()
+        self._visible = visible
+        self._clock = clock
+        self._begin = clock()
+        self._left_s = math.inf
+
+    def __enter__(self) -> Watch:
+        self._text = getattr(self._state, "textinfo", None)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._visible and self._state is not None:
+            self._state.textinfo = self._text
+
+    def progress(self, done: int, total: int) -> None:
+        """Of `total` parts `done` are done; none while kernels are compiled and tested."""
+        self._left_s = (self._clock() - self._begin) / max(done, 1) * (total - done)
+        if self._visible and (total > 1 or not done) and self._state is not None:
+            shown = f"VAE: {done} of {total} parts." if done else "VAE: preparing."
+            self._state.textinfo = shown
+
+    def interrupt(self) -> bool:
+        """True if the decode is to stop here."""
+        return self._may_stop and self._interrupted() and self._left_s > PATIENCE_S
+
+    def _interrupted(self) -> bool:
+        return bool(getattr(self._state, "interrupted", False))
+
+
+def float32_reason(dtype: torch.dtype | None = torch.float32) -> str:
+    """Why a VAE whose weights are `dtype` is the WebUI's; names the flag that asks for it."""
+    flags: Any = host.attribute("modules.shared", "cmd_opts")
+    asked = [name for name in ("no_half_vae", "no_half") if getattr(flags, name, False)]
+    name = str(dtype).removeprefix("torch.")
+    if not asked:
+        return f"its weights are {name}"
+    flag = "--" + asked[0].replace("_", "-")
+    return f"its weights are {name} by {flag}, which costs speed and is not needed with ours"
+
+
+def _named(forward: Any) -> str:
+    """Where a replaced forward comes from."""
+    thing = forward if hasattr(forward, "__qualname__") else type(forward)
+    return f"{thing.__qualname__} of {getattr(thing, '__module__', 'an unknown module')}"

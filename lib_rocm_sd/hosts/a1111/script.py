@@ -1,0 +1,133 @@
+"""The always-on script: the accordion, and what happens around one generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import report
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, status, xyz
+from lib_rocm_sd.hosts.a1111.vae import session as vae
+from lib_rocm_sd.ui import accordion, options
+from lib_rocm_sd.ui.options import Options
+
+
+class RocmSdScript:
+    """Mixed with the WebUI's Script by `make`.
+
+    A generation for which Enable is off gets, from before its model is loaded until `postprocess`,
+    exactly what the WebUI would have without us. `postprocess` is not called when a generation
+    fails, and one may run inside another: so each hook says anew what holds from there on.
+    """
+
+    def title(self) -> str:
+        return options.TITLE
+
+    def show(self, is_img2img: bool) -> Any:
+        return host.attribute("modules.scripts", "AlwaysVisible")
+
+    def ui(self, is_img2img: bool) -> list[Any]:
+        elem_id: Any = getattr(self, "elem_id", _elem_id)
+        controls = accordion.build(elem_id, status.look)
+        self.infotext_fields = [
+            (controls.enable, options.enable_from),
+            (controls.level, options.level_from),
+            (controls.vae, options.vae_from),
+            (controls.budget, options.budget_from),
+        ]
+        self.paste_field_names = [options.INFOTEXT_KEY, options.VAE_KEY]
+        return controls.arguments
+
+    def before_process(self, p: Any, *args: Any) -> None:
+        _establish(p, args)
+
+    def process(self, p: Any, *args: Any) -> None:
+        for message in options.parse(*args)[1]:
+            host.say(message)
+        report.begin()
+        attention.calls.begin()
+        vae.begin()
+        _note(p, _establish(p, args))
+
+    def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        _establish(p, args)
+
+    def process_before_every_sampling(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        _establish(p, args)
+
+    def post_sample(self, p: Any, samples: Any, *args: Any) -> None:
+        _establish(p, args)
+
+    def postprocess_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        _note(p, _asked(p, args))
+
+    def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
+        vae.end()
+        optimizer = state.optimizer()
+        if optimizer is not None:
+            optimizer.step_aside(not settings.current().attention)
+
+
+def _elem_id(name: str) -> str:
+    return f"rocm_sd_{name}"
+
+
+def _asked(p: Any, args: tuple[Any, ...]) -> Options:
+    """What the arguments ask for, or the cell of an X/Y/Z plot that `p` is."""
+    return xyz.of_cell(p, options.parse(*args)[0])
+
+
+def _establish(p: Any, args: tuple[Any, ...]) -> Options:
+    """Make what is asked for hold from now on, as far as the settings allow."""
+    asked = _asked(p, args)
+    allowed = settings.current()
+    engine.leave_free(allowed.headroom_mib << 20)
+    optimizer = state.optimizer()
+    if optimizer is not None:
+        optimizer.step_aside(not (asked.enable and allowed.attention))
+    if asked.enable:
+        engine.level = asked.level
+    vae.establish(asked)
+    return asked
+
+
+def _note(p: Any, asked: Options) -> None:
+    """Write into the infotext what ran so far; nothing where we had no part in the generation."""
+    optimizer = state.optimizer()
+    if optimizer is None:
+        return
+    if host.current_optimizer() is optimizer:
+        left = attention.calls.left_to_host
+        ran = [_ran("attention"), f"left to the WebUI: {left} calls" if left else ""]
+        if not optimizer.works:
+            ran = ["attention left to the WebUI"]
+        p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
+    if asked.enable and vae.can_serve:
+        ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]
+        p.extra_generation_params[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+    for message in vae.news():
+        p.comment(f"{host.NAME}: {message}")
+
+
+def _ran(family: str) -> str:
+    """For instance 'conv: rocm_sd, torch': what computed the ops of a family, most calls first."""
+    calls: dict[str, int] = {}
+    for row in report.snapshot()["rows"]:
+        if row["op"].split()[0] == family:
+            calls[row["variant"]] = calls.get(row["variant"], 0) + row["calls"]
+    names = sorted(calls, key=lambda name: -calls[name])
+    return f"{family}: {', '.join(names)}" if names else ""
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+_made: dict[type, type] = {}
+
+
+def make(base: type) -> type:
+    """The script's class on top of the WebUI's class Script, the same one after "Reload UI"."""
+    if base not in _made:
+        _made[base] = type("RocmSdScript", (RocmSdScript, base), {"__module__": __name__})
+    return _made[base]

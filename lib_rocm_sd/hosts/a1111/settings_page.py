@@ -1,0 +1,141 @@
+"""Our section in the WebUI's settings: what it shows, and what a change does at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lib_rocm_sd import cache
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.a1111 import host, settings, state
+from lib_rocm_sd.runtime import background, driver
+from lib_rocm_sd.ui import cache_panel
+
+SECTION = ("rocm_sd", host.NAME)
+CACHE_KEY = "rocm_sd_cache"
+COMPILED = ("code", "index", "compilers")
+"""The kinds of cache entries that a compilation makes."""
+BUSY = "A picture is being made: try again when it is finished."
+COMPILING = "Kernels are being compiled: try again when that is finished."
+
+
+def register() -> None:
+    """Callback on_ui_settings: add our options, and make them hold."""
+    opts: Any = host.attribute("modules.shared", "opts")
+    info: Any = host.attribute("modules.shared", "OptionInfo")
+    if not callable(info) or not callable(getattr(opts, "add_option", None)):
+        host.say_once("this WebUI has no place for our settings")
+        return
+
+    def add(key: str, default: Any, label: str, about: str, component: Any, **args: Any) -> None:
+        option = info(default, label, component, args, onchange=apply, section=SECTION)
+        opts.add_option(key, option.info(about) if about and hasattr(option, "info") else option)
+
+    import gradio as gr
+
+    defaults = settings.DEFAULTS
+    add(
+        settings.OPERATIONS_KEY,
+        list(defaults.operations),
+        "Operations that may be replaced",
+        "what is not chosen is always computed by the WebUI's own code",
+        gr.CheckboxGroup,
+        choices=list(settings.OPERATIONS),
+    )
+    add(
+        settings.HEADROOM_KEY,
+        defaults.headroom_mib,
+        "Video memory to leave free, in MiB",
+        "for other programs and extensions; plans are made as if the card had so much less",
+        gr.Slider,
+        minimum=0,
+        maximum=settings.MOST_HEADROOM_MIB,
+        step=64,
+    )
+    add(
+        settings.PREVIEWS_KEY,
+        defaults.previews,
+        "Decode live previews of the method 'Full'",
+        "off: the WebUI's own decoder makes them",
+        gr.Checkbox,
+    )
+    add(
+        settings.LOG_LEVEL_KEY,
+        defaults.log_level,
+        "What is written to the console",
+        "Everything: also which way was chosen for each problem, and why",
+        gr.Radio,
+        choices=list(settings.LOG_LEVELS),
+    )
+    panel = cache_panel.CachePanel(clear, compile_again)
+    about = info(cache_panel.ABOUT, "", panel, section=SECTION)
+    about.do_not_save = True
+    opts.add_option(CACHE_KEY, about)
+    apply()
+
+
+def apply() -> None:
+    """Callback: a setting was changed. A generation that runs is told by its next hook."""
+    now = settings.current()
+    engine.leave_free(now.headroom_mib << 20)
+    _log_at(settings.LOG_LEVELS[now.log_level])
+    optimizer = state.optimizer()
+    with _nothing_runs() as idle:
+        if idle and optimizer is not None:
+            optimizer.step_aside(not now.attention)
+
+
+def clear() -> str:
+    """Empty the cache folder; what was done, in a sentence."""
+    if background.state().running:
+        return COMPILING
+    freed = cache.clear()
+    return f"{cache_panel.size(freed)} removed. What is loaded stays in use until the next start."
+
+
+def compile_again() -> str:
+    """Forget what was compiled and what failed, and begin anew; what was done, in a sentence."""
+    info = identify(host.device())
+    optimizer = state.optimizer()
+    if info.reasons or optimizer is None:
+        why = info.reasons[0] if info.reasons else host.shortcomings()[0]
+        return f"There is nothing to compile: {why}."
+    if background.state().running:
+        return COMPILING
+    with _nothing_runs() as idle:
+        if not idle:
+            return BUSY
+        cache.clear(COMPILED)
+        background.forget()
+        driver.reset()
+        engine.reset()
+        optimizer.compile_again()
+    return "Compiling. The accordion in txt2img shows how far it is."
+
+
+@contextmanager
+def _nothing_runs() -> Iterator[bool]:
+    """True, and no generation begins, where none was running."""
+    lock = host.attribute("modules.call_queue", "queue_lock")
+    if lock is None:
+        yield True
+        return
+    got = lock.acquire(blocking=False)
+    try:
+        yield got
+    finally:
+        if got:
+            lock.release()
+
+
+def _log_at(level: str) -> None:
+    """The console gets our messages from this level on, also where nobody else listens."""
+    log = logging.getLogger("rocm_sd")
+    log.setLevel(level)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{host.NAME}: %(message)s"))
+        log.addHandler(handler)

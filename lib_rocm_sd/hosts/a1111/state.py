@@ -1,0 +1,75 @@
+"""Our optimizer in this WebUI, and its status line: what will run, or why nothing will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import (
+    optimizer as a1111_optimizer,
+)
+from lib_rocm_sd.hosts.a1111 import (
+    settings as a1111_settings,
+)
+from lib_rocm_sd.hosts.a1111 import (
+    vae as a1111_vae,
+)
+
+
+def optimizer() -> Any:
+    """Our entry for the WebUI's list of optimizers; None in a WebUI that has no such list."""
+    if host.shortcomings():
+        return None
+    return a1111_optimizer.make(host.attribute("modules.sd_hijack_optimizations", "SdOptimization"))
+
+
+def status() -> str:
+    """A line about attention and mostly one about the VAE, for people; never raises."""
+    try:
+        lines = [_status(), "" if host.shortcomings() else a1111_vae.status()]
+    except Exception as error:
+        return f"Not active: {type(error).__name__}: {error}"
+    return "\n".join(line for line in lines if line)
+
+
+def _status() -> str:
+    lacking = host.shortcomings()
+    if lacking:
+        return (
+            "Not active: this WebUI has no place for an attention optimizer "
+            f"({'; '.join(lacking)}). It works as without this extension."
+        )
+    ours = optimizer()
+    device = host.device()
+    line = engine.status_line(device)
+    text = line[:1].upper() + line[1:] + "."
+    if engine.usable(device):
+        return text
+    if not a1111_settings.current().attention:
+        return (
+            "Ready, but not in use: Settings > ROCm SD > Operations that may be replaced does not "
+            f"have '{a1111_settings.ATTENTION}'."
+        )
+    chosen = host.current_optimizer() or host.choice()
+    if chosen is ours:
+        return text
+    return f"Ready, but not in use: {why_another(chosen, ours)}"
+
+
+def why_another(chosen: Any, ours: Any) -> str:
+    """Why the WebUI uses the optimizer `chosen` and not `ours`, and what to do about it."""
+    opts: Any = host.attribute("modules.shared", "opts")
+    selection = getattr(opts, host.SETTING, "Automatic")
+    name = "none" if chosen is None else f"'{chosen.title()}'"
+    if ours not in host.optimizers():
+        return f"the WebUI has not listed '{ours.title()}' yet; reload the UI."
+    if selection == "Automatic":
+        return (
+            f"a command-line flag makes 'Automatic' pick {name}; choose '{ours.title()}' in "
+            "Settings > Optimizations > Cross attention optimization."
+        )
+    return (
+        f"Settings > Optimizations > Cross attention optimization is '{selection}'; choose "
+        f"'Automatic' or '{ours.title()}' there."
+    )

@@ -1,0 +1,168 @@
+"""The state of this extension in the WebUI, as the accordion shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import report
+from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, vae
+from lib_rocm_sd.runtime import background
+from lib_rocm_sd.runtime.background import BackgroundState
+from lib_rocm_sd.ui import rows
+from lib_rocm_sd.ui.options import VAE_MODES, Options
+from lib_rocm_sd.ui.status import Failure, Row, Status
+
+SPEED_TAB = "Speed test"
+EVENTS_SHOWN = 3
+WHOLE, BANDS = "whole frame", "bands"
+VAE_OFF = "VAE off"
+THE_WEBUIS = "the WebUI's own code"
+
+
+def look(options: Options) -> Status:
+    """The state, were a picture made with `options` now. Never raises.
+
+    It compiles and tests what was never used, but not while that is done in the background.
+    """
+    try:
+        return _look(options)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return Status("not active, see below", (f"Not active: {why}",))
+
+
+def _look(options: Options) -> Status:
+    compiling = background.state()
+    failure = None
+    if compiling.failure:
+        failure = Failure(compiling.failure, compiling.log_path)
+    if host.shortcomings():
+        return Status("not active in this WebUI", tuple(state.status().splitlines()))
+    info = identify(host.device())
+    if info.reasons:
+        lines = tuple(state.status().splitlines())
+        return Status("not active, no supported GPU", lines, _without_us(info))
+    said = state.status() if options.enable else "Pictures are made as without this extension."
+    return Status(
+        _headline(options, info, compiling),
+        () if compiling.running else tuple(said.splitlines()),
+        _rows(options, info),
+        tuple(report.snapshot()["events"][-EVENTS_SHOWN:]),
+        progress=(compiling.done, compiling.total) if compiling.running else None,
+        failure=failure,
+        speed_tab=_speed_tab(),
+    )
+
+
+def _headline(options: Options, info: DeviceInfo, compiling: BackgroundState) -> str:
+    if not options.enable:
+        return "off"
+    attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
+    if compiling.running:
+        count = f"compiling kernels, {compiling.done} of {compiling.total}"
+        return " · ".join(filter(None, (options.level, attention_part, count)))
+    vae_part = _vae_in_short(options)
+    if _unusable() and vae_part in ("", VAE_OFF):
+        return "not active, the kernels cannot be used"
+    parts = (attention_part or "attention left to the WebUI", vae_part or "VAE left to the WebUI")
+    return " · ".join((options.level, *parts))
+
+
+def _unusable() -> list[str]:
+    """Why our attention cannot be used here, without waiting where that is known."""
+    device = host.device()
+    known = engine.known(device)
+    return engine.usable(device) if known is None else known
+
+
+def _vae_in_short(options: Options) -> str:
+    """What the VAE does, in two or three words; empty where it cannot be ours."""
+    if not VAE_MODES[options.vae]:
+        return VAE_OFF
+    if _why_not_vae("decoder", options):
+        return ""
+    if VAE_MODES[options.vae] == "banded" or BANDS in vae.session.turn.ran:
+        return "VAE in bands"
+    return f"VAE {WHOLE}" if WHOLE in vae.session.turn.ran else "VAE ready"
+
+
+def _why_not_attention(options: Options) -> tuple[str, ...]:
+    """Why attention will not be ours; empty if it will."""
+    if not options.enable:
+        return ("Enable is off",)
+    unusable = _unusable()
+    if unusable:
+        return tuple(unusable)
+    if not settings.current().attention:
+        return ("Settings > ROCm SD excludes attention",)
+    ours, chosen = state.optimizer(), host.current_optimizer() or host.choice()
+    return () if chosen is ours else (state.why_another(chosen, ours),)
+
+
+def _why_not_vae(role: str, options: Options) -> tuple[str, ...]:
+    """Why the VAE's decoder, or its encoder, will not be ours; empty if it will."""
+    if not options.enable:
+        return ("Enable is off",)
+    if not VAE_MODES[options.vae]:
+        return ("VAE is Off",)
+    if not settings.current().vae(role):
+        return (f"Settings > ROCm SD excludes the VAE's {role}",)
+    left = (message for message in vae.session.turn.left if message.startswith(_left_to(role)))
+    return (*vae.why_not(), *(message.removeprefix(_left_to(role)) for message in left))
+
+
+def _left_to(role: str) -> str:
+    return f"the VAE's {role} was left to the WebUI: "
+
+
+def _rows(options: Options, info: DeviceInfo) -> tuple[Row, ...]:
+    """Attention, decode and encode, with what ran in the last generation or would run."""
+    ran = rows.rows_of(report.snapshot())
+    why = _why_not_attention(options)
+    found = list(ran.pop("attention", ())) if not why else []
+    if why:
+        found.append(Row("Attention", _hosts_attention(), rows.shortened(why)))
+    elif not found:
+        found.append(Row("Attention", f"our kernel ({info.gfx})"))
+    left = attention.calls.left_to_host
+    if left and not why:
+        calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
+        found.append(Row("Attention", calls, ("the notes below say why",)))
+    for operation, role in settings.ROLES.items():
+        why = _why_not_vae(role, options)
+        runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
+        found.append(Row(operation, runs, rows.shortened(why)))
+    return (*found, *(row for family in ran.values() for row in family))
+
+
+def _manner(role: str) -> str:
+    """How the last picture was decoded; nothing is noted of an encode."""
+    manners = list(vae.session.turn.ran) if role == "decoder" else []
+    return f", {', '.join(manners)}" if manners else ""
+
+
+def _without_us(info: DeviceInfo) -> tuple[Row, ...]:
+    why = rows.shortened(info.reasons)
+    return (
+        Row("Attention", _hosts_attention(), why),
+        *(Row(operation, THE_WEBUIS, why) for operation in settings.ROLES),
+    )
+
+
+def _hosts_attention() -> str:
+    """Whose attention the WebUI has without ours."""
+    ours: Any = state.optimizer()
+    current = host.current_optimizer()
+    chosen = current if current is not None and current is not ours else host.choice(without=ours)
+    return f"the WebUI's {chosen.title()}" if chosen is not None else THE_WEBUIS
+
+
+def _speed_tab() -> str:
+    """The tab's label where it is registered."""
+    registered = host.attribute("modules.script_callbacks", "callback_map") or {}
+    for entry in registered.get("callbacks_ui_tabs", ()):
+        if str(getattr(entry.callback, "__module__", "")).startswith("lib_rocm_sd."):
+            return SPEED_TAB
+    return ""

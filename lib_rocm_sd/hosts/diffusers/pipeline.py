@@ -1,0 +1,171 @@
+"""Diffusers: a pipeline's attention through the engine, its VAE as our own program.
+
+with patched(pipeline):
+    image = pipeline("a red circle left of a blue square").images[0]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lib_rocm_sd import report
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
+from lib_rocm_sd.vae.policy import MODES, checked_budget
+
+COMPONENTS = ("unet", "vae", "controlnet")
+KNOWN = {
+    "AttnProcessor2_0": False,
+    "XFormersAttnProcessor": False,
+    "AttnProcessor": True,
+    "SlicedAttnProcessor": True,
+}
+"""The processors of diffusers that are replaced, and whether each heeds `upcast_attention`."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What `patched` did: how many attention modules run through the engine, and what it left."""
+
+    replaced: int
+    left_alone: Mapping[str, int]
+    """How many modules keep their own processor, by what it is."""
+    vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
+
+
+class EngineAttnProcessor:
+    """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v."""
+
+    def __init__(self, upcast: bool) -> None:
+        """`upcast`: compute in float32 where the module asks for it by `upcast_attention`."""
+        self.upcast = upcast
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        temb: torch.Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attention of `attn` over (batch, tokens, width) or (batch, width, rows, columns)."""
+        residual = hidden_states
+        if attn.spatial_norm is not None:
+            hidden_states = attn.spatial_norm(hidden_states, temb)
+        shape = hidden_states.shape
+        if len(shape) == 4:
+            hidden_states = hidden_states.flatten(2).transpose(1, 2)
+        if attn.group_norm is not None:
+            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+        if encoder_hidden_states is None:
+            context = hidden_states
+        elif attn.norm_cross:
+            context = attn.norm_encoder_hidden_states(encoder_hidden_states)
+        else:
+            context = encoder_hidden_states
+        out = self._attend(attn, hidden_states, context, attention_mask)
+        out = attn.to_out[1](attn.to_out[0](out))
+        if len(shape) == 4:
+            out = out.transpose(1, 2).reshape(shape)
+        if attn.residual_connection:
+            out = out + residual
+        return out / attn.rescale_output_factor
+
+    def _attend(
+        self, attn: Any, x: torch.Tensor, context: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        q, k, v = (
+            item.unflatten(-1, (attn.heads, -1))
+            for item in (attn.to_q(x), attn.to_k(context), attn.to_v(context))
+        )
+        dtype = q.dtype
+        if self.upcast and attn.upcast_attention:
+            q, k, v = q.float(), k.float(), v.float()
+        if mask is not None:
+            mask = attn.prepare_attention_mask(mask, k.shape[1], k.shape[0])
+            mask = mask.view(k.shape[0], attn.heads, -1, mask.shape[-1])
+        return engine.attention(q, k, v, mask, attn.scale).to(dtype)
+
+
+@contextmanager
+def patched(
+    pipeline: Any, *, vae: bool | str = True, budget_bytes: int | None = None
+) -> Iterator[Patch]:
+    """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
+
+    `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the engine's
+    level, else in exact bands, and leaves to torch what our convolutions cannot do; "banded" always
+    in bands; "whole" in bands only after an out of memory; False leaves the VAE alone.
+    `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
+    anything else.
+
+    On leaving it, each module has the very processor and forward that it had. Processors of other
+    kinds than KNOWN, and a VAE whose structure is not known or whose tiling or slicing is switched
+    on, stay as they are and are named in the report.
+    """
+    mode = "auto" if vae is True else vae
+    if mode is not False and mode not in MODES:
+        raise ValueError(f"vae is {vae!r}: it has to be True, False or of {', '.join(MODES)}")
+    checked_budget(budget_bytes)
+    with ExitStack() as stack:
+        chosen, left = stack.enter_context(_patched_attention(pipeline))
+        part = VaePatch({}, {})
+        if mode is not False and getattr(pipeline, "vae", None) is not None:
+            part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes))
+        yield Patch(chosen, left, part)
+
+
+@contextmanager
+def _patched_attention(pipeline: Any) -> Iterator[tuple[int, dict[str, int]]]:
+    from diffusers.models import attention_processor as theirs
+
+    known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
+    chosen, left = [], Counter[str]()
+    for attn in _attention_modules(pipeline, theirs.Attention):
+        reason = _foreign(attn, known)
+        if reason is None:
+            chosen.append((attn, attn.processor, EngineAttnProcessor(known[type(attn.processor)])))
+        elif not isinstance(attn.processor, EngineAttnProcessor):
+            left[reason] += 1
+    if left:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
+        report.event(f"diffusers: attention processors left alone: {kinds}")
+    try:
+        for attn, _, ours in chosen:
+            attn.processor = ours
+        yield len(chosen), dict(left)
+    finally:
+        for attn, original, ours in chosen:
+            if attn.processor is ours:
+                attn.processor = original
+
+
+def _attention_modules(pipeline: Any, kind: type) -> Iterator[Any]:
+    """The attention modules of the pipeline's components, each once."""
+    seen = set()
+    for name in COMPONENTS:
+        component = getattr(pipeline, name, None)
+        if not isinstance(component, torch.nn.Module):
+            continue
+        for module in component.modules():
+            if isinstance(module, kind) and id(module) not in seen:
+                seen.add(id(module))
+                yield module
+
+
+def _foreign(attn: Any, known: Mapping[type, bool]) -> str | None:
+    """What makes this module's processor not replaceable; None if nothing does."""
+    name = type(attn.processor).__name__
+    if type(attn.processor) not in known:
+        return name
+    if getattr(attn, "norm_q", None) is not None or getattr(attn, "norm_k", None) is not None:
+        return f"{name} with normalised queries or keys"
+    return None

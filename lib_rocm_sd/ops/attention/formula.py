@@ -1,0 +1,48 @@
+"""The formula of attention by torch's operators; the float64 reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def expand_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The mask as a (B, H, Sq, Sk) view, broadcast dimensions with stride 0."""
+    return mask.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+
+
+def scale_of(q: torch.Tensor, scale: float | None) -> float:
+    """`scale`, or head_dim ** -0.5 where it is None."""
+    return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Softmax attention in the dtype of (B, H, S, D) inputs.
+
+    A query whose keys are all masked gives zeros.
+    """
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if mask is None:
+        return scores.softmax(-1) @ v
+    bias = mask
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -math.inf)
+    scores = scores + bias.to(scores.dtype)
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(empty, 0.0) @ v
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """The formula in float64, (B, Sq, H*D), holding all scores: for tests and self-tests."""
+    q64, k64, v64 = (t.double().transpose(1, 2) for t in (q, k, v))
+    out = attend(q64, k64, v64, mask, scale_of(q, scale))
+    return out.transpose(1, 2).flatten(2)

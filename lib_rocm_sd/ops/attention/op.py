@@ -1,0 +1,27 @@
+"""Attention as the engine, the tests, the benchmark and the tuner see it."""
+
+from __future__ import annotations
+
+from lib_rocm_sd.ops.attention import problem as problems
+from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
+from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.scores import ScoresAttention
+from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
+from lib_rocm_sd.ops.base import Op
+
+ATTENTION: Op[AttentionProblem] = Op(
+    name="attention",
+    variants=(MatrixAttention(), ScoresAttention(), SdpaAttention(), SlicedAttention()),
+    problem_of=problem_of,
+    reference=reference,
+    make_inputs=problems.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=problems.output_shape,
+    test_problems=problems.test_problems,
+    cases=(*(case.problem for case in CASES), *ODD),
+    usual=USUAL,
+    measured_as=problems.measured_as,
+    by_strides=True,
+)

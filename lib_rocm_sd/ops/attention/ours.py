@@ -1,0 +1,222 @@
+"""Attention, forward: out = softmax(scale q k^T + mask) v.
+
+q (B, Sq, H, D), k and v (B, Sk, H, D) in one dtype; the output is (B, Sq, H*D). `mask` is None or
+broadcasts to (B, H, Sq, Sk): bool (True = attend) or additive fp16, bf16 or float32. A query whose
+keys are all masked gives zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.call import BoundCall
+from lib_rocm_sd.ops.attention.formula import expand_mask
+from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.gradients import gradient_refusals
+
+LOG2_E = math.log2(math.e)
+
+
+LEAST_SCALE = 1e-30
+"""In place of 0, with which keys past the end would be NaN; the weights are equal all the same."""
+
+
+FLIP = 0x80008000
+"""Changes the sign of two halves."""
+
+
+LARGEST_ROW_STRIDE = 1 << 22
+"""In elements: 256 rows are 2 GiB."""
+
+
+LONGEST_PROMPT = 320
+"""Keys up to which it is asked whose tiles fit them best."""
+
+
+MAX_WORK_ITEMS = (1 << 32) - 1
+"""HIP's limit of grid x block in one dimension."""
+
+
+class MatrixAttention(Variant[AttentionProblem]):
+    """kernels/attention.hip."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        config = self.configs(arch, p)[0] if not kernel.head_dim_refusals(p.head_dim) else None
+        items = self.grid(p, config) * config.block if config else 0
+        return kernel.head_dim_refusals(p.head_dim) + reasons(
+            (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+            (
+                p.mask not in kernel.MASK_KINDS,
+                f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",
+            ),
+            (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
+            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
+        )
+
+    def input_refusals(self, *inputs: Any) -> list[str]:
+        q, k, v = inputs[:3]
+        named = (("q", q), ("k", k), ("v", v))
+        strides = reasons(
+            *(
+                (t.shape[3] > 1 and t.stride(3) != 1, f"the last stride of {name} is not 1")
+                for name, t in named
+            )
+        )
+        return strides + gradient_refusals(q, k, v)
+
+    def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
+        p = problem
+        if arch is None:
+            return ()
+        space = kernel.ordered(arch, p.dtype, p.head_dim, p.mask)
+        suited = _suited(arch, p, space)
+        return sorted(space, key=lambda config: config != suited)
+
+    def defaults(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
+        safe = kernel.configs(arch, problem.head_dim)[:1] if arch else ()
+        return tuple(dict.fromkeys((*super().defaults(arch, problem), *safe)))
+
+    def notes(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return kernel.table_reasons(arch) if arch else []
+
+    def specs(
+        self, arch: Arch, problem: AttentionProblem, config: AttentionConfig
+    ) -> Sequence[KernelSpec]:
+        return (kernel.spec(problem.dtype, problem.head_dim, problem.mask, config),)
+
+    @staticmethod
+    def grid(problem: AttentionProblem, config: AttentionConfig) -> int:
+        """Most work-groups of such a problem."""
+        return config.tiles(problem.seq_q) * problem.heads * problem.batch
+
+    def bound(
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> Callable[..., torch.Tensor]:
+        """Where there is no mask and the launcher can prepare a launch: see attention_call.py."""
+        prepare = getattr(launch, "prepare", None)
+        if prepare is None or mask is not None:
+            return self.run
+        batch, seq_q, heads, head_dim = q.shape
+        first = _params(config, q, k, v)
+        spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, "none", config)
+        sizes, device = (_groups(first), config.block), q.device
+        return BoundCall(
+            first,
+            (batch, seq_q, heads * head_dim),
+            _aligned(first),
+            lambda params: prepare(spec, *sizes, params, device),
+            lambda params, scale: _set_scale(params, head_dim, scale),
+        )
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        if launch is None:
+            raise ValueError("MatrixAttention needs a launch")
+        batch, seq_q, heads, head_dim = q.shape
+        out = q.new_empty((batch, seq_q, heads * head_dim))
+        params = _params(config, q, k, v)
+        params.q, params.k, params.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        params.out = out.data_ptr()
+        _set_scale(params, head_dim, scale)
+        mask_name = "none"
+        if mask is not None:
+            mask = expand_mask(mask, q, k)
+            mask_name = DTYPE_NAMES[mask.dtype]
+            params.mask = mask.data_ptr()
+            params.mask_stride = mask.stride()
+        params.aligned = _aligned(params)
+        spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
+        launch(spec, _groups(params), config.block, params, q.device)
+        return out
+
+
+def _suited(
+    arch: Arch, problem: AttentionProblem, space: Sequence[AttentionConfig]
+) -> AttentionConfig:
+    """The first config, unless the keys are few and another's tiles fit them better (with a mask
+    those may spill registers); on the development card, unless its groups left that idle.
+    """
+    first, few = space[0], [config for config in space if config.for_few_keys]
+    if problem.seq_k <= LONGEST_PROMPT and problem.mask == "none":
+        best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
+        if best != first:
+            return best
+    if kernel.leaves_idle(first, MatrixAttention.grid(problem, first)):
+        return kernel.narrower(arch, space) or first
+    return first
+
+
+def _params(
+    config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> AttentionParams:
+    """The kernel's arguments but for addresses, mask and scale."""
+    params = AttentionParams(0, 0, 0, 0, 0, q.stride()[:3], k.stride()[:3], v.stride()[:3])
+    batch, params.seq_q, params.heads, _ = q.shape
+    params.seq_k, params.batch_heads = k.shape[1], batch * params.heads
+    tiles = config.tiles(params.seq_q)
+    if config.resident and params.seq_k <= config.block_k:
+        at_once = config.groups * _compute_units(q.device)
+        tiles = min(tiles, max(1, at_once // max(1, params.batch_heads)))
+    params.head_groups = tiles
+    return params
+
+
+@cache
+def _compute_units(device: torch.device) -> int:
+    """1 where the kernel is executed on a CPU."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _groups(params: AttentionParams) -> int:
+    """Work-groups of a launch."""
+    return int(params.head_groups) * int(params.batch_heads)
+
+
+def _set_scale(params: AttentionParams, head_dim: int, scale: float | None) -> None:
+    factor = (1.0 / math.sqrt(head_dim) if scale is None else scale) * LOG2_E
+    params.scale, params.flip = abs(factor) or LEAST_SCALE, FLIP if factor < 0 else 0
+
+
+def _aligned(params: AttentionParams) -> bool:
+    """True when every row of q, k and v starts at a multiple of 16 bytes, and not so far from the
+    one before that bytes from the first to the last row of a tile do not fit 32 bits (tile.h).
+    """
+    bits = params.q | params.k | params.v
+    for stride in (*params.q_stride, *params.k_stride, *params.v_stride):
+        bits |= stride * 2
+    rows = max(params.q_stride[1], params.k_stride[1], params.v_stride[1])
+    return bits % 16 == 0 and rows <= LARGEST_ROW_STRIDE

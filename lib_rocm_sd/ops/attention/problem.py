@@ -1,0 +1,177 @@
+"""Attention without a way to run it: problems, their checks, the formula, inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+
+LONGEST_MEASURED = 1 << 14
+"""Longer sequences are measured as this one: each call takes long, and the ranking stays."""
+
+
+VAE_MEASURED = 1 << 12
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One call, without its tensors. `mask` is "none" or the mask's dtype."""
+
+    batch: int
+    heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    dtype: str = "float16"
+    mask: str = "none"
+
+    def __str__(self) -> str:
+        sizes = f"B{self.batch} H{self.heads} Sq{self.seq_q} Sk{self.seq_k} D{self.head_dim}"
+        return f"{sizes} {self.dtype}" + ("" if self.mask == "none" else f" {self.mask} mask")
+
+    @property
+    def score_bytes(self) -> int:
+        """Size of a whole score matrix in this dtype."""
+        return self.batch * self.heads * self.seq_q * self.seq_k * DTYPES[self.dtype].itemsize
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two products."""
+        return 4 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
+
+
+def _shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> str:
+    named = {"q": q, "k": k, "v": v, "mask": mask}
+    return ", ".join(
+        f"{name} {tuple(t.shape)} {t.dtype} {t.device}"
+        for name, t in named.items()
+        if t is not None
+    )
+
+
+def problem_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> AttentionProblem:
+    """The problem that these tensors pose.
+
+    Raises ValueError, with all shapes, where they do not fit together.
+    """
+    wrong = reasons(
+        (any(t.ndim != 4 for t in (q, k, v)), "q, k and v must be (batch, seq, heads, head_dim)"),
+        (
+            q.dtype not in DTYPE_NAMES or q.dtype == torch.bool,
+            f"dtype {q.dtype} is not a float type known here",
+        ),
+        (not q.dtype == k.dtype == v.dtype, "q, k and v must have one dtype"),
+        (not q.device == k.device == v.device, "q, k and v must be on one device"),
+    )
+    if not wrong:
+        batch, seq_q, heads, head_dim = q.shape
+        wrong = reasons(
+            (k.shape != v.shape, "k and v must have one shape"),
+            (
+                (batch, heads, head_dim) != (k.shape[0], k.shape[2], k.shape[3]),
+                "q and k must agree in all but seq",
+            ),
+        )
+    if not wrong and mask is not None:
+        wrong = _mask_errors(q, k, mask)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {_shapes(q, k, v, mask)}")
+    mask_name = "none" if mask is None else DTYPE_NAMES[mask.dtype]
+    return AttentionProblem(
+        batch, heads, seq_q, k.shape[1], head_dim, DTYPE_NAMES[q.dtype], mask_name
+    )
+
+
+def _mask_errors(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> list[str]:
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    padded = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    fits = len(padded) == 4 and all(
+        size in (1, whole) for size, whole in zip(padded, full, strict=False)
+    )
+    return reasons(
+        (not fits, f"the mask must broadcast to (batch, heads, seq_q, seq_k) = {full}"),
+        (mask.device != q.device, "the mask must be on the device of q"),
+        (
+            mask.dtype not in DTYPE_NAMES,
+            f"a mask of {mask.dtype} is not known here: use bool or a float type",
+        ),
+    )
+
+
+def _mask_for(problem: AttentionProblem, generator: torch.Generator) -> torch.Tensor | None:
+    """A random mask, broadcast over heads; the last of several queries may attend to nothing."""
+    p = problem
+    if p.mask == "none":
+        return None
+    shape = (p.batch, 1, p.seq_q, p.seq_k)
+    keep = torch.rand(shape, generator=generator) < 0.8
+    keep[..., 0] = True
+    if p.seq_q > 1:
+        keep[:, :, -1] = False
+    if p.mask == "bool":
+        return keep
+    bias = torch.randn(shape, generator=generator).masked_fill_(~keep, -math.inf)
+    return bias.to(DTYPES[p.mask])
+
+
+def make_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Random q, k, v as views of (batch, seq, heads*head_dim), mask, scale.
+
+    The same on every device.
+    """
+    p = problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(seq: int) -> torch.Tensor:
+        flat = torch.randn((p.batch, seq, p.heads * p.head_dim), generator=generator)
+        return flat.to(DTYPES[p.dtype]).to(device).view(p.batch, seq, p.heads, p.head_dim)
+
+    q, k, v = draw(p.seq_q), draw(p.seq_k), draw(p.seq_k)
+    mask = _mask_for(p, generator)
+    return q, k, v, None if mask is None else mask.to(device), None
+
+
+def tolerance(problem: AttentionProblem) -> float:
+    """Largest max |out - reference| / max |reference|: a few units in the last place."""
+    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5}.get(problem.dtype, 1e-12)
+
+
+def output_shape(problem: AttentionProblem) -> tuple[int, ...]:
+    """(batch, seq_q, heads * head_dim)."""
+    return (problem.batch, problem.seq_q, problem.heads * problem.head_dim)
+
+
+def measured_as(problem: AttentionProblem) -> AttentionProblem:
+    """Long sequences at the nearest power of two up to LONGEST_MEASURED, the VAE's at one size.
+
+    So pictures of about the same size are measured once.
+    """
+    if problem.head_dim > 256:
+        return replace(problem, seq_q=VAE_MEASURED, seq_k=VAE_MEASURED)
+
+    def nearest(seq: int) -> int:
+        return seq if seq < 256 else min(1 << round(math.log2(seq)), LONGEST_MEASURED)
+
+    return replace(problem, seq_q=nearest(problem.seq_q), seq_k=nearest(problem.seq_k))
+
+
+def test_problems(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
+    """A small problem of the class (dtype, head_dim, mask kind), and one with the real tails."""
+    small = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
+    tails = replace(
+        small,
+        seq_q=min(problem.seq_q, 128 + problem.seq_q % 128),
+        seq_k=min(problem.seq_k, 128 + problem.seq_k % 128),
+    )
+    return (small, tails)

@@ -1,0 +1,92 @@
+"""Attention by torch's operators: what runs where no kernel of ours does."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention.formula import attend, expand_mask, scale_of
+from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from lib_rocm_sd.ops.base import Launch, Variant
+
+SLICE_BYTES = 64 << 20
+"""Most scores that SlicedAttention holds at a time, as long as one query's fit."""
+
+
+class SdpaAttention(Variant[AttentionProblem]):
+    """torch's scaled_dot_product_attention, whichever backend torch picks."""
+
+    name = "sdpa"
+    preference = 10
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        """The score matrix: torch holds it where it has no fused backend for a card."""
+        return problem.score_bytes
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        if mask is not None:
+            mask = expand_mask(mask, q, k)
+            mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2).flatten(2)
+
+
+class SlicedAttention(Variant[AttentionProblem]):
+    """The formula in float32 over slices of queries, with at most SLICE_BYTES of scores at a time.
+
+    Runs everywhere.
+    """
+
+    name = "sliced"
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return []
+
+    @staticmethod
+    def slice_rows(problem: AttentionProblem) -> int:
+        """Queries per slice; at least one."""
+        return max(1, min(problem.seq_q, SLICE_BYTES // (problem.heads * problem.seq_k * 4)))
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        p = problem
+        keys = 2 * p.heads * p.seq_k * p.head_dim * 4
+        return keys + self.slice_rows(p) * p.heads * (2 * p.seq_k + 2 * p.head_dim) * 4
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        rows = self.slice_rows(problem_of(q, k, v, mask))
+        compute = torch.promote_types(q.dtype, torch.float32)
+        mask = None if mask is None else expand_mask(mask, q, k)
+        images = []
+        for b in range(q.shape[0]):
+            keys, values = (t[b].transpose(0, 1).to(compute) for t in (k, v))
+            slices = []
+            for i in range(0, q.shape[1], rows):
+                queries = q[b, i : i + rows].transpose(0, 1).to(compute)
+                part = None if mask is None else mask[b, :, i : i + rows]
+                out = attend(queries, keys, values, part, scale_of(q, scale))
+                slices.append(out.transpose(0, 1).to(q.dtype))
+            images.append(torch.cat(slices))
+        return torch.stack(images).flatten(2)

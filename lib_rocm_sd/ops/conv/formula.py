@@ -1,0 +1,120 @@
+"""The formula of the convolutions by torch's operators; the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, NextNorm
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.group_norm.formula import moments_of
+
+
+def convolve(
+    kind: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+    band: Band | None = None,
+) -> torch.Tensor:
+    """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least."""
+    if norm is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale, offset = norm.to(wide)[:, None, None].unbind(-1)
+        x = F.silu(x.to(wide) * scale + offset).to(x.dtype)
+    weight, bias, shortcut_weight = weights.plain(x)
+    image = x[..., : weight.shape[1]].permute(0, 3, 1, 2)
+    y = convolve_plain(kind, image, weight, band, bias)
+    if shortcut is not None:
+        y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
+    return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+
+
+def convolve_plain(
+    kind: str,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    band: Band | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(N, Ho, Wo, Co) by torch's convolution of the image (N, Ci, H, W)."""
+    if kind == "upsample":
+        image = F.interpolate(image, scale_factor=2.0, mode="nearest")
+    if kind == "3x3 stride 2":
+        y = F.conv2d(F.pad(image, (0, 1, 0, 1)), weight, bias, stride=2)
+    else:
+        y = F.conv2d(image, weight, bias, padding=1)
+    y = y.permute(0, 2, 3, 1)
+    if band is None:
+        return y
+    first = band.above * (2 if kind == "upsample" else 1)
+    return y[:, first : first + band.rows]
+
+
+def statistics_of_rows(y: torch.Tensor) -> torch.Tensor:
+    """The statistics (N, parts, C, 4) of y (N, H, W, C), a part for STATISTICS_ROWS rows."""
+    whole = y.shape[1] // STATISTICS_ROWS
+    parts = [
+        y[:, : whole * STATISTICS_ROWS].unflatten(1, (whole, STATISTICS_ROWS)).flatten(2, 3),
+        y[:, None, whole * STATISTICS_ROWS :].flatten(2, 3),
+    ]
+    return torch.cat([moments_of(part) for part in parts if part.numel()], 1)
+
+
+def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> torch.Tensor:
+    """Scale and shift (N, C, 2) from the moments (N, groups) of the groups."""
+    each = norm.gamma.shape[0] // norm.groups
+    rstd = (variance + norm.eps).rsqrt().repeat_interleave(each, 1)
+    scale = rstd * norm.gamma.to(rstd)
+    return torch.stack((scale, norm.beta.to(rstd) - mean.repeat_interleave(each, 1) * scale), -1)
+
+
+Finish = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+"""The norm (N, C, 2) from statistics (N, parts, C, 4), gamma and beta (C), groups and eps."""
+
+
+def given(
+    statistics: torch.Tensor,
+    phases: int,
+    next_norm: NextNorm | None,
+    band: Band | None,
+    finish: Finish,
+) -> torch.Tensor | None:
+    """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
+
+    `statistics` (N, phases * parts, C, 4). Parts are rows of tiles, wherever an image is cut, so
+    that the parts of its bands are the image's own to the bit, and in their order if put together
+    along `parts`.
+    """
+    if band is not None or next_norm is None:
+        return statistics.unflatten(1, (phases, -1))
+    return finish(statistics, next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps)
+
+
+def reference(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+    weights: ConvWeights,
+    next_norm: NextNorm | None,
+    overflow: torch.Tensor | None,
+    band: Band | None = None,
+    out: torch.Tensor | None = None,
+) -> Any:
+    """y in float64, and the next norm (of a band: statistics) if one is asked for."""
+    wide = [None if t is None else t.double() for t in (x, norm, shortcut)]
+    assert wide[0] is not None
+    y = convolve(kind, wide[0], weights, wide[1], wide[2], band)
+    if next_norm is None:
+        return y, None
+    if band is not None:
+        return y, statistics_of_rows(y[..., : weight.shape[0]])[:, None]
+    groups = y[..., : weight.shape[0]].unflatten(-1, (next_norm.groups, -1))
+    variance, mean = torch.var_mean(groups, (1, 2, 4), correction=0)
+    return y, norm_from(mean, variance, next_norm)

@@ -1,0 +1,154 @@
+"""Convolutions of the VAE, channels-last, with GroupNorm + SiLU, shortcut and statistics fused.
+
+x (N, H, W, Ci) contiguous, Ci a multiple of 16 (more than the weight has are ignored); the output
+is (N, Ho, Wo, Co), Co padded with zeros to a multiple of 8. Kinds: "3x3" with padding 1;
+"3x3 stride 2" with padding 0 before and 1 after, as in Stable Diffusion's encoder; "upsample",
+nearest x2 and then 3x3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.conv import kernel, layout
+from lib_rocm_sd.ops.conv import problem as problems
+from lib_rocm_sd.ops.conv.formula import given
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, Form
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, NextNorm
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
+from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
+
+
+class MatrixConv(Variant[ConvProblem]):
+    """kernels/conv3x3.hip and kernels/upsample_conv.hip."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        rows, columns = p.out_size
+        return reasons(
+            (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+            (
+                p.shortcut != "none" and (p.out_channels % 16 or p.shortcut_channels % 16),
+                f"a shortcut of {p.shortcut_channels} to {p.out_channels} channels: no whole tiles",
+            ),
+            (
+                p.kind == "upsample" and (p.norm or p.shortcut != "none"),
+                "upsampling has neither norm nor shortcut",
+            ),
+            (max(rows, columns) > 1 << 16, f"{rows} x {columns} is more than 65,536 a side"),
+            (
+                max(p.width * p.in_channels, columns * p.out_channels) > layout.MOST_ROW_VALUES,
+                f"a row of {p.width} x {p.in_channels} or {columns} x {p.out_channels} values",
+            ),
+            (
+                not kernel.configs(arch, self.form(p), p.out_channels, p.in_place),
+                f"no work-group makes all {p.out_channels} channels, as it must in place",
+            ),
+        )
+
+    def input_refusals(self, *inputs: Any) -> list[str]:
+        return gradient_refusals(*inputs[:2])
+
+    def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
+        p = problem
+        return kernel.configs(arch, self.form(p), p.out_channels, p.in_place) if arch else ()
+
+    @staticmethod
+    def form(problem: ConvProblem) -> Form:
+        """What the kernel is compiled for."""
+        p = problem
+        return Form(
+            p.kind,
+            p.dtype,
+            p.norm,
+            p.shortcut,
+            p.statistics,
+            kernel.chunk_of(p.in_channels, p.kind),
+        )
+
+    def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
+        merge = (merge_spec(_MERGE), finalize_spec(_MERGE)) if problem.statistics else ()
+        return (kernel.spec(self.form(problem), config), kernel.pack_spec(problem.dtype), *merge)
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: ConvConfig,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm: torch.Tensor | None,
+        shortcut: torch.Tensor | None,
+        weights: ConvWeights,
+        next_norm: NextNorm | None,
+        overflow: torch.Tensor | None,
+        band: Band | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        if launch is None:
+            raise ValueError("MatrixConv needs a launch")
+        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm, band, out)
+        x, in_stride = _dense(x)
+        shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
+        packed = weights.packed(self.kind, x, shortcut, launch, config)
+        made, tiling, spec = _launching(problem, config, band, packed.co)
+        y = x.new_empty(made) if out is None else out
+        statistics = None
+        if next_norm is not None:
+            shape = (problem.batch, tiling.parts, packed.co, 4)
+            statistics = x.new_empty(shape, dtype=torch.float32)
+        params = ConvParams(
+            *(0 if t is None else t.data_ptr() for t in (x, packed.weights, packed.bias, norm)),
+            *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
+            *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
+            *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
+            *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
+            *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
+            *(*y.shape[1:3], 0 if band is None else band.above),
+        )
+        grid = tiling.parts * tiling.blocks_co * problem.batch
+        launch(spec, grid, config.block, params, x.device)
+        if statistics is None:
+            return y, None
+        merged = launch_merge(launch, _MERGE, statistics, packed.co, tiling.tiles_x)
+        return y, given(
+            merged, tiling.phases, next_norm, band, partial(launch_finalize, launch, _MERGE)
+        )
+
+
+_MERGE = GroupNormConfig(256, 4)
+
+
+@lru_cache(maxsize=1024)
+def _launching(
+    problem: ConvProblem, config: ConvConfig, band: Band | None, co: int
+) -> tuple[tuple[int, int, int, int], kernel.Tiling, KernelSpec]:
+    """What is made, by which work-groups of which kernel."""
+    shape = problems.made_shape(problem, band)
+    tiling = kernel.tiling(problem.kind, *shape[1:3], co, config)
+    return shape, tiling, kernel.spec(MatrixConv.form(problem), config)
+
+
+def _dense(image: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """An image whose pixels are dense, a copy if need be, and its pixel stride."""
+    step = layout.pixel_stride(image)
+    if step is None:
+        image = image.clone(memory_format=torch.contiguous_format)
+        step = image.shape[3]
+    return image, step

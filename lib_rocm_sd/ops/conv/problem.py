@@ -1,0 +1,258 @@
+"""Convolutions without a way to run them: problems, their checks, the formula, inputs, cases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.conv.kernel import KINDS
+from lib_rocm_sd.ops.conv.layout import is_in_place
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+
+
+@dataclass(frozen=True, eq=False)
+class NextNorm:
+    """The GroupNorm that reads a convolution's output: gamma and beta (C), groups, eps."""
+
+    gamma: torch.Tensor
+    beta: torch.Tensor
+    groups: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """Only `rows` rows of the output are made, from an x that is cut out of a larger image.
+
+    `above`: rows of x before the one at which the first of them lies, which it needs where the
+    image goes on above: 1, but 0 at the image's top and for "3x3 stride 2". x ends with the last
+    row that is needed. For "upsample", `rows` is even.
+    """
+
+    above: int
+    rows: int
+
+
+MANY_CHANNELS = 512
+"""Layers with so many are at an image's lower resolutions."""
+
+
+MOST_DRAWN = 1 << 21
+"""Random values that one image is made of."""
+
+
+STATISTICS_ROWS = 16
+"""Bands that begin and end at multiples of it have, together, the statistics of the whole image."""
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS.
+
+    `in_place`: the output is written where the shortcut lies.
+    """
+
+    kind: str
+    batch: int
+    height: int
+    width: int
+    in_channels: int
+    out_channels: int
+    dtype: str = "float16"
+    norm: bool = False
+    shortcut: str = "none"
+    shortcut_channels: int = 0
+    statistics: bool = False
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        fused = [name for name in ("norm", "statistics") if getattr(self, name)]
+        fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
+        fused += ["in place"] if self.in_place else []
+        shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
+        return " ".join([self.kind, shape, self.dtype, *fused])
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        return out_size(self.kind, self.height, self.width)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the direct form."""
+        rows, columns = self.out_size
+        per_pixel = 9 * self.in_channels + self.shortcut_channels * (self.shortcut == "conv")
+        return 2 * self.batch * rows * columns * self.out_channels * per_pixel
+
+
+def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns that a convolution of this kind gives."""
+    if kind == "upsample":
+        return 2 * height, 2 * width
+    if kind == "3x3 stride 2":
+        return (height - 2) // 2 + 1, (width - 2) // 2 + 1
+    return height, width
+
+
+def problem_of(
+    kind: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: torch.Tensor | None,
+    shortcut: torch.Tensor | None,
+    next_norm: NextNorm | None,
+    band: Band | None = None,
+    out: torch.Tensor | None = None,
+) -> ConvProblem:
+    if x.ndim != 4 or x.dtype not in DTYPE_NAMES or x.dtype == torch.bool:
+        raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
+    return _problem(
+        kind,
+        x.shape,
+        DTYPE_NAMES[x.dtype],
+        weights.weight.shape,
+        weights.shortcut_weight is not None,
+        None if norm is None else norm.shape,
+        None if shortcut is None else shortcut.shape,
+        None if next_norm is None else next_norm.groups,
+        None if band is None else band.rows,
+        is_in_place(shortcut, out),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _problem(
+    kind: str,
+    x: torch.Size,
+    dtype: str,
+    weight: torch.Size,
+    shortcut_weight: bool,
+    norm: torch.Size | None,
+    shortcut: torch.Size | None,
+    groups: int | None,
+    band_rows: int | None,
+    in_place: bool,
+) -> ConvProblem:
+    """What `problem_of` gives for tensors of these shapes."""
+    batch, height, width, channels = x
+    made, taken = weight[:2]
+    rows, columns = out_size(kind, height, width)
+    rows = rows if band_rows is None else band_rows
+    wrong = reasons(
+        (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
+        (channels % 16 or channels < taken, f"{channels} channels for a weight of {taken}"),
+        (rows < 1 or columns < 1, f"{height} x {width} is too small for {kind}"),
+        (
+            norm is not None and norm != (batch, channels, 2),
+            f"norm must be (N, Ci, 2): {None if norm is None else tuple(norm)}",
+        ),
+        (
+            shortcut is not None and shortcut[:3] != (batch, rows, columns),
+            f"shortcut must be (N, {rows}, {columns}, C)",
+        ),
+        (
+            groups is not None and made % groups != 0,
+            f"{made} channels do not divide into the next norm's groups",
+        ),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: x {tuple(x)}")
+    how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
+    taken_along = 0 if shortcut is None else shortcut[3]
+    fused = (norm is not None, how, taken_along, groups is not None, in_place)
+    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused)
+
+
+def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Random inputs, drawn on the CPU; the same on every device. Large images repeat themselves."""
+    p = problem
+    dtype = DTYPES[p.dtype]
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def image(height: int, width: int, channels: int) -> torch.Tensor:
+        shape = (p.batch, height, width, channels)
+        count = math.prod(shape)
+        values = draw(min(count, MOST_DRAWN)).to(dtype).to(device)
+        return values.repeat(-(-count // MOST_DRAWN))[:count].view(shape)
+
+    taken, out = p.in_channels, p.out_channels
+    rows, columns = p.out_size
+    share = (9 * taken) ** -0.5
+    weights = ConvWeights(
+        (draw(out, taken, 3, 3) * share).to(dtype).to(device),
+        draw(out).to(dtype).to(device),
+        (draw(out, p.shortcut_channels) * p.shortcut_channels**-0.5).to(dtype).to(device)
+        if p.shortcut == "conv"
+        else None,
+    )
+    norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
+    groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
+    next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
+    padded = output_shape(p)[3]
+    wide = image(rows, columns, max(p.shortcut_channels, padded if p.in_place else 0))
+    return (
+        image(p.height, p.width, taken),
+        weights.weight,
+        norm if p.norm else None,
+        wide[..., : p.shortcut_channels] if p.shortcut != "none" else None,
+        weights,
+        next_norm if p.statistics else None,
+        None,
+        *((None, wide[..., :padded]) if p.in_place else ()),
+    )
+
+
+def tolerance(problem: ConvProblem) -> float:
+    """Largest max |out - reference| / max |reference|: a few units in the last place.
+
+    Of float32, what TF32 gives (eleven bits, as fp16), which torch's convolutions may use.
+    """
+    return {"float16": 3e-3, "bfloat16": 2.5e-2, "float32": 3e-3}.get(problem.dtype, 1e-12)
+
+
+@lru_cache(maxsize=1024)
+def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
+    """The same channels and fusions on an image with ragged edges."""
+    return (replace(problem, batch=2, height=11, width=19),)
+
+
+@lru_cache(maxsize=1024)
+def measured_as(problem: ConvProblem) -> ConvProblem:
+    """The same channels and fusions at one size: no new size of an image is ever measured."""
+    side = 256 if problem.in_channels >= MANY_CHANNELS else 512
+    return replace(problem, batch=1, height=side, width=side)
+
+
+def output_shape(problem: ConvProblem) -> tuple[int, int, int, int]:
+    rows, columns = problem.out_size
+    return (problem.batch, rows, columns, (problem.out_channels + 7) // 8 * 8)
+
+
+def usual(kind: str) -> tuple[tuple[str, ConvProblem], ...]:
+    """The decoder's (or encoder's) layers at 1024x1024."""
+    sizes: tuple[tuple[int, int, int], ...]
+    if kind == "upsample":
+        sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256))
+        return tuple(
+            (f"{c} channels at {s}", ConvProblem(kind, 1, s, s, c, o)) for s, c, o in sizes
+        )
+    sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256), (1024, 128, 128))
+    return tuple(
+        (f"{c} channels at {s}", ConvProblem(kind, 1, s, s, c, o, norm=True, statistics=True))
+        for s, c, o in sizes
+    )
+
+
+def made_shape(problem: ConvProblem, band: Band | None) -> tuple[int, int, int, int]:
+    """What is made: (N, rows, columns, C padded)."""
+    batch, rows, columns, channels = output_shape(problem)
+    return batch, rows if band is None else band.rows, columns, channels

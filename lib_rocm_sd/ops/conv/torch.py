@@ -1,0 +1,217 @@
+"""Convolutions by torch's own (MIOpen, cuDNN or its own code), beside our kernels.
+
+MIOpen's search for an algorithm takes from seconds to minutes for every new size. It is never
+started to find out which variant is fastest: LibraryConv asks for MIOpen's immediate mode, which
+does not search, and refuses where this torch does not offer it (before 2.8). TorchConv, which does
+what the host would have done, is measured never and runs where all else failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv.formula import given
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, NextNorm
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
+from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
+from lib_rocm_sd.ops.group_norm.formula import norm_from
+from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
+
+
+def no_search() -> AbstractContextManager[Any]:
+    """torch's convolutions are computed without a search for the fastest algorithm."""
+    if torch.version.hip is None and not torch.backends.cudnn.benchmark:
+        return _NOTHING
+    return _without_search()
+
+
+@contextmanager
+def _without_search() -> Iterator[None]:
+    cudnn, miopen = torch.backends.cudnn, _miopen()
+    flags: AbstractContextManager[Any] = nullcontext()
+    if cudnn.benchmark:
+        flags = cudnn.flags(cudnn.enabled, False, None, cudnn.deterministic, cudnn.allow_tf32)
+    immediate = nullcontext() if miopen is None else miopen.flags(immediate=True)
+    with flags, immediate:
+        yield
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def searches() -> bool:
+    """True where MIOpen would search although asked not to."""
+    return torch.version.hip is not None and _miopen() is None
+
+
+def _miopen() -> Any:
+    return getattr(torch.backends, "miopen", None)
+
+
+class LibraryConv(Variant[ConvProblem]):
+    """torch's convolution, and all around it by two passes of kernels/group_norm_silu.hip."""
+
+    name = "torch + rocm_sd"
+    ours = True
+    preference = 10
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        return reasons(
+            (p.dtype not in group_norm_kernel.DTYPES, f"{p.dtype}: the kernels take fp16 and bf16"),
+            (p.out_channels % 8, f"{p.out_channels} output channels are no multiple of 8"),
+            (searches(), "this torch cannot keep MIOpen from searching (2.8 and newer can)"),
+        )
+
+    def input_refusals(self, *inputs: Any) -> list[str]:
+        return gradient_refusals(*inputs[:2])
+
+    def workspace(self, problem: ConvProblem) -> int:
+        """Images that our convolution never makes: normalised, upsampled, of the shortcut."""
+        p = problem
+        rows, columns = p.out_size
+        values = p.height * p.width * p.in_channels * p.norm
+        values += rows * columns * p.out_channels * (p.shortcut == "conv")
+        values += p.out_channels * (rows * columns if p.kind == "upsample" else 0)
+        values += p.in_channels * (p.height * p.width if p.kind == "3x3 stride 2" else 0)
+        return 2 * p.batch * values
+
+    def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[GroupNormConfig]:
+        return group_norm_kernel.configs(arch)[:1] if arch else ()
+
+    def specs(
+        self, arch: Arch, problem: ConvProblem, config: GroupNormConfig
+    ) -> Sequence[KernelSpec]:
+        p = problem
+        form = group_norm_kernel.form_of(p.dtype, p.in_channels, True)
+        apply = (group_norm_kernel.apply_spec(form, True, config),) if p.norm else ()
+        shortcut = p.shortcut != "none"
+        phases = p.kind == "upsample"
+        finish = group_norm_kernel.finish_spec(p.dtype, shortcut, p.statistics, phases, config)
+        finalize = (group_norm_kernel.merge_spec(config), group_norm_kernel.finalize_spec(config))
+        return (*apply, finish, *(finalize if p.statistics else ()))
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm: torch.Tensor | None,
+        shortcut: torch.Tensor | None,
+        weights: ConvWeights,
+        next_norm: NextNorm | None,
+        overflow: torch.Tensor | None,
+        band: Band | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        if launch is None:
+            raise ValueError("LibraryConv needs a launch")
+        image = x.contiguous().permute(0, 3, 1, 2)
+        if norm is not None:
+            image = group_norm_launch.launch_apply(launch, config, image, norm, True)
+        y, result, above = self._convolve(image, weights, band)
+        shortcut_weight = weights.plain(x)[2]
+        if shortcut is not None and shortcut_weight is not None:
+            shortcut = F.linear(shortcut, shortcut_weight)
+        shortcut = None if shortcut is None else shortcut.contiguous()
+        bias, wanted = weights.bias_on(x.device), next_norm is not None
+        statistics = group_norm_launch.launch_finish(
+            launch, config, y, result, bias, shortcut, overflow, wanted, above
+        )
+        del y
+        if out is not None:
+            result = out.copy_(result)
+        if statistics is None:
+            return result, None
+        return result, given(
+            statistics,
+            1,
+            next_norm,
+            band,
+            partial(group_norm_launch.launch_finalize, launch, config),
+        )
+
+    def _convolve(
+        self, image: torch.Tensor, weights: ConvWeights, band: Band | None
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip.
+
+        Upsampling is one convolution of the small image by 2x2 taps to four times the channels.
+        """
+        with no_search():
+            if self.kind != "upsample":
+                weight = weights.plain(image)[0]
+                y = formula.convolve_plain(self.kind, image[:, : weight.shape[1]], weight, band)
+                y = y.contiguous()
+                return y, y, 0
+            weight = weights.phases(image)
+            y = F.conv2d(image[:, : weight.shape[1]], weight, padding=1)
+        batch, _, height, width = image.shape
+        rows = 2 * height if band is None else band.rows
+        result = y.new_empty((batch, rows, 2 * width, weight.shape[0] // 4))
+        return y.permute(0, 2, 3, 1).contiguous(), result, 0 if band is None else band.above
+
+
+class TorchConv(Variant[ConvProblem]):
+    """torch's convolution on a channels-last view; the rest eager."""
+
+    name = "torch"
+    last_resort = True
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: ConvProblem) -> int:
+        """What the kernel never makes: normalised in float32, enlarged, padded, unfused sums."""
+        p = problem
+        rows, columns = p.out_size
+        itemsize = DTYPES[p.dtype].itemsize
+        before = p.batch * p.height * p.width * p.in_channels
+        made = p.batch * rows * columns * p.out_channels
+        wide = before * (12 + itemsize) * p.norm
+        enlarged = before * itemsize * {"upsample": 4, "3x3 stride 2": 1}.get(p.kind, 0)
+        return wide + enlarged + made * itemsize * (2 + p.in_place) + p.statistics * made // 4
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm: torch.Tensor | None,
+        shortcut: torch.Tensor | None,
+        weights: ConvWeights,
+        next_norm: NextNorm | None,
+        overflow: torch.Tensor | None,
+        band: Band | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        y = formula.convolve(self.kind, x, weights, norm, shortcut, band)
+        y = y if out is None else out.copy_(y)
+        if overflow is not None and not y.isfinite().all():
+            overflow.fill_(1)
+        if next_norm is None:
+            return y, None
+        statistics = formula.statistics_of_rows(y[..., : weight.shape[0]])
+        return y, given(statistics, 1, next_norm, band, norm_from)

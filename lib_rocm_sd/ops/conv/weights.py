@@ -1,0 +1,154 @@
+"""Weights of a convolution: as torch has them, and packed for our kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.conv import kernel
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, PackParams
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+
+_Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """What a kernel reads. `co` is padded to a multiple of 16; `bias` (co) is float32."""
+
+    weights: torch.Tensor
+    bias: torch.Tensor
+    shortcut: torch.Tensor | None
+    co: int
+
+
+class ConvWeights:
+    """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut.
+
+    Packs and converts itself once per device, dtype and kernel; the tensors must not change.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        shortcut_weight: torch.Tensor | None = None,
+        shortcut_bias: torch.Tensor | None = None,
+    ) -> None:
+        if weight.ndim != 4 or tuple(weight.shape[2:]) != (3, 3):
+            raise ValueError(f"a weight is (Co, Ci, 3, 3), not {tuple(weight.shape)}")
+        self.weight = weight
+        self.shortcut_weight = shortcut_weight
+        given = [b for b in (bias, shortcut_bias) if b is not None]
+        self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
+        self._plain: dict[object, _Plain] = {}
+        self._packed: dict[object, PackedWeights] = {}
+        self._phases: dict[object, torch.Tensor] = {}
+        self._biases: dict[torch.device, torch.Tensor] = {}
+
+    def plain(self, like: torch.Tensor) -> _Plain:
+        """weight, bias and shortcut weight in the dtype and on the device of `like`."""
+        key = (like.dtype, like.device)
+        if key not in self._plain:
+            weight, bias = (t.to(like) for t in (self.weight, self.bias))
+            weight = weight.contiguous(memory_format=torch.channels_last)
+            shortcut = None if self.shortcut_weight is None else self.shortcut_weight.to(like)
+            self._plain[key] = (weight, bias, shortcut)
+        return self._plain[key]
+
+    def phases(self, like: torch.Tensor) -> torch.Tensor:
+        """(4 Co, Ci, 2, 2): the weights of all phases (see `phase_weights`), like `like`."""
+        key = (like.dtype, like.device)
+        if key not in self._phases:
+            weight = torch.cat(phase_weights(self.weight)).to(like)
+            self._phases[key] = weight.contiguous(memory_format=torch.channels_last)
+        return self._phases[key]
+
+    def bias_on(self, device: torch.device) -> torch.Tensor:
+        """The bias (Co) in float32, the shortcut's added to it."""
+        if device not in self._biases:
+            self._biases[device] = self.bias.to(device, torch.float32)
+        return self._biases[device]
+
+    def packed(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        shortcut: torch.Tensor | None,
+        launch: Launch,
+        config: ConvConfig,
+    ) -> PackedWeights:
+        """Packed for the kernel of this kind, to be multiplied with x (N, H, W, Ci)."""
+        key = (kind, x.dtype, x.device, x.shape[3], shortcut is None, config.tile_halves)
+        if key not in self._packed:
+            self._packed[key] = self._pack(kind, x, shortcut, launch, config)
+        return self._packed[key]
+
+    def _pack(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        shortcut: torch.Tensor | None,
+        launch: Launch,
+        config: ConvConfig,
+    ) -> PackedWeights:
+        weight = self.weight.to(x.device)
+        phases = phase_weights(weight) if kind == "upsample" else [weight]
+        tiles = torch.cat([_tiles(w.float(), x.shape[3], kind) for w in phases])
+        co = (weight.shape[0] + 15) // 16 * 16
+        bias = F.pad(self.bias.to(x.device, torch.float32), (0, co - weight.shape[0]))
+        extra = None
+        if shortcut is not None and self.shortcut_weight is not None:
+            matrix = self.shortcut_weight.to(x.device).float()
+            extra = matrix.unflatten(0, (-1, 16)).unflatten(2, (-1, 16)).transpose(1, 2)
+        elif shortcut is not None:
+            extra = torch.eye(16, device=x.device)
+        packed = (
+            _launch_pack(tiles, x, launch, config),
+            bias,
+            None if extra is None else _launch_pack(extra, x, launch, config),
+        )
+        return PackedWeights(*packed, co)
+
+
+def phase_weights(weight: torch.Tensor) -> list[torch.Tensor]:
+    """The four 2x2 weights that nearest x2 and then 3x3 comes to, phase 2 * py + px.
+
+    Output row 2y + py sees input row y + py - 1 through the taps that fall on it, and row y + py
+    through the others: for py = 0 rows 0 | 1 + 2 of the 3x3, for py = 1 rows 0 + 1 | 2.
+    """
+
+    def halves(w: torch.Tensor, phase: int, dim: int) -> torch.Tensor:
+        first, second, third = w.unbind(dim)
+        pair = (first, second + third) if phase == 0 else (first + second, third)
+        return torch.stack(pair, dim)
+
+    wide = weight.double()
+    return [halves(halves(wide, py, 2), px, 3) for py in (0, 1) for px in (0, 1)]
+
+
+def _tiles(weight: torch.Tensor, in_channels: int, kind: str) -> torch.Tensor:
+    """(Co, Ci, T, T) -> (co / 16, ci / chunk, taps, chunk / 16, 16, 16), zero-padded."""
+    chunk = kernel.chunk_of(in_channels, kind)
+    out, taken = weight.shape[:2]
+    padded = F.pad(weight.flatten(2), (0, 0, 0, in_channels - taken, 0, -out % 16))
+    split = padded.unflatten(1, (-1, chunk // 16, 16)).unflatten(0, (-1, 16))
+    return split.permute(0, 2, 5, 3, 1, 4)
+
+
+def _launch_pack(
+    tiles: torch.Tensor, x: torch.Tensor, launch: Launch, config: ConvConfig
+) -> torch.Tensor:
+    """Tiles (..., 16, 16) in the order of the matrix unit's lanes.
+
+    After the last one there is memory for another, which is read ahead and not used.
+    """
+    plain = tiles.to(x.dtype).contiguous()
+    count = plain.numel() // 256
+    packed = x.new_empty(((count + 1) * config.tile_halves,))
+    params = PackParams(plain.data_ptr(), packed.data_ptr())
+    launch(kernel.pack_spec(DTYPE_NAMES[x.dtype]), count, config.wave_size, params, x.device)
+    return packed

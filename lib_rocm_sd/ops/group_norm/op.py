@@ -1,0 +1,100 @@
+"""GroupNorm, and the steps that it consists of, as the engine, the tests and the tuner see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.group_norm import formula
+from lib_rocm_sd.ops.group_norm import problem as problems
+from lib_rocm_sd.ops.group_norm.ours import (
+    KernelApply,
+    KernelFinalize,
+    KernelGroupNorm,
+    KernelStatistics,
+)
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyProblem,
+    FinalizeProblem,
+    GroupNormProblem,
+    ImageProblem,
+)
+from lib_rocm_sd.ops.group_norm.torch import (
+    TorchApply,
+    TorchFinalize,
+    TorchGroupNorm,
+    TorchStatistics,
+)
+
+
+def _wide_dtype(problem: Any) -> torch.dtype:
+    return torch.float64 if problem.dtype == "float64" else torch.float32
+
+
+def _images() -> tuple[ImageProblem, ...]:
+    return tuple(
+        dict.fromkeys(
+            ImageProblem(*p.shape, p.dtype, p.channels_last)
+            for p in (*(problem for _, problem in problems.USUAL), *problems.ODD)
+        )
+    )
+
+
+STATISTICS: Op[ImageProblem] = Op(
+    name="group norm statistics",
+    variants=(KernelStatistics(), TorchStatistics()),
+    problem_of=problems.image_problem_of,
+    reference=formula.reference_statistics,
+    make_inputs=problems.image_inputs,
+    tolerance=problems.wide_tolerance,
+    output_shape=lambda p: (p.batch, p.parts, p.channels, 4),
+    test_problems=problems.small_images,
+    cases=_images(),
+    usual=(("VAE 1024x1024, last level", ImageProblem(1, 128, 1024, 1024)),),
+    output_dtype=_wide_dtype,
+    measured_as=problems.measured_image,
+)
+
+
+FINALIZE: Op[FinalizeProblem] = Op(
+    name="group norm finalize",
+    variants=(KernelFinalize(), TorchFinalize()),
+    problem_of=problems.finalize_problem_of,
+    reference=formula.reference_norm,
+    make_inputs=problems.finalize_inputs,
+    tolerance=problems.wide_tolerance,
+    output_shape=lambda p: (p.batch, p.channels, 2),
+    test_problems=problems.small_statistics,
+    usual=(("VAE 1024x1024, last level", FinalizeProblem(1, 1024, 128, 32)),),
+    measured_as=problems.measured_statistics,
+)
+
+
+APPLY: Op[ApplyProblem] = Op(
+    name="group norm apply",
+    variants=(KernelApply(), TorchApply()),
+    problem_of=problems.apply_problem_of,
+    reference=formula.reference_apply,
+    make_inputs=problems.apply_inputs,
+    tolerance=problems.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=problems.small_images,
+    usual=(("VAE 1024x1024, last level", ApplyProblem(1, 128, 1024, 1024)),),
+    measured_as=problems.measured_image,
+)
+
+
+GROUP_NORM_SILU: Op[GroupNormProblem] = Op(
+    name="group norm",
+    variants=(KernelGroupNorm(), TorchGroupNorm()),
+    problem_of=problems.problem_of,
+    reference=formula.reference,
+    make_inputs=problems.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=problems.small_images,
+    cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
+    usual=problems.USUAL,
+)

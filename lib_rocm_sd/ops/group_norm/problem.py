@@ -1,0 +1,354 @@
+"""GroupNorm without a way to run it: problems, their checks, inputs, cases.
+
+Images are (N, C, H, W) here, in either memory format; group_norm.py says what else there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.group_norm import kernel
+from lib_rocm_sd.ops.group_norm.formula import channels_of, is_channels_last
+
+
+@dataclass(frozen=True)
+class ImageProblem:
+    """An image, without its tensor."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    dtype: str = "float16"
+    channels_last: bool = True
+
+    def __str__(self) -> str:
+        sizes = f"N{self.batch} {self.channels}x{self.height}x{self.width} {self.dtype}"
+        return f"{sizes} {'NHWC' if self.channels_last else 'NCHW'}"
+
+    @property
+    def pixels(self) -> int:
+        """Of one image and channel."""
+        return self.height * self.width
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(N, C, H, W)."""
+        return (self.batch, self.channels, self.height, self.width)
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of the image."""
+        return self.batch * self.channels * self.pixels * DTYPES[self.dtype].itemsize
+
+    @property
+    def form(self) -> kernel.Form:
+        """What our kernels are compiled for."""
+        return kernel.form_of(self.dtype, self.channels, self.channels_last)
+
+    @property
+    def parts(self) -> int:
+        """Parts of its statistics."""
+        return kernel.parts_of(self.batch, self.channels, self.pixels, self.form)
+
+
+@dataclass(frozen=True)
+class ApplyProblem(ImageProblem):
+    """A norm applied to an image, SiLU after it or not."""
+
+    silu: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}{' SiLU' if self.silu else ''}"
+
+
+@dataclass(frozen=True)
+class GroupNormProblem(ApplyProblem):
+    """All of a GroupNorm. `affine` is "none" or the dtype of gamma and beta."""
+
+    groups: int = 32
+    affine: str = "float16"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.groups} groups, {self.affine} gamma"
+
+
+@dataclass(frozen=True)
+class FinalizeProblem:
+    """A norm from statistics."""
+
+    batch: int
+    parts: int
+    channels: int
+    groups: int
+    dtype: str = "float32"
+    affine: str = "float32"
+
+    def __str__(self) -> str:
+        sizes = f"N{self.batch} {self.parts} parts C{self.channels} {self.dtype}"
+        return f"{sizes} {self.groups} groups, {self.affine} gamma"
+
+
+def _named(**tensors: torch.Tensor | None) -> str:
+    return ", ".join(
+        f"{name} {tuple(t.shape)} {t.dtype} {t.device}"
+        for name, t in tensors.items()
+        if t is not None
+    )
+
+
+def _image_errors(x: torch.Tensor) -> list[str]:
+    return reasons(
+        (x.ndim != 4, "x must be (N, C, H, W)"),
+        (
+            x.dtype not in DTYPE_NAMES or x.dtype == torch.bool,
+            f"dtype {x.dtype} is not a float type known here",
+        ),
+    )
+
+
+def _affine_errors(
+    channels: int, groups: int, device: torch.device, **affine: torch.Tensor | None
+) -> list[str]:
+    given = {name: tensor for name, tensor in affine.items() if tensor is not None}
+    return reasons(
+        (
+            groups < 1 or channels % max(groups, 1) != 0,
+            f"{channels} channels do not divide into {groups} groups",
+        ),
+        *(
+            (t.shape != (channels,), f"{name} must have {channels} values")
+            for name, t in given.items()
+        ),
+        *((t.device != device, f"{name} must be on {device}") for name, t in given.items()),
+        *(
+            (t.dtype not in DTYPE_NAMES or t.dtype == torch.bool, f"{name} of {t.dtype}")
+            for name, t in given.items()
+        ),
+    )
+
+
+def _affine(gamma: torch.Tensor | None, beta: torch.Tensor | None) -> str:
+    given = gamma if gamma is not None else beta
+    return "none" if given is None else DTYPE_NAMES[given.dtype]
+
+
+def image_problem_of(x: torch.Tensor) -> ImageProblem:
+    """Of statistics. ValueError, with the shape, where x is no image."""
+    wrong = _image_errors(x)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x)}")
+    batch, channels, height, width = x.shape
+    return ImageProblem(batch, channels, height, width, DTYPE_NAMES[x.dtype], is_channels_last(x))
+
+
+def _fields(p: ImageProblem) -> tuple[int, int, int, int, str, bool]:
+    return (*p.shape, p.dtype, p.channels_last)
+
+
+def apply_problem_of(x: torch.Tensor, norm: torch.Tensor, silu: bool) -> ApplyProblem:
+    """ValueError, with all shapes, where x and norm do not go together."""
+    wrong = _image_errors(x) or reasons(
+        (norm.shape != (*x.shape[:2], 2), "norm must be (N, C, 2)"),
+        (norm.device != x.device, "norm must be on the device of x"),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x, norm=norm)}")
+    image = image_problem_of(x)
+    return ApplyProblem(*_fields(image), silu=silu)
+
+
+def finalize_problem_of(
+    statistics: torch.Tensor,
+    gamma: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    groups: int,
+    eps: float,
+) -> FinalizeProblem:
+    """ValueError, with all shapes. Channels of the statistics beyond gamma's are ignored."""
+    wrong = reasons(
+        (
+            statistics.ndim != 4 or statistics.shape[-1] != 4,
+            "statistics must be (N, parts, C, 4)",
+        ),
+        (
+            statistics.dtype not in (torch.float32, torch.float64),
+            f"statistics in {statistics.dtype}",
+        ),
+    )
+    channels = 0
+    if not wrong:
+        channels = channels_of(statistics, gamma, beta)
+        wrong = reasons(
+            (channels > statistics.shape[2], "gamma has more channels than the statistics")
+        ) + _affine_errors(channels, groups, statistics.device, gamma=gamma, beta=beta)
+    if wrong:
+        named = _named(statistics=statistics, gamma=gamma, beta=beta)
+        raise ValueError(f"{'; '.join(wrong)}: {named}")
+    return FinalizeProblem(
+        statistics.shape[0],
+        statistics.shape[1],
+        channels,
+        groups,
+        DTYPE_NAMES[statistics.dtype],
+        _affine(gamma, beta),
+    )
+
+
+def problem_of(
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    groups: int,
+    eps: float,
+    silu: bool,
+) -> GroupNormProblem:
+    """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
+    wrong = _image_errors(x) or _affine_errors(x.shape[1], groups, x.device, gamma=gamma, beta=beta)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x, gamma=gamma, beta=beta)}")
+    affine = _affine(gamma, beta)
+    return GroupNormProblem(*_fields(image_problem_of(x)), silu=silu, groups=groups, affine=affine)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def draw_image(
+    problem: ImageProblem, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Random, each channel around a mean of its own, in the problem's memory format."""
+    means = 2 * torch.randn((1, problem.channels, 1, 1), generator=generator)
+    x = torch.randn(problem.shape, generator=generator) + means
+    if problem.channels_last:
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    return x.to(DTYPES[problem.dtype]).to(device)
+
+
+def _draw_affine(
+    channels: int, affine: str, device: torch.device, generator: torch.Generator
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if affine == "none":
+        return None, None
+    gamma = 1 + 0.3 * torch.randn(channels, generator=generator)
+    beta = 0.5 * torch.randn(channels, generator=generator)
+    return tuple(t.to(DTYPES[affine]).to(device) for t in (gamma, beta))  # type: ignore[return-value]
+
+
+def image_inputs(problem: ImageProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x."""
+    return (draw_image(problem, device, _generator(seed)),)
+
+
+def apply_inputs(problem: ApplyProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x, norm, silu."""
+    generator = _generator(seed)
+    x = draw_image(problem, device, generator)
+    norm = torch.randn((problem.batch, problem.channels, 2), generator=generator)
+    wide = torch.promote_types(DTYPES[problem.dtype], torch.float32)
+    return x, norm.to(wide).to(device), problem.silu
+
+
+def finalize_inputs(problem: FinalizeProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """statistics, gamma, beta, groups, eps; one part of several has no pixels."""
+    p, generator = problem, _generator(seed)
+    shape = (p.batch, p.parts, p.channels)
+    mean = torch.randn(shape, generator=generator) + 2
+    count = torch.randint(1, 100, (1, p.parts, 1), generator=generator).expand(shape).clone()
+    if p.parts > 1:
+        count[:, p.parts // 2] = 0
+        mean[:, p.parts // 2] = 0
+    m2 = count * torch.rand(shape, generator=generator)
+    statistics = torch.stack((mean, m2, count.float(), torch.zeros(shape)), -1)
+    affine = _draw_affine(p.channels, p.affine, device, generator)
+    return statistics.to(DTYPES[p.dtype]).to(device), *affine, p.groups, 1e-6
+
+
+def make_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """x, gamma, beta, groups, eps, silu."""
+    generator = _generator(seed)
+    x = draw_image(problem, device, generator)
+    affine = _draw_affine(problem.channels, problem.affine, device, generator)
+    return x, *affine, problem.groups, 1e-6, problem.silu
+
+
+def tolerance(problem: Any) -> float:
+    """Largest max |out - reference| / max |reference|: a few units in the last place."""
+    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+
+
+def wide_tolerance(problem: Any) -> float:
+    """The same for what is float32, or float64, whatever the image's dtype is."""
+    return 1e-12 if problem.dtype == "float64" else 2e-5
+
+
+def small_images(problem: ImageProblem) -> tuple[Any, ...]:
+    """A small image of the class (channels, dtype, layout), and one whose channels begin between
+    two multiples of 16 bytes just where the real one's do; with SiLU the one, without the other.
+    Where channels come last in eights, all begin at such a multiple, whatever the size.
+    """
+    aligned = problem.channels_last and problem.channels % 8 == 0
+    beyond = 5 if aligned else 3 * problem.pixels % 8
+    small = replace(problem, batch=2, height=9, width=13)
+    tails = replace(problem, batch=1, height=3, width=40 + beyond)
+    if isinstance(problem, ApplyProblem):
+        return (replace(small, silu=True), replace(tails, silu=False))  # type: ignore[call-arg]
+    return (small, tails)
+
+
+MEASURED_PARTS = 1024
+"""Of statistics that are measured."""
+
+
+def measured_image(problem: ImageProblem) -> Any:
+    """The same channels at one size: no new size of an image is ever measured."""
+    side = 128 if problem.channels >= 256 else 256
+    return replace(problem, batch=1, height=side, width=side)
+
+
+def measured_statistics(problem: FinalizeProblem) -> FinalizeProblem:
+    """The same channels with parts of one number."""
+    return replace(problem, batch=1, parts=MEASURED_PARTS)
+
+
+MOST_TESTED = 300_000
+"""Parts x channels in a self-test."""
+
+
+def small_statistics(problem: FinalizeProblem) -> tuple[FinalizeProblem, ...]:
+    """The same channels with few parts, and with so many that they are merged first."""
+    many = kernel.DIRECT_ENTRIES * problem.groups // problem.channels + 2
+    most = max(1, MOST_TESTED // problem.channels)
+    return tuple(replace(problem, batch=2, parts=parts) for parts in (3, min(many, most)))
+
+
+USUAL = (
+    ("VAE 1024x1024, last level", GroupNormProblem(1, 128, 1024, 1024, silu=True)),
+    ("VAE 512x512, last level", GroupNormProblem(1, 128, 512, 512, silu=True)),
+    ("VAE 1024x1024, third level", GroupNormProblem(1, 256, 512, 512, silu=True)),
+    ("VAE 1024x1024, mid-block", GroupNormProblem(1, 512, 128, 128)),
+    ("SD1.5 512x512, 64x64", GroupNormProblem(2, 320, 64, 64, channels_last=False, silu=True)),
+    ("SD1.5 512x512, 32x32", GroupNormProblem(2, 640, 32, 32, channels_last=False, silu=True)),
+    ("SD1.5 512x512, 8x8", GroupNormProblem(2, 2560, 8, 8, channels_last=False, silu=True)),
+    ("SDXL 1024x1024, 128x128", GroupNormProblem(2, 320, 128, 128, channels_last=False, silu=True)),
+    ("SDXL, 32x32, channels last", GroupNormProblem(2, 1280, 32, 32, silu=True)),
+)
+"""What a Stable Diffusion user meets, by name."""
+
+ODD = (
+    GroupNormProblem(1, 8, 1, 1, groups=2),
+    GroupNormProblem(2, 320, 7, 9, silu=True),
+    GroupNormProblem(2, 20, 5, 11, "bfloat16", True, True, 4, "float32"),
+    GroupNormProblem(3, 1, 17, 31, "float16", False, False, 1, "none"),
+    GroupNormProblem(1, 30, 13, 1, "float16", True, True, 3, "float32"),
+    GroupNormProblem(2, 40, 61, 83, "float16", False, True, 1, "bfloat16"),
+    GroupNormProblem(1, 1032, 3, 5, "bfloat16", True, True, 43, "bfloat16"),
+    GroupNormProblem(1, 64, 1, 999, "bfloat16", False, True, 32, "bfloat16"),
+)
+"""Small shapes at which indexing errors show."""

@@ -1,0 +1,87 @@
+"""GroupNorm and its steps by torch's operators: what runs where no kernel of ours does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.group_norm import formula
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyProblem,
+    GroupNormProblem,
+    ImageProblem,
+)
+
+
+class _Torch(Variant[Any]):
+    """What torch's variants have in common: they always work."""
+
+    name = "torch"
+
+    def refusals(self, arch: Arch | None, problem: Any) -> list[str]:
+        return []
+
+
+class TorchStatistics(_Torch):
+    """torch.var_mean in float32."""
+
+    def workspace(self, problem: ImageProblem) -> int:
+        return 2 * problem.image_bytes
+
+    def run(self, launch: Launch | None, config: None, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return formula.statistics_of(x)
+
+
+class TorchFinalize(_Torch):
+    """The merge by torch's operators."""
+
+    def run(self, launch: Launch | None, config: None, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+        return formula.norm_from(*inputs)
+
+
+class TorchApply(_Torch):
+    """The formula by torch's operators in float32."""
+
+    def workspace(self, problem: ApplyProblem) -> int:
+        return 6 * problem.image_bytes
+
+    def run(self, launch: Launch | None, config: None, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+        return formula.applied(*inputs)
+
+
+class TorchGroupNorm(_Torch):
+    """torch's group_norm, then its silu.
+
+    In float32 where gamma or beta are of another dtype, and for halves on the CPU, for which an
+    older torch has neither.
+    """
+
+    def workspace(self, problem: GroupNormProblem) -> int:
+        """What SiLU reads, and torch's copies on the way from and to channels-last."""
+        return problem.image_bytes * (problem.silu + 2 * problem.channels_last)
+
+    def run(  # type: ignore[override]
+        self,
+        launch: Launch | None,
+        config: None,
+        x: torch.Tensor,
+        gamma: torch.Tensor | None,
+        beta: torch.Tensor | None,
+        groups: int,
+        eps: float,
+        silu: bool,
+    ) -> torch.Tensor:
+        others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
+        if others or x.device.type == "cpu":
+            wide = formula.wide_of(x)
+            gamma, beta = (None if t is None else t.to(wide) for t in (gamma, beta))
+            y = F.group_norm(x.to(wide), groups, gamma, beta, eps)
+        else:
+            y = F.group_norm(x, groups, gamma, beta, eps)
+        y = (F.silu(y) if silu else y).to(x.dtype)
+        last = formula.is_channels_last(x)
+        return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if last else y.contiguous()

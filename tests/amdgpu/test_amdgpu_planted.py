@@ -1,0 +1,158 @@
+"""Mistakes planted in kernels and in their machine code: the executor must catch each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from tests import simt
+from tests.amdgpu import patch
+from tests.amdgpu.cases import Case, execute, specs_of
+from tests.amdgpu.launch import built, compiler, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+GPUS = ("gfx1100", "gfx1201", "gfx942")
+PROBLEM = AttentionProblem(1, 1, 33, 131, 40, "float16", "none")
+CONV = ConvProblem("3x3", 1, 9, 18, 64, 48, "float16", True, "identity", 48, True)
+
+
+def attention(gfx: str, **changes: Any) -> Case:
+    return Case(gfx, "attention", replace(PROBLEM, **changes))
+
+
+def faults(case: Case, name: str, old: str, new: str, occurrence: int = 0) -> str:
+    return " | ".join(execute(case, simt.planted(name, old, new, occurrence)).faults)
+
+
+def test_what_is_not_changed_is_right() -> None:
+    for gfx in GPUS:
+        assert execute(attention(gfx)).faults == ()
+        assert execute(Case(gfx, "conv", CONV)).faults == ()
+
+
+SOFTMAX = "common/attention_softmax.h"
+BARRIER_GPUS = ("gfx1201", "gfx942")
+"""Waves of 32 and of 64 lanes; a barrier of two instructions, and of one as elsewhere."""
+BARRIERS = simt.places("barrier();", "attention.hip", "common/attention_tiles.h", SOFTMAX)
+
+
+@pytest.mark.parametrize(("name", "number"), BARRIERS)
+@pytest.mark.parametrize("gfx", BARRIER_GPUS)
+def test_a_removed_barrier_is_a_race(gfx: str, name: str, number: int) -> None:
+    """Whichever form has it: waves with queries of their own, shared ones, tiles in parts. A form
+    without it has the same machine code as before, which is right.
+    """
+    kernels_dir = simt.planted(name, "barrier();", "(void)0;", number)
+    said = []
+    for head_dim, config in ((40, 0), (40, 3), (256, 0), (512, 0)):
+        case = replace(attention(gfx, head_dim=head_dim), config=config)
+        if config >= len(MatrixAttention().configs(case.arch, case.problem)):
+            continue
+        if all(
+            built(spec, case.arch) == built(spec, case.arch, kernels_dir) for spec in specs_of(case)
+        ):
+            continue
+        said.append(" | ".join(execute(case, kernels_dir).faults))
+        if "RaceError" in said[-1] or "HazardError" in said[-1]:
+            return
+    pytest.fail(f"not caught: {said}")
+
+
+def is_wait(name: str) -> bool:
+    return re.match(r"S_WAITCNT$|S_WAIT_(LOAD|DS|KM)CNT|S_WAITCNT_VMCNT", name) is not None
+
+
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_removed_wait_is_a_hazard(gfx: str) -> None:
+    """One at a time of the waits that are reached. A few have nothing to wait for."""
+    case = attention(gfx, head_dim=64)
+    (spec,) = specs_of(case)
+    code = built(spec, case.arch)
+    reached = execute(case).reached
+    waits = patch.found(
+        code, spec.entry, lambda each: is_wait(each.name) and each.address in reached
+    )
+    assert len(waits) > 20
+    chosen = waits[:: len(waits) // 10]
+    said = [
+        " ".join(execute(case, changed=partial(patch.without, instruction=each)).faults)
+        for each in chosen
+    ]
+    caught = [text for text in said if "HazardError" in text]
+    assert len(caught) >= 0.9 * len(chosen), said
+
+
+LAYOUTS = {
+    "gfx1100": ("return 8 * (lane_id() % 2) + lane_id() % 16 / 2;", "return lane_id() % 16;"),
+    "gfx1201": (
+        "return kElements * (lane_id() / 16) + e;",
+        "return 2 * e + lane_id() / 16 % 2;",
+    ),
+    "gfx942": ("kHalves * (lane_id() / 16); }", "kHalves * (3 - lane_id() / 16); }"),
+}
+
+
+@pytest.mark.parametrize("gfx", GPUS)
+def test_another_units_layout_gives_wrong_results(gfx: str) -> None:
+    assert "largest error" in faults(attention(gfx), "common/mma.h", *LAYOUTS[gfx])
+
+
+TAILS = {
+    "one key too many": ("x = key_in < past ?", "x = key_in <= past ?", 131),
+    "the last tile is not masked": (
+        "tail = first_k + BLOCK_K > (int)p.seq_k;",
+        "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
+        127,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", TAILS)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_tail_that_is_off_by_one_gives_wrong_results(gfx: str, mistake: str) -> None:
+    old, new, seq_k = TAILS[mistake]
+    assert "largest error" in faults(attention(gfx, seq_k=seq_k), SOFTMAX, old, new)
+
+
+OUTSIDE = {
+    "rows of k after the last": ("common/tile.h", "aligned && rows >= Place::kRows", "aligned"),
+    "an output row after the last": (
+        "attention.hip",
+        "else if (query(t) + n < (int)p.seq_q &&",
+        "else if (query(t) + n <= (int)p.seq_q &&",
+    ),
+    "a mask's column after the last": (
+        SOFTMAX,
+        "+ key_in, (int)p.seq_k - 1);",
+        "+ key_in, (int)p.seq_k);",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", OUTSIDE)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_one_element_out_of_bounds_is_seen(gfx: str, mistake: str) -> None:
+    """By the config that fetches tiles ahead; where it does not, no load without a use is left."""
+    case = replace(attention(gfx, seq_q=33, seq_k=77, mask="float32"), config=3)
+    said = faults(case, *OUTSIDE[mistake])
+    assert "OutOfBoundsError" in said and "lane" in said
+
+
+def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
+    """LLVM before 22 or 23 moves WMMA, where only some lanes still take part."""
+    found = compiler()
+    assert found is not None
+    version = re.search(r"-(\d+)$", found.path.resolve().parent.parent.name)
+    if version is None or int(version[1]) > 21:
+        pytest.skip(f"{found.path} is not known to move it")
+    pin = ("common/platform.h", 'asm volatile("" : "+v"(x));', "")
+    plain = replace(CONV, statistics=False)
+    assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)

@@ -1,0 +1,416 @@
+"""`bench attention`: what is compared, that nothing wrong is timed, its table, JSON and plot."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.arch import Arch, table
+from lib_rocm_sd.bench.attention import (
+    command,
+    competitors,
+    exact,
+    measure,
+    plot,
+    result,
+    text,
+    timing,
+)
+from lib_rocm_sd.bench.attention.measure import Effort
+from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, Document, Row
+from lib_rocm_sd.bench.methods import DoggettxLike
+from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
+from lib_rocm_sd.ops.base import Variant
+from tests.vae.vae_models import one_thread
+
+__all__ = ["one_thread"]
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
+EFFORT = Effort(runs=4, row_s=0.01)
+INFO = DeviceInfo(0, "a card", "hip", "gfx1100", table()["gfx1100"])
+
+
+class Ours(SdpaAttention):
+    """Stands for our kernel: two configs, a launcher needed."""
+
+    name = OURS
+    ours = True
+
+    def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[Any]:
+        return attention_kernel.configs(table()["gfx1100"], problem.head_dim)[:2]
+
+
+class Broken(SdpaAttention):
+    """Fails in the way that it is told."""
+
+    name = "broken"
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def run(self, launch: Any, config: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if self.how == "raises":
+            warnings.warn("the heads are too odd (Triggered internally at x.cpp:1)", stacklevel=1)
+            raise RuntimeError("No available kernel.\nmore")
+        if self.how == "memory":
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        out = super().run(launch, config, q, *rest)
+        if self.how == "shape":
+            return out[:, :1]
+        out[-1, -1, -1] = math.nan if self.how == "nan" else 9.0
+        return out
+
+
+def rows_of(
+    *variants: Variant[AttentionProblem],
+    problem: AttentionProblem = SMALL,
+    effort: Effort = EFFORT,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Row]:
+    monkeypatch.setattr(measure, "ALL", variants)
+    monkeypatch.setattr(timing, "MOST_SETS", 3)
+    monkeypatch.setattr(timing, "WARM_S", 0.001)
+    launch: Any = lambda *words: None  # noqa: E731
+    rows = measure.measure("small", problem, CPU, INFO, launch, effort)
+    return {row.variant: row for row in rows}
+
+
+def test_the_cases_are_those_of_the_users() -> None:
+    shapes = {(p.seq_q, p.seq_k, p.head_dim, p.heads) for p in (case.problem for case in CASES)}
+    for side, head_dim in ((4096, 40), (1024, 80), (256, 160)):
+        for times in (1, 4):
+            assert (side * times, side * times, head_dim, 8) in shapes
+            assert (side * times, 77, head_dim, 8) in shapes
+    assert {(4096, 4096, 64, 10), (1024, 1024, 64, 20), (4096, 77, 64, 10)} <= shapes
+    assert {(4096, 4096, 512, 1), (16384, 16384, 512, 1), (4250, 4250, 128, 24)} <= shapes
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert all(head_dim in attention_kernel.SHIPPED_HEAD_DIMS for _, _, head_dim, _ in shapes)
+
+
+def test_one_list_serves_all() -> None:
+    named = {case.name: case.problem for case in CASES}
+    assert ATTENTION.usual == USUAL and all(named[name] == problem for name, problem in USUAL)
+    assert ATTENTION.cases == (*named.values(), *ODD)
+    assert all(max(problem.seq_q, problem.seq_k) <= 4096 for _, problem in USUAL)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
+    problem = replace(case.problem, seq_q=5, seq_k=min(case.problem.seq_k, 7), dtype="float32")
+    inputs = ATTENTION.make_inputs(problem, CPU, 1)
+    right = exact.expected(inputs, problem)
+    for variant in (DoggettxLike(), SdpaAttention()):
+        assert right.error(variant.run(None, None, *inputs)) <= ATTENTION.tolerance(problem)
+
+
+def test_every_competitor_is_there_or_says_why() -> None:
+    rows = measure.measure("odd", replace(SMALL, dtype="float16"), CPU, identify(CPU), None, EFFORT)
+    found = {row.variant: row for row in rows}
+    backends = {f"sdpa {name}" for name in competitors.BACKENDS}
+    others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
+    assert set(found) == {OURS, "torch + rocm_sd", "triton tutorial-like", *backends, *others}
+    assert found[OURS].reason == "no supported GPU"
+    for row in rows:
+        assert row.reason or (row.p10_us <= row.median_us <= row.p90_us and row.runs >= 3)
+        assert row.reason or (row.error < 8e-3 and row.checked_rows == 34)
+    assert found["sdpa math"].median_us > 0 or "sdpa_kernel" in found["sdpa math"].reason
+
+
+def test_an_old_torch_cannot_name_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(competitors, "_sdpa_module", lambda: None)
+    (reason,) = competitors.SdpaBackend("flash").refusals(None, SMALL)
+    assert "has no torch.nn.attention.sdpa_kernel" in reason
+
+
+def test_a_backend_is_the_only_one_allowed() -> None:
+    if competitors._sdpa_module() is None:
+        pytest.skip("this torch cannot choose a backend")
+    inputs = ATTENTION.make_inputs(SMALL, CPU, 1)
+    right = exact.expected(inputs, SMALL)
+    assert right.error(competitors.SdpaBackend("math").run(None, None, *inputs)) < 1e-5
+    with pytest.raises(RuntimeError):
+        competitors.SdpaBackend("efficient").run(None, None, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "RuntimeError: No available kernel.; the heads are too odd"),
+        ("memory", f"out of memory ({SMALL})"),
+        ("shape", "ValueError: the output is (2, 1, 120), expected (2, 17, 120)"),
+        ("nan", "wrong: error inf"),
+        ("last value", "wrong: error "),
+    ],
+)
+def test_what_is_not_right_is_not_timed(
+    how: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(Ours(), Broken(how), SdpaAttention(), monkeypatch=monkeypatch)
+    assert rows["broken"].reason.startswith(said)
+    assert math.isnan(rows["broken"].median_us) and rows["broken"].runs == 0
+    assert rows["sdpa"].median_us > 0 and rows[OURS].median_us > 0
+
+
+def test_of_ours_only_what_auto_takes_unless_all_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = attention_kernel.configs(table()["gfx1100"], 40)[0]
+    rows = rows_of(Ours(), monkeypatch=monkeypatch)
+    assert (rows[OURS].config or {})["waves_q"] == first.waves_q
+    every = replace(EFFORT, every_config=True)
+    launch: Any = lambda *words: None  # noqa: E731
+    configs = [row.config for row in measure.measure("small", SMALL, CPU, INFO, launch, every)]
+    assert len(configs) == 2 and configs[0] != configs[1]
+    assert measure.measure("small", SMALL, CPU, INFO, None, EFFORT)[0].reason
+
+
+def test_of_a_competitors_configs_the_fastest_counts() -> None:
+    def row(variant: str, median_us: float, reason: str = "") -> Row:
+        return Row("x", {}, variant, {"n": 1}, median_us, reason=reason)
+
+    slow, fast, failed = row("t", 3.0), row("t", 2.0), row("t", math.nan, "too large")
+    assert measure._fastest([row(OURS, 5.0), row(OURS, 4.0), failed, slow, fast]) == [
+        row(OURS, 5.0),
+        row(OURS, 4.0),
+        fast,
+    ]
+    assert measure._fastest([failed])[0].reason == "too large"
+
+
+def test_memory_short_for_the_inputs_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*words: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(measure, "input_sets", short)
+    rows = rows_of(Ours(), SdpaAttention(), monkeypatch=monkeypatch)
+    assert {row.reason for row in rows.values()} == {
+        f"inputs and reference: out of memory ({SMALL})"
+    }
+
+
+def test_of_a_large_problem_rows_of_all_heads_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(SMALL, seq_q=1500, seq_k=20)
+    inputs = ATTENTION.make_inputs(problem, CPU, 1)
+    whole = exact.expected(inputs, problem)
+    assert whole.rows == 3000
+    monkeypatch.setattr(exact, "WHOLE_FLOPS", {"cpu": 1.0, "cuda": 1.0})
+    some = exact.expected(inputs, problem)
+    places = some.places.tolist()
+    assert len(set(places)) == len(places) >= 512 and {0, 1499} <= set(places)
+    assert len({place % 16 for place in places}) == 16
+    assert torch.allclose(some.values, whole.values[:, some.places], rtol=0, atol=1e-13)
+    out = SdpaAttention().run(None, None, *inputs)
+    assert some.error(out) < 1e-5
+    for head in range(3):
+        spoiled = out.clone()
+        spoiled[1, places[7], head * 40] += 1.0
+        assert some.error(spoiled) > 0.1
+
+
+def test_inputs_rotate_through_more_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "cache_bytes", lambda device: 1 << 20)
+    size = 2 * 3 * 4 * 40 * (17 + 15 + 15)
+    count = timing.sets_needed(size, CPU)
+    assert count * size > 2 << 20
+    sets = measure._input_sets(SMALL, CPU)
+    assert len(sets) == count and len({inputs[0].data_ptr() for inputs in sets}) == count
+    assert all(torch.equal(inputs[2], sets[0][2]) for inputs in sets)
+    q = sets[-1][0]
+    assert q.shape == (2, 17, 3, 40) and q.flatten(2).data_ptr() == q.data_ptr()
+
+
+def test_triton_asks_for_few_configs() -> None:
+    pytest.importorskip("triton", reason="no triton: pip install -r requirements/triton.txt")
+    from lib_rocm_sd.bench.attention import triton_run
+
+    for case in CASES:
+        configs = competitors.TritonAttention().configs(None, case.problem)
+        assert 1 < len(configs) <= 3
+    assert triton_run.configs(40) == triton_run.CONFIGS[64]
+    assert triton_run.configs(160) == triton_run.CONFIGS[256]
+
+
+INTERPRETED = """
+import torch
+from lib_rocm_sd.bench.attention import exact, triton_run
+from lib_rocm_sd.bench.attention.triton_kernel import Config
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+
+for sizes in ((2, 3, 37, 77, 40), (1, 2, 32, 64, 64), (1, 2, 20, 32, 160)):
+    for scale in (None, 0.3):
+        problem = AttentionProblem(*sizes)
+        q, k, v, *_ = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)
+        right = exact.expected((q, k, v, None, scale), problem)
+        error = right.error(triton_run.run(Config(32, 32, 4, 1), q, k, v, scale))
+        assert error <= ATTENTION.tolerance(problem), (problem, error)
+"""
+
+
+def test_tritons_kernel_is_right_as_triton_interprets_it() -> None:
+    triton = pytest.importorskip("triton", reason="no triton: requirements/triton.txt")
+    if triton.__version__.startswith("2."):
+        pytest.skip("Triton 2 does not interpret all of it")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_package_that_is_not_there_is_a_reason() -> None:
+    missing = competitors._not_installed("no_such_package", "no_such_package.ops")
+    assert missing == ["no_such_package is not installed"]
+    assert competitors._not_installed("json", "json.decoder") == []
+    (broken,) = competitors._not_installed("json", "json.no_such_module")
+    assert broken.startswith("json cannot be used: ModuleNotFoundError")
+
+
+def some_rows() -> list[Row]:
+    made = []
+    for case in CASES[:2]:
+        problem = {**vars(case.problem)}
+        for name, time in ((OURS, 10.0), (SDPA, 20.0), (FLASH, 40.0), ("Doggettx-like", 900.0)):
+            spread = (time, time * 0.9, time * 1.1, 50, math.nan, 1.0, 1e-4, 512, 0)
+            made.append(Row(case.name, problem, name, None, *spread))
+        made.append(Row(case.name, problem, "xformers", reason="xformers is not installed"))
+    return made
+
+
+def test_the_tables() -> None:
+    lines = text.render("head", some_rows()).splitlines()
+    flash = next(line for line in lines if line.startswith("  sdpa flash"))
+    assert flash.split()[2:6] == ["40.0", "36.0..44.0", "-", "0.25"]
+    assert "  xformers             not timed: xformers is not installed" in lines
+    last = lines[-1].split()
+    assert last[-8:] == ["10.0", "20.0", "40.0", "900.0", "0.50", "0.25", "0.50", "sdpa"]
+    assert lines[-3].split()[:2] == ["case", "dtype"] and lines[-1].startswith(CASES[1].name)
+
+
+def test_the_tables_can_do_without_ours() -> None:
+    rows = [replace(row, reason="no supported GPU", median_us=math.nan) for row in some_rows()]
+    assert text.render("head", rows).splitlines()[-1].split()[-7:] == ["-"] * 7
+    assert text.render("head", []).splitlines()[0] == "head"
+
+
+def test_the_plot_has_a_bar_per_row_and_ends_long_ones() -> None:
+    tree = ElementTree.fromstring(plot.draw(some_rows(), "a <card> & more"))
+    space = "{http://www.w3.org/2000/svg}"
+    white = [each for each in tree.iter(f"{space}rect") if each.attrib["style"] == "fill:white"]
+    bars = [each for each in tree.iter(f"{space}rect") if each not in white]
+    assert len(white) == 3 and len(bars) == 8  # the background, and where a bar is cut
+    assert len({bar.attrib["style"] for bar in bars}) == 4
+    lengths = [float(bar.attrib["width"]) for bar in bars[:4]]
+    assert lengths[1] == pytest.approx(2 * lengths[0], rel=0.01)
+    assert lengths[3] < 6 * lengths[0]
+    words = [node.text or "" for node in tree.findall(f"{space}text")]
+    assert "Attention on a <card> & more, µs a call: less is better" in words
+    assert "900 µs" in words and not any("xformers" in word for word in words)
+    assert ElementTree.fromstring(plot.draw([], "CPU")).tag.endswith("svg")
+
+
+def test_a_document_comes_back(tmp_path: Path) -> None:
+    document = Document({"device": "x"}, tmp_path / "a.json", some_rows())
+    document.write()
+    again = result.read(tmp_path / "a.json")
+    assert not again.complete and again.machine == {"device": "x"}
+    assert str(again.rows) == str(document.rows)
+    for damaged in ("[]", '{"rows": 1, "machine": {}}', '{"rows": [{}], "machine": {}}', "{"):
+        (tmp_path / "b.json").write_text(damaged, encoding="utf-8")
+        with pytest.raises(ValueError, match="no result|Expecting"):
+            result.read(tmp_path / "b.json")
+
+
+def bench(*words: str) -> int:
+    return __main__.main(["bench", "attention", "--device", "cpu", *words])
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "MOST_SETS", 2)
+    monkeypatch.setattr(timing, "WARM_S", 0.001)
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, drawn = tmp_path / "a.json", tmp_path / "a.svg"
+    assert bench("--small", "--runs", "2", "--json", str(made), "--plot", str(drawn)) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n  sub-quadratic-like ") == len(ODD)
+    assert "not timed: written for the comparison, without masks" in printed
+    content = json.loads(made.read_text(encoding="utf-8"))
+    assert content["complete"] and content["machine"]["runs"] == 2
+    assert {row["label"] for row in content["rows"]} == {f"odd {n + 1}" for n in range(len(ODD))}
+    row = next(row for row in content["rows"] if row["variant"] == "sliced")
+    assert row["median_us"] > 0 and row["extra_bytes"] is None and row["problem"]["head_dim"] == 8
+    assert ElementTree.fromstring(drawn.read_text(encoding="utf-8")).tag.endswith("svg")
+    assert bench("--from", str(made), "--variant", "sdpa") == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.usefixtures("brief")
+def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--small", "--runs", "1", "--case", "odd 2", "--case", "d248", "--variant", "SLICED"]
+    assert bench(*words) == 0
+    printed = capsys.readouterr().out
+    assert "odd 7" in printed and "odd 2" in printed and "odd 1" not in printed
+    assert printed.count("\n  sliced ") == 2 and "Doggettx-like" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--case", "nothing"], "no case has nothing"),
+        (["--variant", "nobody"], "has nobody in its name"),
+        (["--plot", "/no/such/folder/x.svg"], "--plot: there is no folder"),
+        (["--runs", "0"], "--runs must be at least 1"),
+        (["--from", "/no/such/file"], "--from /no/such/file"),
+    ],
+)
+def test_bad_options(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--small", *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dtypes_are_both_unless_one_is_named() -> None:
+    class Words:
+        small, case, dtype = False, None, None
+
+    words: Any = Words()
+    assert len(command.problems(words)) == 2 * len(CASES)
+    words.dtype = ["bfloat16"]
+    assert {problem.dtype for _, problem in command.problems(words)} == {"bfloat16"}
+
+
+def test_a_wrong_kernel_of_ours_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], brief: None
+) -> None:
+    wrong = Broken("last value")
+    wrong.name = OURS
+    monkeypatch.setattr(measure, "ALL", (wrong,))
+    assert bench("--small", "--case", "odd 7", "--runs", "1") == 1
+    assert "wrong: error" in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""`python -m lib_rocm_sd bench group_norm` on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import group_norm
+from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
+from tests import simt
+from tests.ops.toy_op import CPU, GFX1100
+from tests.simt.launch import ShimLaunch
+
+PROBLEM = GroupNormProblem(1, 16, 3, 5, "float16", True, True, 4)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", "group_norm", "--small", "--runs", "2", "--device", "cpu"]
+    assert __main__.main([*command, "--json", str(file)]) == 0
+    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    figures = [row for row in rows if not row["reason"]]
+    assert {row["way"] for row in figures} == {"copy", "torch"}
+    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
+    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
+
+
+def test_the_usual_problems_come_in_both_memory_formats() -> None:
+    usual = group_norm.problems(False, "bfloat16")
+    assert len({problem for _, problem in usual}) == len(usual) == 2 * len(GROUP_NORM_SILU.usual)
+    assert {problem.dtype for _, problem in usual} == {"bfloat16"}
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = GROUP_NORM_SILU.variants[0]
+    monkeypatch.setattr(
+        type(ours), "run", lambda self, launch, config, x, *rest: torch.zeros_like(x)
+    )
+    rows = group_norm.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    found = [row for row in rows if row.way == "rocm_sd"]
+    assert len(found) == 3 and all(row.reason == "wrong: error 1.0e+00" for row in found)
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_ours_and_its_steps_are_timed() -> None:
+    assert GFX1100.arch is not None
+    launch = ShimLaunch(GFX1100.arch)
+    with launch.knows():
+        rows = group_norm.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+    ways = [row.way.strip() for row in rows]
+    assert ways == [
+        "copy",
+        "rocm_sd",
+        "statistics",
+        "finalize",
+        "apply",
+        "rocm_sd",
+        "rocm_sd",
+        "torch",
+    ]
+    assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
+    assert "finalize" in group_norm.render("heading", rows)

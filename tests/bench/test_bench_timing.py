@@ -1,0 +1,213 @@
+"""How `bench attention` times a device: against one whose clock is counted here, and on a GPU."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import call
+from lib_rocm_sd.bench.attention import measure, timing
+from lib_rocm_sd.bench.attention.measure import Effort
+from lib_rocm_sd.bench.attention.result import OURS, SDPA
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.planner import default_launcher
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.report import Report
+
+GPU = torch.device("cuda", 0)
+RATE = 2e9
+"""Cycles a second of the device that is played here."""
+
+
+class Device:
+    """A queue in the order of submission, and two clocks in µs: `host` and `end` of the queue."""
+
+    def __init__(self, submit_us: float, work_us: float, with_sleep: bool = True) -> None:
+        self.submit_us, self.work_us = submit_us, work_us
+        self.host = self.end = 0.0
+        self.slept: list[float] = []
+        if with_sleep:
+            self._sleep = self.spin
+
+    def busy(self, us: float) -> None:
+        self.end = max(self.end, self.host) + us
+
+    def call(self, number: int) -> None:
+        self.host += self.submit_us
+        self.busy(self.work_us)
+
+    def spin(self, cycles: int) -> None:
+        self.slept.append(cycles / RATE * 1e6)
+        self.busy(self.slept[-1])
+
+    def synchronize(self, device: Any = None) -> None:
+        self.host = max(self.host, self.end)
+
+    def device(self, device: Any) -> Any:
+        return nullcontext()
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802 - as torch.cuda has it
+        return Mark(self)
+
+
+class Mark:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        self.at = max(self.device.end, self.device.host)
+        self.device.end = self.at
+
+    def query(self) -> bool:
+        return self.device.host >= self.at
+
+    def elapsed_time(self, other: Mark) -> float:
+        return (other.at - self.at) / 1000
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def play(*words: Any, **options: Any) -> Device:
+        made = Device(*words, **options)
+        monkeypatch.setattr(torch, "cuda", made)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: made.host / 1e6)
+        timing._cycles_per_s.cache_clear()
+        return made
+
+    yield play
+    timing._cycles_per_s.cache_clear()
+
+
+def test_a_queued_call_takes_what_the_device_takes(played: Any) -> None:
+    device = played(submit_us=30.0, work_us=4.0)
+    assert timing.queued(device.call, 50, GPU, 30e-6) == pytest.approx([4.0] * 50)
+    assert device.slept[-1] == pytest.approx(1.5 * 50 * 30 + 200)
+    assert timing.waited_for(device.call, 5, GPU) == pytest.approx([34.0] + [30.0] * 4, abs=5)
+
+
+def test_too_short_a_sleep_is_made_longer(played: Any) -> None:
+    device = played(submit_us=30.0, work_us=4.0)
+    assert timing.queued(device.call, 50, GPU, 1e-6) == pytest.approx([4.0] * 50)
+    assert len([us for us in device.slept if us > 200]) >= 2
+
+
+def test_long_calls_keep_the_device_busy_by_themselves(played: Any) -> None:
+    device = played(submit_us=30.0, work_us=9000.0)
+    assert timing.queued(device.call, 5, GPU, 30e-6) == pytest.approx([9000.0] * 5)
+    assert device.host < 0.1e6
+
+
+def test_a_torch_that_cannot_sleep_times_all_the_same(played: Any) -> None:
+    device = played(submit_us=30.0, work_us=50.0, with_sleep=False)
+    times = timing.queued(device.call, 5, GPU, 30e-6)
+    assert times[1:] == pytest.approx([50.0] * 4)
+
+
+def test_warming_up_tells_how_long_a_submission_takes(played: Any) -> None:
+    device = played(submit_us=30.0, work_us=4.0)
+    assert timing.warm_up(device.call, GPU) == pytest.approx(30e-6)
+
+
+def test_the_cache_of_an_amd_card_is_taken_for_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        L2_cache_size = 60 << 20
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert timing.cache_bytes(GPU) == 60 << 20
+    assert timing.sets_needed(4 << 20, GPU) == 32
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert timing.cache_bytes(GPU) == 256 << 20
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
+    assert timing.cache_bytes(GPU) == 256 << 20
+
+
+# -- what a call costs the CPU
+
+
+def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real = call._batch
+
+    def batch(side: Any, inputs: Any, device: Any) -> list[float]:
+        order.append(getattr(side, "__name__", "?"))
+        return real(side, inputs, device, 3)
+
+    monkeypatch.setattr(call, "_batch", batch)
+    problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
+    engine = Engine(report=Report())
+    rows = call.measure("small", problem, torch.device("cpu"), engine, 2 * call.BATCH)
+    assert [row.side for row in rows] == [
+        "engine.attention",
+        "scaled_dot_product_attention",
+        "an empty output",
+    ]
+    assert rows[0].variant == "sdpa" and {row.runs for row in rows} == {6}
+    assert order == ["attention", "torchs", "output_alone"] * 3
+    for row in rows:
+        assert row.p10_us and row.median_us and row.p90_us
+        assert 0 < row.p10_us <= row.median_us <= row.p90_us
+    lines = call.render("head", rows).splitlines()
+    assert len(lines) == 5 and lines[2].split()[6] == "engine.attention"
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
+    monkeypatch.setattr(call, "PROBLEMS", (("small", problem),))
+    made = tmp_path / "call.json"
+    words = ["bench", "call", "--device", "cpu", "--runs", "60", "--json", str(made)]
+    assert __main__.main(words) == 0
+    assert "median of 60 calls" in capsys.readouterr().out
+    content = json.loads(made.read_text(encoding="utf-8"))
+    assert content["machine"]["runs"] == 60
+    assert [row["runs"] for row in content["rows"]] == [100] * 3
+    assert content["rows"][1]["variant"] == "sdpa" and content["rows"][1]["label"] == "small"
+
+
+def test_a_side_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(call.SdpaAttention, "run", fail)
+    problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
+    engine = Engine(report=Report())
+    rows = call.measure("small", problem, torch.device("cpu"), engine, 1)
+    assert rows[1].reason == "RuntimeError: no kernel" and rows[0].median_us
+    assert "not timed: RuntimeError: no kernel" in call.render("head", rows)
+
+
+# -- on a GPU
+
+
+@pytest.mark.gpu
+def test_ours_is_timed_beside_torchs_on_the_device() -> None:
+    info = identify(GPU)
+    assert info.arch is not None
+    launch = default_launcher(GPU, info.arch)
+    problem = AttentionProblem(2, 8, 1024, 77, 40)
+    effort = Effort(20, 0.1, names=(OURS, SDPA, "Doggettx"))
+    rows = {row.variant: row for row in measure.measure("x", problem, GPU, info, launch, effort)}
+    ours, doggettx = rows[OURS], rows["Doggettx-like"]
+    assert not ours.reason and not doggettx.reason and not rows[SDPA].reason
+    assert ours.extra_bytes == 0 and (doggettx.extra_bytes or 0) >= problem.score_bytes
+    assert 0.5 < ours.median_us < doggettx.median_us
+    assert ours.median_us <= 1.2 * ours.waiting_us
+
+
+@pytest.mark.gpu
+def test_a_call_costs_the_cpu_microseconds() -> None:
+    problem = AttentionProblem(2, 8, 64, 64, 160)
+    engine = Engine(report=Report())
+    ours, torchs, _ = call.measure("small", problem, GPU, engine, 2000)
+    assert ours.variant == OURS and not ours.reason and not torchs.reason
+    assert ours.median_us is not None and ours.median_us < 60

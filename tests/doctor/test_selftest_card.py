@@ -1,0 +1,248 @@
+"""The self-test of a whole card: what it runs, what it writes, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lib_rocm_sd import __main__ as command
+from lib_rocm_sd import arch, device
+from lib_rocm_sd.doctor import card as selftest_card
+from lib_rocm_sd.doctor import cases as selftest_cases
+from lib_rocm_sd.doctor.cases import Case
+from lib_rocm_sd.engine import planner, selftest
+from lib_rocm_sd.errors import CompileError, LaunchError
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
+from lib_rocm_sd.runtime import build
+from lib_rocm_sd.runtime.build import CodeObject
+from tests.ops import toy_op
+from tests.ops.toy_op import GFX1100, Doubler, Doubling, Tile
+from tests.vae.vae_models import needs_half
+
+CPU = torch.device("cpu")
+SPEC = KernelSpec("toy.hip", "toy", ())
+MINE = "/home/somebody/.cache/rocm_sd/toy.co"
+
+
+def toy(name: str, work: Callable[[Any], Any] = lambda x: x * 2, rows: int = 5) -> Case:
+    variant = Doubler(name, ours=True, work=work)
+    op = toy_op.op_of(variant)
+    return Case(op, variant, Tile(16), Doubling(rows, 8), (SPEC,))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine whose one GPU is a gfx1100 that has these cases and this launcher."""
+
+    def have(*cases: Case, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
+        monkeypatch.setattr(device, "identify", lambda place: GFX1100)
+        monkeypatch.setattr("lib_rocm_sd.speedtest.machine.identify", lambda place: GFX1100)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(selftest_cases, "cases", lambda row: list(cases))
+        monkeypatch.setattr(planner, "default_launcher", launcher)
+        monkeypatch.setattr(build, "build", lambda spec, row: CodeObject(b"", "clang", False, 1.25))
+        monkeypatch.setattr(build, "build_all", lambda specs, row: None)
+        monkeypatch.setattr(build, "is_cached", lambda spec, row: False)
+
+    return have
+
+
+def run(path: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    status = command.main(["doctor", "--self-test", "--out", str(path), *more])
+    return status, json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_all_passed(card: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card(toy("first"), toy("second", rows=7))
+    status, document = run(tmp_path / "result.json")
+    assert status == 0
+    assert document["format"] == selftest_card.FORMAT
+    assert (document["passed"], document["failed"], document["complete"]) == (2, 0, True)
+    assert document["running"] is None
+    assert document["machine"]["card"] == GFX1100.name
+    assert document["machine"]["gfx"] == "gfx1100"
+    assert {"driver", "rocm", "torch", "os"} <= set(document["machine"])
+    first, second = document["rows"]
+    assert first["variant"] == "first" and second["variant"] == "second"
+    assert first["passed"] and first["error"] <= first["tolerance"]
+    assert first["compilers"] == ["clang"] and first["compile_seconds"] == 1.25
+    assert first["config"] == {"size": 16} and first["seconds"] >= 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{GFX1100.name} (gfx1100): 2 cases; this may take some minutes."
+    assert said[1] == "compiling: 0 of 1 kernels are done"
+    assert said[2].startswith("   1 of 2  ") and "allowed  " in said[2]
+    assert any(line.startswith("2 of 2 cases passed on ") for line in said)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def fails(error: BaseException) -> Callable[[Any], Any]:
+    def work(x: Any) -> Any:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (lambda x: x * 2.5, "wrong by 0.25"),
+        (lambda x: x * float("nan"), "NaN or infinity"),
+        (fails(LaunchError(f"hipModuleLaunchKernel: cannot open {MINE}")), "cannot open PATH"),
+        (fails(RuntimeError("HIP error: out of memory")), "out of memory"),
+        (fails(MemoryError()), "MemoryError"),
+    ],
+)
+def test_a_failure_is_told_and_the_test_goes_on(
+    card: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Any, said: str
+) -> None:
+    card(toy("bad", work), toy("good"))
+    status, document = run(tmp_path / "result.json")
+    assert status == 1
+    assert (document["passed"], document["failed"]) == (1, 1)
+    bad, good = document["rows"]
+    assert said in bad["reason"] and not bad["passed"] and good["passed"]
+    assert "somebody" not in json.dumps(document)
+    told = capsys.readouterr().out
+    assert "1 of 2 cases passed" in told and "FAILED  " in told and "somebody" not in told
+
+
+def test_what_does_not_compile(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card(toy("any"))
+
+    def fail(spec: KernelSpec, row: arch.Arch) -> CodeObject:
+        raise CompileError("clang", f"no {MINE}")
+
+    monkeypatch.setattr(build, "build", fail)
+    status, document = run(tmp_path / "result.json")
+    (row,) = document["rows"]
+    assert status == 1 and row["error"] is None
+    assert row["reason"].startswith("does not compile: CompileError: ")
+    assert "somebody" not in row["reason"]
+
+
+def test_no_driver(card: Any, tmp_path: Path) -> None:
+    def launcher(place: Any, row: arch.Arch) -> Any:
+        raise LaunchError("no HIP runtime is loaded or can be: []")
+
+    card(toy("any"), launcher=launcher)
+    status, document = run(tmp_path / "result.json")
+    assert status == 1
+    assert document["rows"][0]["reason"].startswith("LaunchError: no HIP runtime")
+
+
+def test_where_the_machine_stops_the_file_says_at_which(card: Any, tmp_path: Path) -> None:
+    card(toy("good"), toy("stops", fails(KeyboardInterrupt())))
+    path = tmp_path / "result.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert not document["complete"]
+    assert len(document["rows"]) == 1
+    assert ", stops: Doubling" in document["running"]
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    status = command.main(["doctor", "--self-test", "--out", str(tmp_path / "result.json")])
+    assert status == 2
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "The self-test was not run: no GPU: this is the CPU."
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_number_that_no_gpu_has(card: Any, tmp_path: Path) -> None:
+    card(toy("any"))
+    out = str(tmp_path / "result.json")
+    assert command.main(["doctor", "--self-test", "--gpu", "3", "--out", out]) == 2
+
+
+def test_a_file_that_cannot_be_written(
+    card: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card(toy("any"))
+    out = str(tmp_path / "no" / "result.json")
+    assert command.main(["doctor", "--self-test", "--out", out]) == 2
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_json_goes_to_stdout_and_progress_to_stderr(
+    card: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card(toy("any"))
+    _, document = run(tmp_path / "result.json", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == document
+    assert "1 of 1" in captured.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open(/home/somebody/x y/a.co) failed",
+        r"C:\Users\somebody\AppData\a.dll is missing",
+        "~/somebody/venv/lib/libamdhip64.so: cannot open",
+        "lld: error: '/tmp/somebody/x.o'",
+    ],
+)
+def test_no_folder_is_kept(text: str) -> None:
+    assert "somebody" not in selftest_card._clean(text)
+
+
+def test_shapes_and_ratios_are_kept() -> None:
+    text = "conv 3x3: wrong by 0.1, the tolerance is 0.002 (N1 8/16)"
+    assert selftest_card._clean(text) == text
+
+
+# -- what is run
+
+
+@pytest.mark.parametrize("gfx", arch.amd_table())
+def test_every_kernel_of_the_search_space_is_among_the_cases(gfx: str) -> None:
+    row = arch.table()[gfx]
+    reached = {spec for case in selftest_cases.cases(row) for spec in case.specs}
+    for module in (attention_kernel, conv_kernel, group_norm_kernel):
+        missing = {*module.shipped_specs(row), *module.searched_specs(row)} - reached
+        assert not missing
+
+
+def test_each_case_is_there_once_and_small() -> None:
+    row = arch.table()["gfx1100"]
+    cases = selftest_cases.cases(row)
+    keys = [(case.op.name, case.variant.name, case.config, case.problem) for case in cases]
+    assert len(set(keys)) == len(keys) > 200
+    for case in cases:
+        assert case.specs and case.op.tolerance(case.problem) < 0.05
+        shape = case.op.output_shape(case.problem)
+        assert 0 < torch.Size(shape).numel() < 4_000_000
+
+
+@needs_half
+@pytest.mark.parametrize("place", range(12))
+def test_torchs_own_passes_the_cases(place: int) -> None:
+    """So the problems are sound: inputs, float64, tolerance. One of four problems."""
+    row = arch.table()["gfx1100"]
+    wanted = {(case.op.name, case.problem): case for case in selftest_cases.cases(row)}
+    for case in list(wanted.values())[place::48]:
+        other = case.op.variants[-1]
+        why = other.refusals(None, case.problem)
+        if not why:
+            config = other.configs(None, case.problem)[0]
+            check = selftest.check(case.op, other, config, None, case.problem, CPU)
+            assert not check.reason
+
+
+def test_a_case_that_its_variant_refuses_is_left_out() -> None:
+    row = replace(arch.table()["gfx1100"])
+    for case in selftest_cases.cases(row):
+        assert not case.variant.refusals(row, case.problem)

@@ -1,0 +1,435 @@
+"""The engine: refusals, ranking, self-tests, quarantine, fallbacks, threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.engine import engine as engine_module
+from lib_rocm_sd.engine import planner
+from lib_rocm_sd.errors import LaunchError, NotSupportedError
+from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from tests.ops.toy_op import (
+    CPU,
+    GFX1100,
+    NO_GPU,
+    SELF_TESTS,
+    Doubler,
+    Doubling,
+    Tile,
+    X,
+    engine_of,
+    op_of,
+    raising,
+)
+
+# Refusals and ranking
+
+
+def test_the_highest_preference_that_does_not_refuse_runs() -> None:
+    engine, report = engine_of()
+    best = Doubler("best", 9, refuses=["not today"])
+    op = op_of(Doubler("low", 1), best, Doubler("high", 5))
+    assert torch.equal(engine.run(op, X), X * 2)
+    assert best.seen == []
+    (row,) = report.snapshot()["rows"]
+    assert (row["variant"], row["calls"]) == ("high", 1)
+    assert row["reasons"] == {"best": ["not today"], "low": ["comes after high"]}
+
+
+def test_ours_is_refused_with_the_devices_reasons() -> None:
+    engine, _ = engine_of(NO_GPU)
+    op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs"))
+    plan = engine.plan(Doubling(10, 8), CPU, op)
+    assert plan.variant.name == "theirs"
+    assert plan.refusals == {"ours": ["no GPU: this is the CPU"]}
+
+
+def test_ours_runs_with_the_devices_launcher_and_its_first_config() -> None:
+    launch = object()
+    engine, _ = engine_of(GFX1100, launcher=lambda device, arch: launch)  # type: ignore[arg-type,return-value]
+    ours = Doubler("ours", 9, ours=True, tiles=(Tile(16), Tile(32)))
+    theirs = Doubler("theirs")
+    op = op_of(ours, theirs)
+    engine.run(op, X)
+    assert ours.seen[-1] == (launch, Tile(16), (10, 8))
+    assert theirs.seen == []
+
+
+def test_a_driver_that_cannot_be_used_is_a_refusal() -> None:
+    def launcher(device: torch.device, arch: Any) -> Any:
+        raise LaunchError("libamdhip64.so was not found")
+
+    engine, _ = engine_of(GFX1100, launcher=launcher)
+    plan = engine.plan(
+        Doubling(10, 8), CPU, op_of(Doubler("ours", 9, ours=True), Doubler("theirs"))
+    )
+    assert plan.variant.name == "theirs"
+    assert "libamdhip64.so was not found" in plan.refusals["ours"][0]
+
+
+def test_nothing_left_names_every_reason() -> None:
+    engine, _ = engine_of()
+    op = op_of(Doubler("a", refuses=["too old"]), Doubler("b", work=lambda x: x * 3))
+    with pytest.raises(NotSupportedError, match="too old") as caught:
+        engine.run(op, X)
+    assert "self-test failed" in caught.value.refusals["b"][0]
+
+
+def test_auto_avoids_a_workspace_of_more_than_half_of_the_free_memory() -> None:
+    engine, _ = engine_of(free=1000)
+    op = op_of(Doubler("greedy", 9, workspace_bytes=501), Doubler("modest", 1))
+    plan = engine.plan(Doubling(10, 8), CPU, op)
+    assert plan.variant.name == "modest"
+    assert "Auto allows" in plan.refusals["greedy"][0]
+
+
+def test_memory_takes_the_least_workspace() -> None:
+    engine, _ = engine_of()
+    engine.level = "Memory"
+    op = op_of(Doubler("fast", 9, workspace_bytes=10), Doubler("frugal", 1))
+    assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "frugal"
+
+
+def test_a_change_of_level_plans_anew_and_tests_nothing_twice() -> None:
+    engine, _ = engine_of()
+    fast, frugal = Doubler("fast", 9, workspace_bytes=10), Doubler("frugal", 1)
+    op = op_of(fast, frugal)
+    for level in ("Auto", "Memory", "Auto"):
+        engine.level = level
+        engine.run(op, X)
+    assert fast.calls(10) == 2
+    assert frugal.calls(10) == 1
+    assert len(fast.seen) == 2 + SELF_TESTS
+    with pytest.raises(ValueError, match="Turbo"):
+        engine.level = "Turbo"
+    assert engine.level == "Auto"
+
+
+def test_tensors_that_a_variant_cannot_take_go_to_the_next_one() -> None:
+    def strided(x: torch.Tensor) -> list[str]:
+        return [] if x.stride(1) == 1 else ["the last stride is not 1"]
+
+    engine, report = engine_of()
+    op = op_of(Doubler("picky", 9, refuses_inputs=strided), Doubler("any"))
+    engine.run(op, X)
+    transposed = torch.arange(80.0).reshape(8, 10).t()
+    assert torch.equal(engine.run(op, transposed), transposed * 2)
+    used = {row["variant"]: row["reasons"] for row in report.snapshot()["rows"]}
+    assert used["any"] == {"picky": ["the last stride is not 1"]}
+
+
+def test_a_callers_mistake_is_raised_and_quarantines_nothing() -> None:
+    engine, report = engine_of()
+    op = op_of(Doubler("only"))
+    with pytest.raises(ValueError, match=r"\(2, 2, 2\)"):
+        engine.run(op, torch.zeros(2, 2, 2))
+    engine.run(op, X)
+    assert report.snapshot()["events"] == []
+
+
+def test_inputs_without_elements_give_zeros_and_run_nothing() -> None:
+    engine, _ = engine_of()
+    only = Doubler("only")
+    output = engine.run(op_of(only), torch.zeros(0, 8, dtype=torch.float16))
+    assert (output.shape, output.dtype) == ((0, 8), torch.float16)
+    assert only.seen == []
+
+
+# Failures at run time
+
+
+def test_a_variant_that_fails_at_run_time_is_quarantined_and_the_call_goes_on() -> None:
+    engine, report = engine_of()
+    fragile = Doubler("fragile", 9, work=raising(LaunchError("status 719"), SELF_TESTS))
+    op = op_of(fragile, Doubler("solid"))
+    assert torch.equal(engine.run(op, X), X * 2)
+    assert torch.equal(engine.run(op, X), X * 2)
+    assert fragile.calls(10) == 1
+    (event,) = report.snapshot()["events"]
+    assert "fragile is not used on cpu: failed: LaunchError: status 719" in event
+    (row,) = report.snapshot()["rows"]
+    assert (row["variant"], row["calls"]) == ("solid", 2)
+    assert row["reasons"]["fragile"] == ["failed: LaunchError: status 719"]
+
+
+def test_a_run_time_failure_bars_one_class_only() -> None:
+    engine, _ = engine_of()
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if x.shape == (10, 8):
+            raise LaunchError("status 719")
+        return x * 2
+
+    fragile = Doubler("fragile", 9, work=work)
+    op = op_of(fragile, Doubler("solid"))
+    engine.run(op, X)
+    engine.run(op, torch.ones(10, 16))
+    assert fragile.calls(10) == 2
+    engine.run(op, torch.ones(12, 8))
+    assert fragile.calls(12) == 0
+
+
+def test_where_all_fail_the_first_error_is_raised_and_nothing_stays_barred() -> None:
+    engine, report = engine_of()
+    broken = [True]
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if broken[0] and x.shape[0] == 10:
+            raise RuntimeError("an illegal memory access was encountered")
+        return x * 2
+
+    first, second = Doubler("first", 9, work=work), Doubler("second", work=work)
+    op = op_of(first, second)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.run(op, X)
+    assert (first.calls(10), second.calls(10)) == (1, 1)
+    broken[0] = False
+    engine.run(op, X)
+    assert first.calls(10) == 2
+    assert report.snapshot()["events"] == []
+
+
+def test_out_of_memory_of_the_fallback_is_passed_on() -> None:
+    engine, _ = engine_of()
+    error = torch.cuda.OutOfMemoryError("HIP out of memory")
+    op = op_of(
+        Doubler("fragile", 9, work=raising(LaunchError("status 719"), SELF_TESTS)),
+        Doubler("full", work=raising(error, SELF_TESTS)),
+    )
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        engine.run(op, X)
+
+
+# Threads, graph capture, torch.compile
+
+
+def test_two_threads_share_one_first_use() -> None:
+    engine, report = engine_of()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return x * 2
+
+    only = Doubler("only", work=slow)
+    op = op_of(only)
+    gate = threading.Barrier(4)
+    outputs: list[torch.Tensor] = []
+
+    def work() -> None:
+        gate.wait()
+        outputs.append(engine.run(op, X))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(output, X * 2) for output in outputs)
+    assert len(only.seen) == 4 + SELF_TESTS
+    assert report.snapshot()["rows"][0]["calls"] == 4
+
+
+def test_a_graph_capture_tests_nothing_and_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recording = [True]
+    for module in (planner, engine_module):
+        monkeypatch.setattr(module, "is_recording", lambda device: recording[0])
+    engine, report = engine_of(GFX1100)
+    ours, theirs = Doubler("ours", 9, ours=True), Doubler("theirs")
+    op = op_of(ours, theirs)
+    engine.run(op, X)
+    assert (len(ours.seen), len(theirs.seen)) == (0, 1)
+    recording[0] = False
+    engine.run(op, X)
+    assert ours.calls(10) == 1
+    recording[0] = True
+    engine.run(op, X)
+    assert ours.calls(10) == 2
+    assert report.snapshot()["events"] == []
+
+
+def test_torch_compile_traces_through_torchs_own_variant() -> None:
+    from lib_rocm_sd.engine.engine import engine
+
+    q = torch.randn(2, 12, 2, 16)
+    whole = hasattr(torch.compiler, "is_compiling")  # else the graph breaks at the engine
+    compiled = torch.compile(
+        lambda a: engine.attention(a, a, a) + 1, backend="eager", fullgraph=whole
+    )
+    try:
+        output = compiled(q)
+    except ImportError as error:
+        pytest.skip(f"torch.compile cannot be used here: {error}")
+    assert torch.allclose(output.double(), reference(q, q, q) + 1, atol=1e-5)
+
+
+# What a user is told
+
+
+def test_usable_and_the_status_line() -> None:
+    good = op_of(Doubler("ours", ours=True), Doubler("theirs"))
+    bad = op_of(Doubler("ours", ours=True, work=lambda x: x * 3), Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    assert engine.usable(CPU, good) == []
+    assert engine.status_line(CPU, op=good) == "attention runs on our kernel (gfx1100)"
+    engine.reset()
+    assert "self-test failed" in engine.usable(CPU, bad)[0]
+    line = engine.status_line(CPU, op=bad)
+    assert line.startswith("not active: the kernel for gfx1100 cannot be used: self-test failed")
+    assert line.endswith("; the WebUI's own optimizer is used")
+    engine.reset()
+    assert engine.usable(CPU, op_of(Doubler("theirs"))) == ["there is no kernel for doubling"]
+
+
+def test_what_is_known_is_told_without_waiting() -> None:
+    op = op_of(Doubler("ours", ours=True), Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    assert engine.known(CPU, op) is None
+    assert engine.usable(CPU, op) == []
+    told: list[object] = []
+    with engine._lock:  # some thread measures
+        thread = threading.Thread(target=lambda: told.append(engine.known(CPU, op)))
+        thread.start()
+        thread.join(5)
+    assert told == [[]]
+    engine._planner.quarantine(op, op.variants[0], 1, op.usual[0][1], CPU, "planted")
+    assert engine.known(CPU, op) is None  # it may have been barred
+    engine.usable(CPU, op)
+    assert engine.known(CPU, op) is not None
+    engine.reset()
+    assert engine.known(CPU, op) is None
+
+
+def test_what_is_pending_is_neither_compiled_nor_tested() -> None:
+    ours = Doubler("ours", ours=True)
+    op = op_of(ours, Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    engine.pending = lambda name: f"compiling {name}, 1 of 2"
+    reason = f"compiling {op.name}, 1 of 2"
+    assert engine.usable(CPU, op) == [reason]
+    assert engine.known(CPU, op) == [reason]
+    assert engine.status_line(CPU, "wait", op) == f"not active: {reason}; wait"
+    assert not ours.seen
+    engine.pending = lambda name: ""
+    assert engine.usable(CPU, op) == []
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (NO_GPU, "no supported GPU (this is the CPU)"),
+        (replace(GFX1100, reasons=("an NVIDIA card; kernels are for AMD",)), "an NVIDIA card"),
+        (replace(GFX1100, backend="zluda", reasons=("torch runs through ZLUDA",)), "ZLUDA"),
+    ],
+)
+def test_the_status_line_of_a_device_that_is_not_ours(info: Any, words: str) -> None:
+    engine, _ = engine_of(info)
+    ours = Doubler("ours", ours=True)
+    line = engine.status_line(CPU, otherwise="nothing changes", op=op_of(ours))
+    assert line.startswith("not active: ")
+    assert words in line
+    assert line.endswith("; nothing changes")
+    assert ours.seen == []
+
+
+def test_notes_are_part_of_the_status_line() -> None:
+    engine, _ = engine_of(replace(GFX1100, notes=("HSA_OVERRIDE_GFX_VERSION=11.0.0 is set",)))
+    line = engine.status_line(CPU, op=op_of(Doubler("ours", ours=True)))
+    assert line.endswith("(gfx1100); HSA_OVERRIDE_GFX_VERSION=11.0.0 is set")
+
+
+def test_checks_have_error_and_tolerance_of_every_variant_that_could_run() -> None:
+    engine, _ = engine_of()
+    op = op_of(
+        Doubler("exact"), Doubler("off", work=lambda x: x * 2.2), Doubler("no", refuses=["no"])
+    )
+    found = engine.checks(Doubling(10, 8), CPU, op)
+    assert set(found) == {"exact", "off"}
+    assert (found["exact"].error, found["exact"].reason) == (0.0, "")
+    assert found["off"].error == pytest.approx(0.1)
+    assert found["off"].error > found["off"].tolerance
+
+
+def test_a_call_costs_little_beyond_the_launch() -> None:
+    engine, _ = engine_of()
+    op = replace(
+        ATTENTION, name="nothing", variants=(_Nothing(),), tolerance=lambda p: float("inf")
+    )
+    q = torch.zeros(1, 4, 1, 8)
+    engine.run(op, q, q, q, None, None)
+    best_us = float("inf")
+    for _ in range(20):
+        begin = time.perf_counter()
+        for _ in range(500):
+            engine.run(op, q, q, q, None, None)
+        best_us = min(best_us, (time.perf_counter() - begin) / 500 * 1e6)
+    assert best_us < 50  # about 5 on an idle machine
+
+
+class _Nothing(MatrixAttention):
+    name = "nothing"
+    ours = False
+    output = torch.zeros(2, 77, 16)
+
+    def refusals(self, arch: Any, problem: Any) -> list[str]:
+        return []
+
+    def configs(self, arch: Any, problem: Any) -> tuple[Any]:
+        return (None,)
+
+    def run(self, launch: Any, config: Any, q: Any, *rest: Any) -> torch.Tensor:
+        return self.output[:, : q.shape[1]]
+
+
+def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked, cpu = [0.0], list[torch.device](), torch.device("cpu")
+
+    def counted(device: torch.device) -> int:
+        asked.append(device)
+        return len(asked)
+
+    monkeypatch.setattr(planner, "free_bytes", counted)
+    free = planner.LatelyFree(lambda: now[0])
+    assert [free(cpu), free(cpu)] == [1, 1]
+    monkeypatch.setattr(planner.headroom, "reserved_bytes", 1 << 30)
+    assert [free(cpu), free(torch.device("meta")), free(cpu)] == [2, 3, 4]
+    now[0] = planner.FREE_KNOWN_S
+    assert free(cpu) == 5
+
+
+def test_a_tuned_config_that_is_wrong_gives_way_to_the_safe_one() -> None:
+    engine, report = engine_of(GFX1100)
+    tiles = {Tile(1): lambda x: x * 3, Tile(2): lambda x: x * 2}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles, safe=Tile(2))
+    op = op_of(ours, Doubler("theirs"))
+    assert engine.usable(CPU, op) == []
+    assert torch.equal(engine.run(op, X), X * 2)
+    plan = engine.plan(Doubling(10, 8), CPU, op)
+    assert (plan.variant.name, plan.config) == ("ours", Tile(2))
+    assert "self-test failed" in report.snapshot()["events"][0]
+
+
+def test_a_tuned_config_that_fails_later_gives_way_to_the_safe_one() -> None:
+    engine, _ = engine_of(GFX1100)
+    tiles = {Tile(1): raising(LaunchError("status 1"), SELF_TESTS), Tile(2): lambda x: x * 2}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles, safe=Tile(2))
+    op = op_of(ours, Doubler("theirs"))
+    assert torch.equal(engine.run(op, X), X * 2)
+    assert engine.plan(Doubling(10, 8), CPU, op).config == Tile(2)
+
+
+def test_what_is_wrong_with_a_table_is_told_once() -> None:
+    engine, report = engine_of(GFX1100)
+    op = op_of(Doubler("ours", 9, ours=True, noted=("the table is ignored",)), Doubler("theirs"))
+    for rows in (10, 20):
+        engine.plan(Doubling(rows, 8), CPU, op)
+    assert report.snapshot()["events"] == ["the table is ignored"]

@@ -1,0 +1,285 @@
+"""A bound call of the attention kernel gives it what an unbound one does, from many threads too."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.arch import table
+from lib_rocm_sd.engine import engine as engines
+from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.errors import LaunchError
+from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
+from lib_rocm_sd.ops.base import KernelSpec
+from tests.ops.toy_op import GFX1100, engine_of
+
+CONFIGS = [each for arch in table().values() for dim in (40, 128) for each in configs(arch, dim)]
+CONFIG = configs(table()["gfx1100"], 40)[0]
+OURS = MatrixAttention()
+
+
+@dataclass
+class Launches:
+    """Notes what each launch is given. `pause_s`: between being called and reading."""
+
+    pause_s: float = 0.0
+    seen: list[tuple[Any, ...]] = field(default_factory=list)
+    prepared: int = 0
+    fails: bool = False
+
+    def __call__(
+        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
+    ) -> None:
+        time.sleep(self.pause_s)
+        if self.fails:
+            raise LaunchError("no")
+        self.seen.append((spec, grid, block, bytes(params), device))
+
+    def prepare(
+        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
+    ) -> Callable[[], None]:
+        self.prepared += 1
+        return lambda: self(spec, grid, block, params, device)
+
+
+def tensors(
+    seq_q: int = 17, seq_k: int = 9, head_dim: int = 40, dtype: torch.dtype = torch.float16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = torch.randn(2, seq_q, 3, head_dim).to(dtype)
+    k, v = (torch.randn(2, seq_k, 3, head_dim).to(dtype) for _ in range(2))
+    return q, k, v
+
+
+def without_output(params: bytes) -> list[Any]:
+    read = AttentionParams.from_buffer_copy(params)
+    values = {field[0]: getattr(read, field[0]) for field in AttentionParams._fields_}
+    assert values.pop("out")
+    return [(n, list(v) if isinstance(v, ctypes.Array) else v) for n, v in values.items()]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """The same shape with heads before the sequence in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same strides, no longer at a multiple of 16 bytes."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+
+def odd_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows that are not a multiple of 16 bytes apart."""
+    return torch.zeros(*x.shape[:3], x.shape[3] + 1, dtype=x.dtype)[..., :-1].copy_(x)
+
+
+@pytest.mark.parametrize("change", [lambda x: x, turned, shifted, odd_rows])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bound_call_launches_what_an_unbound_one_does(
+    change: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    launch = Launches()
+    q, k, v = tensors(dtype=dtype)
+    for place in range(3):
+        inputs: list[Any] = [q, k, v]
+        inputs[place] = change(inputs[place])
+        bound = OURS.bound(launch, CONFIG, *inputs)
+        for scale in (None, None, 0.25, -3.0, 0.0, None):
+            launch.seen.clear()
+            calls: list[Callable[..., torch.Tensor]] = [bound, OURS.run]
+            outs = [call(launch, CONFIG, *inputs, None, scale) for call in calls]
+            assert outs[0].shape == outs[1].shape == (2, 17, 120)
+            assert outs[0].dtype == dtype and outs[0].is_contiguous()
+            first, second = launch.seen
+            assert without_output(first[3]) == without_output(second[3])
+            assert first[:3] == second[:3] and first[4] == second[4]
+            assert AttentionParams.from_buffer_copy(first[3]).out == outs[0].data_ptr()
+
+
+def test_other_tensors_of_the_same_strides_are_told_apart() -> None:
+    launch = Launches()
+    one, other = tensors(), tensors()
+    bound = OURS.bound(launch, CONFIG, *one)
+    misaligned = (other[0], shifted(other[1]), other[2])
+    for inputs in (one, other, misaligned, one):
+        bound(launch, CONFIG, *inputs)
+        read = AttentionParams.from_buffer_copy(launch.seen[-1][3])
+        assert (read.q, read.k, read.v) == tuple(tensor.data_ptr() for tensor in inputs)
+        assert bool(read.aligned) == (inputs is not misaligned)
+    assert launch.prepared == 1
+
+
+def test_without_a_launcher_that_prepares_and_with_a_mask_it_is_run() -> None:
+    q, k, v = tensors()
+
+    plain: Any = lambda *words: None  # noqa: E731
+    assert OURS.bound(plain, CONFIG, q, k, v) == OURS.run
+    assert OURS.bound(Launches(), CONFIG, q, k, v, torch.ones(17, 9)) == OURS.run
+
+
+def test_threads_do_not_share_arguments() -> None:
+    launch = Launches(pause_s=0.002)
+    bound = OURS.bound(launch, CONFIG, *tensors())
+    expected: dict[int, tuple[int, ...]] = {}
+    kept: list[Any] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            inputs = tensors()
+            out = bound(launch, CONFIG, *inputs, None, float(number + 1))
+            kept.append((inputs, out))
+            expected[out.data_ptr()] = (*(x.data_ptr() for x in inputs), number + 1)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(launch.seen) == 120 and 1 < launch.prepared <= 6
+    for _, _, _, params, _ in launch.seen:
+        read = AttentionParams.from_buffer_copy(params)
+        factor = read.scale * 0.6931472
+        assert (read.q, read.k, read.v, round(factor)) == expected[read.out]
+
+
+def test_a_failed_launch_leaves_nothing_behind() -> None:
+    launch = Launches(fails=True)
+    q, k, v = tensors()
+    bound = OURS.bound(launch, CONFIG, q, k, v)
+    with pytest.raises(LaunchError):
+        bound(launch, CONFIG, q, k, v)
+    launch.fails = False
+    bound(launch, CONFIG, q, k, v)
+    assert AttentionParams.from_buffer_copy(launch.seen[0][3]).q == q.data_ptr()
+
+
+def test_it_keeps_no_tensor() -> None:
+    launch = Launches()
+    q, k, v = tensors()
+    bound = OURS.bound(launch, CONFIG, q, k, v)
+    out = bound(launch, CONFIG, q, k, v)
+    gone = [weakref.ref(tensor) for tensor in (q, k, v, out)]
+    del q, k, v, out
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4 and callable(bound)
+
+
+# -- through the engine
+
+
+def engine_with(launch: Launches, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """An engine whose self-tests, which need a GPU, are passed."""
+    monkeypatch.setattr(selftest, "check", lambda *words: selftest.Check(0.0, 1.0))
+    return engine_of(GFX1100, launcher=lambda device, arch: launch)
+
+
+def test_the_engine_binds_once_per_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launches()
+    engine, report = engine_with(launch, monkeypatch)
+    q, k, v = tensors()
+    with torch.no_grad():
+        for _ in range(3):
+            engine.attention(q, k, v)
+            engine.attention(q, k, v, None, 0.5)
+        assert launch.prepared == 2  # a scale is given, or not
+        engine.attention(turned(q), k, v)
+        engine.attention(q, turned(k), v)
+        engine.attention(q, k, odd_rows(v))
+        engine.attention(shifted(q), k, v)
+        assert launch.prepared == 5
+    for _, _, _, params, _ in launch.seen[6:9]:
+        read = AttentionParams.from_buffer_copy(params)
+        strides = (read.q_stride[:], read.k_stride[:], read.v_stride[:])
+        assert strides != tuple(list(x.stride()[:3]) for x in (q, k, v))
+    assert AttentionParams.from_buffer_copy(launch.seen[9][3]).aligned == 0
+    (row,) = (row for row in report.snapshot()["rows"] if row["calls"])
+    assert row["variant"] == "rocm_sd" and row["calls"] == 10
+
+
+def test_ever_other_strides_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launches()
+    engine, _ = engine_with(launch, monkeypatch)
+    monkeypatch.setattr(engines, "MOST_ROUTES", 3)
+    _, k, v = tensors()
+    for rows in range(8):
+        wide = torch.zeros(2, 17 + rows, 3, 40, dtype=torch.float16)
+        engine.attention(wide[:, :17], k, v)
+        assert len(engine._routes) <= 3
+    assert launch.prepared == 8
+
+
+def test_what_changes_a_plan_changes_it_for_bound_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launches()
+    engine, report = engine_with(launch, monkeypatch)
+    q, k, v = tensors(dtype=torch.bfloat16)
+    engine.attention(q, k, v)
+    engine.attention(q.clone().requires_grad_(), k, v)
+    with torch.no_grad():
+        engine.attention(q.clone().requires_grad_(), k, v)
+    assert len(launch.seen) == 2
+    engine.level = "Memory"
+    engine.attention(q, k, v)
+    engine.reset()
+    engine.attention(q, k, v)
+    assert launch.prepared == 4
+    launch.fails = True
+    expected = ATTENTION.reference(q, k, v)
+    assert (engine.attention(q, k, v).double() - expected).abs().max() < 0.05
+    launch.fails = False
+    engine.attention(q, k, v)
+    assert len(launch.seen) == 4 and "is not used" in report.snapshot()["events"][0]
+
+
+def test_masks_and_other_shapes_go_their_own_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launches()
+    engine, _ = engine_with(launch, monkeypatch)
+    q, k, v = tensors()
+    with torch.no_grad():
+        engine.attention(q, k, v, torch.ones(17, 9, dtype=torch.bool))
+        assert launch.prepared == 0 and AttentionParams.from_buffer_copy(launch.seen[0][3]).mask
+        engine.attention(*tensors(seq_k=11))
+        assert launch.prepared == 1
+        with pytest.raises(ValueError, match="q and k must agree"):
+            engine.attention(q, *tensors(head_dim=48)[1:])
+        with pytest.raises(ValueError, match="k and v must have one shape"):
+            engine.attention(q, k, tensors(seq_k=11)[2])
+        with pytest.raises(ValueError, match="one dtype"):
+            engine.attention(q, k, v.float())
+
+
+def test_an_op_that_is_not_bound_is_told_apart_by_last_strides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch = Launches()
+    engine, _ = engine_with(launch, monkeypatch)
+    op = replace(ATTENTION, by_strides=False)
+    q, k, v = tensors()
+    for queries in (q, turned(q)):
+        engine.run(op, queries, k, v, None, None)
+        read = AttentionParams.from_buffer_copy(launch.seen[-1][3])
+        assert read.q_stride[:] == list(queries.stride()[:3])
+    assert launch.prepared == 0 and len(engine._routes) == 1
+
+
+@pytest.mark.parametrize("beyond", [0, 8])
+def test_rows_very_far_apart_are_not_said_to_be_aligned(beyond: int) -> None:
+    """The kernel reads aligned ones at 32-bit offsets from the first row of a tile."""
+    stride = LARGEST_ROW_STRIDE + beyond
+    storage = torch.empty(stride + 40, dtype=torch.float16)
+    far = storage.as_strided((1, 2, 1, 40), (2 * stride, stride, 40, 1))
+    near = torch.empty(1, 2, 1, 40, dtype=torch.float16)
+    launches = Launches()
+    OURS.run(launches, CONFIG, near, near, far)
+    params = AttentionParams.from_buffer_copy(launches.seen[0][3])
+    assert params.aligned == (beyond == 0)
+    assert 2 * LARGEST_ROW_STRIDE * max(config.block_q for config in CONFIGS) < 1 << 32

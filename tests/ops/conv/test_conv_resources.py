@@ -1,0 +1,76 @@
+"""What a compiler makes of the convolutions that are shipped: no spills, LDS and waves enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lib_rocm_sd.arch import Arch, table
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv import kernel
+from lib_rocm_sd.ops.conv.kernel import Form
+from lib_rocm_sd.runtime import codeobject, compilers, source
+from lib_rocm_sd.runtime.compiler import Compiler
+
+ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
+LARGEST = (
+    (Form("3x3", norm=True, shortcut="conv", statistics=True), 512, False),
+    (Form("3x3", norm=True, shortcut="identity", statistics=True), 256, True),
+    (Form("3x3", norm=True, shortcut="conv", statistics=True), 256, True),
+    (Form("3x3", norm=True, shortcut="conv", statistics=True), 128, False),
+    (Form("3x3", norm=True, shortcut="identity"), 128, False),
+    (Form("3x3", norm=True), 3, False),
+    (Form("3x3", statistics=True, chunk_c=16), 512, False),
+    (Form("3x3 stride 2", statistics=True, chunk_c=16), 512, False),
+    (Form("upsample", statistics=True), 512, False),
+)
+"""With output channels and in_place; the other forms leave something out."""
+
+
+def clang(arch: Arch) -> Compiler:
+    refused: list[str] = []
+    for compiler in compilers.all_compilers():
+        if compiler.name == "clang":
+            why = compiler.refusals(arch)
+            if not why:
+                return compiler
+            refused += why
+    pytest.skip(f"no clang for {arch.gfx}: {'; '.join(refused)}")
+
+
+def check(compiler: Compiler, spec: KernelSpec, arch: Arch, block: int) -> None:
+    text = source.flatten(spec.source)
+    defines = {**arch.defines(), **dict(spec.defines)}
+    code = compiler.compile(text, spec.entry, arch, defines, spec.source)
+    (found,) = codeobject.resources(code)
+    what = f"{arch.gfx} {spec}: {found}"
+    assert (found.vgpr_spills, found.sgpr_spills, found.scratch_bytes) == (0, 0, 0), what
+    assert found.lds_bytes <= 65536, what
+    assert codeobject.waves_per_simd(arch, found, block) >= 2, what
+
+
+@pytest.mark.parametrize("gfx", ONE_OF_EACH)
+def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> None:
+    arch = table()[gfx]
+    compiler = clang(arch)
+    for form, out, in_place in LARGEST:
+        config = kernel.configs(arch, form, out, in_place)[0]
+        assert kernel.spec(form, config) in kernel.shipped_specs(arch)
+        check(compiler, kernel.spec(form, config), arch, config.block)
+    form = replace(LARGEST[0][0], dtype="bfloat16")
+    config = kernel.configs(arch, form, 512)[0]
+    check(compiler, kernel.spec(form, config), arch, config.block)
+
+
+@pytest.mark.parametrize("gfx", [gfx for gfx, arch in table().items() if arch.is_amd])
+def test_configs_are_apt(gfx: str) -> None:
+    arch = table()[gfx]
+    for form, out, in_place in kernel._shipped_launches():
+        found = kernel.configs(arch, form, out, in_place)
+        assert found and len(set(found)) == len(found)
+        for config in found:
+            assert config.block <= 1024 and config.rows >= kernel.LEAST_ROWS
+            assert 16 % config.rows == 0  # a band begins and ends with rows of work-groups
+            if in_place and form.shortcut == "conv":
+                assert config.block_co >= out

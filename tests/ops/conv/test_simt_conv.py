@@ -1,0 +1,114 @@
+"""The convolutions' source executed on the CPU, as each matrix unit would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.weights import ConvWeights, phase_weights
+from tests import simt
+from tests.simt.attention import UNITS
+from tests.simt.launch import ShimLaunch
+
+pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+
+CASES = (
+    ConvProblem("3x3", 2, 9, 19, 16, 24),
+    ConvProblem("3x3", 1, 3, 1, 16, 40, "bfloat16"),
+    ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
+    ConvProblem("3x3", 1, 5, 18, 64, 32, "float16", True, "conv", 48, True),
+    ConvProblem("3x3", 1, 9, 33, 32, 3, "float16", True),
+    ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16"),
+    ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
+)
+
+
+def run_shim(
+    problem: ConvProblem, gfx: str, inputs: Any, config: int = 0, sanitize: str | None = None
+) -> Any:
+    """What the kernel gives, through MatrixConv.run."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    variant = MatrixConv(problem.kind)
+    launch = ShimLaunch(arch, 1, sanitize)
+    weights: ConvWeights = inputs[4]
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    with launch.knows(*tensors, weights.weight, weights.bias):
+        return variant.run(launch, variant.configs(arch, problem)[config], *inputs)
+
+
+def largest_error(output: torch.Tensor, exact: torch.Tensor) -> float:
+    return (output.double() - exact).abs().max().item()
+
+
+def check(problem: ConvProblem, gfx: str, **how: Any) -> None:
+    """Error at most twice that of torch's own convolution in the same half type."""
+    op = CONVS[problem.kind]
+    inputs = op.make_inputs(problem, torch.device("cpu"), 5)
+    exact, exact_norm = op.reference(*inputs)
+    output, norm = run_shim(problem, gfx, inputs, **how)
+    plain = (*inputs[:5], None, None)
+    torchs_own, _ = op.variants[-1].run(None, None, *plain)
+    assert largest_error(output, exact) <= 2 * largest_error(torchs_own, exact)
+    assert not output[..., problem.out_channels :].any()
+    if problem.statistics:
+        assert largest_error(norm, exact_norm) <= 2e-3 * exact_norm.abs().max().item()
+
+
+@pytest.mark.parametrize("problem", CASES, ids=str)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_a_convolution_is_right_on_every_unit(gfx: str, problem: ConvProblem) -> None:
+    check(problem, gfx)
+
+
+@pytest.mark.parametrize("gfx", UNITS)
+def test_other_configs_are_right(gfx: str) -> None:
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for config in range(1, len(MatrixConv("3x3").configs(arch, CASES[3]))):
+        check(CASES[3], gfx, config=config)
+
+
+@pytest.mark.parametrize("problem", [CASES[3], CASES[5], CASES[6]], ids=str)
+def test_no_access_outside_of_any_buffer(problem: ConvProblem) -> None:
+    check(problem, "gfx1100", sanitize="address,undefined")
+
+
+def test_no_races() -> None:
+    check(replace(CASES[3], in_channels=96), "gfx1200", sanitize="thread")
+
+
+@pytest.mark.parametrize("kind", list(CONVS))
+def test_too_large_a_value_sets_the_overflow_flag(kind: str) -> None:
+    problem = ConvProblem(kind, 1, 4, 4, 16, 16)
+    for factor, flag in ((1.0, 0), (4e4, 1)):
+        x, *rest = CONVS[kind].make_inputs(problem, torch.device("cpu"), 1)
+        overflow = torch.zeros(1, dtype=torch.int32)
+        run_shim(problem, "gfx1100", (x * factor, *rest[:5], overflow))
+        assert overflow.item() == flag
+
+
+def test_without_an_overflow_flag_too_large_a_value_is_infinity() -> None:
+    problem = ConvProblem("3x3", 1, 4, 4, 16, 16)
+    x, *rest = CONVS["3x3"].make_inputs(problem, torch.device("cpu"), 1)
+    output, _ = run_shim(problem, "gfx1100", (x * 4e4, *rest[:6]), sanitize="address,undefined")
+    assert output.isinf().any()
+
+
+def test_phase_weights_are_upsampling_and_convolution() -> None:
+    weight = torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    x = torch.randn(1, 2, 5, 7, dtype=torch.float64)
+    large = torch.nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+    exact = torch.nn.functional.conv2d(large, weight, padding=1)
+    for phase, small in enumerate(phase_weights(weight)):
+        py, px = divmod(phase, 2)
+        padded = torch.nn.functional.pad(x, (1 - px, px, 1 - py, py))
+        output = torch.nn.functional.conv2d(padded, small)
+        assert (output - exact[:, :, py::2, px::2]).abs().max() < 1e-12

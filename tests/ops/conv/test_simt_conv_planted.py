@@ -1,0 +1,69 @@
+"""Mistakes planted in copies of the convolutions' source: each must be caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from tests import simt
+from tests.simt.launch import ShimLaunch
+
+pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+
+HEADER = "common/conv.h"
+BARRIERS = len(simt.places("barrier();", HEADER))
+IN_PLACE = ConvProblem("3x3", 1, 9, 17, 96, 128, "float16", True, "conv", 128, True, True)
+PLANTED = (
+    ("y >= 0 && y < (int)p.h && x", "y < (int)p.h && x"),
+    ("x >= 0 && x < (int)p.w;", "x >= 0 && x <= (int)p.w;"),
+    ("if (!real && item < kItems) {", "if (!real && item < 0) {"),
+    ("first_x + n < (int)p.out_w &&", "first_x + n <= (int)p.out_w &&"),
+    ("if (pixel_y(j) >= (int)p.out_h) continue;", ""),
+    ("return pixel_y(j) < (int)p.out_h &&", "return"),
+    ("step * step * (all * share)", "step * step * share"),
+)
+
+
+def verdict(problem: ConvProblem, old: str, new: str, place: int, sanitize: str | None) -> str:
+    """ "right", "wrong", or what the program said, with `old` replaced in the header."""
+    arch = by_gfx("gfx1200")
+    assert arch is not None
+    op, variant = CONVS[problem.kind], MatrixConv(problem.kind)
+    inputs = op.make_inputs(problem, torch.device("cpu"), 5)
+    exact, exact_norm = op.reference(*op.make_inputs(problem, torch.device("cpu"), 5))
+    launch = ShimLaunch(arch, 1, sanitize, simt.planted(HEADER, old, new, place))
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    weights = inputs[4]
+    try:
+        with launch.knows(*tensors, weights.weight, weights.bias):
+            y, norm = variant.run(launch, variant.configs(arch, problem)[0], *inputs)
+    except simt.SimtError as error:
+        return str(error)
+    near = torch.allclose(y.double(), exact, atol=2e-2) and torch.allclose(
+        norm.double(), exact_norm, rtol=2e-3, atol=2e-3
+    )
+    return "right" if near else "wrong"
+
+
+@pytest.mark.parametrize("barrier", range(BARRIERS))
+def test_a_removed_barrier_is_a_race(barrier: int) -> None:
+    reason = simt.missing("thread")
+    if reason:
+        pytest.skip(reason)
+    assert BARRIERS == 3
+    found = verdict(IN_PLACE, "barrier();", "(void)0;", barrier, "thread")
+    assert "data race" in found
+
+
+@pytest.mark.parametrize(("old", "new"), PLANTED, ids=[old for old, _ in PLANTED])
+def test_a_wrong_edge_or_merge_is_noticed(old: str, new: str) -> None:
+    problem = ConvProblem("3x3", 1, 9, 17, 32, 32, "float16", True, statistics=True)
+    assert verdict(problem, old, old, 0, None) == "right"
+    found = verdict(problem, old, new, 0, None)
+    if found == "right" and not simt.missing("address,undefined"):
+        found = verdict(problem, old, new, 0, "address,undefined")
+    assert found != "right"

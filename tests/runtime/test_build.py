@@ -1,0 +1,327 @@
+"""Building through the cache: who is asked, what is kept, what damage and other processes do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib_rocm_sd import arch, cache
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.runtime.compiler import Compiler, file_identity
+from tests.runtime.code_objects import SCALE, code_object
+
+ROOT = Path(__file__).parents[2]
+ROW = arch.table()["gfx1100"]
+SPEC = KernelSpec(SCALE, "scale", (("THREADS", 64),))
+
+
+@dataclass
+class Fake(Compiler):
+    """A compiler that hands out `answer` and counts; its identity is that of `path`."""
+
+    path: Path
+    answer: bytes | CompileError = field(default_factory=code_object)
+    name: str = "fake"
+    reasons: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.path.write_text(self.name)
+
+    def refusals(self, arch: Arch) -> list[str]:
+        return self.reasons
+
+    def identity(self) -> str:
+        return file_identity(self.name, self.path)
+
+    def compile(
+        self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
+    ) -> bytes:
+        self.calls += 1
+        if isinstance(self.answer, CompileError):
+            raise self.answer
+        return self.answer
+
+
+Use = Callable[..., tuple[Fake, ...]]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> Iterator[Use]:
+    """Make these the compilers of this machine; gives the fakes back."""
+
+    def install(*fakes: Fake) -> tuple[Fake, ...]:
+        monkeypatch.setattr(compilers, "all_compilers", lambda: list(fakes))
+        return fakes
+
+    build.forget_failures()
+    yield install
+    build.forget_failures()
+
+
+def test_the_second_time_comes_from_the_cache(use: Use, tmp_path: Path) -> None:
+    (fake,) = use(Fake(tmp_path / "cc"))
+    assert not build.is_cached(SPEC, ROW)
+    first = build.build(SPEC, ROW)
+    assert (first.code, first.compiler, first.cached) == (code_object(), "fake", False)
+    assert build.is_cached(SPEC, ROW)
+    second = build.build(SPEC, ROW)
+    assert (second.code, second.compiler, second.cached) == (first.code, "fake", True)
+    assert second.seconds == first.seconds and fake.calls == 1
+
+
+def test_several_are_built_at_a_time_each_once(
+    use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two compilations wait for each other, which only ends where both run."""
+    (fake,) = use(Fake(tmp_path / "cc"))
+    together = threading.Barrier(2, timeout=20)
+    compile_one = fake.compile
+
+    def both(*question: Any) -> bytes:
+        together.wait()
+        return compile_one(*question)
+
+    monkeypatch.setattr(fake, "compile", both)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    specs = [KernelSpec(SCALE, "scale", (("THREADS", threads),)) for threads in (64, 128)]
+    build.build_all([*specs, *specs], ROW)
+    assert fake.calls == 2 and all(build.is_cached(spec, ROW) for spec in specs)
+
+
+def test_a_failure_among_several_is_told_by_build(use: Use, tmp_path: Path) -> None:
+    use(Fake(tmp_path / "cc", CompileError("fake", "it does not", "log", "source")))
+    build.build_all([SPEC], ROW)
+    with pytest.raises(CompileError, match="it does not"):
+        build.build(SPEC, ROW)
+    build.build_all([], ROW)
+
+
+def test_each_part_of_the_question_is_in_the_key(use: Use, tmp_path: Path) -> None:
+    use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    assert not build.is_cached(SPEC, arch.table()["gfx1101"])
+    assert not build.is_cached(KernelSpec(SCALE, "scale", (("THREADS", 128),)), ROW)
+    assert not build.is_cached(KernelSpec(SCALE, "other", SPEC.defines), ROW)
+
+
+def test_a_change_of_the_source_is_a_miss(use: Use, tmp_path: Path) -> None:
+    use(Fake(tmp_path / "cc"))
+    copy = tmp_path / "copy.hip"
+    shutil.copy(SCALE, copy)
+    spec = KernelSpec(str(copy), "scale", SPEC.defines)
+    build.build(spec, ROW)
+    assert build.is_cached(spec, ROW)
+    copy.write_text(copy.read_text() + "\n// changed\n")
+    assert not build.is_cached(spec, ROW)
+
+
+def test_the_next_compiler_is_tried_and_the_failure_kept(use: Use, tmp_path: Path) -> None:
+    bad = CompileError("bad", "no such builtin", "line 3: oops")
+    first, refusing, last = use(
+        Fake(tmp_path / "a", answer=bad),
+        Fake(tmp_path / "b", reasons=["too old"]),
+        Fake(tmp_path / "c", name="good"),
+    )
+    made = build.build(SPEC, ROW)
+    assert made.compiler == "good" and made.failures == ("bad: no such builtin",)
+    assert (first.calls, refusing.calls, last.calls) == (1, 0, 1)
+    assert build.build(SPEC, ROW).failures == made.failures
+
+
+@pytest.mark.parametrize(
+    "wrong", [code_object("gfx1101"), code_object(kernels=[]), b"", b"\x7fELF", code_object()[:90]]
+)
+def test_a_wrong_code_object_counts_as_a_failure(use: Use, tmp_path: Path, wrong: bytes) -> None:
+    use(Fake(tmp_path / "a", answer=wrong), Fake(tmp_path / "b", name="good"))
+    made = build.build(SPEC, ROW)
+    assert made.compiler == "good" and len(made.failures) == 1
+
+
+def test_when_all_fail_everything_is_said_once_and_nothing_started_again(
+    use: Use, tmp_path: Path
+) -> None:
+    first, _, last = use(
+        Fake(tmp_path / "a", answer=CompileError("a", "reason one", "log one")),
+        Fake(tmp_path / "b", name="b", reasons=["reason two"]),
+        Fake(tmp_path / "c", answer=CompileError("c", "reason three", "log three")),
+    )
+    with pytest.raises(CompileError) as caught:
+        build.build(SPEC, ROW)
+    full = caught.value.full()
+    for words in ("reason one", "reason two", "reason three", "log one", "log three", "gfx1100"):
+        assert words in full
+    assert "KERNEL(THREADS) scale" in full
+    with pytest.raises(CompileError, match="reason three"):
+        build.build(SPEC, ROW)
+    assert (first.calls, last.calls) == (1, 1)
+    last.answer = code_object()
+    build.forget_failures()
+    assert build.build(SPEC, ROW).compiler == "fake"
+
+
+def files(folder: Path, kind: str) -> list[Path]:
+    """The entries of one kind."""
+    return [path for path in (folder / kind).iterdir() if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["code", "index"])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-3], lambda data: b"foreign", lambda data: b""]
+)
+def test_a_damaged_entry_is_built_again(
+    use: Use, fresh_cache: Path, tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]
+) -> None:
+    (fake,) = use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    (entry,) = files(fresh_cache, kind)
+    entry.write_bytes(damage(entry.read_bytes()))
+    assert not build.is_cached(SPEC, ROW)
+    assert not build.build(SPEC, ROW).cached and fake.calls == 2
+    assert build.build(SPEC, ROW).cached
+
+
+def test_an_index_entry_of_another_shape_is_built_again(
+    use: Use, fresh_cache: Path, tmp_path: Path
+) -> None:
+    use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    (entry,) = files(fresh_cache, "index")
+    for content in (b"[]", b"{}", b"nonsense", json.dumps({"compiler": "x"}).encode()):
+        cache.write("index", entry.name, content)
+        assert not build.is_cached(SPEC, ROW)
+
+
+def test_a_changed_compiler_compiles_again(use: Use, tmp_path: Path) -> None:
+    (fake,) = use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    fake.path.write_text("a newer version")
+    assert not build.is_cached(SPEC, ROW)
+    assert not build.build(SPEC, ROW).cached
+    assert fake.calls == 2 and build.is_cached(SPEC, ROW)
+
+
+def test_the_work_of_a_compiler_that_is_gone_stays(use: Use, tmp_path: Path) -> None:
+    (fake,) = use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    fake.path.unlink()
+    use()
+    assert build.build(SPEC, ROW).cached
+
+
+def test_without_a_folder_it_works_in_memory(
+    use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    cache.reset()
+    (fake,) = use(Fake(tmp_path / "cc"))
+    assert not build.build(SPEC, ROW).cached
+    assert build.build(SPEC, ROW).cached and fake.calls == 1
+    assert cache.directory() is None and cache.reasons()
+
+
+def test_a_hit_takes_less_than_a_millisecond(use: Use, tmp_path: Path) -> None:
+    use(Fake(tmp_path / "cc"))
+    build.build(SPEC, ROW)
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        assert build.is_cached(SPEC, ROW)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1e-3
+
+
+# -- real processes
+
+
+def process(script: str, folder: Path, **env: str) -> subprocess.Popen[str]:
+    """A Python process with its own cache folder and environment."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "ROCM_SD_CACHE_DIR": str(folder), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+BUILD = f"""
+import sys
+from lib_rocm_sd import arch
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import build, clang, compilers
+compilers.all_compilers = clang.path_clangs
+made = build.build(KernelSpec({SCALE!r}, "scale", (("THREADS", 64),)), arch.table()["gfx1100"])
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+print(made.compiler, made.cached, len(made.code))
+"""
+
+
+@pytest.fixture
+def logged_clang(tmp_path: Path) -> dict[str, str]:
+    """An environment whose clang is slow and notes every compilation in log.txt."""
+    clang, lld = shutil.which("clang-19"), shutil.which("ld.lld-19")
+    if clang is None or lld is None or sys.platform == "win32":
+        pytest.skip("clang-19 and ld.lld-19 are not in PATH")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    log = tmp_path / "log.txt"
+    script = f'#!/bin/sh\ncase "$*" in *" -S "*) echo start >> {log}; /bin/sleep 0.7;; esac\n'
+    (folder / "clang").write_text(f'{script}exec {clang} "$@"\n')
+    (folder / "clang").chmod(0o755)
+    (folder / "ld.lld").symlink_to(lld)
+    return {"PATH": str(folder)}
+
+
+def test_two_processes_compile_once(tmp_path: Path, logged_clang: dict[str, str]) -> None:
+    both = [process(BUILD, tmp_path / "cache", **logged_clang) for _ in range(2)]
+    said = sorted(one.communicate(timeout=60)[0].split()[:2] for one in both)
+    assert said == [["clang", "False"], ["clang", "True"]]
+    assert (tmp_path / "log.txt").read_text().count("start") == 1
+
+
+def test_a_kill_while_compiling_leaves_nothing_broken(
+    tmp_path: Path, logged_clang: dict[str, str]
+) -> None:
+    killed = process(BUILD, tmp_path / "cache", **logged_clang)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "log.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=10)
+    assert not list((tmp_path / "cache").glob("code/*"))
+    start = time.monotonic()
+    again = process(BUILD, tmp_path / "cache", **logged_clang)
+    assert again.communicate(timeout=60)[0].split()[:2] == ["clang", "False"]
+    assert time.monotonic() - start < 20
+
+
+def test_a_process_without_torch_is_quick_when_all_is_cached(
+    tmp_path: Path, logged_clang: dict[str, str]
+) -> None:
+    first = process(BUILD, tmp_path / "cache", **logged_clang)
+    assert first.communicate(timeout=60)[0].split()[1] == "False"
+    times = []
+    for _ in range(5):
+        start = time.monotonic()
+        again = process(BUILD, tmp_path / "cache", PATH=str(tmp_path))
+        assert again.communicate(timeout=60)[0].split()[1] == "True"
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.5

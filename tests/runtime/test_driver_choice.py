@@ -1,0 +1,116 @@
+"""Which library is taken for HIP, and which driver for a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib_rocm_sd.errors import LaunchError
+from lib_rocm_sd.runtime import cuda, driver, hip, libraries
+from tests.runtime.code_objects import c_library
+from tests.runtime.driver_doubles import HIP, ROW, cuda_library, hip_library
+
+torch = pytest.importorskip("torch")
+
+__all__ = ["cuda_library", "hip_library"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_library_that_the_process_has_loaded_is_found(tmp_path: Path) -> None:
+    """In a process of its own, since a library stays loaded; the same handle is the same copy."""
+    mine = c_library(HIP, tmp_path / "mine" / "libamdhip64.so.6")
+    c_library(HIP, tmp_path / "other" / "libamdhip64.so.7")
+    script = f"""
+import ctypes
+from pathlib import Path
+from lib_rocm_sd.runtime import hip, libraries
+libraries.rocm_library_folders = lambda: [Path({str(tmp_path / "other")!r})]
+mine = ctypes.CDLL({str(mine)!r})
+assert hip.library()._handle == mine._handle
+print(sum("libamdhip64" in str(path) for path in hip.loaded_libraries()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_torchs_own_is_taken_of_two(tmp_path: Path) -> None:
+    beside = c_library(HIP, tmp_path / "rocm" / "libamdhip64.so.7")
+    own = c_library(HIP, tmp_path / "torch" / "lib" / "libamdhip64.so")
+    script = f"""
+import ctypes
+from pathlib import Path
+from lib_rocm_sd.runtime import hip, libraries
+libraries.package_folder = lambda name: Path({str(tmp_path / "torch")!r})
+ctypes.CDLL({str(beside)!r})
+own = ctypes.CDLL({str(own)!r})
+assert hip.library()._handle == own._handle
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+
+
+def test_a_device_of_another_type_is_a_launch_error() -> None:
+    with pytest.raises(LaunchError, match="cpu is no GPU"):
+        driver.launcher_for(torch.device("cpu"), ROW)
+
+
+def test_no_hip_runtime_is_a_launch_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hip, "loaded_libraries", lambda: iter(()))
+    monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
+    with pytest.raises(LaunchError, match="no HIP runtime"):
+        hip.library()
+    (tmp_path / "libamdhip64.so").write_bytes(b"not a library")
+    with pytest.raises(LaunchError, match=r"libamdhip64\.so"):
+        hip.library()
+
+
+def test_a_library_of_a_similar_name_is_not_taken() -> None:
+    names = {
+        "libamdhip64.so": True,
+        "libamdhip64.so.6.2.41133": True,
+        "amdhip64_7.dll": True,
+        "amdhip64.dll": True,
+        "libamdhip64_extra.so": False,
+        "libhiprtc.so.7": False,
+    }
+    assert {name: bool(hip._NAME.search(name)) for name in names} == names
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="/proc is Linux's")  # noqa: PTH110
+def test_loaded_libraries_has_torchs() -> None:
+    assert any(path.name.startswith("libtorch_cpu") for path in hip.loaded_libraries())
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "wanted"),
+    [
+        ("6.2", "AMD Radeon", "hip"),
+        (None, "AMD Radeon RX 7900 [ZLUDA]", "zluda"),
+        (None, "H", "cuda"),
+    ],
+)
+def test_the_driver_follows_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    hip_library: Any,
+    cuda_library: Any,
+    version: str | None,
+    name: str,
+    wanted: str,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", version)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
+    monkeypatch.setattr(hip, "library", lambda: hip_library)
+    monkeypatch.setattr(cuda, "library", lambda: cuda_library)
+    found = driver._driver_for(0)
+    assert isinstance(found, cuda.CudaDriver) == (wanted == "cuda")
+    assert found.default_stream_only == (wanted == "zluda")

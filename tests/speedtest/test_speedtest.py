@@ -1,0 +1,380 @@
+"""The speed test as a whole, on the CPU: sessions, cancel, failures, what is kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.speedtest import attention, guard, presets, result, vae
+from lib_rocm_sd.speedtest.request import Request, parse
+from lib_rocm_sd.speedtest.session import Busy, Session
+from lib_rocm_sd.speedtest.standalone import Standalone
+from tests.speedtest.speedtest_doubles import Gate, Side
+from tests.vae.vae_models import one_thread
+
+__all__ = ["one_thread"]
+
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_cache")
+LIMIT_S = 60.0
+SOON_S = 10.0
+"""For what takes a tenth of a second where nothing else runs. What is ended would take 30 s."""
+IMAGE = Request(("image",))
+ATTENTION = Request(("attention",))
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    found = Session()
+    yield found
+    found.cancel()
+    assert found.wait(LIMIT_S)
+
+
+def run(session: Session, request: Request, side: Any) -> dict[str, Any]:
+    ident = session.start(request, side)
+    assert session.wait(LIMIT_S)
+    found = session.result(ident)
+    assert found is not None
+    return found
+
+
+def test_everything_without_a_webui(session: Session, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    level = engine.level
+    found = run(session, parse({}), Standalone(torch.device("cpu"), tmp_path))
+    assert session.progress().state == "done", session.progress()
+    assert session.progress().fraction == 1.0
+    assert engine.level == level
+    rows = {(row["test"], row["case"], row["method"], row["unit"]): row for row in found["rows"]}
+    assert {test for test, *_ in rows} == {"attention", "vae", "image"}
+    for (test, case, method, _), row in rows.items():
+        if (test, method) == ("attention", "rocm_sd"):
+            assert row["reason"] == "no GPU: this is the CPU"
+            continue
+        assert not row["reason"] and 0 < row["p10"] <= row["median"] <= row["p90"], case
+        if test != "image":
+            assert 0 <= row["error"] < 1e-3 and row["runs"] >= 3
+    assert found["complete"] is True and found["machine"]["card"] == "CPU"
+    (pair,) = found["pictures"]
+    assert pair["largest"] <= 2 and pair["mean"] < 1
+    for name in ("off", "on", "difference"):
+        assert (tmp_path / pair[name]).read_bytes().startswith(b"\x89PNG")
+    (file,) = tmp_path.glob("*.json")
+    assert json.loads(file.read_text(encoding="utf-8")) == found
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "speed", "--device", "cpu", "--what", "attention", "--out", str(tmp_path)]
+    assert __main__.main(words) == 0
+    printed = capsys.readouterr()
+    assert "| SD1.5 64x64 self | Doggettx-like |" in printed.out
+    assert "bench speed: done in" in printed.err
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert __main__.main([*words, "--sizes", "-8"]) == 2
+    assert __main__.main([*words[:3], "nonsense"]) == 2
+
+
+def test_one_at_a_time_and_cancel_ends_it_soon(session: Session) -> None:
+    side = Side()
+    side.takes_s = 30
+    ident = session.start(IMAGE, side)
+    assert (session.running, session.progress().state, side.held) == (True, "running", True)
+    with pytest.raises(Busy, match="a speed test is running"):
+        session.start(IMAGE, Side())
+    begin = time.monotonic()
+    session.cancel()
+    assert session.wait(LIMIT_S)
+    assert time.monotonic() - begin < SOON_S
+    assert (session.progress().state, side.held) == ("cancelled", False)
+    found = session.result(ident)
+    assert found is not None and found["complete"] is False and found["notes"] == ["cancelled"]
+    side.takes_s = 0.0
+    assert run(session, IMAGE, side)["complete"] is True
+
+
+def test_refused_while_the_host_is_busy(session: Session) -> None:
+    side = Side()
+    side.reason = "no model yet"
+    with pytest.raises(Busy, match="no model yet"):
+        session.start(IMAGE, side)
+    side.reason, side.generating = "", True
+    with pytest.raises(Busy, match="a picture is being made"):
+        session.start(IMAGE, side)
+    assert not session.running and session.progress().state == "idle"
+    side.generating = False
+    assert run(session, IMAGE, side)["complete"]
+
+
+def test_two_starts_at_once_begin_one_test(session: Session) -> None:
+    side, refused = Side(), []
+    side.takes_s = 0.2
+
+    def start() -> None:
+        try:
+            session.start(IMAGE, side)
+        except Busy as busy:
+            refused.append(str(busy))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == ["a speed test is running"] * 3
+
+
+def test_the_hosts_method_is_verified_before_it_is_timed(session: Session) -> None:
+    side = Side()
+    calls: list[int] = []
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.zeros(q.shape[0], q.shape[1], q.shape[2] * q.shape[3])
+
+    def broken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise KeyError("hostile <b>")
+
+    def short(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("HIP out of memory. Tried to allocate 9 GiB")
+
+    def no_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.full((q.shape[0], q.shape[1], q.shape[2] * q.shape[3]), float("nan"))
+
+    side.methods = {"wrong": wrong, "broken": broken, "short": short, "NaN": no_number}
+    found = run(session, ATTENTION, side)
+    reasons = {r["method"]: r["reason"] for r in found["rows"] if r["case"] == "SD1.5 64x64 self"}
+    assert reasons["WebUI's current (wrong)"] == "wrong: error 1.0e+00"
+    assert "hostile" in reasons["WebUI's current (broken)"]
+    assert reasons["WebUI's current (short)"] == "out of memory at 64x64"
+    assert reasons["WebUI's current (NaN)"] == "wrong: error NaN or infinity"
+    assert reasons["SDP"] == reasons["Doggettx-like"] == reasons["sub-quadratic-like"] == ""
+    assert len(calls) == 2 * 3, "never timed, in none of three cases"
+    assert found["complete"]
+
+
+def test_slices_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
+    monkeypatch.setitem(attention.SLICE_FLOPS, "cpu", 4e6)
+    found = run(session, Request(("attention",), "custom", (128,)), Side())
+    sdp = [row for row in found["rows"] if row["method"] == "SDP"]
+    assert [row["note"] for row in sdp[:1]] == ["in 37 slices of queries"]
+    assert not any(row["reason"] for row in sdp)
+
+
+def test_what_is_too_large_is_a_reason(session: Session) -> None:
+    found = run(session, Request(("attention",), "custom", (8192,)), Side())
+    reasons = {row["case"]: row["reason"] for row in found["rows"]}
+    assert "TFLOP: not measured" in reasons["SD1.5 8192x8192 self"]
+    assert "million values: not measured" in reasons["SD1.5 8192x8192 text"]
+    assert all(reasons.values())
+
+
+def test_cancel_between_calls(session: Session) -> None:
+    side, gate = Side(), Gate()
+    side.methods["slow"] = gate
+    ident = session.start(ATTENTION, side)
+    assert gate.entered.wait(LIMIT_S)
+    session.cancel()
+    gate.open.set()
+    assert session.wait(LIMIT_S)
+    found = session.result(ident)
+    assert found is not None
+    assert [row["method"] for row in found["rows"]] == ["rocm_sd", "WebUI's current (slow)"]
+
+
+def test_images_off_and_on(session: Session, tmp_path: Path) -> None:
+    side = Side(tmp_path)
+    found = run(session, Request(("image",), "custom", (64, 72)), side)
+    steps = presets.CPU_EFFORTS["custom"].steps
+    assert side.images[:4] == [(2, 64, False), (2, 64, True), (steps, 64, False), (steps, 64, True)]
+    seconds = {r["method"]: r["median"] for r in found["rows"] if r["unit"] == "s"}
+    assert seconds == {"extension off": 4.0, "extension on": 2.0}
+    assert {r["median"] for r in found["rows"] if r["unit"] == "it/s"} == {5.0}
+    assert [(p["largest"], p["mean"]) for p in found["pictures"]] == [(3, 1.0)] * 2
+    shots = session.shots(found["id"])
+    assert [shot.case for shot in shots] == [pair["case"] for pair in found["pictures"]]
+    assert shots[0].difference.getpixel((0, 0)) == (0, 0, 48)
+    assert session.shots("000000000000") == ()
+    for png in tmp_path.glob("*.png"):
+        assert b"secret" not in png.read_bytes()
+    assert len(list(tmp_path.glob("*.png"))) == 6
+
+
+def test_out_of_memory_with_the_extension_on(session: Session) -> None:
+    side = Side()
+
+    def fails(enabled: bool, size: int) -> None:
+        if enabled and size == 128:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    side.fails = fails
+    found = run(session, Request(("image",), "custom", (64, 128)), side)
+    reasons = {(r["case"][:3], r["method"]): r["reason"] for r in found["rows"]}
+    assert reasons["128", "extension on"] == "out of memory at 128x128"
+    assert reasons["128", "extension off"] == reasons["64x", "extension on"] == ""
+    assert len(found["pictures"]) == 1 and found["complete"]
+
+
+def test_no_checkpoint(session: Session) -> None:
+    side = Side()
+
+    def fails(enabled: bool, size: int) -> None:
+        raise ValueError("no checkpoint is loaded")
+
+    side.fails = fails
+    found = run(session, Request(("image", "vae")), side)
+    assert {row["reason"] for row in found["rows"] if row["test"] == "image"} == {
+        "no checkpoint is loaded"
+    }
+    assert [r["reason"] for r in found["rows"] if r["test"] == "vae"] == ["there is no VAE to run"]
+    assert session.progress().state == "done"
+
+
+def test_a_vae_of_unknown_kind(session: Session) -> None:
+    side = Side()
+    side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
+    found = run(session, Request(("vae",)), side)
+    reasons = {row["method"]: row["reason"] for row in found["rows"]}
+    assert reasons[vae.EAGER] == ""
+    assert "cannot be run" in reasons["rocm_sd"]
+    assert not side.module._forward_pre_hooks
+
+
+def test_a_vae_that_gives_nan(session: Session) -> None:
+    side = Side()
+    side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
+    torch.nn.init.constant_(side.module.weight, float("nan"))
+    found = run(session, Request(("vae",)), side)
+    assert found["rows"][0]["reason"] == "wrong: the output has NaN or infinity"
+
+
+def test_a_slow_vae_is_cancelled_between_layers(session: Session) -> None:
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            started.set()
+            time.sleep(0.05)
+            return x
+
+    started = threading.Event()
+    side = Side()
+    side.module = torch.nn.Sequential(
+        torch.nn.ConvTranspose2d(4, 3, 8, 8), *map(_of(Slow), range(600))
+    )
+    session.start(Request(("vae",)), side)
+    assert started.wait(LIMIT_S)
+    begin = time.monotonic()
+    session.cancel()
+    assert session.wait(LIMIT_S)
+    assert time.monotonic() - begin < SOON_S
+    assert session.progress().state == "cancelled"
+
+
+def _of(kind: type) -> Any:
+    return lambda _: kind()
+
+
+def test_a_vae_too_large_for_float32_is_checked_at_less(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    exact = vae._Decoder.exact
+
+    def short(self: Any, size: int, ask: Any) -> torch.Tensor:
+        tried.append(size)
+        if size > 256:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        return exact(self, size, ask)
+
+    monkeypatch.setattr(vae._Decoder, "exact", short)
+    side = Side()
+    side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
+    found = run(session, Request(("vae",), "custom", (1032,)), side)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert rows[vae.EAGER]["median"] > 0 and rows[vae.EAGER]["note"] == "checked at 256x256"
+    assert tried[:2] == [512, 256]
+    assert rows[vae.OVERLAP]["median"] > 0 and rows[vae.PER_TILE]["median"] > 0
+
+
+def test_a_vae_is_measured_from_beside_where_it_takes_long(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    monkeypatch.setattr(guard, "LONG_S", 0.0)
+    found = run(session, Request(("vae",)), Standalone(torch.device("cpu")))
+    assert [row["reason"] for row in found["rows"]] == ["", ""]
+    assert all(row["runs"] >= 3 for row in found["rows"])
+
+
+def test_a_folder_that_cannot_be_written(session: Session, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    found = run(session, IMAGE, Side(blocked / "results"))
+    assert session.progress().state == "done"
+    (note,) = found["notes"]
+    assert note.startswith("the result could not be saved: ") and "file" not in note.split(":")[0]
+    assert str(tmp_path) not in json.dumps(found)
+    assert found["pictures"][0]["off"] == ""
+
+
+def test_a_host_that_breaks_ends_the_test_not_the_session(session: Session) -> None:
+    class Broken(Side):
+        def attention_methods(self) -> Any:
+            raise AttributeError("the WebUI moved it")
+
+    run(session, ATTENTION, Broken())
+    assert session.progress().state == "failed"
+    assert "the WebUI moved it" in session.progress().text
+    assert run(session, IMAGE, Side())["complete"]
+
+
+def test_a_queue_that_breaks_is_a_refusal(session: Session) -> None:
+    class Broken(Side):
+        def queue(self) -> Any:
+            raise RuntimeError("no lock")
+
+    with pytest.raises(Busy, match="no lock"):
+        session.start(IMAGE, Broken())
+    assert not session.running and session.progress().state == "idle"
+
+
+def test_results_are_kept_for_a_while(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lib_rocm_sd.speedtest.session.RESULTS_KEPT", 2)
+    idents = [run(session, IMAGE, Side())["id"] for _ in range(3)]
+    assert [session.result(ident) is not None for ident in idents] == [False, True, True]
+    assert session.result("../../etc/passwd") is None
+
+
+def test_a_limit_ends_a_row_but_keeps_its_times() -> None:
+    times = guard.Guard(lambda: False, 0.2).times_us(
+        lambda _: time.sleep(0.05), torch.device("cpu"), 10.0, 1000
+    )
+    assert 1 <= len(times) <= 10
+    late = guard.Guard(lambda: False, 0.0)
+    time.sleep(0.01)
+    with pytest.raises(guard.TooLongError, match="not finished within"):
+        late.check()
+
+
+def test_nobody_waits_for_what_cannot_be_stopped() -> None:
+    stop, leave = threading.Event(), threading.Event()
+    begin = time.monotonic()
+    threading.Timer(0.1, stop.set).start()
+    with pytest.raises(guard.Cancelled):
+        guard.Guard(stop.is_set).beside(lambda: leave.wait(30))
+    leave.set()
+    assert time.monotonic() - begin < SOON_S
+    with pytest.raises(ZeroDivisionError):
+        guard.Guard(lambda: False).beside(lambda: 1 // 0)
+
+
+def test_a_result_as_a_document(session: Session) -> None:
+    found = run(session, IMAGE, Side())
+    assert result.of(found).as_dict() == found
