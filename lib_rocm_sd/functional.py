@@ -1,6 +1,7 @@
 """What this library computes: the one door to the engine for hosts, the VAE and everybody else.
 
 A call is checked, planned at its first use, and run by the fastest variant that was found right.
+`session` says by which policy, with how much memory, and where it is reported.
 """
 
 from __future__ import annotations
@@ -8,15 +9,23 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.conv import layout
 from lib_rocm_sd.ops.conv import problem as convs
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS, in_place
-from lib_rocm_sd.ops.conv.problem import Band, NextNorm
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, NextNorm, Result
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
-
-Result = tuple[torch.Tensor, "torch.Tensor | None"]
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyInputs,
+    FinalizeInputs,
+    GroupNormInputs,
+    ImageInputs,
+)
+from lib_rocm_sd.ops.keys import described
 
 
 def attention(
@@ -25,9 +34,16 @@ def attention(
     v: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
+    session: Session = DEFAULT,
 ) -> torch.Tensor:
-    """softmax(scale q k^T + mask) v; see Engine.attention."""
-    return engine.attention(q, k, v, mask, scale)
+    """softmax(scale q k^T + mask) v for q (B, Sq, H, D), k and v (B, Sk, H, D): (B, Sq, H*D).
+
+    Strided views are fine. `mask`: bool (True = attend) or additive, broadcastable to
+    (B, H, Sq, Sk). `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices
+    do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
+    """
+    made: torch.Tensor = engine.run(ATTENTION, AttentionInputs(q, k, v, mask, scale), session)
+    return made
 
 
 def conv(
@@ -40,6 +56,7 @@ def conv(
     overflow: torch.Tensor | None = None,
     band: Band | None = None,
     out: torch.Tensor | None = None,
+    session: Session = DEFAULT,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
 
@@ -57,19 +74,19 @@ def conv(
     """
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
-    op = in_place(kind) if layout.is_in_place(shortcut, out) else CONVS[kind]
+    inputs = ConvInputs(x, weights, norm, shortcut, next_norm, overflow, band, out)
     if out is not None:
-        problem = convs.problem_of(kind, x, weights, norm, shortcut, next_norm, band)
+        problem = convs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)
-    result: Result = engine.run(
-        op, x, weights.weight, norm, shortcut, weights, next_norm, overflow, band, out
-    )
-    return result
+    op = in_place(kind) if layout.is_in_place(shortcut, out) else CONVS[kind]
+    made: Result = engine.run(op, inputs, session)
+    return made
 
 
-def group_norm_statistics(x: torch.Tensor) -> torch.Tensor:
+def group_norm_statistics(x: torch.Tensor, session: Session = DEFAULT) -> torch.Tensor:
     """The statistics (N, parts, C, 4) of x (N, H, W, C); ValueError where x is no image."""
-    return engine.run(STATISTICS, _planes(x))
+    made: torch.Tensor = engine.run(STATISTICS, ImageInputs(_planes(x)), session)
+    return made
 
 
 def group_norm_finalize(
@@ -78,13 +95,16 @@ def group_norm_finalize(
     beta: torch.Tensor | None,
     groups: int,
     eps: float,
+    session: Session = DEFAULT,
 ) -> torch.Tensor:
     """The norm (N, C, 2) from statistics (N, parts, C, 4), gamma and beta (C).
 
     Channels of the statistics beyond gamma's are ignored; a part with a count of 0 weighs nothing.
     Raises ValueError, with shapes, where these do not go together.
     """
-    return engine.run(FINALIZE, statistics, gamma, beta, groups, eps)
+    inputs = FinalizeInputs(statistics, gamma, beta, groups, eps)
+    made: torch.Tensor = engine.run(FINALIZE, inputs, session)
+    return made
 
 
 def group_norm_of(
@@ -93,14 +113,19 @@ def group_norm_of(
     beta: torch.Tensor | None,
     groups: int,
     eps: float,
+    session: Session = DEFAULT,
 ) -> torch.Tensor:
     """The norm (N, C, 2) of x (N, H, W, C)."""
-    return group_norm_finalize(group_norm_statistics(x), gamma, beta, groups, eps)
+    statistics = group_norm_statistics(x, session)
+    return group_norm_finalize(statistics, gamma, beta, groups, eps, session)
 
 
-def group_norm_apply(x: torch.Tensor, norm: torch.Tensor, silu: bool) -> torch.Tensor:
+def group_norm_apply(
+    x: torch.Tensor, norm: torch.Tensor, silu: bool, session: Session = DEFAULT
+) -> torch.Tensor:
     """x (N, H, W, C) normalised by `norm` (N, C, 2), then SiLU'd if wanted; like x."""
-    return engine.run(APPLY, _planes(x), norm, silu).permute(0, 2, 3, 1)
+    made: torch.Tensor = engine.run(APPLY, ApplyInputs(_planes(x), norm, silu), session)
+    return made.permute(0, 2, 3, 1)
 
 
 def group_norm_silu(
@@ -110,17 +135,20 @@ def group_norm_silu(
     groups: int,
     eps: float = 1e-5,
     silu: bool = True,
+    session: Session = DEFAULT,
 ) -> torch.Tensor:
     """GroupNorm of x (N, C, H, W), then SiLU if wanted; in the dtype and memory format of x.
 
     gamma and beta (C) in any float dtype, or None. Raises ValueError, with all shapes, where these
     do not go together.
     """
-    return engine.run(GROUP_NORM_SILU, x, gamma, beta, groups, eps, silu)
+    inputs = GroupNormInputs(x, gamma, beta, groups, eps, silu)
+    made: torch.Tensor = engine.run(GROUP_NORM_SILU, inputs, session)
+    return made
 
 
 def _planes(x: torch.Tensor) -> torch.Tensor:
     """(N, H, W, C) as (N, C, H, W), in the same memory."""
-    if x.ndim != 4:
-        raise ValueError(f"x must be (N, H, W, C): {tuple(x.shape)}")
+    if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.layout != torch.strided:
+        raise ValueError(f"x must be a dense (N, H, W, C): {described(x=x)}")
     return x.permute(0, 3, 1, 2)

@@ -16,7 +16,7 @@ from lib_rocm_sd.machine.paths import Chunks
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
 from tests.amdgpu import executor, launch
@@ -77,7 +77,7 @@ def _executed(
     q, k, v = draw(problem)
     run = launch.CodeLaunch(arch)
     with run.knows(q, k, v):
-        MatrixAttention().run(run, config, q, k, v, None, None)
+        MatrixAttention().run(run, config, problem, AttentionInputs(q, k, v))
     return run.counts[-1]
 
 

@@ -21,7 +21,9 @@ import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.runtime import build, driver, source
@@ -29,6 +31,7 @@ from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import on_device
 from tests.ops.attention.problems import TINY, Drawn, Kind, draw, noise
 from tests.ops.attention.replay import GPU, Place, every_config
+from tests.ops.running import compute
 
 DONE = "rocm_sd sanitize: "
 """Begins the last line of a run that ended well."""
@@ -119,7 +122,7 @@ def plant(fault: str, place: Place) -> int:
 def run(launch: Launch, config: kernel.AttentionConfig, inputs: list[torch.Tensor]) -> None:
     """One launch, waited for."""
     q, k, v = inputs
-    MatrixAttention().run(launch, config, q, k, v).cpu()
+    compute(ATTENTION, MatrixAttention(), launch, config, AttentionInputs(q, k, v)).cpu()
 
 
 def without_barriers(text: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 
 BATCH = 50
@@ -89,13 +89,17 @@ def _sides(
     sdpa = SdpaAttention()
 
     def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return sdpa.run(None, None, q, k, v)
+        return sdpa.run(None, None, problem, AttentionInputs(q, k, v))
+
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = engine.run(ATTENTION, AttentionInputs(q, k, v))
+        return made
 
     def output_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return q.new_empty((q.shape[0], q.shape[1], q.shape[2] * q.shape[3]))
 
     return {
-        "engine.attention": (plan.variant.name, engine.attention),
+        "engine.run": (plan.variant.name, ours),
         "scaled_dot_product_attention": ("sdpa", torchs),
         "an empty output": ("", output_alone),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets, timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Launch, Run
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
-from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormInputs, GroupNormProblem
 from lib_rocm_sd.report import config_fields
 
 WARM_UP = 3
@@ -74,7 +74,7 @@ def measure(
         copied = torch.empty_like(sets[0][0])
         copy = _timed(start, sets, lambda x, *_: copied.copy_(x), 2 * size, runs)
         rows = [copy]
-        exact = GROUP_NORM_SILU.reference(*sets[0])
+        exact = GROUP_NORM_SILU.reference(sets[0])
         for variant in GROUP_NORM_SILU.variants:
             row = replace(start, way=variant.name)
             refusals = variant.refusals(info.arch, problem)
@@ -85,7 +85,7 @@ def measure(
                 continue
             for config in variant.configs(info.arch, problem):
                 row = replace(row, config=config_fields(config))
-                call = _bound(variant.run, launch if variant.ours else None, config)
+                call = _bound(variant.run, launch if variant.ours else None, config, problem)
                 rows.append(_verified(row, sets, call, exact, 3 * size, runs))
                 if variant.ours and config == variant.configs(info.arch, problem)[0]:
                     rows += _steps(row, sets, launch, config, size, runs)
@@ -97,20 +97,20 @@ def _beside(row: Row, bytes_per_us: float) -> Row:
     return replace(row, of_copy=bytes_per_us / (row.gigabytes_per_s * 1e3))
 
 
-def _bound(run: Call, launch: Launch | None, config: Any) -> Call:
-    return lambda *inputs: run(launch, config, *inputs)
+def _bound(run: Run, launch: Launch | None, config: Any, problem: GroupNormProblem) -> Call:
+    return lambda *inputs: run(launch, config, problem, GroupNormInputs(*inputs))
 
 
 def _verified(
     row: Row,
-    sets: list[tuple[Any, ...]],
+    sets: Sequence[GroupNormInputs],
     call: Call,
     exact: torch.Tensor,
     moved_bytes: int,
     runs: int,
 ) -> Row:
     """`row` with figures, or the reason why not."""
-    tolerance = GROUP_NORM_SILU.tolerance(GROUP_NORM_SILU.problem_of(*sets[0]))
+    tolerance = GROUP_NORM_SILU.tolerance(GROUP_NORM_SILU.problem_of(sets[0]))
     try:
         error = relative_error(call(*sets[0]), exact)
         if not error <= tolerance:
@@ -120,7 +120,9 @@ def _verified(
         return replace(row, reason=describe(failure))
 
 
-def _timed(row: Row, sets: list[tuple[Any, ...]], call: Call, moved_bytes: int, runs: int) -> Row:
+def _timed(
+    row: Row, sets: Sequence[GroupNormInputs], call: Call, moved_bytes: int, runs: int
+) -> Row:
     device = sets[0][0].device
 
     def once(number: int) -> None:
@@ -140,7 +142,7 @@ def _timed(row: Row, sets: list[tuple[Any, ...]], call: Call, moved_bytes: int, 
 
 def _steps(
     row: Row,
-    sets: list[tuple[Any, ...]],
+    sets: Sequence[GroupNormInputs],
     launch: Launch | None,
     config: Any,
     size: int,
@@ -149,7 +151,8 @@ def _steps(
     """Statistics, finalize and apply, each on its own."""
     if launch is None:
         return []
-    x, *affine, silu = sets[0]
+    x, gamma, beta, groups, eps, silu = sets[0]
+    affine = (gamma, beta, groups, eps)
     parts = launches.launch_statistics(launch, config, x)
     norm = launches.launch_finalize(launch, config, parts, *affine)
     calls: tuple[tuple[str, Call, int], ...] = (

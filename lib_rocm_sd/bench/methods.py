@@ -13,9 +13,9 @@ import math
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.engine.planner import free_bytes
+from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.ops.attention.formula import scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant, reasons
 
 MOST_SLICES = 64
@@ -29,7 +29,7 @@ SHARE = 0.7
 """Of the free memory, that the scores of a query chunk against all keys may take."""
 
 
-class _Method(Variant[AttentionProblem]):
+class _Method(Variant[AttentionProblem, AttentionInputs]):
     """Attention over (B*H, S, D) copies of the heads."""
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
@@ -39,12 +39,10 @@ class _Method(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, _, scale = inputs
         batch, seq_q, heads, head_dim = q.shape
         free = free_bytes(q.device)
         queries, keys, values = (_heads_first(tensor) for tensor in (q, k, v))
@@ -135,5 +133,8 @@ def _scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=scale)
 
 
-METHODS: tuple[Variant[AttentionProblem], ...] = (DoggettxLike(), SubQuadraticLike())
+METHODS: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
+    DoggettxLike(),
+    SubQuadraticLike(),
+)
 """Beside the op's own variants, for benchmarks only."""

@@ -34,8 +34,8 @@ LENGTHS = ((77, 131), (513, 1031))
 class Case:
     """One variant of an op with one config on one problem. `specs`: the kernels that it needs."""
 
-    op: Op[Any]
-    variant: Variant[Any]
+    op: Op[Any, Any]
+    variant: Variant[Any, Any]
     config: Any
     problem: Any
     specs: tuple[KernelSpec, ...]
@@ -56,7 +56,7 @@ def cases(arch: Arch) -> list[Case]:
     return list(found.values())
 
 
-def _asked() -> Iterator[tuple[Op[Any], Any, bool]]:
+def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     """Op, problem, and whether by every config or the default only."""
     for problem, every in _attention():
         yield ATTENTION, problem, every
@@ -108,7 +108,7 @@ def _forms(plain: ConvProblem) -> Iterator[ConvProblem]:
     yield replace(plain, shortcut="conv", shortcut_channels=1)
 
 
-def _norms() -> Iterator[tuple[Op[Any], Any, bool]]:
+def _norms() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     for channels_last in (True, False):
         for dtype in ("float16", "bfloat16"):
             image = ImageProblem(2, 64, 61, 67, dtype, channels_last)

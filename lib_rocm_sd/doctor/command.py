@@ -240,13 +240,12 @@ def _tuned(row: Arch) -> dict[str, Any]:
 
 
 def _engine(found: Sequence[object]) -> Engine | None:
-    """An engine with a report of its own; None without torch."""
+    """An engine of its own; None without torch."""
     if not found:
         return None
     from lib_rocm_sd.engine.engine import Engine
-    from lib_rocm_sd.report import Report
 
-    return Engine(report=Report())
+    return Engine()
 
 
 def _work(
@@ -267,7 +266,7 @@ def _work(
     return rows
 
 
-def _vae_ops() -> tuple[Op[Any], ...]:
+def _vae_ops() -> tuple[Op[Any, Any], ...]:
     from lib_rocm_sd.ops.conv import op as conv
     from lib_rocm_sd.ops.group_norm import op as group_norm
 
@@ -290,7 +289,7 @@ def _examined(
     place: torch.device,
     info: DeviceInfo,
     engine: Engine,
-    usual: Sequence[tuple[str, Op[Any], Any]],
+    usual: Sequence[tuple[str, Op[Any, Any], Any]],
     what: str,
     broken: list[str],
 ) -> dict[str, Any]:
@@ -315,7 +314,7 @@ def _problem(
     engine: Engine,
     place: torch.device,
     name: str,
-    op: Op[Any],
+    op: Op[Any, Any],
     problem: Any,
     broken: list[str],
     lacking: list[str],

@@ -15,7 +15,7 @@ import torch
 from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
-from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.base import I, Launch, Op, Variant
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import source
 
@@ -28,11 +28,15 @@ ROTATED_BYTES = 128 << 20
 ROTATED_SETS = 4
 
 
+class InterruptedMeasurement(Exception):  # noqa: N818 - nothing went wrong
+    """The user wants no more of it; nothing is kept."""
+
+
 @dataclass(frozen=True)
 class Contender:
     """A verified variant with one config, ready to be measured."""
 
-    variant: Variant[Any]
+    variant: Variant[Any, Any]
     config: Any
     launch: Launch | None
 
@@ -59,16 +63,18 @@ Times = dict[str, Timing]
 
 
 def measure(
-    op: Op[Any],
+    op: Op[Any, Any],
     problem: Any,
     device: torch.device,
     contenders: Sequence[Contender],
     budget_s: float = BUDGET_S,
+    interrupt: Callable[[], bool] = bool,
 ) -> tuple[Times, list[tuple[Contender, Exception]]]:
     """Time every contender on random inputs of the problem's size, in about `budget_s` for all.
 
     Returns the fastest timing per variant, and the contenders that failed with their errors. "Out
-    of memory" is such an error here: the memory that is short is the measurement's own.
+    of memory" is such an error here: the memory that is short is the measurement's own. Raises
+    InterruptedMeasurement.
     """
     times: Times = {}
     failures: list[tuple[Contender, Exception]] = []
@@ -76,9 +82,11 @@ def measure(
     with torch.no_grad():
         sets = input_sets(op, problem, device)
         for place, contender in enumerate(contenders):
+            if interrupt():
+                raise InterruptedMeasurement
             share_s = max(0.0, end - time.perf_counter()) / (len(contenders) - place)
             try:
-                time_us = _time_us(contender, sets, device, share_s)
+                time_us = _time_us(contender, problem, sets, device, share_s)
             except FAILURES as error:
                 failures.append((contender, error))
                 continue
@@ -97,8 +105,8 @@ def few_sets(size_bytes: int) -> int:
 
 
 def input_sets(
-    op: Op[Any], problem: Any, device: torch.device, sets: Callable[[int], int] = few_sets
-) -> list[tuple[Any, ...]]:
+    op: Op[Any, I], problem: Any, device: torch.device, sets: Callable[[int], int] = few_sets
+) -> list[I]:
     """Copies of the inputs in different memory, so that no run finds all it reads in a cache.
 
     `sets`: how many, by the bytes of one.
@@ -106,7 +114,7 @@ def input_sets(
     first = op.make_inputs(problem, device, SEED)
     tensors = [item for item in first if isinstance(item, torch.Tensor)]
     size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    return [first, *(tuple(map(_copy, first)) for _ in range(sets(size) - 1))]
+    return [first, *(type(first)(*map(_copy, first)) for _ in range(sets(size) - 1))]
 
 
 def _copy(item: Any) -> Any:
@@ -116,12 +124,17 @@ def _copy(item: Any) -> Any:
 
 
 def _time_us(
-    contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, share_s: float
+    contender: Contender,
+    problem: Any,
+    sets: Sequence[tuple[Any, ...]],
+    device: torch.device,
+    share_s: float,
 ) -> float:
     """Median time of a call in µs, from as many calls as `share_s` has room for; one at least."""
 
     def call(number: int) -> None:
-        contender.variant.run(contender.launch, contender.config, *sets[number % len(sets)])
+        inputs = sets[number % len(sets)]
+        contender.variant.run(contender.launch, contender.config, problem, inputs)
 
     first = timed(call, 1, device)[0]
     if first > 1e6 * share_s:
@@ -166,7 +179,7 @@ def stamp(info: DeviceInfo) -> str:
     return f"{ours}, torch {torch.__version__}, {info.name}"
 
 
-def load(op: Op[Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
+def load(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
     """Stored times of `problem`, and why stored ones were ignored ('' where none were)."""
     rows, reason = _rows(op, info)
     row = rows.get(str(problem))
@@ -185,7 +198,7 @@ def load(op: Op[Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
     return times, reason
 
 
-def save(op: Op[Any], info: DeviceInfo, problem: Any, times: Times) -> None:
+def save(op: Op[Any, Any], info: DeviceInfo, problem: Any, times: Times) -> None:
     """Add the times of `problem` to the cache; without a usable cache nothing is kept."""
     rows, _ = _rows(op, info)
     rows[str(problem)] = {name: _entry(timing) for name, timing in times.items()}
@@ -198,16 +211,16 @@ def _entry(timing: Timing) -> dict[str, Any]:
     return {"config": config_fields(timing.config), "time_us": timing.time_us, "each": each}
 
 
-def stored_problems(op: Op[Any], info: DeviceInfo) -> list[str]:
+def stored_problems(op: Op[Any, Any], info: DeviceInfo) -> list[str]:
     """The problems that have stored times, as text."""
     return list(_rows(op, info)[0])
 
 
-def _key(op: Op[Any], info: DeviceInfo) -> str:
+def _key(op: Op[Any, Any], info: DeviceInfo) -> str:
     return f"{info.gfx or info.backend}/{op.name}.json"
 
 
-def _rows(op: Op[Any], info: DeviceInfo) -> tuple[dict[str, Any], str]:
+def _rows(op: Op[Any, Any], info: DeviceInfo) -> tuple[dict[str, Any], str]:
     """All stored rows by problem; the string says why a file that exists was ignored."""
     data = cache.read("tune", _key(op, info))
     if data is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,24 +10,20 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine import measure as tune
-from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine import measure, selftest
+from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import Launch, Op, Variant
 from lib_rocm_sd.policy import Candidate, Policy, limit, rank
-from lib_rocm_sd.report import Report
-
-UNLIMITED_BYTES = 1 << 62
-PREPARE_S = 20.0
-"""How long Performance may compile and self-test further configs of one problem."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What runs a problem: `variant` with `config`. `refusals` has all others' reasons, by name."""
 
-    variant: Variant[Any]
+    variant: Variant[Any, Any]
     config: Any
     refusals: dict[str, list[str]]
     why: str
@@ -42,68 +36,6 @@ def default_launcher(device: torch.device, arch: Arch) -> Launch:
     return driver.launcher_for(device, arch)
 
 
-def is_recording(device: torch.device) -> bool:
-    """True during a graph capture: calls are recorded, so nothing can be tested or timed."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-@dataclass
-class Headroom:
-    """Device memory that is left to others."""
-
-    reserved_bytes: int = 0
-
-
-headroom = Headroom()
-"""The headroom of the process; changed by `Engine.leave_free`."""
-
-
-def _held_bytes(device: torch.device) -> tuple[int, int]:
-    """What tensors take, and what torch's allocator holds, by one call and without sorting."""
-    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
-    if not stats:
-        return 0, 0
-    used, reserved = (
-        stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
-    )
-    return int(used), int(reserved)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free device memory, with what torch's allocator holds unused, without the headroom.
-
-    No limit is known for a CPU.
-    """
-    if device.type != "cuda" or is_recording(device):
-        return UNLIMITED_BYTES
-    used, reserved = _held_bytes(device)
-    try:
-        free = int(torch.cuda.mem_get_info(device)[0]) + reserved
-    except RuntimeError:
-        free = int(torch.cuda.get_device_properties(device).total_memory)
-    return max(free - used - headroom.reserved_bytes, 0)
-
-
-FREE_KNOWN_S = 0.05
-"""How long plans are made with the same free memory: a new size of an image needs many at once."""
-
-
-class LatelyFree:
-    """`free_bytes` as it was up to FREE_KNOWN_S ago, if the headroom is still the same."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._known: dict[tuple[torch.device, int], tuple[float, int]] = {}
-
-    def __call__(self, device: torch.device) -> int:
-        now, key = self._clock(), (device, headroom.reserved_bytes)
-        until, free = self._known.get(key, (-math.inf, 0))
-        if now >= until:
-            free = free_bytes(device)
-            self._known = {key: (now + FREE_KNOWN_S, free)}
-        return free
-
-
 class Planner:
     """What an engine knows of devices and variants. Not thread-safe: the engine holds its lock."""
 
@@ -111,24 +43,23 @@ class Planner:
         self,
         identify: Callable[[torch.device], DeviceInfo],
         launcher: Callable[[torch.device, Arch], Launch],
-        free: Callable[[torch.device], int],
-        report: Report,
+        free: Callable[[torch.device, int], int],
     ) -> None:
         self.identify = identify
         self._launcher = launcher
         self._free = free
-        self._report = report
         self.changes = 0
         """Counts what was barred or pardoned."""
         self._checks: dict[Hashable, Check] = {}
         self._quarantine: dict[Hashable, str] = {}
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
-        self._times: dict[Hashable, tune.Times] = {}
+        self._times: dict[Hashable, measure.Times] = {}
+        self._tried: set[Hashable] = set()
 
     def plan(
         self,
-        policy: Policy,
-        op: Op[Any],
+        session: Session,
+        op: Op[Any, Any],
         problem: Any,
         device: torch.device,
         extra: Mapping[str, Sequence[str]],
@@ -139,19 +70,20 @@ class Planner:
         """
         asked = {v.name: self.refusals(op, v, problem, device) for v in op.variants}
         able = [variant for variant in op.variants if not asked[variant.name]]
-        measured = policy.rank_by == "measured"
-        like = op.measured_as(problem)
-        times = self._measured(op, like, device, able) if measured else {}
+        policy, like = session.policy, op.measured_as(problem)
+        times = self.times(session, op, like, device) if session.measures else {}
         refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
         candidates = [
             Candidate(v, v.workspace(problem), times[v.name].time_us if v.name in times else None)
             for v in able
             if not refusals[v.name]
         ]
-        free = self._free(device)
+        free = self._free(device, session.headroom_bytes)
         ranked = rank(policy, candidates, free)
         configs = {name: timing.config for name, timing in times.items()}
-        chosen, config = self._first_verified(op, problem, device, ranked, configs, refusals)
+        chosen, config = self._first_verified(
+            session, op, problem, device, ranked, configs, refusals
+        )
         for other in ranked:
             if other is not chosen and not refusals[other.variant.name]:
                 behind = limit(policy, other, free) or [f"comes after {chosen.variant.name}"]
@@ -161,7 +93,7 @@ class Planner:
         return Plan(chosen.variant, config, others, _why(policy, chosen, free, at))
 
     def refusals(
-        self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
+        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
         info = self.identify(device)
@@ -171,20 +103,28 @@ class Planner:
                 return why
         return variant.refusals(info.arch, problem)
 
-    def launch(self, variant: Variant[Any], device: torch.device) -> Launch | None:
+    def launch(self, variant: Variant[Any, Any], device: torch.device) -> Launch | None:
         """What launches kernels of ours on `device`; None for a variant that needs none."""
         return self._launcher_of(device)[0] if variant.ours else None
 
-    def default_config(self, variant: Variant[Any], problem: Any, device: torch.device) -> Any:
+    def default_config(self, variant: Variant[Any, Any], problem: Any, device: torch.device) -> Any:
         """The config of `variant` that runs `problem` unless another was measured."""
         return variant.configs(self.identify(device).arch, problem)[0]
 
-    def defaults(self, variant: Variant[Any], problem: Any, device: torch.device) -> Sequence[Any]:
+    def defaults(
+        self, variant: Variant[Any, Any], problem: Any, device: torch.device
+    ) -> Sequence[Any]:
         """The same, and the safe one, if it is another."""
         return variant.defaults(self.identify(device).arch, problem)
 
     def verify(
-        self, op: Op[Any], variant: Variant[Any], config: Any, problem: Any, device: torch.device
+        self,
+        session: Session,
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
+        config: Any,
+        problem: Any,
+        device: torch.device,
     ) -> list[str]:
         """Why `variant` with `config` may not be used for `problem`; empty once it was found right.
 
@@ -205,24 +145,29 @@ class Planner:
             if failed:
                 reason = f"self-test failed: {failed}"
                 self.quarantine(op, variant, config, problem, device, reason)
-                self.tell(op, variant, device, reason)
+                self.tell(session, op, variant, device, reason)
                 return [reason]
         return []
 
     def worst_check(
-        self, op: Op[Any], variant: Variant[Any], problem: Any, device: torch.device
+        self,
+        session: Session,
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
+        problem: Any,
+        device: torch.device,
     ) -> Check:
         """The self-test of `problem`, default config, that came nearest to its tolerance."""
         config = self.default_config(variant, problem, device)
-        self.verify(op, variant, config, problem, device)
+        self.verify(session, op, variant, config, problem, device)
         keys = [(op.name, variant.name, config, t, device) for t in op.test_problems(problem)]
         done = [self._checks[key] for key in keys if key in self._checks]
         return max(done, key=lambda check: check.error / check.tolerance)
 
     def quarantine(
         self,
-        op: Op[Any],
-        variant: Variant[Any],
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
         config: Any,
         problem: Any,
         device: torch.device,
@@ -239,9 +184,47 @@ class Planner:
         self._quarantine.pop(key, None)
         self.changes += 1
 
-    def tell(self, op: Op[Any], variant: Variant[Any], device: torch.device, reason: str) -> None:
+    def tell(
+        self,
+        session: Session,
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
+        device: torch.device,
+        reason: str,
+    ) -> None:
         """Report once that `variant` is not used any more."""
-        self._report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
+        session.report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
+
+    def times(
+        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
+    ) -> measure.Times:
+        """What is known, or stored, of the variants' times for `problem`."""
+        key = (op.name, problem, device)
+        if key not in self._times and not is_recording(device):
+            self._times[key], reason = measure.load(op, self.identify(device), problem)
+            if reason:
+                session.report.event(reason)
+        return self._times.get(key, {})
+
+    def note_times(
+        self,
+        op: Op[Any, Any],
+        problem: Any,
+        device: torch.device,
+        times: measure.Times,
+        tried: Sequence[Variant[Any, Any]],
+    ) -> None:
+        """Keep what was measured, for this process and the next ones. `tried`: also in vain."""
+        known = {**self._times.get((op.name, problem, device), {}), **times}
+        self._times[op.name, problem, device] = known
+        self._tried.update((op.name, variant.name, problem, device) for variant in tried)
+        measure.save(op, self.identify(device), problem, known)
+
+    def was_tried(
+        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
+    ) -> bool:
+        """True if this process has tried to time `variant`."""
+        return (op.name, variant.name, problem, device) in self._tried
 
     def _launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
         """The launcher, or why there is none; asked once per device."""
@@ -258,7 +241,8 @@ class Planner:
 
     def _first_verified(
         self,
-        op: Op[Any],
+        session: Session,
+        op: Op[Any, Any],
         problem: Any,
         device: torch.device,
         ranked: Sequence[Candidate],
@@ -269,10 +253,10 @@ class Planner:
         for candidate in ranked:
             variant = candidate.variant
             for note in variant.notes(self.identify(device).arch, problem):
-                self._report.event(note)
+                session.report.event(note)
             defaults = self.defaults(variant, problem, device)
             for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
-                why = self.verify(op, variant, config, problem, device)
+                why = self.verify(session, op, variant, config, problem, device)
                 if not why:
                     return candidate, config
                 refusals[variant.name] += why
@@ -282,60 +266,9 @@ class Planner:
                     return candidate, self.default_config(candidate.variant, problem, device)
         raise NotSupportedError(problem, refusals)
 
-    def _measured(
-        self, op: Op[Any], problem: Any, device: torch.device, able: Sequence[Variant[Any]]
-    ) -> tune.Times:
-        """The fastest timing of each variant: known, stored, or measured now."""
-        key = (op.name, problem, device)
-        if key in self._times or is_recording(device):
-            return self._times.get(key, {})
-        info = self.identify(device)
-        times, reason = tune.load(op, info, problem)
-        if reason:
-            self._report.event(reason)
-        missing = [v for v in able if v.name not in times and not v.last_resort]
-        if missing:
-            times = {**times, **self._measure(op, problem, device, missing)}
-            tune.save(op, info, problem, times)
-        self._times[key] = times
-        return times
-
-    def _measure(
-        self, op: Op[Any], problem: Any, device: torch.device, variants: Sequence[Variant[Any]]
-    ) -> tune.Times:
-        contenders = self._contenders(op, problem, device, variants)
-        try:
-            times, failures = tune.measure(op, problem, device, contenders)
-        except (RuntimeError, MemoryError) as error:
-            if not selftest.is_out_of_memory(error):
-                raise
-            self._report.event(f"{op.name}: too little memory to measure {problem}")
-            return {}
-        for contender, failure in failures:
-            variant, reason = contender.variant, selftest.describe(failure)
-            if not selftest.is_out_of_memory(failure):
-                self.quarantine(op, variant, contender.config, problem, device, reason)
-            self.tell(op, variant, device, f"measuring {problem} failed: {reason}")
-        return times
-
-    def _contenders(
-        self, op: Op[Any], problem: Any, device: torch.device, variants: Sequence[Variant[Any]]
-    ) -> list[tune.Contender]:
-        """Every verified config; further ones than the default only within PREPARE_S."""
-        found = []
-        arch, end = self.identify(device).arch, time.monotonic() + PREPARE_S
-        for variant in variants:
-            for place, config in enumerate(variant.configs(arch, problem)):
-                if place and time.monotonic() > end:
-                    break
-                if not self.verify(op, variant, config, problem, device):
-                    launch = self.launch(variant, device)
-                    found.append(tune.Contender(variant, config, launch))
-        return found
-
 
 def _class(
-    op: Op[Any], variant: Variant[Any], config: Any, problem: Any, device: torch.device
+    op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, device: torch.device
 ) -> Hashable:
     """What is barred together: a variant's config, for all problems like `problem`."""
     return (op.name, variant.name, config, op.test_problems(problem)[0], device)

@@ -44,8 +44,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def check(
-    op: Op[Any],
-    variant: Variant[Any],
+    op: Op[Any, Any],
+    variant: Variant[Any, Any],
     config: Any,
     launch: Launch | None,
     problem: Any,
@@ -58,10 +58,10 @@ def check(
     """
     tolerance = op.tolerance(problem)
     with torch.no_grad(), _autocast_off(device):
-        reference = op.reference(*op.make_inputs(problem, torch.device("cpu"), SEED))
+        reference = op.reference(op.make_inputs(problem, torch.device("cpu"), SEED))
         try:
             inputs = op.make_inputs(problem, device, SEED)
-            output = variant.run(launch, config, *inputs)
+            output = variant.run(launch, config, problem, inputs)
         except FAILURES as error:
             if is_out_of_memory(error):
                 raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -57,9 +57,12 @@ class Config(Protocol):
 
 
 P = TypeVar("P")
+"""An op's problem: one call, without its tensors."""
+I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741 - inputs, as P is the problem
+"""An op's inputs: a NamedTuple, tensors first."""
 
 
-class Variant(ABC, Generic[P]):
+class Variant(ABC, Generic[P, I]):
     """One way to run an op. Stateless."""
 
     name: str
@@ -104,26 +107,27 @@ class Variant(ABC, Generic[P]):
         """The kernels that `run` will launch, so that they can be compiled ahead."""
         return ()
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
+    def input_refusals(self, inputs: I) -> list[str]:
         """Why these tensors cannot be taken although the problem could: strides, gradients.
 
-        Asked once per combination of shapes, dtypes, `requires_grad` and "last stride is 1".
+        Asked once per key of the op.
         """
         return []
 
-    def bound(self, launch: Launch | None, config: Any, *inputs: Any) -> Callable[..., Any]:
-        """`run`, or what is faster than it, for inputs that differ from these only in where they
-        lie and in numbers.
+    def bound(self, launch: Launch | None, config: Any, problem: P, inputs: I) -> Run:
+        """`run`, or what is faster than it, for inputs of the same key.
 
         Keeps nothing of the inputs. Several threads may call it at once.
         """
         return self.run
 
     @abstractmethod
-    def run(
-        self, launch: Launch | None, config: Any, *tensors: Any, **options: Any
-    ) -> torch.Tensor:
-        """Compute. The signature after `config` is the op's."""
+    def run(self, launch: Launch | None, config: Any, problem: P, inputs: I) -> Any:
+        """Compute. `problem` is the one that `inputs` pose."""
+
+
+Run = Callable[[Any, Any, Any, Any], Any]
+"""Called as `Variant.run` is."""
 
 
 def _itself(problem: P) -> P:
@@ -131,14 +135,14 @@ def _itself(problem: P) -> P:
 
 
 @dataclass(frozen=True)
-class Op(Generic[P]):
+class Op(Generic[P, I]):
     """An op as the engine, the tests, the benchmark and the tuner see it.
 
-    "Inputs" are what `Variant.run` takes after `config`, in its order (attention: q, k, v, mask,
-    scale), tensors first.
-
-    `problem_of(*inputs)` -> P; ValueError, with shapes, on a caller's mistake.
-    `reference(*inputs)` -> float64 tensor shaped like the output; works on any device.
+    `title`: what people call it.
+    `problem_of(inputs)` -> P; ValueError, with shapes, on a caller's mistake.
+    `key_of(inputs)`: equal for calls that may share one plan. All that the problem, its checks and
+    `Variant.input_refusals` depend on is in it; see keys.py.
+    `reference(inputs)` -> float64 tensor shaped like the output; works on any device.
     `make_inputs(problem, device, seed)` -> random inputs, drawn from a generator of its own.
     `tolerance(problem)` -> the most that max |output - reference| / max |reference| may be.
     `output_shape(problem)`; an input without elements gives zeros of this shape.
@@ -147,17 +151,17 @@ class Op(Generic[P]):
     class; more may follow, such as one with the real problem's tails.
     `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
     `output_dtype(problem)`: where it is not the first input's.
-    `by_strides`: calls are told apart by all strides of their inputs and not by the last alone, so
-    that `Variant.bound` may count on them.
     `measured_as(problem)`: the problem whose measured times decide for `problem` too, so that a new
     size of an image is not always measured anew.
     """
 
     name: str
-    variants: Sequence[Variant[P]]
-    problem_of: Callable[..., P]
-    reference: Callable[..., torch.Tensor]
-    make_inputs: Callable[[P, torch.device, int], tuple[Any, ...]]
+    title: str
+    variants: Sequence[Variant[P, I]]
+    problem_of: Callable[[I], P]
+    key_of: Callable[[I], Hashable]
+    reference: Callable[[I], Any]
+    make_inputs: Callable[[P, torch.device, int], I]
     tolerance: Callable[[P], float]
     output_shape: Callable[[P], tuple[int, ...]]
     test_problems: Callable[[P], Sequence[P]]
@@ -165,7 +169,6 @@ class Op(Generic[P]):
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
     output_dtype: Callable[[P], torch.dtype] | None = None
     measured_as: Callable[[P], P] = _itself
-    by_strides: bool = False
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

@@ -11,4 +11,5 @@ DTYPES = {
     "float64": torch.float64,
 }
 """The float types known here."""
+FLOATS = frozenset(DTYPES.values())
 DTYPE_NAMES = {**{dtype: name for name, dtype in DTYPES.items()}, torch.bool: "bool"}

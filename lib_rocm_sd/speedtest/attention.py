@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from lib_rocm_sd import functional
 from lib_rocm_sd.bench.attention.exact import exact
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why
@@ -39,7 +39,7 @@ class _Case:
     """A problem with its inputs, the checked queries' numbers and exact results."""
 
     problem: AttentionProblem
-    sets: list[tuple[Any, ...]]
+    sets: list[AttentionInputs]
     checked: torch.Tensor
     exact: torch.Tensor
     slice_rows: int
@@ -74,11 +74,24 @@ def _methods(job: Job) -> dict[str, Attention | None]:
     found: dict[str, Attention | None] = {"rocm_sd": None}
     for name, method in job.side.attention_methods().items():
         found[f"WebUI's current ({name})"] = method
-    variants: tuple[Variant[AttentionProblem], ...] = (*METHODS, SdpaAttention())
+    variants: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (*METHODS, SdpaAttention())
     for variant in variants:
         name = SDP if variant.name == "sdpa" else variant.name
-        found[name] = partial(variant.run, None, None)
+        found[name] = partial(_alone, variant)
     return found
+
+
+def _alone(
+    variant: Variant[AttentionProblem, AttentionInputs],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    inputs = AttentionInputs(q, k, v, mask, scale)
+    made: torch.Tensor = variant.run(None, None, problem_of(inputs), inputs)
+    return made
 
 
 def _case(problem: AttentionProblem, job: Job) -> _Case:
@@ -92,8 +105,14 @@ def _case(problem: AttentionProblem, job: Job) -> _Case:
     sets = input_sets(ATTENTION, problem, job.device)
     count = min(problem.seq_q, CHECKED_QUERIES)
     places = torch.linspace(0, problem.seq_q - 1, count).round().long().to(job.device)
-    q, *others = sets[0]
-    return _Case(problem, sets, places, exact((q[:, places], *others)), -(-problem.seq_q // slices))
+    first = sets[0]
+    return _Case(
+        problem,
+        sets,
+        places,
+        exact(first._replace(q=first.q[:, places])),
+        -(-problem.seq_q // slices),
+    )
 
 
 def _row(
@@ -102,11 +121,13 @@ def _row(
     """The row with its figures, or with the reason why there are none."""
     try:
         if method is None:
-            plan = Guard(job.cancelled).beside(partial(engine.plan, case.problem, job.device))
+            plan = Guard(job.cancelled).beside(
+                partial(engine.plan, case.problem, job.device, session=job.side.session)
+            )
             if not plan.variant.ours:
                 return replace(row, reason=_refusal(plan.refusals))
             row = replace(row, note=plan.why)
-            method = engine.attention
+            method = partial(functional.attention, session=job.side.session)
         return _figures(row, method, case, job, share_s)
     except Cancelled:
         raise

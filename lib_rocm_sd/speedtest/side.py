@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import RocmSdError
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class HostSide(Protocol):
     @property
     def device(self) -> torch.device:
         """What the host computes on."""
+        ...
+
+    @property
+    def session(self) -> Session:
+        """By which level, and with how much memory, ours runs."""
         ...
 
     def busy(self) -> str:

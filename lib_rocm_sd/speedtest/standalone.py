@@ -13,6 +13,7 @@ import torch
 
 from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.speedtest.presets import half
 from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Picture
 
@@ -30,6 +31,8 @@ class Standalone:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    session = DEFAULT
 
     def busy(self) -> str:
         return ""

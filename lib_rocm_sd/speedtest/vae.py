@@ -25,6 +25,7 @@ from lib_rocm_sd.bench.vae.measure import no_tf32
 from lib_rocm_sd.bench.vae.text import FLOOR
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
@@ -124,7 +125,7 @@ def _methods(job: Job, decoder: _Decoder) -> list[_Method]:
     """The module itself first: ours is judged by its error."""
     module, device = decoder.module, decoder.device
     eager = _Method(EAGER, partial(_eager, module, device))
-    found = [eager, _ours(decoder)]
+    found = [eager, _ours(decoder, job.side.session)]
     if job.request.preset == "quick":
         return found
     tile, margin = tilings.TILE // FACTOR, tilings.DECODER_MARGIN // FACTOR
@@ -167,16 +168,16 @@ def _watched(module: nn.Module, guard: Guard, device: torch.device, wait: bool) 
             hook.remove()
 
 
-def _ours(decoder: _Decoder) -> _Method:
+def _ours(decoder: _Decoder, session: Session) -> _Method:
     program, device = Program(decoder.module), decoder.device
 
     def get_ready(size: int, guard: Guard) -> None:
         side = size // FACTOR
-        guard.beside(lambda: program.prepare(side, side, decoder.dtype, device, level=engine.level))
+        guard.beside(lambda: program.prepare(side, side, decoder.dtype, device, session=session))
 
     def run(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
         try:
-            return program(latent, level=engine.level, interrupt=guard.stop)
+            return program(latent, session=session, interrupt=guard.stop)
         except Interrupted:
             guard.check()
             raise

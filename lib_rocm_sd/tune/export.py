@@ -50,7 +50,7 @@ class Card:
     place: torch.device
     info: DeviceInfo
     arch: Arch
-    op: Op[Any] = ATTENTION
+    op: Op[Any, Any] = ATTENTION
 
     @property
     def variant(self) -> MatrixAttention:

@@ -22,7 +22,7 @@ NAMES = {
     "zeros": "nothing to compute",
 }
 REASONS_SHOWN = 3
-_OPS: tuple[Op[Any], ...] = (
+_OPS: tuple[Op[Any, Any], ...] = (
     ATTENTION,
     *CONVS.values(),
     STATISTICS,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from lib_rocm_sd import functional
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.vae.weights import ReadyAttention
 
 CHUNK_BYTES = 32 << 20
@@ -24,7 +25,7 @@ def workspace_bytes(batch: int, height: int, width: int, channels: int, itemsize
 
 
 def attend(
-    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor
+    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor, session: Session
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x (N, H, W, C) plus attention over its pixels, in place; and the norm of what it is then."""
     batch, height, width, channels = x.shape
@@ -34,19 +35,19 @@ def attend(
     shape = (batch, height * width, heads, channels // heads)
     k, v = x.new_empty((2, *x.shape)).unbind(0)
     for first, last in parts:
-        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False)
+        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
         k[:, first:last] = F.linear(normed, *ready.k)
         v[:, first:last] = F.linear(normed, *ready.v)
     for first, last in parts:
-        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False)
+        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
         q = F.linear(normed, *ready.q).view(batch, -1, *shape[2:])
         del normed
-        mixed = functional.attention(q, k.view(shape), v.view(shape))
+        mixed = functional.attention(q, k.view(shape), v.view(shape), session=session)
         del q
         x[:, first:last] += F.linear(mixed, *ready.out).view(batch, -1, width, channels)
     following = ready.next_norm
     if following is None:
         return x, None
     return x, functional.group_norm_of(
-        x, following.gamma, following.beta, following.groups, following.eps
+        x, following.gamma, following.beta, following.groups, following.eps, session
     )

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from lib_rocm_sd import functional
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.errors import RocmSdError
 from lib_rocm_sd.functional import conv
 from lib_rocm_sd.ops.conv.problem import Band
@@ -58,6 +59,7 @@ class Run:
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     progress: Callable[[int, int], None] = nothing
     interrupt: Callable[[], bool] = bool
+    session: Session = DEFAULT
     strict: bool = False
     sweeping: int | None = None
     statistics: list[torch.Tensor] = field(default_factory=list)
@@ -107,7 +109,7 @@ def _compute(
     ready = run.ready[image - 1]
     x = _cut(values[image - 1], source)
     if isinstance(ready, ReadyAttention):
-        y, norm = attend(ready, x, run.norms[image - 1])
+        y, norm = attend(ready, x, run.norms[image - 1], run.session)
     else:
         whole = source == run.chain.rows(image - 1) and action.made == run.chain.rows(image)
         y, norm = _convolve(run, action, x, values, whole)
@@ -177,6 +179,7 @@ def _launch(
         next_norm=ready.next_norm if wanted else None,
         band=None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0]),
         out=out,
+        session=run.session,
     )
 
 
@@ -234,7 +237,7 @@ def _norm(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Ten
         return None
     together = torch.cat(list(statistics), 2).flatten(1, 2)
     return functional.group_norm_finalize(
-        together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps
+        together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps, run.session
     )
 
 

@@ -17,10 +17,10 @@ from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import ApplyProblem, FinalizeProblem, ImageProblem
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.plan import Leg, Plan
-from lib_rocm_sd.vae.steps import AttentionStep, Rows
+from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Rows
 from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed, parts
 
-Work = list[tuple[Op[Any], Any]]
+Work = list[tuple[Op[Any, Any], Any]]
 """Ops, and problems of theirs."""
 
 
@@ -30,7 +30,7 @@ def of_plan(chain: Chain, plan: Plan) -> Work:
     How many parts the statistics have that a norm is made from is told by whoever makes them: here
     it is a guess, which neither what is compiled nor what is tested depends on.
     """
-    found: dict[tuple[str, Any], Op[Any]] = {}
+    found: dict[tuple[str, Any], Op[Any, Any]] = {}
     norms: set[int] = set()
     for leg in plan.legs:
         for image, cuts, stored in _passes(chain, leg):
@@ -61,7 +61,7 @@ def _passes(chain: Chain, leg: Leg) -> Iterator[tuple[int, list[Rows], frozenset
 
 def _asked(
     chain: Chain, action: Action, made: int, norms: set[int]
-) -> Iterator[tuple[tuple[str, Any], Op[Any]]]:
+) -> Iterator[tuple[tuple[str, Any], Op[Any, Any]]]:
     """What an action on the way to image `made` asks. `norms`: of images that have one by now."""
     if action.source is None:
         return
@@ -74,8 +74,8 @@ def _asked(
     else:
         made_of = [conv_problem(chain, part, wanted) for part in parts(chain, action)]
         asked = [(op_of(problem), problem) for problem in made_of]
-    if wanted:
-        asked.append((FINALIZE, _finalize(chain, image)))
+    if wanted and not (whole and isinstance(step, ConvStep) and len(parts(chain, action)) == 1):
+        asked.append((FINALIZE, _finalize(chain, image)))  # else the convolution's variant makes it
     if wanted and whole:
         norms.add(image)
     yield from (((op.name, each), op) for op, each in asked)
@@ -90,7 +90,7 @@ def _finalize(chain: Chain, image: int) -> FinalizeProblem:
     return FinalizeProblem(chain.batch, parts, norm.num_channels, norm.num_groups, wide, affine)
 
 
-def _of_attention(chain: Chain, action: Action) -> Iterator[tuple[Op[Any], Any]]:
+def _of_attention(chain: Chain, action: Action) -> Iterator[tuple[Op[Any, Any], Any]]:
     step, size = chain.steps[action.image - 1], chain.sizes[action.image]
     assert isinstance(step, AttentionStep)
     batch, dtype, width = chain.batch, DTYPE_NAMES[chain.dtype], size.width

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import device as devices
-from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.planner import free_bytes
+from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.structure import Structure
-from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import Plan
@@ -40,6 +39,7 @@ class _Request:
 
     image: torch.Tensor
     wish: Wish
+    session: Session
     progress: Callable[[int, int], None]
     interrupt: Callable[[], bool]
 
@@ -132,7 +132,7 @@ class Program:
         self,
         image: torch.Tensor,
         *,
-        level: str = "Auto",
+        session: Session = DEFAULT,
         mode: str = "auto",
         budget_bytes: int | None = None,
         progress: Callable[[int, int], None] = nothing,
@@ -141,13 +141,13 @@ class Program:
         """What the module gives for `image` (N, C, H, W): (N, C', H', W') in the weights' dtype.
 
         `mode`: one of policy.MODES. `budget_bytes`: device memory to keep to beside the weights,
-        None: by `level`; "whole" keeps to none. `progress(done, total)` and `interrupt()` are
-        called between bands, and with 0 done while kernels are made ready. Raises
+        None: by the session's level; "whole" keeps to none. `progress(done, total)` and
+        `interrupt()` are called between bands, and with 0 done while kernels are made ready. Raises
         UnknownModuleError; ValueError, with shapes, on a caller's mistake; Interrupted; "out of
         memory" when the smallest bands do not fit.
         """
-        wish = policy.wish(level, mode, budget_bytes)
-        request = _Request(image, wish, progress, interrupt)
+        wish = policy.wish(session.level, mode, budget_bytes)
+        request = _Request(image, wish, session, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
             for _ in range(MOST_CHANGES):
                 self._look()
@@ -166,7 +166,7 @@ class Program:
         device: torch.device,
         batch: int = 1,
         *,
-        level: str = "Auto",
+        session: Session = DEFAULT,
         mode: str = "auto",
         budget_bytes: int | None = None,
         progress: Told = nothing,
@@ -176,7 +176,7 @@ class Program:
         `dtype` and `device` are those that the weights will have; they need not be there yet.
         Raises UnknownModuleError; ValueError on a caller's mistake.
         """
-        wish = policy.wish(level, mode, budget_bytes)
+        wish = policy.wish(session.level, mode, budget_bytes)
         if not dtype.is_floating_point or min(height, width, batch) < 1:
             raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
         self._look()
@@ -185,7 +185,7 @@ class Program:
             device = torch.device("cuda", torch.cuda.current_device())
         with torch.no_grad(), _autocast_off(device):
             size = (batch, height, width)
-            return self._planned(size, dtype, device, wish, progress, thoroughly=True)[0]
+            return self._planned(size, dtype, device, wish, session, progress, thoroughly=True)[0]
 
     def _look(self) -> None:
         if self.reasons or self._signature is None or not self._signature.seems_to_match():
@@ -214,18 +214,18 @@ class Program:
             if output is not None and _finite(output):
                 return output
             if not _finite(request.image):
-                report.event(f"the {role}'s input has NaN or infinity")
+                request.session.report.event(f"the {role}'s input has NaN or infinity")
                 return self._within(request, strict=False) if output is None else output
             del output
             self.release()
             if self._scale == len(SCALES) - 1 or not all_finite(self._recipe):
-                report.event(f"the {role} gives NaN or infinity at any scale")
+                request.session.report.event(f"the {role} gives NaN or infinity at any scale")
                 self._scale, self._hopeless = 0, True
             else:
                 self._scale += 1
         output = self._within(request, strict=False)
         if not (fallible or _finite(output) or _finite(request.image)):
-            report.event(f"the {role}'s input has NaN or infinity")
+            request.session.report.event(f"the {role}'s input has NaN or infinity")
         return output
 
     def _attempt(self, request: _Request) -> torch.Tensor | None:
@@ -239,12 +239,14 @@ class Program:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
             self._ready = prepare(self._recipe, self.scales)
-        image, dtype = request.image, self._weight.dtype
+        image, dtype, session = request.image, self._weight.dtype, request.session
         size = (max(image.shape[0], 1), *image.shape[2:])
         key = (size, request.wish)
         wish = self._held.get(key, request.wish)
         while True:
-            plan, links = self._planned(size, dtype, image.device, wish, request.told)
+            plan, links = self._planned(
+                size, dtype, image.device, wish, request.session, request.told
+            )
             self.last_plan = plan
             try:
                 output = self._run(request, plan, links, strict)
@@ -252,12 +254,14 @@ class Program:
                 if not is_out_of_memory(error):
                     raise
                 wish = _halved(wish, plan)
-                less = self._planned(size, dtype, image.device, wish, request.told)[0]
+                less = self._planned(
+                    size, dtype, image.device, wish, request.session, request.told
+                )[0]
                 if wish.budget_bytes == 0 or less.peak_bytes >= plan.peak_bytes:
-                    report.event(f"out of memory ({plan}), and there is no smaller way")
+                    session.report.event(f"out of memory ({plan}), and there is no smaller way")
                     raise
                 limit = (wish.budget_bytes or 0) >> 20
-                report.event(f"out of memory ({plan}): planned again within {limit} MiB")
+                session.report.event(f"out of memory ({plan}): planned again within {limit} MiB")
             else:
                 if wish != request.wish:
                     self._held[key] = wish
@@ -274,6 +278,7 @@ class Program:
         dtype: torch.dtype,
         device: torch.device,
         wish: Wish,
+        session: Session,
         told: Told,
         thoroughly: bool = False,
     ) -> tuple[Plan, Chain]:
@@ -282,17 +287,19 @@ class Program:
         Of two sizes in one kind of plan the second needs next to nothing, which is looked for only
         where it is wanted `thoroughly`; else a launch does it.
         """
-        where = (dtype, device, engine.level)
+        where = (dtype, device, session)
         if where not in self._readiness:
-            self._readiness[where] = Readiness(device)
-            self._remark(dtype, device)
+            self._readiness[where] = Readiness(device, session)
+            self._remark(dtype, device, session)
         readiness = self._readiness[where]
         if where not in self._plans:
             readiness.get_ready(problems.of_whole(chain(self._recipe, *size, dtype)), told)
             readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
             self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
-        plan, links = self._plans[where].plan(size, wish, free_bytes(device), host)
+        plan, links = self._plans[where].plan(
+            size, wish, free_bytes(device, session.headroom_bytes), host
+        )
         kind = (where, plan.legs, links.in_place, size if thoroughly else None)
         if kind not in self._kinds:
             readiness.get_ready(problems.of_plan(links, plan), told)
@@ -301,10 +308,10 @@ class Program:
                 del self._kinds[next(iter(self._kinds))]
         return plan, links
 
-    def _remark(self, dtype: torch.dtype, device: torch.device) -> None:
+    def _remark(self, dtype: torch.dtype, device: torch.device, session: Session) -> None:
         info = devices.identify(device)
         if dtype.itemsize > 2 and info.arch is not None and not info.reasons:
-            report.event(
+            session.report.event(
                 f"the {self._recipe.role}'s weights are {str(dtype).removeprefix('torch.')}: that "
                 "costs speed and memory, and is not needed, since half precision does not overflow "
                 "here"
@@ -326,6 +333,7 @@ class Program:
                 return output[first : first + group]
 
             run = Run(links, self._ready, dtype, image.device, strict=strict)
+            run.session = request.session
             run.progress, run.interrupt = request.progress, request.interrupt
             run.done, run.total = plan.ticks * first // group, ticks
             run_plan(run, plan, image[first : first + group], part)

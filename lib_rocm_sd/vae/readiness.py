@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import device as devices
-from lib_rocm_sd import policy as levels
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.planner import Plan, default_launcher
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv.op import op_of
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.problems import Work
 from lib_rocm_sd.vae.steps import Recipe
@@ -31,10 +30,11 @@ Told = Callable[[int, int], None]
 
 
 class Readiness:
-    """What is known to be ready on one device, under the engine's level."""
+    """What is known to be ready on one device, for one session."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, session: Session) -> None:
         self.device = device
+        self.session = session
         self._ready: set[object] = set()
         self._chosen: dict[ConvProblem, Way] = {}
 
@@ -71,27 +71,27 @@ class Readiness:
             made = chain(recipe, 1, rows << halved, columns << halved, dtype)
             self.get_ready(problems.of_whole(made), told)
 
-    def _key(self, op: Op[Any], problem: Any) -> object:
+    def _key(self, op: Op[Any, Any], problem: Any) -> object:
         """Equal for problems that need no more than one of them."""
-        measured = op.measured_as(problem) if measures() else None
+        measured = op.measured_as(problem) if self.session.measures else None
         return (op.name, *op.test_problems(problem), measured)
 
-    def _planned(self, op: Op[Any], problem: Any) -> Plan | None:
+    def _planned(self, op: Op[Any, Any], problem: Any) -> Plan | None:
         try:
-            return engine.plan(problem, self.device, op)
+            return engine.plan(problem, self.device, op, self.session)
         except NotSupportedError:
             return None  # said by the call itself
 
-    def _compile(self, work: Iterable[tuple[Op[Any], Any]]) -> None:
+    def _compile(self, work: Iterable[tuple[Op[Any, Any], Any]]) -> None:
         info = devices.identify(self.device)
         if info.arch is None or info.reasons:
             return
         specs: dict[KernelSpec, None] = {}
         for op, problem in work:
-            for variant in _candidates(op, problem, info.arch):
+            for variant in _candidates(op, problem, info.arch, self.session.measures):
                 for each in (problem, *op.test_problems(problem)):
                     configs = variant.configs(info.arch, each)
-                    for config in configs if measures() else configs[:1]:
+                    for config in configs if self.session.measures else configs[:1]:
                         specs.update(dict.fromkeys(variant.specs(info.arch, each, config)))
         try:
             launcher: Any = default_launcher(self.device, info.arch)
@@ -99,16 +99,15 @@ class Readiness:
             return  # the engine says why
         missing = launcher.missing(specs)
         if missing:
-            report.event(f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once")
+            self.session.report.event(
+                f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once"
+            )
             launcher.build(missing)
 
 
-def _candidates(op: Op[Any], problem: Any, arch: Arch) -> list[Variant[Any]]:
+def _candidates(
+    op: Op[Any, Any], problem: Any, arch: Arch, measures: bool
+) -> list[Variant[Any, Any]]:
     """Our variants that may run a problem: all that are measured, else the one preferred."""
     able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
-    return able if measures() else sorted(able, key=lambda v: -v.preference)[:1]
-
-
-def measures() -> bool:
-    """True where the engine's level chooses by measured times."""
-    return levels.by_name(engine.level).rank_by == "measured"
+    return able if measures else sorted(able, key=lambda v: -v.preference)[:1]

@@ -9,14 +9,14 @@ from typing import Any
 from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.ops.conv.kernel import statistics_bytes
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 
 
 @dataclass(frozen=True)
 class Way:
     """A variant and its config, for all convolutions of a class."""
 
-    variant: Variant[ConvProblem]
+    variant: Variant[ConvProblem, ConvInputs]
     config: Any
 
     @property

@@ -13,14 +13,15 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
@@ -31,6 +32,7 @@ from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import CodeLaunch
 from tests.ops.attention.judge import numbers, torchs_own
+from tests.ops.running import compute
 from tests.simt.attention import draw, random_mask
 
 CPU = torch.device("cpu")
@@ -111,9 +113,9 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
     p = case.problem
     q, k, v = draw(p, (case.layout,) * 3)
     mask = None if p.mask == "none" else random_mask((1, 1, p.seq_q, p.seq_k), p.mask)
-    variant = MatrixAttention()
+    inputs = AttentionInputs(q, k, v, mask)
     with launch.knows(q, k, v, mask):
-        output = variant.run(launch, _config(case), q, k, v, mask, None)
+        output = compute(ATTENTION, MatrixAttention(), launch, _config(case), inputs)
     return numbers(output, q, k, v, mask).faults(True)
 
 
@@ -121,8 +123,8 @@ def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
     p = case.problem
     q, k, v = draw(p)
     with launch.knows(q, k, v):
-        output = ScoresAttention().run(launch, None, q, k, v, None, None)
-    exact = reference(q, k, v, None, None)
+        output = compute(ATTENTION, ScoresAttention(), launch, None, AttentionInputs(q, k, v))
+    exact = reference(AttentionInputs(q, k, v))
     return _judged(_largest(output, exact), _largest(torchs_own(q, k, v), exact))
 
 
@@ -130,8 +132,8 @@ def _conv(case: Case, launch: CodeLaunch) -> list[str]:
     p: ConvProblem = case.problem
     op = CONVS[p.kind]
     inputs = op.make_inputs(p, CPU, 5)
-    exact, exact_norm = op.reference(*inputs)
-    theirs, _ = op.variants[-1].run(None, None, *inputs[:5], None, None)
+    exact, exact_norm = op.reference(inputs)
+    theirs, _ = compute(op, op.variants[-1], None, None, inputs._replace(next_norm=None))
     error = _largest(theirs, exact)
     if case.op == "finish":  # torch rounds to half before bias and shortcut are added
         error *= 2
@@ -144,25 +146,26 @@ def _conv(case: Case, launch: CodeLaunch) -> list[str]:
     return found
 
 
-def run_conv(case: Case, launch: CodeLaunch, inputs: Any) -> Any:
+def run_conv(case: Case, launch: CodeLaunch, inputs: ConvInputs) -> Any:
     """What the kernels give."""
     p = case.problem
     variant: Any = LibraryConv(p.kind) if case.op == "finish" else MatrixConv(p.kind)
-    weights = inputs[4]
+    weights = inputs.weights
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     with launch.knows(*tensors, weights.weight, weights.bias_on(CPU)):
-        return variant.run(launch, variant.configs(case.arch, p)[case.config], *inputs)
+        config = variant.configs(case.arch, p)[case.config]
+        return compute(CONVS[p.kind], variant, launch, config, inputs)
 
 
 def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
     inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
-    x, *affine, silu = inputs
+    x, gamma, beta, groups, eps, silu = inputs
     config = norm_kernel.configs(case.arch)[case.config]
     exact = formula.reference(*inputs)
-    theirs = TorchGroupNorm().run(None, None, *inputs)
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
         statistics = launches.launch_statistics(launch, config, x)
-        norm = launches.launch_finalize(launch, config, statistics, *affine)
+        norm = launches.launch_finalize(launch, config, statistics, gamma, beta, groups, eps)
         output = launches.launch_apply(launch, config, x, norm, silu)
     return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
 

@@ -19,7 +19,7 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.vae.program import Program
 from tests.amdgpu import launch
 from tests.amdgpu.memory import Memory
@@ -49,13 +49,13 @@ on_every = pytest.mark.parametrize("gpu", EXECUTED, indirect=True)
 def test_attention_through_the_engine(gpu: Gpu) -> None:
     problem = AttentionProblem(2, 2, 50, 77, 40, "float16", "none")
     q, k, v, *rest = ATTENTION.make_inputs(problem, CPU, 7)
-    out = engine.attention(q, k, v)
-    exact = reference(q, k, v, None, None)
+    out = engine.run(ATTENTION, AttentionInputs(q, k, v))
+    exact = reference(AttentionInputs(q, k, v, None, None))
     assert selftest.relative_error(out, exact) <= ATTENTION.tolerance(problem)
     assert engine.plan(problem, CPU).variant.name == "rocm_sd"
     assert device.identify(CPU).gfx == gpu.gfx
     tested = len(gpu.launches)
-    engine.attention(q, k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     assert len(gpu.launches) == tested + 1
     last = gpu.launches[-1]
     assert last.stream > 0 and last.counts.total > 1000
@@ -70,9 +70,9 @@ def test_strided_views_and_masks(gpu: Gpu, mask: str) -> None:
     q, k, v = whole.unbind(2)
     added = torch.randn(2, 1, 33, 33)
     given = added > 0 if mask == "bool" else added.half()
-    out = engine.attention(q, k, v, given, 0.2)
-    exact = reference(q, k, v, given, 0.2)
-    problem = ATTENTION.problem_of(q, k, v, given, 0.2)
+    out = engine.run(ATTENTION, AttentionInputs(q, k, v, given, 0.2))
+    exact = reference(AttentionInputs(q, k, v, given, 0.2))
+    problem = ATTENTION.problem_of(AttentionInputs(q, k, v, given, 0.2))
     assert selftest.relative_error(out, exact) <= ATTENTION.tolerance(problem)
     assert gpu.launches[-1].entry == "attention_forward"
 
@@ -120,14 +120,17 @@ def test_the_self_test_of_a_card(
 def test_what_the_executor_refuses_is_no_result(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that reads beyond its tensors fails its launch, and then the test."""
     q, k, v = (torch.randn(1, 64, 1, 64).half() for _ in range(3))
-    engine.attention(q, k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     before = len(gpu.launches)
     monkeypatch.setattr("tests.amdgpu_host._memory", _only(q, k))
-    out = engine.attention(q, k, v)  # torch's own computes it
-    assert selftest.relative_error(out, reference(q, k, v, None, None)) < 0.01
+    out = engine.run(ATTENTION, AttentionInputs(q, k, v))  # torch's own computes it
+    assert selftest.relative_error(out, reference(AttentionInputs(q, k, v, None, None))) < 0.01
     assert len(gpu.launches) == before
     assert "lie in no buffer" in str(gpu.errors.pop(0))
-    assert engine.plan(ATTENTION.problem_of(q, k, v, None, None), CPU).variant.name != "rocm_sd"
+    assert (
+        engine.plan(ATTENTION.problem_of(AttentionInputs(q, k, v, None, None)), CPU).variant.name
+        != "rocm_sd"
+    )
     gpu.errors.clear()
 
 

@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from tests.ops.attention.judge import Errors, torchs_own
 from tests.simt.attention import draw
 
@@ -97,6 +97,6 @@ def test_tritons_attention_is_right(
     made = triton_attention.compiled(arch, head_dim, config, tail=True, buffers=False)
     q, k, v = draw(AttentionProblem(1, 2, 45, 77, head_dim, "float16", "none"))
     out, _ = run(arch, executable(made, arch), config, q, k, v)
-    exact = reference(q, k, v, None, None)
+    exact = reference(AttentionInputs(q, k, v))
     ours, theirs = Errors.of(out, exact), Errors.of(torchs_own(q, k, v, None), exact)
     assert ours.largest <= 2 * theirs.largest and ours.rms <= 1.5 * theirs.rms, (ours, theirs)

@@ -36,7 +36,7 @@ from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Variant
 from tests.vae.vae_models import one_thread
@@ -68,13 +68,15 @@ class Broken(SdpaAttention):
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def run(self, launch: Any, config: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def run(
+        self, launch: Any, config: Any, problem: AttentionProblem, inputs: AttentionInputs
+    ) -> torch.Tensor:
         if self.how == "raises":
             warnings.warn("the heads are too odd (Triggered internally at x.cpp:1)", stacklevel=1)
             raise RuntimeError("No available kernel.\nmore")
         if self.how == "memory":
             raise RuntimeError("CUDA out of memory. Tried to allocate")
-        out = super().run(launch, config, q, *rest)
+        out = super().run(launch, config, problem, inputs)
         if self.how == "shape":
             return out[:, :1]
         out[-1, -1, -1] = math.nan if self.how == "nan" else 9.0
@@ -82,7 +84,7 @@ class Broken(SdpaAttention):
 
 
 def rows_of(
-    *variants: Variant[AttentionProblem],
+    *variants: Variant[AttentionProblem, AttentionInputs],
     problem: AttentionProblem = SMALL,
     effort: Effort = EFFORT,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +122,7 @@ def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
     right = exact.expected(inputs, problem)
     for variant in (DoggettxLike(), SdpaAttention()):
-        assert right.error(variant.run(None, None, *inputs)) <= ATTENTION.tolerance(problem)
+        assert right.error(variant.run(None, None, problem, inputs)) <= ATTENTION.tolerance(problem)
 
 
 def test_every_competitor_is_there_or_says_why() -> None:
@@ -147,9 +149,9 @@ def test_a_backend_is_the_only_one_allowed() -> None:
         pytest.skip("this torch cannot choose a backend")
     inputs = ATTENTION.make_inputs(SMALL, CPU, 1)
     right = exact.expected(inputs, SMALL)
-    assert right.error(competitors.SdpaBackend("math").run(None, None, *inputs)) < 1e-5
+    assert right.error(competitors.SdpaBackend("math").run(None, None, SMALL, inputs)) < 1e-5
     with pytest.raises(RuntimeError):
-        competitors.SdpaBackend("efficient").run(None, None, *inputs)
+        competitors.SdpaBackend("efficient").run(None, None, SMALL, inputs)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_of_a_large_problem_rows_of_all_heads_are_checked(monkeypatch: pytest.Mo
     assert len(set(places)) == len(places) >= 512 and {0, 1499} <= set(places)
     assert len({place % 16 for place in places}) == 16
     assert torch.allclose(some.values, whole.values[:, some.places], rtol=0, atol=1e-13)
-    out = SdpaAttention().run(None, None, *inputs)
+    out = SdpaAttention().run(None, None, problem, inputs)
     assert some.error(out) < 1e-5
     for head in range(3):
         spoiled = out.clone()
@@ -260,8 +262,9 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 for sizes in ((2, 3, 37, 77, 40), (1, 2, 32, 64, 64), (1, 2, 20, 32, 160)):
     for scale in (None, 0.3):
         problem = AttentionProblem(*sizes)
-        q, k, v, *_ = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)
-        right = exact.expected((q, k, v, None, scale), problem)
+        inputs = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)._replace(scale=scale)
+        right = exact.expected(inputs, problem)
+        q, k, v = inputs[:3]
         error = right.error(triton_run.run(Config(32, 32, 4, 1), q, k, v, scale))
         assert error <= ATTENTION.tolerance(problem), (problem, error)
 """

@@ -12,7 +12,7 @@ from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Variant
 
 CPU = torch.device("cpu")
@@ -25,24 +25,25 @@ PROBLEMS += [AttentionProblem(2, 2, 1500, 77, 40), AttentionProblem(1, 1, 1030, 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_against_float64(
     problem: AttentionProblem,
-    method: Variant[AttentionProblem],
+    method: Variant[AttentionProblem, AttentionInputs],
     free_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(methods, "free_bytes", lambda device: free_bytes)
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    out = method.run(None, None, *inputs)
+    out = method.run(None, None, problem, inputs)
     assert out.shape == ATTENTION.output_shape(problem) and out.dtype == inputs[0].dtype
     most = methods.ALLOWANCE * ATTENTION.tolerance(problem)
-    assert relative_error(out, reference(*inputs)) <= most
+    assert relative_error(out, reference(inputs)) <= most
 
 
 def test_large_scores_in_chunks_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "free_bytes", lambda device: 1)
-    q, k, v, *_ = ATTENTION.make_inputs(AttentionProblem(1, 2, 64, 100, 16, "float32"), CPU, 2)
-    k = k * torch.linspace(-40, 40, 100)[None, :, None, None]
-    out = methods.SubQuadraticLike().run(None, None, q, k, v)
-    assert relative_error(out, reference(q, k, v)) < 1e-4
+    problem = AttentionProblem(1, 2, 64, 100, 16, "float32")
+    inputs = ATTENTION.make_inputs(problem, CPU, 2)
+    inputs = inputs._replace(k=inputs.k * torch.linspace(-40, 40, 100)[None, :, None, None])
+    out = methods.SubQuadraticLike().run(None, None, problem, inputs)
+    assert relative_error(out, reference(inputs)) < 1e-4
 
 
 def test_less_memory_means_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +55,12 @@ def test_less_memory_means_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(a, b, **options)
 
     monkeypatch.setattr(torch, "bmm", bmm)
-    inputs = ATTENTION.make_inputs(AttentionProblem(1, 1, 64, 64, 8, "float32"), CPU, 3)
+    problem = AttentionProblem(1, 1, 64, 64, 8, "float32")
+    inputs = ATTENTION.make_inputs(problem, CPU, 3)
     for free, rows in ((1 << 40, 64), (3 * 64 * 64 * 4 // 4, 16), (1, 1)):
         monkeypatch.setattr(methods, "free_bytes", lambda device, free=free: free)
         calls.clear()
-        methods.DoggettxLike().run(None, None, *inputs)
+        methods.DoggettxLike().run(None, None, problem, inputs)
         assert set(calls) == {rows} and len(calls) == 2 * 64 // rows
 
 

@@ -19,7 +19,6 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.report import Report
 
 GPU = torch.device("cuda", 0)
 RATE = 2e9
@@ -143,20 +142,20 @@ def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(call, "_batch", batch)
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
-    engine = Engine(report=Report())
+    engine = Engine()
     rows = call.measure("small", problem, torch.device("cpu"), engine, 2 * call.BATCH)
     assert [row.side for row in rows] == [
-        "engine.attention",
+        "engine.run",
         "scaled_dot_product_attention",
         "an empty output",
     ]
     assert rows[0].variant == "sdpa" and {row.runs for row in rows} == {6}
-    assert order == ["attention", "torchs", "output_alone"] * 3
+    assert order == ["ours", "torchs", "output_alone"] * 3
     for row in rows:
         assert row.p10_us and row.median_us and row.p90_us
         assert 0 < row.p10_us <= row.median_us <= row.p90_us
     lines = call.render("head", rows).splitlines()
-    assert len(lines) == 5 and lines[2].split()[6] == "engine.attention"
+    assert len(lines) == 5 and lines[2].split()[6] == "engine.run"
 
 
 def test_the_command(
@@ -180,7 +179,7 @@ def test_a_side_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(call.SdpaAttention, "run", fail)
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
-    engine = Engine(report=Report())
+    engine = Engine()
     rows = call.measure("small", problem, torch.device("cpu"), engine, 1)
     assert rows[1].reason == "RuntimeError: no kernel" and rows[0].median_us
     assert "not timed: RuntimeError: no kernel" in call.render("head", rows)
@@ -207,7 +206,7 @@ def test_ours_is_timed_beside_torchs_on_the_device() -> None:
 @pytest.mark.gpu
 def test_a_call_costs_the_cpu_microseconds() -> None:
     problem = AttentionProblem(2, 8, 64, 64, 160)
-    engine = Engine(report=Report())
+    engine = Engine()
     ours, torchs, _ = call.measure("small", problem, GPU, engine, 2000)
     assert ours.variant == OURS and not ours.reason and not torchs.reason
     assert ours.median_us is not None and ours.median_us < 60

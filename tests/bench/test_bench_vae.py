@@ -18,7 +18,6 @@ from lib_rocm_sd.bench.vae.coders import Coder
 from lib_rocm_sd.bench.vae.measure import Exact
 from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import KEYS, WAYS, Runner, Way
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae import policy
@@ -48,10 +47,8 @@ def test_the_whole_command(
 ) -> None:
     monkeypatch.setattr(child, "reasons", lambda device: ["triton is not installed"])
     file, plot, picture = (tmp_path / name for name in ("v.json", "v.svg", "v.png"))
-    level = engine.level
     options = ["--json", str(file), "--plot", str(plot), "--picture", str(picture)]
     assert __main__.main([*TINY, *options]) == 0
-    assert engine.level == level
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["schema"] == result.SCHEMA and document["complete"] is True
     assert document["machine"]["dtype"] == "bfloat16" and document["machine"]["runs"] == 1

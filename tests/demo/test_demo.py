@@ -27,6 +27,7 @@ from lib_rocm_sd.demo import (
 from lib_rocm_sd.demo import (
     sheet as demo_sheet,
 )
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.vae.program import Program
 
@@ -151,10 +152,10 @@ def test_wrong_attention_is_told_and_is_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Wrong:
-        def attention(self, q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+        def attention(self, q: Any, k: Any, v: Any, mask: Any, scale: Any, session: Session) -> Any:
             return q.flatten(2)
 
-    monkeypatch.setattr(host, "engine", Wrong())
+    monkeypatch.setattr(host, "functional", Wrong())
     assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0])) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["agree"] is False

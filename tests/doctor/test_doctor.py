@@ -17,14 +17,14 @@ import torch
 from lib_rocm_sd import arch, device
 from lib_rocm_sd.doctor import command as doctor
 from lib_rocm_sd.doctor import text as doctor_text
-from lib_rocm_sd.engine import engine as engine_module
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops.attention import ours as attention
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvInputs
 from lib_rocm_sd.ops.conv.torch import TorchConv
 from tests.ops.toy_op import GFX1100, engine_of
 from tests.vae.vae_models import needs_half, one_thread
@@ -38,8 +38,8 @@ class Kernel(MatrixAttention):
     def __init__(self, work: Callable[..., torch.Tensor]) -> None:
         self.work = work
 
-    def run(self, launch: Any, config: Any, *inputs: Any, **options: Any) -> torch.Tensor:
-        return self.work(*inputs).to(inputs[0].dtype)
+    def run(self, launch: Any, config: Any, problem: Any, inputs: AttentionInputs) -> torch.Tensor:
+        return self.work(inputs).to(inputs.q.dtype)
 
 
 class Convolution(MatrixConv):
@@ -49,9 +49,9 @@ class Convolution(MatrixConv):
         super().__init__("3x3")
         self.share = share
 
-    def run(self, launch: Any, config: Any, *inputs: Any, **options: Any) -> Any:
-        y, norm = CONVS["3x3"].reference(*inputs)
-        return (y * self.share).to(inputs[0].dtype), None if norm is None else norm.float()
+    def run(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Any:
+        y, norm = CONVS["3x3"].reference(inputs)
+        return (y * self.share).to(inputs.x.dtype), None if norm is None else norm.float()
 
 
 @pytest.fixture
@@ -59,13 +59,12 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Findings on a machine whose one device is a gfx1100 with `work` as its kernel."""
 
     def examine(work: Callable[..., torch.Tensor], share: float = 1.0) -> dict[str, Any]:
-        op = replace(ATTENTION, variants=(Kernel(work), *ATTENTION.variants[1:]))
-        for module in (engine_module, attention):
-            monkeypatch.setattr(module, "ATTENTION", op)
+        variants = (Kernel(work), *ATTENTION.variants[1:])
+        monkeypatch.setitem(vars(ATTENTION), "variants", variants)
         conv = replace(CONVS["3x3"], variants=(Convolution(share), TorchConv("3x3")))
         monkeypatch.setattr(doctor, "_vae_ops", lambda: (conv,))
         monkeypatch.setattr(device, "identify", lambda place: GFX1100)
-        return doctor.examine(engine_of(GFX1100)[0])
+        return doctor.examine(engine_of(GFX1100)[0].engine)
 
     return examine
 
@@ -118,7 +117,7 @@ def test_without_a_gpu_the_vae_is_torchs_and_why_is_said() -> None:
 def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
     examined: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*inputs: Any, **options: Any) -> Any:
+    def fail(*inputs: Any) -> Any:
         raise RuntimeError("not implemented for 'Half'")
 
     monkeypatch.setattr(TorchConv, "run", fail)
@@ -170,7 +169,7 @@ def test_a_wrong_convolution_is_broken_and_attention_still_ours(
 
 
 def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> None:
-    findings = examined(lambda *inputs: reference(*inputs) * 1.1)
+    findings = examined(lambda inputs: reference(inputs) * 1.1)
     assert "our kernel cannot be used: self-test failed" in findings["broken"][0]
     (row,) = findings["work"]
     assert {problem["variant"] for problem in row["problems"]} == {torchs_best()}

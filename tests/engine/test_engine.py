@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine import engine as engine_module
-from lib_rocm_sd.engine import planner
+from lib_rocm_sd.engine import measuring, memory, planner
 from lib_rocm_sd.errors import LaunchError, NotSupportedError
+from lib_rocm_sd.functional import attention
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from tests.ops.toy_op import (
     CPU,
     GFX1100,
@@ -93,7 +95,7 @@ def test_auto_avoids_a_workspace_of_more_than_half_of_the_free_memory() -> None:
 
 def test_memory_takes_the_least_workspace() -> None:
     engine, _ = engine_of()
-    engine.level = "Memory"
+    engine.set_level("Memory")
     op = op_of(Doubler("fast", 9, workspace_bytes=10), Doubler("frugal", 1))
     assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "frugal"
 
@@ -103,14 +105,14 @@ def test_a_change_of_level_plans_anew_and_tests_nothing_twice() -> None:
     fast, frugal = Doubler("fast", 9, workspace_bytes=10), Doubler("frugal", 1)
     op = op_of(fast, frugal)
     for level in ("Auto", "Memory", "Auto"):
-        engine.level = level
+        engine.set_level(level)
         engine.run(op, X)
     assert fast.calls(10) == 2
     assert frugal.calls(10) == 1
     assert len(fast.seen) == 2 + SELF_TESTS
     with pytest.raises(ValueError, match="Turbo"):
-        engine.level = "Turbo"
-    assert engine.level == "Auto"
+        engine.set_level("Turbo")
+    assert engine.session.level == "Auto"
 
 
 def test_tensors_that_a_variant_cannot_take_go_to_the_next_one() -> None:
@@ -241,7 +243,7 @@ def test_a_graph_capture_tests_nothing_and_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recording = [True]
-    for module in (planner, engine_module):
+    for module in (planner, engine_module, measuring):
         monkeypatch.setattr(module, "is_recording", lambda device: recording[0])
     engine, report = engine_of(GFX1100)
     ours, theirs = Doubler("ours", 9, ours=True), Doubler("theirs")
@@ -258,18 +260,14 @@ def test_a_graph_capture_tests_nothing_and_is_not_remembered(
 
 
 def test_torch_compile_traces_through_torchs_own_variant() -> None:
-    from lib_rocm_sd.engine.engine import engine
-
     q = torch.randn(2, 12, 2, 16)
     whole = hasattr(torch.compiler, "is_compiling")  # else the graph breaks at the engine
-    compiled = torch.compile(
-        lambda a: engine.attention(a, a, a) + 1, backend="eager", fullgraph=whole
-    )
+    compiled = torch.compile(lambda a: attention(a, a, a) + 1, backend="eager", fullgraph=whole)
     try:
         output = compiled(q)
     except ImportError as error:
         pytest.skip(f"torch.compile cannot be used here: {error}")
-    assert torch.allclose(output.double(), reference(q, q, q) + 1, atol=1e-5)
+    assert torch.allclose(output.double(), reference(AttentionInputs(q, q, q)) + 1, atol=1e-5)
 
 
 # What a user is told
@@ -365,12 +363,12 @@ def test_a_call_costs_little_beyond_the_launch() -> None:
         ATTENTION, name="nothing", variants=(_Nothing(),), tolerance=lambda p: float("inf")
     )
     q = torch.zeros(1, 4, 1, 8)
-    engine.run(op, q, q, q, None, None)
+    engine.run(op, AttentionInputs(q, q, q))
     best_us = float("inf")
     for _ in range(20):
         begin = time.perf_counter()
         for _ in range(500):
-            engine.run(op, q, q, q, None, None)
+            engine.run(op, AttentionInputs(q, q, q))
         best_us = min(best_us, (time.perf_counter() - begin) / 500 * 1e6)
     assert best_us < 50  # about 5 on an idle machine
 
@@ -386,8 +384,8 @@ class _Nothing(MatrixAttention):
     def configs(self, arch: Any, problem: Any) -> tuple[Any]:
         return (None,)
 
-    def run(self, launch: Any, config: Any, q: Any, *rest: Any) -> torch.Tensor:
-        return self.output[:, : q.shape[1]]
+    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+        return self.output[:, : problem.seq_q]
 
 
 def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,13 +395,12 @@ def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.Mon
         asked.append(device)
         return len(asked)
 
-    monkeypatch.setattr(planner, "free_bytes", counted)
-    free = planner.LatelyFree(lambda: now[0])
+    monkeypatch.setattr(memory, "free_bytes", counted)
+    free = memory.LatelyFree(lambda: now[0])
     assert [free(cpu), free(cpu)] == [1, 1]
-    monkeypatch.setattr(planner.headroom, "reserved_bytes", 1 << 30)
-    assert [free(cpu), free(torch.device("meta")), free(cpu)] == [2, 3, 4]
-    now[0] = planner.FREE_KNOWN_S
-    assert free(cpu) == 5
+    assert [free(torch.device("meta"), 1 << 30), free(torch.device("meta")), free(cpu)] == [0, 2, 1]
+    now[0] = memory.FREE_KNOWN_S
+    assert free(cpu) == 3
 
 
 def test_a_tuned_config_that_is_wrong_gives_way_to_the_safe_one() -> None:

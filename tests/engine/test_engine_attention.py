@@ -11,7 +11,7 @@ import torch
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Op
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
@@ -31,12 +31,12 @@ class Garbage(MatrixAttention):
     def configs(self, arch: Any, problem: Any) -> tuple[Any]:
         return (None,)
 
-    def run(self, launch: Any, config: Any, q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
-        right = reference(q, k, v, *rest).to(q.dtype)
-        return right if q.shape[3] != 512 else right.roll(1, 1)
+    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+        right = reference(inputs).to(inputs.q.dtype)
+        return right if problem.head_dim != 512 else right.roll(1, 1)
 
 
-def attention_with(*variants: Any) -> Op[AttentionProblem]:
+def attention_with(*variants: Any) -> Op[AttentionProblem, AttentionInputs]:
     return replace(ATTENTION, variants=(*variants, *ATTENTION.variants))
 
 
@@ -46,9 +46,9 @@ def test_a_variant_with_garbage_at_head_dim_512_is_used_elsewhere_only(
 ) -> None:
     engine, report = engine_of()
     q, k, v = (torch.randn(1, 9, 1, head_dim, dtype=torch.bfloat16) for _ in range(3))
-    output = engine.run(attention_with(Garbage()), q, k, v, None, None)
+    output = engine.run(attention_with(Garbage()), AttentionInputs(q, k, v))
     assert report.snapshot()["rows"][0]["variant"] == runs
-    expected = reference(q, k, v)
+    expected = reference(AttentionInputs(q, k, v))
     assert (output.double() - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
@@ -60,12 +60,12 @@ def test_attention_on_the_cpu_is_right_at_every_level(
     level: str, dtype: torch.dtype, mask: str
 ) -> None:
     engine, _ = engine_of()
-    engine.level = level
+    engine.set_level(level)
     name = str(dtype).removeprefix("torch.")
     problem = AttentionProblem(2, 2, 33, 77, 40, name, mask)
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    expected = reference(*inputs)
-    error = (engine.attention(*inputs).double() - expected).abs().max() / expected.abs().max()
+    expected = reference(inputs)
+    error = (engine.run(ATTENTION, inputs).double() - expected).abs().max() / expected.abs().max()
     assert error <= ATTENTION.tolerance(problem)
 
 
@@ -74,7 +74,7 @@ def test_attention_without_elements_is_zeros(shapes: tuple[int, int, int]) -> No
     engine, _ = engine_of()
     batch, seq_q, seq_k = shapes
     q, k = torch.ones(batch, seq_q, 2, 8), torch.ones(batch, seq_k, 2, 8)
-    output = engine.attention(q, k, k)
+    output = engine.run(ATTENTION, AttentionInputs(q, k, k))
     assert output.shape == (batch, seq_q, 16)
     assert not output.any()
 
@@ -82,7 +82,12 @@ def test_attention_without_elements_is_zeros(shapes: tuple[int, int, int]) -> No
 def test_attention_names_the_shapes_of_a_callers_mistake() -> None:
     engine, _ = engine_of()
     with pytest.raises(ValueError, match=r"\(1, 3, 2, 16\)"):
-        engine.attention(torch.ones(1, 3, 2, 8), torch.ones(1, 3, 2, 16), torch.ones(1, 3, 2, 16))
+        engine.run(
+            ATTENTION,
+            AttentionInputs(
+                torch.ones(1, 3, 2, 8), torch.ones(1, 3, 2, 16), torch.ones(1, 3, 2, 16)
+            ),
+        )
 
 
 def test_attention_with_gradients_or_a_last_stride_other_than_1_is_not_for_our_kernel() -> None:
@@ -90,12 +95,12 @@ def test_attention_with_gradients_or_a_last_stride_other_than_1_is_not_for_our_k
     ours = FakeKernel()
     op = replace(ATTENTION, variants=(ours, *ATTENTION.variants[1:]))
     q = torch.randn(1, 9, 2, 8, dtype=torch.bfloat16)
-    engine.run(op, q, q, q, None, None)
-    engine.run(op, q.clone().requires_grad_(), q, q, None, None).sum().backward()
+    engine.run(op, AttentionInputs(q, q, q))
+    engine.run(op, AttentionInputs(q.clone().requires_grad_(), q, q)).sum().backward()
     turned = q.transpose(1, 3).contiguous().transpose(1, 3)
-    engine.run(op, turned, q, q, None, None)
+    engine.run(op, AttentionInputs(turned, q, q))
     with torch.no_grad():
-        engine.run(op, q.clone().requires_grad_(), q, q, None, None)
+        engine.run(op, AttentionInputs(q.clone().requires_grad_(), q, q))
     calls = {row["variant"]: row["calls"] for row in report.snapshot()["rows"]}
     assert calls == {"rocm_sd": 2, "sdpa": 2}
 
@@ -103,8 +108,8 @@ def test_attention_with_gradients_or_a_last_stride_other_than_1_is_not_for_our_k
 class FakeKernel(MatrixAttention):
     """Our variant with the reference in place of the launch."""
 
-    def run(self, launch: Any, config: Any, q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
-        return reference(q, k, v, *rest).to(q.dtype)
+    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+        return reference(inputs).to(inputs.q.dtype)
 
 
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
@@ -116,8 +121,8 @@ def test_our_kernels_source_is_tested_and_run_by_the_engine() -> None:
     problem = AttentionProblem(1, 2, 5, 9, 40, "float16", "bool")
     with launch.knows():
         inputs = ATTENTION.make_inputs(problem, CPU, 1)
-        output = engine.attention(*inputs)
+        output = engine.run(ATTENTION, inputs)
     assert report.summary() == "attention: rocm_sd"
     assert report.snapshot()["events"] == []
-    expected = reference(*inputs)
+    expected = reference(inputs)
     assert (output.double() - expected).abs().max() <= 2e-3 * expected.abs().max()

@@ -8,20 +8,21 @@ import torch
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.report import Report
+from tests.ops.toy_op import User
 
 pytestmark = pytest.mark.gpu
 CPU = torch.device("cpu")
 
 
-def fresh() -> tuple[Engine, Report, torch.device]:
-    report = Report()
-    return Engine(report=report), report, torch.device("cuda", torch.cuda.current_device())
+def fresh() -> tuple[User, Report, torch.device]:
+    user = User(Engine())
+    return user, user.session.report, torch.device("cuda", torch.cuda.current_device())
 
 
 def error_of(output: torch.Tensor, problem: AttentionProblem, seed: int) -> float:
-    expected = ATTENTION.reference(*ATTENTION.make_inputs(problem, CPU, seed))
+    expected = ATTENTION.reference(ATTENTION.make_inputs(problem, CPU, seed))
     return relative_error(output.cpu(), expected)
 
 
@@ -30,7 +31,7 @@ def error_of(output: torch.Tensor, problem: AttentionProblem, seed: int) -> floa
 def test_our_kernel_runs_and_is_right(head_dim: int, mask: str) -> None:
     engine, report, device = fresh()
     problem = AttentionProblem(2, 3, 205, 77, head_dim, "float16", mask)
-    output = engine.attention(*ATTENTION.make_inputs(problem, device, 3))
+    output = engine.run(ATTENTION, ATTENTION.make_inputs(problem, device, 3))
     assert report.summary() == "attention: rocm_sd"
     assert error_of(output, problem, 3) <= ATTENTION.tolerance(problem)
 
@@ -45,7 +46,7 @@ def test_every_self_test_of_the_usual_problems_is_passed() -> None:
 def test_float32_goes_to_torch() -> None:
     engine, report, device = fresh()
     problem = AttentionProblem(1, 2, 65, 77, 64, "float32")
-    engine.attention(*ATTENTION.make_inputs(problem, device, 3))
+    engine.run(ATTENTION, ATTENTION.make_inputs(problem, device, 3))
     (row,) = report.snapshot()["rows"]
     assert row["variant"] in ("sdpa", "sliced")
     assert "float32" in row["reasons"]["rocm_sd"][0]
@@ -55,10 +56,10 @@ def test_a_captured_graph_replays_our_kernel() -> None:
     engine, _, device = fresh()
     problem = AttentionProblem(1, 2, 65, 77, 64)
     q, k, v, _, _ = ATTENTION.make_inputs(problem, device, 3)
-    engine.attention(q, k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = engine.attention(q, k, v)
+        output = engine.run(ATTENTION, AttentionInputs(q, k, v))
     others = ATTENTION.make_inputs(problem, device, 4)
     for tensor, other in zip((q, k, v), others[:3], strict=True):
         tensor.copy_(other)
@@ -77,7 +78,7 @@ def test_a_capture_before_any_self_test_uses_torchs_own() -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = engine.attention(q, k, v)
+        output = engine.run(ATTENTION, AttentionInputs(q, k, v))
     graph.replay()
     torch.cuda.synchronize()
     assert report.summary() == "attention: sdpa"
@@ -87,7 +88,7 @@ def test_a_capture_before_any_self_test_uses_torchs_own() -> None:
 @pytest.mark.usefixtures("fresh_cache", "brief_tuning")
 def test_performance_measures_on_the_device() -> None:
     engine, _, device = fresh()
-    engine.level = "Performance"
+    engine.set_level("Performance")
     plan = engine.plan(AttentionProblem(2, 8, 1024, 1024, 64), device)
     assert plan.variant.name in ("rocm_sd", "sdpa")
     assert "measured" in plan.why
@@ -96,6 +97,6 @@ def test_performance_measures_on_the_device() -> None:
 def test_torchs_generator_on_the_device_is_left_alone() -> None:
     engine, _, device = fresh()
     before = torch.cuda.get_rng_state(device)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     engine.plan(AttentionProblem(1, 1, 64, 64, 64), device)
     assert torch.equal(before, torch.cuda.get_rng_state(device))

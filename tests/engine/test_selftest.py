@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from tests.ops.toy_op import SELF_TESTS, Doubler, X, engine_of, op_of, raising
 
 
@@ -104,7 +106,7 @@ def test_random_generators_autograd_and_autocast_are_left_alone() -> None:
     np.random.seed(7)
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state(legacy=False))
     engine, _ = engine_of()
-    engine.level = "Performance"
+    engine.set_level("Performance")
     modes = []
 
     def work(x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +115,7 @@ def test_random_generators_autograd_and_autocast_are_left_alone() -> None:
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q = torch.ones(1, 4, 2, 8, requires_grad=True)
-        engine.attention(q, q, q)
+        engine.run(ATTENTION, AttentionInputs(q, q, q))
         engine.run(op_of(Doubler("spy", work=work)), X)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("fresh_cache", "brief_tuning")
 
 def test_performance_measures_configs_and_takes_the_fastest() -> None:
     engine, _ = engine_of(GFX1100)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     tiles = {Tile(1): sleeping(1.5e-2), Tile(2): sleeping(1e-4), Tile(3): sleeping(1e-2)}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
     op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
@@ -41,14 +41,14 @@ def test_performance_measures_configs_and_takes_the_fastest() -> None:
 
 def test_performance_prefers_a_faster_variant_to_a_preferred_one() -> None:
     engine, _ = engine_of()
-    engine.level = "Performance"
+    engine.set_level("Performance")
     op = op_of(Doubler("preferred", 9, work=sleeping(2e-2)), Doubler("quick", work=sleeping(1e-4)))
     assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "quick"
 
 
 def test_a_wrong_config_is_never_timed_however_fast() -> None:
     engine, report = engine_of(GFX1100)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     tiles = {Tile(1): sleeping(1e-2), Tile(2): lambda x: x * 3}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
     op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
@@ -63,7 +63,7 @@ def test_a_wrong_config_is_never_timed_however_fast() -> None:
 def test_measured_times_come_from_the_cache_in_the_next_process() -> None:
     def run() -> tuple[int, Any]:
         engine, _ = engine_of(GFX1100)
-        engine.level = "Performance"
+        engine.set_level("Performance")
         tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4)}
         ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
         plan = engine.plan(
@@ -79,7 +79,7 @@ def stored(content: bytes) -> tuple[Any, list[str]]:
     """The plan made, and the events told, with this tuning file in the cache."""
     cache.write("tune", "gfx1100/doubling.json", content)
     engine, report = engine_of(GFX1100)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs", work=sleeping(1e-2)))
     return engine.plan(Doubling(10, 8), CPU, op), report.snapshot()["events"]
 
@@ -122,7 +122,7 @@ def test_a_damaged_tuning_entry_is_measured_anew(entry: str) -> None:
 
 def test_a_variant_that_fails_while_measured_is_not_chosen() -> None:
     engine, report = engine_of()
-    engine.level = "Performance"
+    engine.set_level("Performance")
     op = op_of(Doubler("fragile", 9, work=raising(LaunchError("status 1"), 3)), Doubler("solid"))
     assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "solid"
     assert "status 1" in report.snapshot()["events"][0]
@@ -130,7 +130,7 @@ def test_a_variant_that_fails_while_measured_is_not_chosen() -> None:
 
 def test_too_little_memory_to_measure_one_variant_bars_nothing() -> None:
     engine, _ = engine_of()
-    engine.level = "Performance"
+    engine.set_level("Performance")
     error = torch.cuda.OutOfMemoryError("HIP out of memory")
     op = op_of(Doubler("full", 9, work=raising(error, SELF_TESTS)), Doubler("solid"))
     plan = engine.plan(Doubling(10, 8), CPU, op)
@@ -150,7 +150,7 @@ def test_measuring_stays_within_its_budget() -> None:
 
 def test_every_configs_time_is_kept() -> None:
     engine, _ = engine_of(GFX1100)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4), Tile(3): lambda x: x * 3}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
     op = op_of(ours)
@@ -179,7 +179,7 @@ def test_an_impossible_time_is_a_failure(monkeypatch: pytest.MonkeyPatch, time_u
 def test_other_kernels_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> int:
         engine, _ = engine_of(GFX1100)
-        engine.level = "Performance"
+        engine.set_level("Performance")
         ours = Doubler("ours", 9, ours=True)
         engine.plan(Doubling(10, 8), CPU, op_of(ours, Doubler("theirs")))
         return ours.calls(10)
@@ -196,7 +196,7 @@ def test_an_interrupted_measurement_leaves_nothing_half_done() -> None:
         return x * 2
 
     engine, _ = engine_of(GFX1100)
-    engine.level = "Performance"
+    engine.set_level("Performance")
     tiles = {Tile(1): sleeping(1e-4), Tile(2): interrupted}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
     op = op_of(ours, Doubler("theirs", work=sleeping(1e-2)))

@@ -12,7 +12,9 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
@@ -41,20 +43,20 @@ def pipeline() -> Any:
 
 
 class Exact:
-    """An engine that computes in float64, so that it cannot be torch's own result by accident."""
+    """Attention computed in float64, so that it cannot be torch's own result by accident."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def attention(self, q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+    def attention(self, q: Any, k: Any, v: Any, mask: Any, scale: Any, session: Session) -> Any:
         self.calls += 1
-        return reference(q, k, v, mask, scale).to(q.dtype)
+        return reference(AttentionInputs(q, k, v, mask, scale)).to(q.dtype)
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> Exact:
     stand_in = Exact()
-    monkeypatch.setattr(host, "engine", stand_in)
+    monkeypatch.setattr(host, "functional", stand_in)
     return stand_in
 
 
@@ -158,11 +160,11 @@ def test_upcast_attention_is_heeded_where_the_replaced_processor_does(
     seen = []
 
     class Spy(Exact):
-        def attention(self, q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+        def attention(self, q: Any, k: Any, v: Any, mask: Any, scale: Any, session: Session) -> Any:
             seen.extend([q.dtype, k.dtype, v.dtype])
-            return super().attention(q, k, v, mask, scale)
+            return super().attention(q, k, v, mask, scale, session)
 
-    monkeypatch.setattr(host, "engine", Spy())
+    monkeypatch.setattr(host, "functional", Spy())
     attn = build(processor, upcast_attention=True).to(torch.bfloat16)
     with host.patched(Holder(attn)):
         out = attn(torch.randn(1, 5, 64, dtype=torch.bfloat16))
@@ -177,12 +179,12 @@ def test_q_k_and_v_are_views(monkeypatch: pytest.MonkeyPatch) -> None:
         getattr(attn, name).register_forward_hook(lambda *call: made.append(call[-1].data_ptr()))
 
     class Spy(Exact):
-        def attention(self, q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+        def attention(self, q: Any, k: Any, v: Any, mask: Any, scale: Any, session: Session) -> Any:
             assert [t.data_ptr() for t in (q, k, v)] == made
             assert [t.shape for t in (q, k, v)] == [(2, 6, 4, 16)] * 3
-            return super().attention(q, k, v, mask, scale)
+            return super().attention(q, k, v, mask, scale, session)
 
-    monkeypatch.setattr(host, "engine", Spy())
+    monkeypatch.setattr(host, "functional", Spy())
     with host.patched(Holder(attn)):
         attn(torch.randn(2, 6, 64))
     assert len(made) == 3

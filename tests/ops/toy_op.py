@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.planner import Plan
+from lib_rocm_sd.engine.selftest import Check
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.keys import key_by
 from lib_rocm_sd.report import Report
 
 CPU = torch.device("cpu")
@@ -35,16 +40,21 @@ class Tile:
     size: int
 
 
-def problem_of(x: torch.Tensor) -> Doubling:
+class Inputs(NamedTuple):
+    x: torch.Tensor
+
+
+def problem_of(inputs: Inputs) -> Doubling:
+    (x,) = inputs
     if x.ndim != 2:
         raise ValueError(f"x must be (rows, width): {tuple(x.shape)}")
     return Doubling(x.shape[0], x.shape[1], str(x.dtype).removeprefix("torch."))
 
 
-def make_inputs(problem: Doubling, device: torch.device, seed: int) -> tuple[torch.Tensor]:
+def make_inputs(problem: Doubling, device: torch.device, seed: int) -> Inputs:
     generator = torch.Generator("cpu").manual_seed(seed)
     x = torch.randn((problem.rows, problem.width), generator=generator)
-    return (x.to(getattr(torch, problem.dtype)).to(device),)
+    return Inputs(x.to(getattr(torch, problem.dtype)).to(device))
 
 
 def test_problems(problem: Doubling) -> tuple[Doubling, ...]:
@@ -58,7 +68,7 @@ test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for p
 
 
 @dataclass(eq=False)
-class Doubler(Variant[Doubling]):
+class Doubler(Variant[Doubling, Inputs]):
     """Doubles by `work`, and keeps what it was given in `seen`."""
 
     name: str
@@ -77,7 +87,7 @@ class Doubler(Variant[Doubling]):
     def refusals(self, arch: Arch | None, problem: Doubling) -> list[str]:
         return list(self.refuses)
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
+    def input_refusals(self, inputs: Inputs) -> list[str]:
         return self.refuses_inputs(inputs[0])
 
     def workspace(self, problem: Doubling) -> int:
@@ -92,21 +102,24 @@ class Doubler(Variant[Doubling]):
     def notes(self, arch: Arch | None, problem: Doubling) -> list[str]:
         return list(self.noted)
 
-    def run(self, launch: Launch | None, config: Any, *tensors: Any, **options: Any) -> Any:
-        self.seen.append((launch, config, tuple(tensors[0].shape)))
-        return self.by_tile.get(config, self.work)(tensors[0])
+    def run(self, launch: Launch | None, config: Any, problem: Doubling, inputs: Inputs) -> Any:
+        self.seen.append((launch, config, tuple(inputs[0].shape)))
+        assert problem == problem_of(inputs)
+        return self.by_tile.get(config, self.work)(inputs[0])
 
     def calls(self, rows: int) -> int:
         """How often it ran on inputs with this many rows."""
         return sum(shape[0] == rows for _, _, shape in self.seen)
 
 
-def op_of(*variants: Variant[Doubling], name: str = "doubling") -> Op[Doubling]:
+def op_of(*variants: Variant[Doubling, Inputs], name: str = "doubling") -> Op[Doubling, Inputs]:
     return Op(
         name=name,
+        title=name.capitalize(),
         variants=variants,
         problem_of=problem_of,
-        reference=lambda x: x.double() * 2,
+        key_of=key_by(problem_of),
+        reference=lambda inputs: inputs[0].double() * 2,
         make_inputs=make_inputs,
         tolerance=lambda problem: 1e-6,
         output_shape=lambda problem: (problem.rows, problem.width),
@@ -119,12 +132,49 @@ def engine_of(
     info: DeviceInfo = NO_GPU,
     launcher: Callable[[torch.device, Arch], Launch] = lambda device, arch: lambda *a, **k: None,
     free: int = 1 << 40,
-) -> tuple[Engine, Report]:
-    report = Report()
+) -> tuple[User, Report]:
     engine = Engine(
-        identify=lambda device: info, launcher=launcher, free=lambda device: free, report=report
+        identify=lambda device: info, launcher=launcher, free=lambda device, headroom: free
     )
-    return engine, report
+    user = User(engine)
+    return user, user.session.report
+
+
+class User:
+    """An engine, called in one session with a report of its own, as a host calls it."""
+
+    def __init__(self, engine: Engine, level: str = "Auto") -> None:
+        self.engine = engine
+        self.session = Session.of(level, report=Report())
+
+    def set_level(self, level: str) -> None:
+        """Go on at another level, with the same report."""
+        self.session = Session.of(level, report=self.session.report)
+
+    def run(self, op: Op[Any, Any], inputs: Any) -> Any:
+        """`inputs` may be the tensor of the toy op."""
+        inputs = Inputs(inputs) if isinstance(inputs, torch.Tensor) else inputs
+        return self.engine.run(op, inputs, self.session)
+
+    def plan(self, problem: Any, device: torch.device, op: Op[Any, Any] = ATTENTION) -> Plan:
+        return self.engine.plan(problem, device, op, self.session)
+
+    def usable(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> list[str]:
+        return self.engine.usable(device, op, self.session)
+
+    def checks(
+        self, problem: Any, device: torch.device, op: Op[Any, Any] = ATTENTION
+    ) -> dict[str, Check]:
+        return self.engine.checks(problem, device, op, self.session)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("engine", "session"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.engine, name, value)
 
 
 def raising(error: BaseException, after: int = 0) -> Callable[[torch.Tensor], torch.Tensor]:

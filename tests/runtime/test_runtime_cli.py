@@ -110,7 +110,7 @@ def test_each_kernel_is_shipped_once_and_under_one_op(gfx: str) -> None:
 def test_the_lists_of_kernels_need_no_torch() -> None:
     code = (
         "import sys; from lib_rocm_sd import arch\n"
-        "from lib_rocm_sd.runtime import cli_support as c\n"
+        "from lib_rocm_sd.commands import support as c\n"
         "c.shipped(arch.table()['gfx1100'], (*c.OPS, *c.PROGRAMS))\n"
         "assert 'torch' not in sys.modules"
     )

@@ -11,10 +11,12 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.attention.kernel import ordered
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import lay_out
+from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 UNITS = ("gfx1030", "gfx1100", "gfx1200", "gfx942", "sm_90")
@@ -79,10 +81,10 @@ def attend(
 ) -> torch.Tensor:
     """What the kernel makes of it, through MatrixAttention.run. Raises SimtError."""
     launch = ShimLaunch(setting.arch, setting.seed, setting.sanitize, setting.kernels_dir)
-    variant, p = MatrixAttention(), problem_of(q, k, v, mask)
+    variant, p = MatrixAttention(), problem_of(AttentionInputs(q, k, v, mask))
     config = ordered(setting.arch, p.dtype, p.head_dim, p.mask)[setting.config]
     with launch.knows(q, k, v, mask):
-        return variant.run(launch, config, q, k, v, mask, scale)
+        return compute(ATTENTION, variant, launch, config, AttentionInputs(q, k, v, mask, scale))
 
 
 def compare(

@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.speedtest.result import Document, Pair, Row
 from lib_rocm_sd.speedtest.side import Attention, Busy, Cancelled, Picture
 
 
 class Side:
     """A host on the CPU that does what a test sets."""
+
+    session = DEFAULT
 
     def __init__(self, directory: Path | None = None) -> None:
         self.device = torch.device("cpu")

@@ -52,9 +52,9 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Work | No
         return [AttentionProblem(1, 1, seq, 8, form.head_dim, form.dtype) for seq in (8, 16)]
 
     def have(work: Work | None = None) -> Path:
-        def run(self: Any, launch: Any, config: Any, *inputs: Any) -> Any:
-            (work or sleep)(config, inputs[0].shape[3])
-            return reference(*inputs).to(inputs[0].dtype)
+        def run(self: Any, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+            (work or sleep)(config, problem.head_dim)
+            return reference(inputs).to(inputs.q.dtype)
 
         monkeypatch.setattr(MatrixAttention, "run", run)
         return tmp_path / "table.json"
@@ -125,17 +125,17 @@ def test_an_export_of_nothing_says_how(card: Any, capsys: pytest.CaptureFixture[
 
 def test_what_performance_measured_counts(card: Any) -> None:
     from lib_rocm_sd.engine.engine import Engine
+    from lib_rocm_sd.engine.session import Session
     from lib_rocm_sd.report import Report
 
     path = card()
     engine = Engine(
         identify=lambda place: GFX1100,
         launcher=lambda place, row: lambda *a, **k: None,
-        free=lambda place: 1 << 40,
-        report=Report(),
+        free=lambda place, headroom_bytes: 1 << 40,
     )
-    engine.level = "Performance"
-    engine.plan(AttentionProblem(2, 4, 24, 8, 40), CPU)
+    session = Session.of("Performance", report=Report())
+    engine.plan(AttentionProblem(2, 4, 24, 8, 40), CPU, session=session)
     assert tune("--export", path) == 1  # the other form is lacking
     (entry,) = json.loads(path.read_text(encoding="utf-8"))["sections"][0]["entries"]
     assert [row["problem"] for row in entry["times"]] == ["B2 H4 Sq24 Sk8 D40 float16"]

@@ -13,6 +13,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.vae import ahead
 from lib_rocm_sd.vae.bands import Run, run_plan
@@ -35,14 +36,14 @@ class _Calls:
     """
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, Any], Op[Any]] = {}
+        self.found: dict[tuple[str, Any], Op[Any, Any]] = {}
 
-    def __call__(self, op: Op[Any], key: Any, inputs: tuple[Any, ...]) -> Any:
-        problem = op.problem_of(*inputs)
+    def __call__(self, op: Op[Any, Any], inputs: Any, session: Session) -> Any:
+        problem = op.problem_of(inputs)
         self.found[op.name, problem] = op
         if op.name == "attention":
             return inputs[0].new_empty(op.output_shape(problem))
-        return next(v for v in op.variants if not v.ours).run(None, None, *inputs)
+        return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
 
     def specs(self, arch: Arch) -> set[KernelSpec]:
         """What our variants launch for these problems, and for their self-tests."""
@@ -61,7 +62,7 @@ def launched(recipe: Recipe, plans: list[Plan], planner: Planner, shape: Any) ->
     ready = prepare(recipe, Scales())
     meta, dtype = torch.device("meta"), torch.float16
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(engine, "_call", calls)
+        patch.setattr(engine, "run", calls)
         for plan in plans:
             last = planner.chain.sizes[-1]
             sizes = (1, recipe.out_channels, last.height, last.width)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import attention, bands, plan, program, store
 from lib_rocm_sd.vae.plan import Leg, Plan
@@ -216,11 +217,12 @@ def test_out_of_memory_halves_the_budget(level: str, monkeypatch: pytest.MonkeyP
     whole = planner_of(module, x).whole().peak_bytes
     short = _Short(whole // 3, monkeypatch)
     made = Program(module)
-    assert error(made(x, level=level), own(module, x)) < 1e-12
+    session = Session.of(level)
+    assert error(made(x, session=session), own(module, x)) < 1e-12
     peaks = [chosen.peak_bytes for chosen in short.tried]
     assert short.tried[0].whole and not short.tried[-1].whole and len(peaks) == 3
     assert peaks[1] <= peaks[0] // 2 and peaks[2] <= peaks[0] // 4
-    made(x, level=level)
+    made(x, session=session)
     assert len(short.tried) == 4 and short.tried[3] is short.tried[2]
     assert any("out of memory (whole frame" in told for told in report.snapshot()["events"])
 

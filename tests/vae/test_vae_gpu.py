@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.vae import thrift
@@ -195,18 +195,15 @@ def test_the_first_at_a_new_size_costs_like_the_second(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 def test_performance_tells_its_memory_too(role: str) -> None:
-    engine.level = "Performance"
-    try:
-        module = on_gpu(role)
-        x = vae_models.image(f"ldm {role}", 96, 96).half().cuda()
-        program = Program(module)
-        reference = exactly(role, x.cpu())
-        assert error(program(x, level="Performance").cpu(), reference) < 2e-2
-        peak = taken(lambda: program(x, level="Performance"))
-        assert program.last_plan is not None
-        assert peak <= 1.05 * program.last_plan.peak_bytes + (1 << 20)
-    finally:
-        engine.level = "Auto"
+    session = Session.of("Performance")
+    module = on_gpu(role)
+    x = vae_models.image(f"ldm {role}", 96, 96).half().cuda()
+    program = Program(module)
+    reference = exactly(role, x.cpu())
+    assert error(program(x, session=session).cpu(), reference) < 2e-2
+    peak = taken(lambda: program(x, session=session))
+    assert program.last_plan is not None
+    assert peak <= 1.05 * program.last_plan.peak_bytes + (1 << 20)
 
 
 def test_single_precision_by_the_users_wish() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import plan, policy, program
 from lib_rocm_sd.vae.plan import Plan
@@ -35,14 +36,14 @@ def last(made: Program) -> Plan:
 @pytest.mark.parametrize("kind", ["ldm decoder", "ldm encoder"])
 def test_modes_choose_between_whole_and_bands(kind: str, level: str) -> None:
     module, x = coder(kind).double(), image(kind, 24, 7).double()
-    made, expected = Program(module), own(module, x)
+    made, expected, session = Program(module), own(module, x), Session.of(level)
     for mode, whole in (("whole", True), ("banded", False)):
-        assert error(made(x, level=level, mode=mode), expected) < 1e-12
+        assert error(made(x, session=session, mode=mode), expected) < 1e-12
         assert last(made).whole == whole
     peak = last(made).peak_bytes
-    made(x, level=level, mode="whole", budget_bytes=1000)
+    made(x, session=session, mode="whole", budget_bytes=1000)
     assert last(made).whole and last(made).peak_bytes > peak
-    made(x, level=level)
+    made(x, session=session)
     assert last(made).whole  # with memory enough for anything so small
 
 

@@ -16,7 +16,7 @@ import torch
 
 from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.ops.conv.op import op_of
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.ways import Chosen, Way
@@ -60,7 +60,7 @@ class Theirs(Way):
         return before * 6 * p.norm + enlarged + made * (4 + p.in_place) + p.statistics * made // 4
 
 
-def _variant(problem: ConvProblem) -> Variant[ConvProblem]:
+def _variant(problem: ConvProblem) -> Variant[ConvProblem, ConvInputs]:
     return op_of(problem).variants[0]
 
 

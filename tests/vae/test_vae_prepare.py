@@ -14,6 +14,7 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import ahead, attention, bands, plan, problems, readiness
@@ -26,6 +27,7 @@ from tests.vae.vae_models import coder, error, fixed, image, legs_of, one_thread
 __all__ = ["one_thread"]
 
 CPU = torch.device("cpu")
+NONSENSE = Session(replace(DEFAULT.policy, name="Fast"))
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CHUNK_BYTES", 4096)
 
 
-def summed_up(op: Op[Any], problem: Any) -> tuple[str, Any]:
+def summed_up(op: Op[Any, Any], problem: Any) -> tuple[str, Any]:
     """A problem, but for a band's height and the number of a statistics' parts."""
     unimportant = {"parts", "height"} & set(problem.__dataclass_fields__)
     return (op.name, replace(problem, **dict.fromkeys(unimportant, 0)))
@@ -44,13 +46,13 @@ def summed_up(op: Op[Any], problem: Any) -> tuple[str, Any]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, Any]]:
     """What is asked of the engine."""
     found: set[tuple[str, Any]] = set()
-    call = engine._call
+    run = engine.run
 
-    def noted(op: Op[Any], key: Any, inputs: tuple[Any, ...]) -> Any:
-        found.add(summed_up(op, op.problem_of(*inputs)))
-        return call(op, key, inputs)
+    def noted(op: Op[Any, Any], inputs: Any, session: Session) -> Any:
+        found.add(summed_up(op, op.problem_of(inputs)))
+        return run(op, inputs, session)
 
-    monkeypatch.setattr(engine, "_call", noted)
+    monkeypatch.setattr(engine, "run", noted)
     return found
 
 
@@ -81,7 +83,7 @@ def tests_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     check = selftest.check
 
-    def noted(op: Op[Any], *rest: Any) -> Any:
+    def noted(op: Op[Any, Any], *rest: Any) -> Any:
         found.append(op.name)
         return check(op, *rest)
 
@@ -157,7 +159,7 @@ def test_interrupt_is_heard_while_kernels_are_made_ready(tests_run: list[str]) -
         ((4, 4), torch.int32, {}, "torch.int32"),
         ((4, 4), torch.float32, {"batch": 0}, "cannot prepare for 0 x 4 x 4"),
         ((4, 4), torch.float32, {"mode": "tiled"}, "no mode 'tiled': there are auto, whole, ban"),
-        ((4, 4), torch.float32, {"level": "Fast"}, "no optimization level"),
+        ((4, 4), torch.float32, {"session": NONSENSE}, "no optimization level"),
         ((4, 4), torch.float32, {"budget_bytes": -3}, "memory budget"),
     ],
 )
@@ -220,14 +222,11 @@ def test_what_is_missing_is_compiled_at_once_and_was_to_be_compiled_ahead(
     assert len(gpu.batches) == 2
 
 
-def test_performance_compiles_the_configs_that_it_measures(
-    gpu: _Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_performance_compiles_the_configs_that_it_measures(gpu: _Launcher) -> None:
     module = vae_models.ldm_coder("decoder", (32, 64), groups=32)
     Program(module).prepare(16, 16, torch.float16, CPU)
     usual = len(gpu.here)
-    monkeypatch.setattr(readiness, "measures", lambda: True)
-    Program(module).prepare(16, 16, torch.float16, CPU)
+    Program(module).prepare(16, 16, torch.float16, CPU, session=Session.of("Performance"))
     assert len(gpu.here) > 1.5 * usual
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program, UnknownModuleError
 from lib_rocm_sd.vae.weights import Scales
@@ -109,8 +111,9 @@ def test_a_nonsense_budget_is_a_callers_mistake(budget: Any) -> None:
 
 
 def test_an_unknown_level_is_a_callers_mistake() -> None:
+    session = Session(replace(DEFAULT.policy, name="Fast"))
     with pytest.raises(ValueError, match="no optimization level"):
-        Program(coder("ldm decoder"))(image("ldm decoder"), level="Fast")
+        Program(coder("ldm decoder"))(image("ldm decoder"), session=session)
 
 
 def test_a_module_that_is_not_known_says_why() -> None:

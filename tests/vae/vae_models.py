@@ -155,7 +155,7 @@ def error(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - wide).abs().max() / wide.abs().max())
 
 
-def engine_plan(op: Op[Any], problem: Any, gfx: str = "gfx1100") -> EnginePlan:
+def engine_plan(op: Op[Any, Any], problem: Any, gfx: str = "gfx1100") -> EnginePlan:
     """What the engine plans where our kernels run."""
     arch = by_gfx(gfx)
     able = next(variant for variant in op.variants if not variant.refusals(arch, problem))

@@ -13,7 +13,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.bench.methods import METHODS
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Launch, Variant, reasons
 
@@ -48,15 +48,12 @@ class SdpaBackend(SdpaAttention):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
         module = _sdpa_module()
         with module.sdpa_kernel(getattr(module.SDPBackend, self._backend)):
-            return super().run(launch, config, q, k, v, mask, scale)
+            return super().run(launch, config, problem, inputs)
 
 
 def _sdpa_module() -> Any:
@@ -68,7 +65,7 @@ def _sdpa_module() -> Any:
     return module if hasattr(module, "sdpa_kernel") and hasattr(module, "SDPBackend") else None
 
 
-class XformersAttention(Variant[AttentionProblem]):
+class XformersAttention(Variant[AttentionProblem, AttentionInputs]):
     """xformers' memory_efficient_attention, whichever of its operators it picks."""
 
     name = "xformers"
@@ -82,17 +79,15 @@ class XformersAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
         ops = importlib.import_module("xformers.ops")
+        q, k, v, _, scale = inputs
         return ops.memory_efficient_attention(q, k, v, scale=scale).flatten(2)  # type: ignore[no-any-return]
 
 
-class TritonAttention(Variant[AttentionProblem]):
+class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
     """The kernel of Triton's tutorial as its users write it; of its configs the fastest counts."""
 
     name = "triton tutorial-like"
@@ -110,12 +105,10 @@ class TritonAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, _, scale = inputs
         return _triton().run(config, q, k, v, scale)  # type: ignore[no-any-return]
 
 
@@ -135,7 +128,7 @@ def _not_installed(package: str, module: str) -> list[str]:
     return []
 
 
-COMPETITORS: tuple[Variant[AttentionProblem], ...] = (
+COMPETITORS: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
     *(variant for variant in ATTENTION.variants if not variant.ours),
     *(SdpaBackend(backend) for backend in BACKENDS),
     *METHODS,

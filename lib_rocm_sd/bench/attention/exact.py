@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
 
 CHECKED_QUERIES = 512
@@ -44,13 +43,14 @@ class Exact:
         return float(gap / self.values.abs().max())
 
 
-def exact(inputs: tuple[Any, ...]) -> torch.Tensor:
+def exact(inputs: AttentionInputs) -> torch.Tensor:
     """The result in float64, computed in slices so that a large problem fits."""
     q, k, v, mask, scale = inputs
-    return SlicedAttention().run(None, None, q.double(), k.double(), v.double(), mask, scale)
+    wide = AttentionInputs(q.double(), k.double(), v.double(), mask, scale)
+    return SlicedAttention().run(None, None, problem_of(wide), wide)
 
 
-def expected(inputs: tuple[Any, ...], problem: AttentionProblem) -> Exact:
+def expected(inputs: AttentionInputs, problem: AttentionProblem) -> Exact:
     """What outputs are compared with."""
     q, k, v, mask, scale = inputs
     p = problem
@@ -59,7 +59,8 @@ def expected(inputs: tuple[Any, ...], problem: AttentionProblem) -> Exact:
         places = _spread(p.seq_q)
     places = places.to(q.device)
     part = q if places.numel() == p.seq_q else q[:, places]
-    return Exact(exact((part, k, v, mask, scale)), places, (p.batch, p.seq_q, p.heads * p.head_dim))
+    values = exact(AttentionInputs(part, k, v, mask, scale))
+    return Exact(values, places, (p.batch, p.seq_q, p.heads * p.head_dim))
 
 
 def _spread(seq_q: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant
 from lib_rocm_sd.report import config_fields
 
@@ -31,7 +31,7 @@ LEAST_RUNS = 3
 SHORT_US = 400.0
 """Calls up to this length are also timed waited for."""
 CLEAN_BYTES = 4 << 30
-ALL: tuple[Variant[AttentionProblem], ...] = (
+ALL: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
     *(variant for variant in ATTENTION.variants if variant.ours),
     *COMPETITORS,
 )
@@ -63,7 +63,7 @@ class _Entry:
     """
 
     row: Row
-    variant: Variant[AttentionProblem]
+    variant: Variant[AttentionProblem, AttentionInputs]
     config: Any
     launch: Launch | None
     run: Callable[..., torch.Tensor]
@@ -130,35 +130,35 @@ def _entries(
             yield _Entry(shown, variant, config, launch if variant.ours else None, variant.run)
 
 
-def _input_sets(problem: AttentionProblem, device: torch.device) -> list[tuple[Any, ...]]:
+def _input_sets(problem: AttentionProblem, device: torch.device) -> list[AttentionInputs]:
     """As (batch, seq, heads*head_dim) in different memory, more of it than the cache has."""
     return input_sets(
         ATTENTION, problem, device, lambda size_bytes: timing.sets_needed(size_bytes, device)
     )
 
 
-def _call(entry: _Entry, sets: Sequence[tuple[Any, ...]]) -> timing.Call:
+def _call(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> timing.Call:
     def call(number: int) -> None:
-        entry.run(entry.launch, entry.config, *sets[number % len(sets)])
+        entry.run(entry.launch, entry.config, problem, sets[number % len(sets)])
 
     return call
 
 
 def _verify(
     entry: _Entry,
-    sets: Sequence[tuple[Any, ...]],
+    sets: Sequence[AttentionInputs],
     exact: Exact,
     problem: AttentionProblem,
     effort: Effort,
 ) -> None:
     """Compare with float64, note the memory, warm up and decide on the number of runs."""
-    device, call = sets[0][0].device, _call(entry, sets)
+    device, call = sets[0][0].device, _call(entry, sets, problem)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            entry.run = entry.variant.bound(entry.launch, entry.config, *sets[0])
+            entry.run = entry.variant.bound(entry.launch, entry.config, problem, sets[0])
             call(0)  # compile, load, allocate workspaces of libraries
-        out, extra_bytes = _held(entry, sets[0])
+        out, extra_bytes = _held(entry, problem, sets[0])
         error = exact.error(out)
         del out
         entry.row = replace(
@@ -178,10 +178,10 @@ def _verify(
         entry.row = replace(entry.row, reason=_why(failure, problem, said))
 
 
-def _round(entry: _Entry, sets: Sequence[tuple[Any, ...]], problem: AttentionProblem) -> None:
+def _round(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> None:
     if entry.row.reason:
         return
-    device, call = sets[0][0].device, _call(entry, sets)
+    device, call = sets[0][0].device, _call(entry, sets, problem)
     try:
         timing.queued(call, min(entry.round_runs, 3), device, entry.submit_s)
         entry.times += timing.queued(call, entry.round_runs, device, entry.submit_s)
@@ -219,15 +219,17 @@ def _rank(row: Row) -> tuple[bool, float]:
     return bool(row.reason), math.inf if math.isnan(row.median_us) else row.median_us
 
 
-def _held(entry: _Entry, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, int | None]:
+def _held(
+    entry: _Entry, problem: AttentionProblem, inputs: AttentionInputs
+) -> tuple[torch.Tensor, int | None]:
     """The output, and the device memory that was held at most beyond inputs and output."""
     device = inputs[0].device
     if device.type != "cuda":
-        return entry.run(entry.launch, entry.config, *inputs), None
+        return entry.run(entry.launch, entry.config, problem, inputs), None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    out = entry.run(entry.launch, entry.config, *inputs)
+    out = entry.run(entry.launch, entry.config, problem, inputs)
     torch.cuda.synchronize(device)
     held = torch.cuda.max_memory_allocated(device) - before
     return out, max(0, held - out.numel() * out.element_size())

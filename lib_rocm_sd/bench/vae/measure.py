@@ -16,6 +16,7 @@ from lib_rocm_sd.bench.vae.result import Row
 from lib_rocm_sd.bench.vae.ways import Runner, Way
 from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import Program
@@ -44,6 +45,9 @@ class Exact:
     source: str
 
 
+FRUGAL = Session.of("Memory")
+
+
 def exact(coder: Coder, size: int) -> Exact:
     """The result in float32: torch's, where that does not fit our program's in bands."""
     if size > REFERENCE_MOST:
@@ -58,7 +62,7 @@ def exact(coder: Coder, size: int) -> Exact:
                 if not is_out_of_memory(failure):
                     raise
             clean(coder.device)
-            return Exact(Program(wide)(image, level="Memory").cpu(), "rocm_sd float32 in bands")
+            return Exact(Program(wide)(image, session=FRUGAL).cpu(), "rocm_sd float32 in bands")
     except FAILED as failure:
         return Exact(None, f"none: {why(failure)}")
     finally:

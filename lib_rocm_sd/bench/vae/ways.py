@@ -12,7 +12,7 @@ import torch
 
 from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program
 
@@ -56,8 +56,8 @@ class Way:
 
 @contextmanager
 def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
-    """Our program at a level, the engine's too; `own_only`: torch's convolutions are refused."""
-    before, program = engine.level, Program(coder.module)
+    """Our program at a level, in a session of its own; `own_only`: without torch's convolutions."""
+    session, program = Session.of(level), Program(coder.module)
 
     def plan() -> str:
         return "" if program.last_plan is None else str(program.last_plan)
@@ -68,7 +68,7 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
         return whole_frame
 
     def whole_frame(image: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = program(image, level=level, mode="whole")
+        output: torch.Tensor = program(image, session=session, mode="whole")
         if program.last_plan is None or not program.last_plan.whole:
             raise RuntimeError("out of memory")
         return output
@@ -76,18 +76,10 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
     with ExitStack() as stack:
         if own_only:
             stack.enter_context(own_convolutions_only())
-        _set_level(level)
         try:
-            yield Runner(partial(program, level=level), plan, whole)
+            yield Runner(partial(program, session=session), plan, whole)
         finally:
             program.release()
-            _set_level(before)
-
-
-def _set_level(level: str) -> None:
-    """Set the engine's level, and have it plan anew even if it is the same."""
-    engine.level = "Memory" if level != "Memory" else "Auto"
-    engine.level = level
 
 
 @contextmanager

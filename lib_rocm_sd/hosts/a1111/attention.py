@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import report
+from lib_rocm_sd import functional, report
 from lib_rocm_sd.engine import selftest
-from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import host, session
 
 FallBack = Callable[[torch.nn.Module], host.Forward]
 
@@ -140,7 +139,7 @@ class _Core:
         if mask is not None:
             mask = mask_of_keys(mask, q.shape[0], k.shape[1])
         with self.devices.without_autocast(disable=not upcast):
-            return engine.attention(q, k, v, mask, scale).to(dtype)
+            return functional.attention(q, k, v, mask, scale, session.current()).to(dtype)
 
 
 def mask_of_keys(mask: torch.Tensor, batch: int, keys: int) -> torch.Tensor:

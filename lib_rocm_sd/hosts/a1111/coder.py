@@ -22,7 +22,7 @@ from torch.nn import functional
 from lib_rocm_sd import report
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host, settings
+from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program, UnknownModuleError
@@ -193,7 +193,7 @@ class Coder:
             with Watch(may_stop=self.role == "decoder", visible=turn.is_here) as watch:
                 made = program(
                     image,
-                    level=wish.level,
+                    session=session.current(),
                     mode=wish.mode,
                     budget_bytes=wish.budget_bytes,
                     progress=watch.progress,
@@ -232,7 +232,7 @@ class Coder:
         shrink = -(-max(height, width) // ROUGH_PIXELS)
         size = (max(height // shrink, 1), max(width // shrink, 1))
         small = functional.interpolate(image.float(), size=size, mode="area").to(image.dtype)
-        made = program(small, level=wish.level, budget_bytes=wish.budget_bytes)
+        made = program(small, session=session.current(), budget_bytes=wish.budget_bytes)
         factor = made.shape[2] // small.shape[2]
         return functional.interpolate(made, size=(height * factor, width * factor), mode="bilinear")
 

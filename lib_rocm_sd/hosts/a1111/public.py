@@ -16,6 +16,7 @@ from lib_rocm_sd import __version__, cache, report
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, state
+from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.coder import float32_reason
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.runtime import background
@@ -49,7 +50,7 @@ def status() -> dict[str, Any]:
             "reasons": list(info.reasons),
             "notes": list(info.notes),
         },
-        "level": engine.level,
+        "level": a1111_session.current().level,
         "attention": {
             **_usable(engine.known(device)),
             "in_use": ours is not None and ours.works,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd import report
-from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, status, xyz
+from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, xyz
 from lib_rocm_sd.hosts.a1111.vae import session as vae
 from lib_rocm_sd.ui import accordion, options
 from lib_rocm_sd.ui.options import Options
@@ -81,12 +80,10 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
     """Make what is asked for hold from now on, as far as the settings allow."""
     asked = _asked(p, args)
     allowed = settings.current()
-    engine.leave_free(allowed.headroom_mib << 20)
+    session.establish(asked.level if asked.enable else None, allowed.headroom_mib << 20)
     optimizer = state.optimizer()
     if optimizer is not None:
         optimizer.step_aside(not (asked.enable and allowed.attention))
-    if asked.enable:
-        engine.level = asked.level
     vae.establish(asked)
     return asked
 

@@ -10,7 +10,7 @@ from typing import Any
 from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host, settings, state
+from lib_rocm_sd.hosts.a1111 import host, session, settings, state
 from lib_rocm_sd.runtime import background, driver
 from lib_rocm_sd.ui import cache_panel
 
@@ -80,7 +80,7 @@ def register() -> None:
 def apply() -> None:
     """Callback: a setting was changed. A generation that runs is told by its next hook."""
     now = settings.current()
-    engine.leave_free(now.headroom_mib << 20)
+    session.establish(headroom_bytes=now.headroom_mib << 20)
     _log_at(settings.LOG_LEVELS[now.log_level])
     optimizer = state.optimizer()
     with _nothing_runs() as idle:

@@ -18,10 +18,12 @@ from torch import nn
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import describe
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.hosts.a1111 import (
     script as a1111_script,
 )
+from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111 import (
     settings as a1111_settings,
 )
@@ -55,6 +57,10 @@ class WebUI:
     @property
     def device(self) -> torch.device:
         return host.device()
+
+    @property
+    def session(self) -> Session:
+        return a1111_session.current()
 
     def busy(self) -> str:
         state: Any = host.attribute("modules.shared", "state")
@@ -222,7 +228,7 @@ def _made(p: Any) -> tuple[Any, float]:
 def _switched(p: Any, enabled: bool) -> Iterator[None]:
     """Within this, the extension is on or off, as by Enable in the accordion."""
     script = a1111_script.RocmSdScript()
-    arguments = (enabled, engine.level)
+    arguments = (enabled, a1111_session.current().level)
     try:
         script.before_process(p, *arguments)
         script.process(p, *arguments)

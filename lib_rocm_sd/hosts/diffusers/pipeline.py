@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import report
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd import functional
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
@@ -42,9 +42,10 @@ class Patch:
 class EngineAttnProcessor:
     """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v."""
 
-    def __init__(self, upcast: bool) -> None:
+    def __init__(self, upcast: bool, session: Session = DEFAULT) -> None:
         """`upcast`: compute in float32 where the module asks for it by `upcast_attention`."""
         self.upcast = upcast
+        self.session = session
 
     def __call__(
         self,
@@ -92,18 +93,22 @@ class EngineAttnProcessor:
         if mask is not None:
             mask = attn.prepare_attention_mask(mask, k.shape[1], k.shape[0])
             mask = mask.view(k.shape[0], attn.heads, -1, mask.shape[-1])
-        return engine.attention(q, k, v, mask, attn.scale).to(dtype)
+        return functional.attention(q, k, v, mask, attn.scale, self.session).to(dtype)
 
 
 @contextmanager
 def patched(
-    pipeline: Any, *, vae: bool | str = True, budget_bytes: int | None = None
+    pipeline: Any,
+    *,
+    vae: bool | str = True,
+    budget_bytes: int | None = None,
+    session: Session = DEFAULT,
 ) -> Iterator[Patch]:
     """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
 
-    `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the engine's
-    level, else in exact bands, and leaves to torch what our convolutions cannot do; "banded" always
-    in bands; "whole" in bands only after an out of memory; False leaves the VAE alone.
+    `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the level
+    of `session`, else in exact bands, and leaves to torch what our convolutions cannot do; "banded"
+    always in bands; "whole" in bands only after an out of memory; False leaves the VAE alone.
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
 
@@ -116,15 +121,15 @@ def patched(
         raise ValueError(f"vae is {vae!r}: it has to be True, False or of {', '.join(MODES)}")
     checked_budget(budget_bytes)
     with ExitStack() as stack:
-        chosen, left = stack.enter_context(_patched_attention(pipeline))
+        chosen, left = stack.enter_context(_patched_attention(pipeline, session))
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
-            part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes))
+            part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
         yield Patch(chosen, left, part)
 
 
 @contextmanager
-def _patched_attention(pipeline: Any) -> Iterator[tuple[int, dict[str, int]]]:
+def _patched_attention(pipeline: Any, session: Session) -> Iterator[tuple[int, dict[str, int]]]:
     from diffusers.models import attention_processor as theirs
 
     known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
@@ -132,12 +137,14 @@ def _patched_attention(pipeline: Any) -> Iterator[tuple[int, dict[str, int]]]:
     for attn in _attention_modules(pipeline, theirs.Attention):
         reason = _foreign(attn, known)
         if reason is None:
-            chosen.append((attn, attn.processor, EngineAttnProcessor(known[type(attn.processor)])))
+            chosen.append(
+                (attn, attn.processor, EngineAttnProcessor(known[type(attn.processor)], session))
+            )
         elif not isinstance(attn.processor, EngineAttnProcessor):
             left[reason] += 1
     if left:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
-        report.event(f"diffusers: attention processors left alone: {kinds}")
+        session.report.event(f"diffusers: attention processors left alone: {kinds}")
     try:
         for attn, _, ours in chosen:
             attn.processor = ours

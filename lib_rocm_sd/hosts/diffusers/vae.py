@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program, UnknownModuleError
 
@@ -32,11 +32,13 @@ class VaePatch:
 class ProgramForward:
     """The forward of a VAE's decoder or encoder. Calls torch's own where ours cannot serve."""
 
-    def __init__(self, vae: Any, role: str, mode: str, budget_bytes: int | None) -> None:
+    def __init__(
+        self, vae: Any, role: str, mode: str, budget_bytes: int | None, session: Session = DEFAULT
+    ) -> None:
         self.program = Program(getattr(vae, role))
         self._module: torch.nn.Module = getattr(vae, role)
         self._original = self._module.forward
-        self._vae, self._role = vae, role
+        self._vae, self._role, self._session = vae, role, session
         self._options: dict[str, Any] = {"mode": mode, "budget_bytes": budget_bytes}
 
     def __call__(self, sample: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -46,14 +48,16 @@ class ProgramForward:
         why = self._obstacle(sample, (*args, *options.values()))
         if not why:
             try:
-                return self.program(sample, level=engine.level, **self._options)
+                return self.program(sample, session=self._session, **self._options)
             except UnknownModuleError as error:
                 why = "; ".join(error.reasons)
             except Exception as error:
                 if isinstance(error, ValueError) or is_out_of_memory(error):
                     raise
                 why = f"our program failed: {describe(error)}"
-        report.event(f"diffusers: the VAE's {self._role} ran on torch's own code: {why}")
+        self._session.report.event(
+            f"diffusers: the VAE's {self._role} ran on torch's own code: {why}"
+        )
         return self._theirs(sample, *args, **options)
 
     def refusals(self) -> tuple[str, ...]:
@@ -112,7 +116,9 @@ def _own_way(vae: Any) -> str:
 
 
 @contextmanager
-def patched_vae(vae: Any, mode: str, budget_bytes: int | None) -> Iterator[VaePatch]:
+def patched_vae(
+    vae: Any, mode: str, budget_bytes: int | None, session: Session = DEFAULT
+) -> Iterator[VaePatch]:
     """Run the decoder and the encoder of `vae` as our programs inside the `with` block.
 
     `mode`: one of vae.policy.MODES. On leaving it, each has the forward that it had.
@@ -125,11 +131,11 @@ def patched_vae(vae: Any, mode: str, budget_bytes: int | None) -> Iterator[VaePa
             continue
         if isinstance(module.__dict__.get("forward"), ProgramForward):
             continue  # by an outer `with`
-        forward = ProgramForward(vae, role, mode, budget_bytes)
+        forward = ProgramForward(vae, role, mode, budget_bytes, session)
         reasons = forward.refusals()
         if reasons:
             left[role] = reasons
-            report.event(f"diffusers: the VAE's {role} is left alone: {'; '.join(reasons)}")
+            session.report.event(f"diffusers: the VAE's {role} is left alone: {'; '.join(reasons)}")
         else:
             forwards[role] = forward
     try:

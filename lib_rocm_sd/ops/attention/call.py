@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 
 Prepare = Callable[[ctypes.Structure], Callable[[], None]]
 """Makes a launch of one kernel to be repeated with these arguments."""
@@ -54,12 +55,10 @@ class BoundCall:
         self,
         launch: Any,
         config: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: None = None,
-        scale: float | None = None,
+        problem: Any,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, _, scale = inputs
         out = q.new_empty(self._shape)
         try:
             packet = self._free.pop()

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
+
 
 def expand_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The mask as a (B, H, Sq, Sk) view, broadcast dimensions with stride 0."""
@@ -35,14 +37,9 @@ def attend(
     return scores.softmax(-1).masked_fill(empty, 0.0) @ v
 
 
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
+def reference(inputs: AttentionInputs) -> torch.Tensor:
     """The formula in float64, (B, Sq, H*D), holding all scores: for tests and self-tests."""
+    q, k, v, mask, scale = inputs
     q64, k64, v64 = (t.double().transpose(1, 2) for t in (q, k, v))
     out = attend(q64, k64, v64, mask, scale_of(q, scale))
     return out.transpose(1, 2).flatten(2)

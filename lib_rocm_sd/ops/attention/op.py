@@ -6,15 +6,17 @@ from lib_rocm_sd.ops.attention import problem as problems
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import Op
 
-ATTENTION: Op[AttentionProblem] = Op(
+ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     name="attention",
+    title="Attention",
     variants=(MatrixAttention(), ScoresAttention(), SdpaAttention(), SlicedAttention()),
-    problem_of=problem_of,
+    problem_of=problems.problem_of,
+    key_of=problems.key_of,
     reference=reference,
     make_inputs=problems.make_inputs,
     tolerance=problems.tolerance,
@@ -23,5 +25,4 @@ ATTENTION: Op[AttentionProblem] = Op(
     cases=(*(case.problem for case in CASES), *ODD),
     usual=USUAL,
     measured_as=problems.measured_as,
-    by_strides=True,
 )

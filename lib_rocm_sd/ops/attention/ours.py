@@ -8,9 +8,8 @@ keys are all masked gives zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -19,9 +18,8 @@ from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.call import BoundCall
 from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
-from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -47,7 +45,7 @@ MAX_WORK_ITEMS = (1 << 32) - 1
 """HIP's limit of grid x block in one dimension."""
 
 
-class MatrixAttention(Variant[AttentionProblem]):
+class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     """kernels/attention.hip."""
 
     name = "rocm_sd"
@@ -70,7 +68,7 @@ class MatrixAttention(Variant[AttentionProblem]):
             (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
         )
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
+    def input_refusals(self, inputs: AttentionInputs) -> list[str]:
         q, k, v = inputs[:3]
         named = (("q", q), ("k", k), ("v", v))
         strides = reasons(
@@ -110,54 +108,47 @@ class MatrixAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: AttentionConfig,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
-    ) -> Callable[..., torch.Tensor]:
-        """Where there is no mask and the launcher can prepare a launch: see attention_call.py."""
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
+    ) -> Run:
+        """Where there is no mask and the launcher can prepare a launch: see call.py."""
         prepare = getattr(launch, "prepare", None)
-        if prepare is None or mask is not None:
+        if prepare is None or inputs.mask is not None:
             return self.run
-        batch, seq_q, heads, head_dim = q.shape
-        first = _params(config, q, k, v)
-        spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, "none", config)
+        p, q = problem, inputs.q
+        first = _params(config, q, inputs.k, inputs.v)
+        spec = kernel.spec(p.dtype, p.head_dim, "none", config)
         sizes, device = (_groups(first), config.block), q.device
         return BoundCall(
             first,
-            (batch, seq_q, heads * head_dim),
+            (p.batch, p.seq_q, p.heads * p.head_dim),
             _aligned(first),
             lambda params: prepare(spec, *sizes, params, device),
-            lambda params, scale: _set_scale(params, head_dim, scale),
+            lambda params, scale: _set_scale(params, p.head_dim, scale),
         )
 
     def run(
         self,
         launch: Launch | None,
         config: AttentionConfig,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, mask, scale = inputs
         if launch is None:
             raise ValueError("MatrixAttention needs a launch")
-        batch, seq_q, heads, head_dim = q.shape
-        out = q.new_empty((batch, seq_q, heads * head_dim))
+        p = problem
+        out = q.new_empty((p.batch, p.seq_q, p.heads * p.head_dim))
         params = _params(config, q, k, v)
         params.q, params.k, params.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         params.out = out.data_ptr()
-        _set_scale(params, head_dim, scale)
-        mask_name = "none"
+        _set_scale(params, p.head_dim, scale)
         if mask is not None:
             mask = expand_mask(mask, q, k)
-            mask_name = DTYPE_NAMES[mask.dtype]
             params.mask = mask.data_ptr()
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
-        spec = kernel.spec(DTYPE_NAMES[q.dtype], head_dim, mask_name, config)
+        spec = kernel.spec(p.dtype, p.head_dim, p.mask, config)
         launch(spec, _groups(params), config.block, params, q.device)
         return out
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.keys import described, tensor_errors
 
 LONGEST_MEASURED = 1 << 14
 """Longer sequences are measured as this one: each call takes long, and the ranking stays."""
@@ -45,26 +47,54 @@ class AttentionProblem:
         return 4 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
 
 
-def _shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> str:
-    named = {"q": q, "k": k, "v": v, "mask": mask}
-    return ", ".join(
-        f"{name} {tuple(t.shape)} {t.dtype} {t.device}"
-        for name, t in named.items()
-        if t is not None
+class AttentionInputs(NamedTuple):
+    """One call. q (B, Sq, H, D), k and v (B, Sk, H, D), mask and scale as functional.attention."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None = None
+    scale: float | None = None
+
+
+def key_of(inputs: AttentionInputs) -> Hashable:
+    """All strides of q, k and v are in it: a bound launch counts on them. Written out, because a
+    picture asks it thousands of times.
+    """
+    q, k, v, mask, scale = inputs
+    graded = torch.is_grad_enabled()
+    return (
+        *(q.shape, k.shape, v.shape),
+        *(q.stride(), k.stride(), v.stride()),
+        *(q.dtype, k.dtype, v.dtype),
+        *(q.device, k.device, v.device),
+        graded and (q.requires_grad, k.requires_grad, v.requires_grad),
+        mask is None or (mask.shape, mask.stride(), mask.dtype, mask.device),
+        scale is None,
     )
 
 
-def problem_of(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> AttentionProblem:
+def problem_of(inputs: AttentionInputs) -> AttentionProblem:
     """The problem that these tensors pose.
 
     Raises ValueError, with all shapes, where they do not fit together.
     """
+    q, k, v, mask, _ = inputs
+    wrong = tensor_errors(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
+    if not wrong:
+        wrong = _errors(q, k, v, mask)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(q=q, k=k, v=v, mask=mask)}")
+    batch, seq_q, heads, head_dim = q.shape
+    return AttentionProblem(
+        *(batch, heads, seq_q, k.shape[1], head_dim, DTYPE_NAMES[q.dtype]),
+        "none" if mask is None else DTYPE_NAMES[mask.dtype],
+    )
+
+
+def _errors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> list[str]:
     wrong = reasons(
         (any(t.ndim != 4 for t in (q, k, v)), "q, k and v must be (batch, seq, heads, head_dim)"),
         (
@@ -85,12 +115,7 @@ def problem_of(
         )
     if not wrong and mask is not None:
         wrong = _mask_errors(q, k, mask)
-    if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {_shapes(q, k, v, mask)}")
-    mask_name = "none" if mask is None else DTYPE_NAMES[mask.dtype]
-    return AttentionProblem(
-        batch, heads, seq_q, k.shape[1], head_dim, DTYPE_NAMES[q.dtype], mask_name
-    )
+    return wrong
 
 
 def _mask_errors(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> list[str]:
@@ -125,7 +150,7 @@ def _mask_for(problem: AttentionProblem, generator: torch.Generator) -> torch.Te
     return bias.to(DTYPES[p.mask])
 
 
-def make_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def make_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> AttentionInputs:
     """Random q, k, v as views of (batch, seq, heads*head_dim), mask, scale.
 
     The same on every device.
@@ -139,7 +164,7 @@ def make_inputs(problem: AttentionProblem, device: torch.device, seed: int) -> t
 
     q, k, v = draw(p.seq_q), draw(p.seq_k), draw(p.seq_k)
     mask = _mask_for(p, generator)
-    return q, k, v, None if mask is None else mask.to(device), None
+    return AttentionInputs(q, k, v, None if mask is None else mask.to(device))
 
 
 def tolerance(problem: AttentionProblem) -> float:

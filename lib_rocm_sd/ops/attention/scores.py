@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import gradient_refusals
@@ -66,7 +66,7 @@ def _gives_float32() -> bool:
     return (int(major), int(minor)) >= (2, 8)
 
 
-class ScoresAttention(Variant[AttentionProblem]):
+class ScoresAttention(Variant[AttentionProblem, AttentionInputs]):
     """torch's matrix products around kernels/softmax.hip."""
 
     name = "torch + rocm_sd"
@@ -84,7 +84,7 @@ class ScoresAttention(Variant[AttentionProblem]):
             (not _gives_float32(), "this torch has no float32 product of halves (2.8 and newer)"),
         )
 
-    def input_refusals(self, *inputs: torch.Tensor) -> list[str]:
+    def input_refusals(self, inputs: AttentionInputs) -> list[str]:
         return gradient_refusals(*inputs[:3])
 
     @staticmethod
@@ -103,19 +103,14 @@ class ScoresAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, _, scale = inputs
         if launch is None:
             raise ValueError("ScoresAttention needs a launch")
         batch, seq_q, heads, head_dim = q.shape
         out = q.new_empty((batch, seq_q, heads, head_dim))
-        problem = AttentionProblem(
-            batch, heads, seq_q, k.shape[1], head_dim, DTYPE_NAMES[q.dtype], "none"
-        )
         rows = self.slice_rows(problem)
         factor = (head_dim**-0.5 if scale is None else scale) * LOG2_E
         for b in range(batch):

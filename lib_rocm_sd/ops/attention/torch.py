@@ -7,14 +7,14 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import attend, expand_mask, scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant
 
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
 
 
-class SdpaAttention(Variant[AttentionProblem]):
+class SdpaAttention(Variant[AttentionProblem, AttentionInputs]):
     """torch's scaled_dot_product_attention, whichever backend torch picks."""
 
     name = "sdpa"
@@ -31,12 +31,10 @@ class SdpaAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
+        q, k, v, mask, scale = inputs
         if mask is not None:
             mask = expand_mask(mask, q, k)
             mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
@@ -45,7 +43,7 @@ class SdpaAttention(Variant[AttentionProblem]):
         return out.transpose(1, 2).flatten(2)
 
 
-class SlicedAttention(Variant[AttentionProblem]):
+class SlicedAttention(Variant[AttentionProblem, AttentionInputs]):
     """The formula in float32 over slices of queries, with at most SLICE_BYTES of scores at a time.
 
     Runs everywhere.
@@ -70,13 +68,11 @@ class SlicedAttention(Variant[AttentionProblem]):
         self,
         launch: Launch | None,
         config: None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
     ) -> torch.Tensor:
-        rows = self.slice_rows(problem_of(q, k, v, mask))
+        q, k, v, mask, scale = inputs
+        rows = self.slice_rows(problem)
         compute = torch.promote_types(q.dtype, torch.float32)
         mask = None if mask is None else expand_mask(mask, q, k)
         images = []

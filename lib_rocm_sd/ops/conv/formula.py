@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, NextNorm
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import moments_of
 
@@ -95,26 +94,16 @@ def given(
     return finish(statistics, next_norm.gamma, next_norm.beta, next_norm.groups, next_norm.eps)
 
 
-def reference(
-    kind: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    norm: torch.Tensor | None,
-    shortcut: torch.Tensor | None,
-    weights: ConvWeights,
-    next_norm: NextNorm | None,
-    overflow: torch.Tensor | None,
-    band: Band | None = None,
-    out: torch.Tensor | None = None,
-) -> Any:
+def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
-    wide = [None if t is None else t.double() for t in (x, norm, shortcut)]
-    assert wide[0] is not None
-    y = convolve(kind, wide[0], weights, wide[1], wide[2], band)
+    x, weights, norm, shortcut, next_norm, _, band, _ = inputs
+    norm, shortcut = (None if t is None else t.double() for t in (norm, shortcut))
+    y = convolve(kind, x.double(), weights, norm, shortcut, band)
     if next_norm is None:
         return y, None
+    made = y[..., : weights.weight.shape[0]]
     if band is not None:
-        return y, statistics_of_rows(y[..., : weight.shape[0]])[:, None]
-    groups = y[..., : weight.shape[0]].unflatten(-1, (next_norm.groups, -1))
+        return y, statistics_of_rows(made)[:, None]
+    groups = made.unflatten(-1, (next_norm.groups, -1))
     variance, mean = torch.var_mean(groups, (1, 2, 4), correction=0)
     return y, norm_from(mean, variance, next_norm)

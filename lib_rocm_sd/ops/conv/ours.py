@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
@@ -20,14 +19,13 @@ from lib_rocm_sd.ops.conv import kernel, layout
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, Form
-from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, NextNorm
-from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result, affine_refusals
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
 
 
-class MatrixConv(Variant[ConvProblem]):
+class MatrixConv(Variant[ConvProblem, ConvInputs]):
     """kernels/conv3x3.hip and kernels/upsample_conv.hip."""
 
     name = "rocm_sd"
@@ -63,8 +61,8 @@ class MatrixConv(Variant[ConvProblem]):
             ),
         )
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
-        return gradient_refusals(*inputs[:2])
+    def input_refusals(self, inputs: ConvInputs) -> list[str]:
+        return gradient_refusals(inputs.x, inputs.weights.weight) + affine_refusals(inputs)
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
         p = problem
@@ -91,19 +89,12 @@ class MatrixConv(Variant[ConvProblem]):
         self,
         launch: Launch | None,
         config: ConvConfig,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        norm: torch.Tensor | None,
-        shortcut: torch.Tensor | None,
-        weights: ConvWeights,
-        next_norm: NextNorm | None,
-        overflow: torch.Tensor | None,
-        band: Band | None = None,
-        out: torch.Tensor | None = None,
-    ) -> Any:
+        problem: ConvProblem,
+        inputs: ConvInputs,
+    ) -> Result:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        problem = problems.problem_of(self.kind, x, weights, norm, shortcut, next_norm, band, out)
+        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)

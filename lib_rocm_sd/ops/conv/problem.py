@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,8 @@ from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.layout import is_in_place
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES, FLOATS
+from lib_rocm_sd.ops.keys import described, key_by, tensor_errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,18 +102,50 @@ def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
     return height, width
 
 
-def problem_of(
-    kind: str,
-    x: torch.Tensor,
-    weights: ConvWeights,
-    norm: torch.Tensor | None,
-    shortcut: torch.Tensor | None,
-    next_norm: NextNorm | None,
-    band: Band | None = None,
-    out: torch.Tensor | None = None,
-) -> ConvProblem:
-    if x.ndim != 4 or x.dtype not in DTYPE_NAMES or x.dtype == torch.bool:
-        raise ValueError(f"x must be a float (N, H, W, C): {tuple(x.shape)} {x.dtype}")
+class ConvInputs(NamedTuple):
+    """One call; functional.conv says what each is."""
+
+    x: torch.Tensor
+    weights: ConvWeights
+    norm: torch.Tensor | None = None
+    shortcut: torch.Tensor | None = None
+    next_norm: NextNorm | None = None
+    overflow: torch.Tensor | None = None
+    band: Band | None = None
+    out: torch.Tensor | None = None
+
+
+Result = tuple[torch.Tensor, "torch.Tensor | None"]
+"""y, and the next norm or, of a band, statistics."""
+
+
+def affine_refusals(inputs: ConvInputs) -> list[str]:
+    """Why our kernels cannot make the next norm."""
+    following = inputs.next_norm
+    wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
+    return reasons((wide, "gamma or beta of the next norm in float64"))
+
+
+def key_of(kind: str, inputs: ConvInputs) -> Hashable:
+    """Beside the problem, what changes the output's shape or whether the call is right."""
+    i = inputs
+    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out)
+    groups = None if i.next_norm is None else i.next_norm.groups
+    affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
+    return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band))(tensors)
+
+
+def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
+    """ValueError, with shapes, on a caller's mistake."""
+    x, weights, norm, shortcut, next_norm, _, band, out = inputs
+    optional = {"norm": norm, "shortcut": shortcut, "out": out}
+    given = {name: t for name, t in optional.items() if t is not None}
+    wrong = tensor_errors(x=x, **given) or reasons(
+        (x.ndim != 4 or x.dtype not in FLOATS, "x must be a float (N, H, W, C)"),
+        *((t.device != x.device, f"{name} must be on {x.device}") for name, t in given.items()),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
     return _problem(
         kind,
         x.shape,
@@ -157,8 +191,8 @@ def _problem(
             f"shortcut must be (N, {rows}, {columns}, C)",
         ),
         (
-            groups is not None and made % groups != 0,
-            f"{made} channels do not divide into the next norm's groups",
+            groups is not None and (groups < 1 or made % groups != 0),
+            f"{made} channels do not divide into the next norm's {groups} groups",
         ),
     )
     if wrong:
@@ -169,7 +203,7 @@ def _problem(
     return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused)
 
 
-def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:
     """Random inputs, drawn on the CPU; the same on every device. Large images repeat themselves."""
     p = problem
     dtype = DTYPES[p.dtype]
@@ -199,15 +233,13 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> tuple[
     next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
     padded = output_shape(p)[3]
     wide = image(rows, columns, max(p.shortcut_channels, padded if p.in_place else 0))
-    return (
+    return ConvInputs(
         image(p.height, p.width, taken),
-        weights.weight,
+        weights,
         norm if p.norm else None,
         wide[..., : p.shortcut_channels] if p.shortcut != "none" else None,
-        weights,
         next_norm if p.statistics else None,
-        None,
-        *((None, wide[..., :padded]) if p.in_place else ()),
+        out=wide[..., :padded] if p.in_place else None,
     )
 
 

@@ -20,7 +20,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv.formula import given
-from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, NextNorm
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result, affine_refusals
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
@@ -60,7 +60,7 @@ def _miopen() -> Any:
     return getattr(torch.backends, "miopen", None)
 
 
-class LibraryConv(Variant[ConvProblem]):
+class LibraryConv(Variant[ConvProblem, ConvInputs]):
     """torch's convolution, and all around it by two passes of kernels/group_norm_silu.hip."""
 
     name = "torch + rocm_sd"
@@ -80,8 +80,8 @@ class LibraryConv(Variant[ConvProblem]):
             (searches(), "this torch cannot keep MIOpen from searching (2.8 and newer can)"),
         )
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
-        return gradient_refusals(*inputs[:2])
+    def input_refusals(self, inputs: ConvInputs) -> list[str]:
+        return gradient_refusals(inputs.x, inputs.weights.weight) + affine_refusals(inputs)
 
     def workspace(self, problem: ConvProblem) -> int:
         """Images that our convolution never makes: normalised, upsampled, of the shortcut."""
@@ -112,18 +112,12 @@ class LibraryConv(Variant[ConvProblem]):
         self,
         launch: Launch | None,
         config: GroupNormConfig,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        norm: torch.Tensor | None,
-        shortcut: torch.Tensor | None,
-        weights: ConvWeights,
-        next_norm: NextNorm | None,
-        overflow: torch.Tensor | None,
-        band: Band | None = None,
-        out: torch.Tensor | None = None,
-    ) -> Any:
+        problem: ConvProblem,
+        inputs: ConvInputs,
+    ) -> Result:
         if launch is None:
             raise ValueError("LibraryConv needs a launch")
+        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
@@ -170,7 +164,7 @@ class LibraryConv(Variant[ConvProblem]):
         return y.permute(0, 2, 3, 1).contiguous(), result, 0 if band is None else band.above
 
 
-class TorchConv(Variant[ConvProblem]):
+class TorchConv(Variant[ConvProblem, ConvInputs]):
     """torch's convolution on a channels-last view; the rest eager."""
 
     name = "torch"
@@ -197,21 +191,15 @@ class TorchConv(Variant[ConvProblem]):
         self,
         launch: Launch | None,
         config: None,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        norm: torch.Tensor | None,
-        shortcut: torch.Tensor | None,
-        weights: ConvWeights,
-        next_norm: NextNorm | None,
-        overflow: torch.Tensor | None,
-        band: Band | None = None,
-        out: torch.Tensor | None = None,
-    ) -> Any:
+        problem: ConvProblem,
+        inputs: ConvInputs,
+    ) -> Result:
+        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
         y = formula.convolve(self.kind, x, weights, norm, shortcut, band)
         y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)
         if next_norm is None:
             return y, None
-        statistics = formula.statistics_of_rows(y[..., : weight.shape[0]])
+        statistics = formula.statistics_of_rows(y[..., : weights.weight.shape[0]])
         return y, given(statistics, 1, next_norm, band, norm_from)

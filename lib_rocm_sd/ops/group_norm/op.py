@@ -16,9 +16,13 @@ from lib_rocm_sd.ops.group_norm.ours import (
     KernelStatistics,
 )
 from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyInputs,
     ApplyProblem,
+    FinalizeInputs,
     FinalizeProblem,
+    GroupNormInputs,
     GroupNormProblem,
+    ImageInputs,
     ImageProblem,
 )
 from lib_rocm_sd.ops.group_norm.torch import (
@@ -27,6 +31,7 @@ from lib_rocm_sd.ops.group_norm.torch import (
     TorchGroupNorm,
     TorchStatistics,
 )
+from lib_rocm_sd.ops.keys import key_by
 
 
 def _wide_dtype(problem: Any) -> torch.dtype:
@@ -42,11 +47,13 @@ def _images() -> tuple[ImageProblem, ...]:
     )
 
 
-STATISTICS: Op[ImageProblem] = Op(
+STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     name="group norm statistics",
+    title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
     problem_of=problems.image_problem_of,
-    reference=formula.reference_statistics,
+    key_of=key_by(problems.image_problem_of),
+    reference=lambda inputs: formula.reference_statistics(*inputs),
     make_inputs=problems.image_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.parts, p.channels, 4),
@@ -58,11 +65,13 @@ STATISTICS: Op[ImageProblem] = Op(
 )
 
 
-FINALIZE: Op[FinalizeProblem] = Op(
+FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     name="group norm finalize",
+    title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
     problem_of=problems.finalize_problem_of,
-    reference=formula.reference_norm,
+    key_of=key_by(problems.finalize_problem_of),
+    reference=lambda inputs: formula.reference_norm(*inputs),
     make_inputs=problems.finalize_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.channels, 2),
@@ -72,11 +81,13 @@ FINALIZE: Op[FinalizeProblem] = Op(
 )
 
 
-APPLY: Op[ApplyProblem] = Op(
+APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     name="group norm apply",
+    title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
     problem_of=problems.apply_problem_of,
-    reference=formula.reference_apply,
+    key_of=key_by(problems.apply_problem_of),
+    reference=lambda inputs: formula.reference_apply(*inputs),
     make_inputs=problems.apply_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
@@ -86,11 +97,13 @@ APPLY: Op[ApplyProblem] = Op(
 )
 
 
-GROUP_NORM_SILU: Op[GroupNormProblem] = Op(
+GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     name="group norm",
+    title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
     problem_of=problems.problem_of,
-    reference=formula.reference,
+    key_of=key_by(problems.problem_of),
+    reference=lambda inputs: formula.reference(*inputs),
     make_inputs=problems.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,

@@ -22,9 +22,13 @@ from lib_rocm_sd.ops.group_norm import formula, kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyInputs,
     ApplyProblem,
+    FinalizeInputs,
     FinalizeProblem,
+    GroupNormInputs,
     GroupNormProblem,
+    ImageInputs,
     ImageProblem,
 )
 
@@ -53,7 +57,7 @@ def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
     )
 
 
-class _Ours(Variant[Any]):
+class _Ours(Variant[Any, Any]):
     """What our variants have in common."""
 
     name = "rocm_sd"
@@ -63,7 +67,7 @@ class _Ours(Variant[Any]):
     def refusals(self, arch: Arch | None, problem: Any) -> list[str]:
         return _image_refusals(arch, problem)
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
+    def input_refusals(self, inputs: Any) -> list[str]:
         return gradient_refusals(*inputs)
 
     def configs(self, arch: Arch | None, problem: Any) -> Sequence[GroupNormConfig]:
@@ -85,10 +89,14 @@ class KernelStatistics(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.statistics_spec(problem.form, config),)
 
-    def run(  # type: ignore[override]
-        self, launch: Launch | None, config: GroupNormConfig, x: torch.Tensor
+    def run(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        problem: ImageProblem,
+        inputs: ImageInputs,
     ) -> torch.Tensor:
-        return launches.launch_statistics(self.launcher(launch), config, x)
+        return launches.launch_statistics(self.launcher(launch), config, inputs.x)
 
 
 class KernelFinalize(_Ours):
@@ -104,7 +112,7 @@ class KernelFinalize(_Ours):
             (p.parts >= 1 << 31, f"{p.parts} parts are more than the kernel counts"),
         )
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
+    def input_refusals(self, inputs: Any) -> list[str]:
         gamma, beta = inputs[1:3]
         known = {None, *(DTYPES[name] for name in kernel.AFFINE_KINDS[1:])}
         kinds = {None if t is None else t.dtype for t in (gamma, beta)}
@@ -117,7 +125,13 @@ class KernelFinalize(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.merge_spec(config), kernel.finalize_spec(config))
 
-    def run(self, launch: Launch | None, config: GroupNormConfig, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+    def run(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        problem: FinalizeProblem,
+        inputs: FinalizeInputs,
+    ) -> torch.Tensor:
         return launches.launch_finalize(self.launcher(launch), config, *inputs)
 
 
@@ -129,7 +143,13 @@ class KernelApply(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.apply_spec(problem.form, problem.silu, config),)
 
-    def run(self, launch: Launch | None, config: GroupNormConfig, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+    def run(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        problem: ApplyProblem,
+        inputs: ApplyInputs,
+    ) -> torch.Tensor:
         return launches.launch_apply(self.launcher(launch), config, *inputs)
 
 
@@ -142,8 +162,8 @@ class KernelGroupNorm(_Ours):
             (affine not in kernel.AFFINE_KINDS, f"gamma in {affine}")
         )
 
-    def input_refusals(self, *inputs: Any) -> list[str]:
-        return KernelFinalize().input_refusals(*inputs)
+    def input_refusals(self, inputs: Any) -> list[str]:
+        return KernelFinalize().input_refusals(inputs)
 
     def workspace(self, problem: GroupNormProblem) -> int:
         """Statistics and norm."""
@@ -154,17 +174,14 @@ class KernelGroupNorm(_Ours):
     ) -> Sequence[KernelSpec]:
         return kernel.specs(problem.form, problem.silu, config)
 
-    def run(  # type: ignore[override]
+    def run(
         self,
         launch: Launch | None,
         config: GroupNormConfig,
-        x: torch.Tensor,
-        gamma: torch.Tensor | None,
-        beta: torch.Tensor | None,
-        groups: int,
-        eps: float,
-        silu: bool,
+        problem: GroupNormProblem,
+        inputs: GroupNormInputs,
     ) -> torch.Tensor:
+        x, gamma, beta, groups, eps, silu = inputs
         start = self.launcher(launch)
         x, _ = formula.dense(x)
         statistics = launches.launch_statistics(start, config, x)

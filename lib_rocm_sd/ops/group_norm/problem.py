@@ -6,7 +6,7 @@ Images are (N, C, H, W) here, in either memory format; group_norm.py says what e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm.formula import channels_of, is_channels_last
+from lib_rocm_sd.ops.keys import described, tensor_errors
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,47 @@ class FinalizeProblem:
         return f"{sizes} {self.groups} groups, {self.affine} gamma"
 
 
-def _named(**tensors: torch.Tensor | None) -> str:
-    return ", ".join(
-        f"{name} {tuple(t.shape)} {t.dtype} {t.device}"
-        for name, t in tensors.items()
-        if t is not None
-    )
+class ImageInputs(NamedTuple):
+    """x (N, C, H, W)."""
+
+    x: torch.Tensor
 
 
-def _image_errors(x: torch.Tensor) -> list[str]:
-    return reasons(
+class ApplyInputs(NamedTuple):
+    """x (N, C, H, W), norm (N, C, 2)."""
+
+    x: torch.Tensor
+    norm: torch.Tensor
+    silu: bool
+
+
+class FinalizeInputs(NamedTuple):
+    """statistics (N, parts, C, 4), gamma and beta (C)."""
+
+    statistics: torch.Tensor
+    gamma: torch.Tensor | None
+    beta: torch.Tensor | None
+    groups: int
+    eps: float
+
+
+class GroupNormInputs(NamedTuple):
+    """x (N, C, H, W), gamma and beta (C)."""
+
+    x: torch.Tensor
+    gamma: torch.Tensor | None
+    beta: torch.Tensor | None
+    groups: int
+    eps: float
+    silu: bool
+
+
+def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in tensors.items() if t is not None}
+
+
+def _image_errors(x: torch.Tensor, **others: torch.Tensor) -> list[str]:
+    return tensor_errors(x=x, **others) or reasons(
         (x.ndim != 4, "x must be (N, C, H, W)"),
         (
             x.dtype not in DTYPE_NAMES or x.dtype == torch.bool,
@@ -138,11 +170,12 @@ def _affine(gamma: torch.Tensor | None, beta: torch.Tensor | None) -> str:
     return "none" if given is None else DTYPE_NAMES[given.dtype]
 
 
-def image_problem_of(x: torch.Tensor) -> ImageProblem:
+def image_problem_of(inputs: ImageInputs) -> ImageProblem:
     """Of statistics. ValueError, with the shape, where x is no image."""
+    x = inputs[0]
     wrong = _image_errors(x)
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x)}")
+        raise ValueError(f"{'; '.join(wrong)}: {described(x=x)}")
     batch, channels, height, width = x.shape
     return ImageProblem(batch, channels, height, width, DTYPE_NAMES[x.dtype], is_channels_last(x))
 
@@ -151,27 +184,24 @@ def _fields(p: ImageProblem) -> tuple[int, int, int, int, str, bool]:
     return (*p.shape, p.dtype, p.channels_last)
 
 
-def apply_problem_of(x: torch.Tensor, norm: torch.Tensor, silu: bool) -> ApplyProblem:
+def apply_problem_of(inputs: ApplyInputs) -> ApplyProblem:
     """ValueError, with all shapes, where x and norm do not go together."""
-    wrong = _image_errors(x) or reasons(
+    x, norm, silu = inputs
+    wrong = _image_errors(x, norm=norm) or reasons(
         (norm.shape != (*x.shape[:2], 2), "norm must be (N, C, 2)"),
         (norm.device != x.device, "norm must be on the device of x"),
     )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x, norm=norm)}")
-    image = image_problem_of(x)
+        raise ValueError(f"{'; '.join(wrong)}: {described(x=x, norm=norm)}")
+    image = image_problem_of(ImageInputs(x))
     return ApplyProblem(*_fields(image), silu=silu)
 
 
-def finalize_problem_of(
-    statistics: torch.Tensor,
-    gamma: torch.Tensor | None,
-    beta: torch.Tensor | None,
-    groups: int,
-    eps: float,
-) -> FinalizeProblem:
+def finalize_problem_of(inputs: FinalizeInputs) -> FinalizeProblem:
     """ValueError, with all shapes. Channels of the statistics beyond gamma's are ignored."""
-    wrong = reasons(
+    statistics, gamma, beta, groups, _ = inputs
+    given = _given(gamma=gamma, beta=beta)
+    wrong = tensor_errors(statistics=statistics, **given) or reasons(
         (
             statistics.ndim != 4 or statistics.shape[-1] != 4,
             "statistics must be (N, parts, C, 4)",
@@ -188,7 +218,7 @@ def finalize_problem_of(
             (channels > statistics.shape[2], "gamma has more channels than the statistics")
         ) + _affine_errors(channels, groups, statistics.device, gamma=gamma, beta=beta)
     if wrong:
-        named = _named(statistics=statistics, gamma=gamma, beta=beta)
+        named = described(statistics=statistics, gamma=gamma, beta=beta)
         raise ValueError(f"{'; '.join(wrong)}: {named}")
     return FinalizeProblem(
         statistics.shape[0],
@@ -200,20 +230,18 @@ def finalize_problem_of(
     )
 
 
-def problem_of(
-    x: torch.Tensor,
-    gamma: torch.Tensor | None,
-    beta: torch.Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-) -> GroupNormProblem:
+def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
-    wrong = _image_errors(x) or _affine_errors(x.shape[1], groups, x.device, gamma=gamma, beta=beta)
+    x, gamma, beta, groups, _, silu = inputs
+    wrong = _image_errors(x, **_given(gamma=gamma, beta=beta)) or _affine_errors(
+        x.shape[1], groups, x.device, gamma=gamma, beta=beta
+    )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {_named(x=x, gamma=gamma, beta=beta)}")
+        raise ValueError(f"{'; '.join(wrong)}: {described(x=x, gamma=gamma, beta=beta)}")
     affine = _affine(gamma, beta)
-    return GroupNormProblem(*_fields(image_problem_of(x)), silu=silu, groups=groups, affine=affine)
+    return GroupNormProblem(
+        *_fields(image_problem_of(ImageInputs(x))), silu=silu, groups=groups, affine=affine
+    )
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -241,21 +269,21 @@ def _draw_affine(
     return tuple(t.to(DTYPES[affine]).to(device) for t in (gamma, beta))  # type: ignore[return-value]
 
 
-def image_inputs(problem: ImageProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def image_inputs(problem: ImageProblem, device: torch.device, seed: int) -> ImageInputs:
     """x."""
-    return (draw_image(problem, device, _generator(seed)),)
+    return ImageInputs(draw_image(problem, device, _generator(seed)))
 
 
-def apply_inputs(problem: ApplyProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def apply_inputs(problem: ApplyProblem, device: torch.device, seed: int) -> ApplyInputs:
     """x, norm, silu."""
     generator = _generator(seed)
     x = draw_image(problem, device, generator)
     norm = torch.randn((problem.batch, problem.channels, 2), generator=generator)
     wide = torch.promote_types(DTYPES[problem.dtype], torch.float32)
-    return x, norm.to(wide).to(device), problem.silu
+    return ApplyInputs(x, norm.to(wide).to(device), problem.silu)
 
 
-def finalize_inputs(problem: FinalizeProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def finalize_inputs(problem: FinalizeProblem, device: torch.device, seed: int) -> FinalizeInputs:
     """statistics, gamma, beta, groups, eps; one part of several has no pixels."""
     p, generator = problem, _generator(seed)
     shape = (p.batch, p.parts, p.channels)
@@ -267,15 +295,16 @@ def finalize_inputs(problem: FinalizeProblem, device: torch.device, seed: int) -
     m2 = count * torch.rand(shape, generator=generator)
     statistics = torch.stack((mean, m2, count.float(), torch.zeros(shape)), -1)
     affine = _draw_affine(p.channels, p.affine, device, generator)
-    return statistics.to(DTYPES[p.dtype]).to(device), *affine, p.groups, 1e-6
+    made = statistics.to(DTYPES[p.dtype]).to(device)
+    return FinalizeInputs(made, *affine, p.groups, 1e-6)
 
 
-def make_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> tuple[Any, ...]:
+def make_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> GroupNormInputs:
     """x, gamma, beta, groups, eps, silu."""
     generator = _generator(seed)
     x = draw_image(problem, device, generator)
     affine = _draw_affine(problem.channels, problem.affine, device, generator)
-    return x, *affine, problem.groups, 1e-6, problem.silu
+    return GroupNormInputs(x, *affine, problem.groups, 1e-6, problem.silu)
 
 
 def tolerance(problem: Any) -> float:

@@ -11,13 +11,18 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch, Variant
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyInputs,
     ApplyProblem,
+    FinalizeInputs,
+    FinalizeProblem,
+    GroupNormInputs,
     GroupNormProblem,
+    ImageInputs,
     ImageProblem,
 )
 
 
-class _Torch(Variant[Any]):
+class _Torch(Variant[Any, Any]):
     """What torch's variants have in common: they always work."""
 
     name = "torch"
@@ -32,14 +37,18 @@ class TorchStatistics(_Torch):
     def workspace(self, problem: ImageProblem) -> int:
         return 2 * problem.image_bytes
 
-    def run(self, launch: Launch | None, config: None, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return formula.statistics_of(x)
+    def run(
+        self, launch: Launch | None, config: None, problem: ImageProblem, inputs: ImageInputs
+    ) -> torch.Tensor:
+        return formula.statistics_of(inputs.x)
 
 
 class TorchFinalize(_Torch):
     """The merge by torch's operators."""
 
-    def run(self, launch: Launch | None, config: None, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+    def run(
+        self, launch: Launch | None, config: None, problem: FinalizeProblem, inputs: FinalizeInputs
+    ) -> torch.Tensor:
         return formula.norm_from(*inputs)
 
 
@@ -49,7 +58,9 @@ class TorchApply(_Torch):
     def workspace(self, problem: ApplyProblem) -> int:
         return 6 * problem.image_bytes
 
-    def run(self, launch: Launch | None, config: None, *inputs: Any) -> torch.Tensor:  # type: ignore[override]
+    def run(
+        self, launch: Launch | None, config: None, problem: ApplyProblem, inputs: ApplyInputs
+    ) -> torch.Tensor:
         return formula.applied(*inputs)
 
 
@@ -64,17 +75,14 @@ class TorchGroupNorm(_Torch):
         """What SiLU reads, and torch's copies on the way from and to channels-last."""
         return problem.image_bytes * (problem.silu + 2 * problem.channels_last)
 
-    def run(  # type: ignore[override]
+    def run(
         self,
         launch: Launch | None,
         config: None,
-        x: torch.Tensor,
-        gamma: torch.Tensor | None,
-        beta: torch.Tensor | None,
-        groups: int,
-        eps: float,
-        silu: bool,
+        problem: GroupNormProblem,
+        inputs: GroupNormInputs,
     ) -> torch.Tensor:
+        x, gamma, beta, groups, eps, silu = inputs
         others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
         if others or x.device.type == "cpu":
             wide = formula.wide_of(x)

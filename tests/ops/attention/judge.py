@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, reference, scale_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Largest relative error of rounding once."""
@@ -138,7 +139,7 @@ def measure(
     scale: float | None = None,
 ) -> torch.Tensor:
     """The fields of Numbers as one tensor on the device, so that nothing waits for it."""
-    exact = reference(q, k, v, mask, scale)
+    exact = reference(AttentionInputs(q, k, v, mask, scale))
     finite = exact.isfinite()
     theirs = torchs_own(q, k, v, mask, scale).double()
     known = out.double()

@@ -19,10 +19,12 @@ import torch
 from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.runtime import driver
 from tests.ops.attention.judge import Numbers, measure
 from tests.ops.attention.problems import SIZES, Kind, Sizes, draw
+from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 GPU = "gpu"
@@ -72,10 +74,10 @@ class Place:
             if self.gfx == GPU:
                 launch = driver.launcher_for(self.device, self.arch)
                 with patch("lib_rocm_sd.ops.attention.ours._compute_units", return_value=1):
-                    return variant.run(launch, config, *inputs)
+                    return compute(ATTENTION, variant, launch, config, inputs)
             shim = ShimLaunch(self.arch, seed)
             with shim.knows(*inputs[:4]):
-                return variant.run(shim, config, *inputs)
+                return compute(ATTENTION, variant, shim, config, inputs)
 
         return attend
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,7 +21,9 @@ from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import KernelSpec
+from tests.ops.running import bind, compute
 from tests.ops.toy_op import GFX1100, engine_of
 
 CONFIGS = [each for arch in table().values() for dim in (40, 128) for each in configs(arch, dim)]
@@ -93,11 +95,11 @@ def test_a_bound_call_launches_what_an_unbound_one_does(
     for place in range(3):
         inputs: list[Any] = [q, k, v]
         inputs[place] = change(inputs[place])
-        bound = OURS.bound(launch, CONFIG, *inputs)
+        bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(*inputs))
         for scale in (None, None, 0.25, -3.0, 0.0, None):
             launch.seen.clear()
-            calls: list[Callable[..., torch.Tensor]] = [bound, OURS.run]
-            outs = [call(launch, CONFIG, *inputs, None, scale) for call in calls]
+            scaled = AttentionInputs(*inputs)._replace(scale=scale)
+            outs = [bound(scaled), compute(ATTENTION, OURS, launch, CONFIG, scaled)]
             assert outs[0].shape == outs[1].shape == (2, 17, 120)
             assert outs[0].dtype == dtype and outs[0].is_contiguous()
             first, second = launch.seen
@@ -109,10 +111,10 @@ def test_a_bound_call_launches_what_an_unbound_one_does(
 def test_other_tensors_of_the_same_strides_are_told_apart() -> None:
     launch = Launches()
     one, other = tensors(), tensors()
-    bound = OURS.bound(launch, CONFIG, *one)
+    bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(*one))
     misaligned = (other[0], shifted(other[1]), other[2])
     for inputs in (one, other, misaligned, one):
-        bound(launch, CONFIG, *inputs)
+        bound(AttentionInputs(*inputs))
         read = AttentionParams.from_buffer_copy(launch.seen[-1][3])
         assert (read.q, read.k, read.v) == tuple(tensor.data_ptr() for tensor in inputs)
         assert bool(read.aligned) == (inputs is not misaligned)
@@ -123,20 +125,21 @@ def test_without_a_launcher_that_prepares_and_with_a_mask_it_is_run() -> None:
     q, k, v = tensors()
 
     plain: Any = lambda *words: None  # noqa: E731
-    assert OURS.bound(plain, CONFIG, q, k, v) == OURS.run
-    assert OURS.bound(Launches(), CONFIG, q, k, v, torch.ones(17, 9)) == OURS.run
+    unmasked, masked = AttentionInputs(q, k, v), AttentionInputs(q, k, v, torch.ones(17, 9))
+    assert OURS.bound(plain, CONFIG, ATTENTION.problem_of(unmasked), unmasked) == OURS.run
+    assert OURS.bound(Launches(), CONFIG, ATTENTION.problem_of(masked), masked) == OURS.run
 
 
 def test_threads_do_not_share_arguments() -> None:
     launch = Launches(pause_s=0.002)
-    bound = OURS.bound(launch, CONFIG, *tensors())
+    bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(*tensors()))
     expected: dict[int, tuple[int, ...]] = {}
     kept: list[Any] = []
 
     def work(number: int) -> None:
         for _ in range(20):
             inputs = tensors()
-            out = bound(launch, CONFIG, *inputs, None, float(number + 1))
+            out = bound(AttentionInputs(*inputs, None, float(number + 1)))
             kept.append((inputs, out))
             expected[out.data_ptr()] = (*(x.data_ptr() for x in inputs), number + 1)
 
@@ -155,19 +158,19 @@ def test_threads_do_not_share_arguments() -> None:
 def test_a_failed_launch_leaves_nothing_behind() -> None:
     launch = Launches(fails=True)
     q, k, v = tensors()
-    bound = OURS.bound(launch, CONFIG, q, k, v)
+    bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(q, k, v))
     with pytest.raises(LaunchError):
-        bound(launch, CONFIG, q, k, v)
+        bound(AttentionInputs(q, k, v))
     launch.fails = False
-    bound(launch, CONFIG, q, k, v)
+    bound(AttentionInputs(q, k, v))
     assert AttentionParams.from_buffer_copy(launch.seen[0][3]).q == q.data_ptr()
 
 
 def test_it_keeps_no_tensor() -> None:
     launch = Launches()
     q, k, v = tensors()
-    bound = OURS.bound(launch, CONFIG, q, k, v)
-    out = bound(launch, CONFIG, q, k, v)
+    bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(q, k, v))
+    out = bound(AttentionInputs(q, k, v))
     gone = [weakref.ref(tensor) for tensor in (q, k, v, out)]
     del q, k, v, out
     gc.collect()
@@ -189,13 +192,13 @@ def test_the_engine_binds_once_per_strides(monkeypatch: pytest.MonkeyPatch) -> N
     q, k, v = tensors()
     with torch.no_grad():
         for _ in range(3):
-            engine.attention(q, k, v)
-            engine.attention(q, k, v, None, 0.5)
+            engine.run(ATTENTION, AttentionInputs(q, k, v))
+            engine.run(ATTENTION, AttentionInputs(q, k, v, None, 0.5))
         assert launch.prepared == 2  # a scale is given, or not
-        engine.attention(turned(q), k, v)
-        engine.attention(q, turned(k), v)
-        engine.attention(q, k, odd_rows(v))
-        engine.attention(shifted(q), k, v)
+        engine.run(ATTENTION, AttentionInputs(turned(q), k, v))
+        engine.run(ATTENTION, AttentionInputs(q, turned(k), v))
+        engine.run(ATTENTION, AttentionInputs(q, k, odd_rows(v)))
+        engine.run(ATTENTION, AttentionInputs(shifted(q), k, v))
         assert launch.prepared == 5
     for _, _, _, params, _ in launch.seen[6:9]:
         read = AttentionParams.from_buffer_copy(params)
@@ -213,7 +216,7 @@ def test_ever_other_strides_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPat
     _, k, v = tensors()
     for rows in range(8):
         wide = torch.zeros(2, 17 + rows, 3, 40, dtype=torch.float16)
-        engine.attention(wide[:, :17], k, v)
+        engine.run(ATTENTION, AttentionInputs(wide[:, :17], k, v))
         assert len(engine._routes) <= 3
     assert launch.prepared == 8
 
@@ -222,21 +225,21 @@ def test_what_changes_a_plan_changes_it_for_bound_calls(monkeypatch: pytest.Monk
     launch = Launches()
     engine, report = engine_with(launch, monkeypatch)
     q, k, v = tensors(dtype=torch.bfloat16)
-    engine.attention(q, k, v)
-    engine.attention(q.clone().requires_grad_(), k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
+    engine.run(ATTENTION, AttentionInputs(q.clone().requires_grad_(), k, v))
     with torch.no_grad():
-        engine.attention(q.clone().requires_grad_(), k, v)
+        engine.run(ATTENTION, AttentionInputs(q.clone().requires_grad_(), k, v))
     assert len(launch.seen) == 2
-    engine.level = "Memory"
-    engine.attention(q, k, v)
+    engine.set_level("Memory")
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     engine.reset()
-    engine.attention(q, k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     assert launch.prepared == 4
     launch.fails = True
-    expected = ATTENTION.reference(q, k, v)
-    assert (engine.attention(q, k, v).double() - expected).abs().max() < 0.05
+    expected = ATTENTION.reference(AttentionInputs(q, k, v))
+    assert (engine.run(ATTENTION, AttentionInputs(q, k, v)).double() - expected).abs().max() < 0.05
     launch.fails = False
-    engine.attention(q, k, v)
+    engine.run(ATTENTION, AttentionInputs(q, k, v))
     assert len(launch.seen) == 4 and "is not used" in report.snapshot()["events"][0]
 
 
@@ -245,30 +248,16 @@ def test_masks_and_other_shapes_go_their_own_ways(monkeypatch: pytest.MonkeyPatc
     engine, _ = engine_with(launch, monkeypatch)
     q, k, v = tensors()
     with torch.no_grad():
-        engine.attention(q, k, v, torch.ones(17, 9, dtype=torch.bool))
+        engine.run(ATTENTION, AttentionInputs(q, k, v, torch.ones(17, 9, dtype=torch.bool)))
         assert launch.prepared == 0 and AttentionParams.from_buffer_copy(launch.seen[0][3]).mask
-        engine.attention(*tensors(seq_k=11))
+        engine.run(ATTENTION, AttentionInputs(*tensors(seq_k=11)))
         assert launch.prepared == 1
         with pytest.raises(ValueError, match="q and k must agree"):
-            engine.attention(q, *tensors(head_dim=48)[1:])
+            engine.run(ATTENTION, AttentionInputs(q, *tensors(head_dim=48)[1:]))
         with pytest.raises(ValueError, match="k and v must have one shape"):
-            engine.attention(q, k, tensors(seq_k=11)[2])
+            engine.run(ATTENTION, AttentionInputs(q, k, tensors(seq_k=11)[2]))
         with pytest.raises(ValueError, match="one dtype"):
-            engine.attention(q, k, v.float())
-
-
-def test_an_op_that_is_not_bound_is_told_apart_by_last_strides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launch = Launches()
-    engine, _ = engine_with(launch, monkeypatch)
-    op = replace(ATTENTION, by_strides=False)
-    q, k, v = tensors()
-    for queries in (q, turned(q)):
-        engine.run(op, queries, k, v, None, None)
-        read = AttentionParams.from_buffer_copy(launch.seen[-1][3])
-        assert read.q_stride[:] == list(queries.stride()[:3])
-    assert launch.prepared == 0 and len(engine._routes) == 1
+            engine.run(ATTENTION, AttentionInputs(q, k, v.float()))
 
 
 @pytest.mark.parametrize("beyond", [0, 8])
@@ -279,7 +268,7 @@ def test_rows_very_far_apart_are_not_said_to_be_aligned(beyond: int) -> None:
     far = storage.as_strided((1, 2, 1, 40), (2 * stride, stride, 40, 1))
     near = torch.empty(1, 2, 1, 40, dtype=torch.float16)
     launches = Launches()
-    OURS.run(launches, CONFIG, near, near, far)
+    compute(ATTENTION, OURS, launches, CONFIG, AttentionInputs(near, near, far))
     params = AttentionParams.from_buffer_copy(launches.seen[0][3])
     assert params.aligned == (beyond == 0)
     assert 2 * LARGEST_ROW_STRIDE * max(config.block_q for config in CONFIGS) < 1 << 32

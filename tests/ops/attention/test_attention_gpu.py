@@ -15,11 +15,12 @@ from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem, problem_of
-from lib_rocm_sd.report import Report
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from lib_rocm_sd.runtime import driver
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, on_device
+from tests.ops.running import compute
+from tests.ops.toy_op import User
 from tests.simt.attention import DTYPES, draw
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +40,9 @@ def run() -> Run:
     def attend(*inputs: Any, index: int = 0) -> torch.Tensor:
         q, k, v, *rest = inputs
         config = kernel.configs(arch, q.shape[3])[index]
-        return MatrixAttention().run(launch, config, q, k, v, *rest)
+        return compute(
+            ATTENTION, MatrixAttention(), launch, config, AttentionInputs(q, k, v, *rest)
+        )
 
     return attend
 
@@ -121,7 +124,7 @@ def test_values_that_are_no_numbers_go_where_the_formula_lets_them(run: Run, val
     for place in range(3):
         q, k, v = (t.to(DEVICE) for t in draw(AttentionProblem(1, 1, 37, 45, 64)))
         (q, k, v)[place][0, 20, 0, 7] = value
-        output, exact = run(q, k, v), reference(q, k, v)
+        output, exact = run(q, k, v), reference(AttentionInputs(q, k, v))
         assert not exact.isfinite().all()
         assert torch.equal(output.isnan(), exact.isnan())
         assert torch.equal(output.isinf(), exact.isinf())
@@ -147,11 +150,10 @@ def test_another_stream_and_a_captured_graph(run: Run) -> None:
 @pytest.mark.parametrize("level", ["Auto", "Performance", "Memory"])
 @pytest.mark.usefixtures("fresh_cache", "brief_tuning")
 def test_the_engine_runs_the_kernel_at_every_level(level: str) -> None:
-    report = Report()
-    engine = Engine(report=report)
-    engine.level = level
+    engine = User(Engine(), level)
+    report = engine.session.report
     q, k, v = (t.to(DEVICE) for t in draw(AttentionProblem(2, 8, 256, 77, 40)))
-    output = engine.attention(q, k, v)
+    output = engine.run(ATTENTION, AttentionInputs(q, k, v))
     assert faults(output, q, k, v) == []
     if level != "Performance":
         assert report.snapshot()["rows"][0]["variant"] == "rocm_sd"
@@ -165,5 +167,5 @@ def test_the_result_is_the_same_every_time(run: Run) -> None:
 
 def test_a_problem_is_what_the_tensors_say() -> None:
     q, k, v = draw(AttentionProblem(2, 3, 5, 7, 40, "bfloat16"))
-    assert problem_of(q, k, v) == AttentionProblem(2, 3, 5, 7, 40, "bfloat16")
+    assert problem_of(AttentionInputs(q, k, v)) == AttentionProblem(2, 3, 5, 7, 40, "bfloat16")
     assert q.dtype == DTYPES["bfloat16"]

@@ -8,9 +8,11 @@ import torch
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.machine import pairs
 from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from tests.amdgpu import launch
+from tests.ops.running import compute
 from tools import key_loop
 
 
@@ -71,12 +73,12 @@ def test_groups_keep_the_keys_for_several_tiles_of_queries(
     config = next(each for each in kernel.configs(table()[gfx], 40) if each.for_few_keys)
     q, k = torch.zeros(2, 4096, 8, 40).half(), torch.zeros(2, seq_k, 8, 40).half()
     seen: list[tuple[int, int]] = []
-    MatrixAttention().run(
+    compute(
+        ATTENTION,
+        MatrixAttention(),
         lambda spec, grid, block, params, device: seen.append((grid, params.head_groups)),
         config,
-        q,
-        k,
-        k,
+        AttentionInputs(q, k, k),
     )
     assert seen == [(16 * groups, groups)]
 

@@ -11,12 +11,14 @@ import torch
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import simt
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, lay_out
+from tests.ops.running import compute
 from tests.simt.attention import HEAD_DIMS, UNITS, Setting, attend, compare, draw, random_mask
 from tests.simt.launch import ShimLaunch
 
@@ -134,7 +136,7 @@ def test_fully_masked_queries_give_zeros(gfx: str, head_dim: int, dtype: str) ->
     mask[:, :, 9, :-1] = False if dtype == "bool" else -math.inf
     mask[:, :, 9, -1] = True if dtype == "bool" else 1.0
     out = attend(Setting(gfx), q, k, v, mask)
-    exact = reference(q, k, v, mask)
+    exact = reference(AttentionInputs(q, k, v, mask))
     assert (out.view(1, 35, 2, head_dim)[:, 7, 1] == 0).all()
     assert (out - exact).abs().max() < 4e-3
 
@@ -147,7 +149,7 @@ def test_a_query_with_the_least_bias_everywhere_attends_to_all(gfx: str, dtype: 
     mask = random_mask((1, 1, 35, 77), dtype)
     mask[..., 7, :] = torch.finfo(mask.dtype).min
     out = attend(Setting(gfx), q, k, v, mask)
-    exact = reference(q, k, v, mask)
+    exact = reference(AttentionInputs(q, k, v, mask))
     assert exact[:, 7].abs().max() > 0.1
     assert (out - exact).abs().max() < 4e-3
 
@@ -167,7 +169,7 @@ def planted_specials(what: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("gfx", UNITS)
 def test_nan_and_infinity_propagate(gfx: str, what: str) -> None:
     inputs = planted_specials(what)
-    out, exact = attend(Setting(gfx), *inputs).double(), reference(*inputs)
+    out, exact = attend(Setting(gfx), *inputs).double(), reference(AttentionInputs(*inputs))
     assert not exact.isfinite().all()
     torch.testing.assert_close(out, exact, rtol=0, atol=2e-3, equal_nan=True)
 
@@ -178,7 +180,9 @@ def test_equal_scores_of_60000_squared(gfx: str, scale: float | None) -> None:
     """Such a score times the scale, rounded to float32, is off by 30 and more."""
     q, k, v = draw(AttentionProblem(1, 2, 20, 131, 40))
     q[:], k[:] = 60000.0, 60000.0
-    assert (attend(Setting(gfx), q, k, v, None, scale) - reference(q, k, v)).abs().max() < 1e-3
+    assert (
+        attend(Setting(gfx), q, k, v, None, scale) - reference(AttentionInputs(q, k, v))
+    ).abs().max() < 1e-3
 
 
 def test_a_row_of_minus_infinity_without_a_mask_is_nan() -> None:
@@ -265,7 +269,7 @@ def test_strides_of_rows_have_64_bits(gfx: str, head_dim: int) -> None:
     for config in configs(arch, head_dim)[: None if gfx == "sm_90" else 1]:
         launch = Backwards(arch)
         with launch.knows(q, k, v):
-            found = MatrixAttention().run(launch, config, q, k, v)
+            found = compute(ATTENTION, MatrixAttention(), launch, config, AttentionInputs(q, k, v))
         assert numbers(found, q.flip(1), k.flip(1), v.flip(1)).faults(True) == [], config
 
 

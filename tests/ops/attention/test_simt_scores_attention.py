@@ -12,9 +12,10 @@ import torch
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
 from tests import simt
+from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
@@ -30,7 +31,9 @@ def run_shim(
     launch = ShimLaunch(arch, 1, sanitize)
     q, k, v, _, scale = inputs
     with launch.knows(q, k, v):
-        return ScoresAttention().run(launch, None, q, k, v, None, scale)
+        return compute(
+            ATTENTION, ScoresAttention(), launch, None, AttentionInputs(q, k, v, None, scale)
+        )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def run_shim(
 )
 def test_weights_of_scores_give_attention(problem: AttentionProblem) -> None:
     inputs = ATTENTION.make_inputs(problem, torch.device("cpu"), 3)
-    exact = reference(*inputs)
+    exact = reference(inputs)
     output = run_shim(problem, inputs)
     q, k, v = (t.float().transpose(1, 2) for t in inputs[:3])
     wide = torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -61,14 +64,14 @@ def test_more_queries_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lib_rocm_sd.ops.attention.scores.SLICE_BYTES", 1)
     inputs = ATTENTION.make_inputs(PROBLEM, torch.device("cpu"), 3)
     assert ScoresAttention.slice_rows(PROBLEM) == 64
-    whole = reference(*inputs)
+    whole = reference(inputs)
     assert (run_shim(PROBLEM, inputs).double() - whole).abs().max() < 2e-3 * whole.abs().max()
 
 
 def test_a_negative_scale_and_no_access_outside() -> None:
     q, k, v, _, _ = ATTENTION.make_inputs(PROBLEM, torch.device("cpu"), 3)
-    inputs = (q, k, v, None, -0.3)
-    exact = reference(*inputs)
+    inputs = AttentionInputs(q, k, v, None, -0.3)
+    exact = reference(inputs)
     output = run_shim(PROBLEM, inputs, sanitize="address,undefined")
     assert (output.double() - exact).abs().max() < 2e-3 * exact.abs().max()
 

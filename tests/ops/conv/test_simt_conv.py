@@ -11,9 +11,10 @@ import torch
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.ops.conv.weights import ConvWeights, phase_weights
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.weights import phase_weights
 from tests import simt
+from tests.ops.running import compute
 from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
 
@@ -31,17 +32,19 @@ CASES = (
 
 
 def run_shim(
-    problem: ConvProblem, gfx: str, inputs: Any, config: int = 0, sanitize: str | None = None
+    problem: ConvProblem, gfx: str, inputs: ConvInputs, config: int = 0, sanitize: str | None = None
 ) -> Any:
     """What the kernel gives, through MatrixConv.run."""
     arch = by_gfx(gfx)
     assert arch is not None
     variant = MatrixConv(problem.kind)
     launch = ShimLaunch(arch, 1, sanitize)
-    weights: ConvWeights = inputs[4]
+    weights = inputs.weights
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     with launch.knows(*tensors, weights.weight, weights.bias):
-        return variant.run(launch, variant.configs(arch, problem)[config], *inputs)
+        return compute(
+            CONVS[problem.kind], variant, launch, variant.configs(arch, problem)[config], inputs
+        )
 
 
 def largest_error(output: torch.Tensor, exact: torch.Tensor) -> float:
@@ -52,10 +55,10 @@ def check(problem: ConvProblem, gfx: str, **how: Any) -> None:
     """Error at most twice that of torch's own convolution in the same half type."""
     op = CONVS[problem.kind]
     inputs = op.make_inputs(problem, torch.device("cpu"), 5)
-    exact, exact_norm = op.reference(*inputs)
+    exact, exact_norm = op.reference(inputs)
     output, norm = run_shim(problem, gfx, inputs, **how)
-    plain = (*inputs[:5], None, None)
-    torchs_own, _ = op.variants[-1].run(None, None, *plain)
+    plain = inputs._replace(next_norm=None)
+    torchs_own, _ = compute(CONVS[problem.kind], op.variants[-1], None, None, plain)
     assert largest_error(output, exact) <= 2 * largest_error(torchs_own, exact)
     assert not output[..., problem.out_channels :].any()
     if problem.statistics:
@@ -89,16 +92,18 @@ def test_no_races() -> None:
 def test_too_large_a_value_sets_the_overflow_flag(kind: str) -> None:
     problem = ConvProblem(kind, 1, 4, 4, 16, 16)
     for factor, flag in ((1.0, 0), (4e4, 1)):
-        x, *rest = CONVS[kind].make_inputs(problem, torch.device("cpu"), 1)
+        inputs = CONVS[kind].make_inputs(problem, torch.device("cpu"), 1)
         overflow = torch.zeros(1, dtype=torch.int32)
-        run_shim(problem, "gfx1100", (x * factor, *rest[:5], overflow))
+        inputs = inputs._replace(x=inputs.x * factor, overflow=overflow)
+        run_shim(problem, "gfx1100", inputs)
         assert overflow.item() == flag
 
 
 def test_without_an_overflow_flag_too_large_a_value_is_infinity() -> None:
     problem = ConvProblem("3x3", 1, 4, 4, 16, 16)
-    x, *rest = CONVS["3x3"].make_inputs(problem, torch.device("cpu"), 1)
-    output, _ = run_shim(problem, "gfx1100", (x * 4e4, *rest[:6]), sanitize="address,undefined")
+    inputs = CONVS["3x3"].make_inputs(problem, torch.device("cpu"), 1)
+    inputs = inputs._replace(x=inputs.x * 4e4)
+    output, _ = run_shim(problem, "gfx1100", inputs, sanitize="address,undefined")
     assert output.isinf().any()
 
 

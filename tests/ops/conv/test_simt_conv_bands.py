@@ -38,10 +38,13 @@ def check(problem: ConvProblem, gfx: str, height: int) -> None:
         source = needed_rows(problem.kind, rows, problem.height)
         assert made_rows(problem.kind, rows) == rows
         band = Band(rows_above(problem.kind, rows, source), rows[1] - rows[0])
-        x, weight, norm, shortcut, weights, next_norm, _ = inputs()
-        part = None if shortcut is None else shortcut[:, rows[0] : rows[1]].contiguous()
-        x = x[:, source[0] : source[1]].contiguous()
-        cut = (x, weight, norm, part, weights, next_norm, None, band)
+        given = inputs()
+        shortcut, next_norm = given.shortcut, given.next_norm
+        cut = given._replace(
+            x=given.x[:, source[0] : source[1]].contiguous(),
+            shortcut=None if shortcut is None else shortcut[:, rows[0] : rows[1]].contiguous(),
+            band=band,
+        )
         y, found = run_shim(problem, gfx, cut)
         made.append(y)
         statistics.append(found)
@@ -68,7 +71,9 @@ def test_bands_of_any_height(height: int) -> None:
 
 def test_a_band_reads_and_writes_nothing_outside() -> None:
     problem = CASES[0]
-    x, *rest = CONVS["3x3"].make_inputs(replace(problem, height=18), torch.device("cpu"), 3)
-    rest[2] = rest[2][:, :16].contiguous()
-    y, _ = run_shim(problem, "gfx1100", (x, *rest, Band(1, 16)), sanitize="address,undefined")
+    inputs = CONVS["3x3"].make_inputs(replace(problem, height=18), torch.device("cpu"), 3)
+    assert inputs.shortcut is not None
+    shortcut = inputs.shortcut[:, :16].contiguous()
+    cut = inputs._replace(shortcut=shortcut, band=Band(1, 16))
+    y, _ = run_shim(problem, "gfx1100", cut, sanitize="address,undefined")
     assert y.shape[1] == 16 and y.isfinite().all()

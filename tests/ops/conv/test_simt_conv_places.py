@@ -14,9 +14,10 @@ from lib_rocm_sd.functional import conv
 from lib_rocm_sd.ops.conv import layout
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests import simt
+from tests.ops.running import compute
 from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
 
@@ -45,22 +46,27 @@ def spread(image: torch.Tensor, stride: int, first: int = 8) -> torch.Tensor:
     return wide[..., first : first + image.shape[3]]
 
 
-def run(problem: ConvProblem, gfx: str, inputs: Any, sanitize: str | None = None) -> Any:
+def run(problem: ConvProblem, gfx: str, inputs: ConvInputs, sanitize: str | None = None) -> Any:
     arch = by_gfx(gfx)
     assert arch is not None
-    variant, weights = MatrixConv(problem.kind), inputs[4]
+    variant, weights = MatrixConv(problem.kind), inputs.weights
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     launch = ShimLaunch(arch, 1, sanitize)
     with launch.knows(*tensors, weights.weight, weights.bias):
-        return variant.run(launch, variant.configs(arch, problem)[0], *inputs)
+        return compute(
+            CONVS[problem.kind], variant, launch, variant.configs(arch, problem)[0], inputs
+        )
 
 
-def inputs_of(problem: ConvProblem, strided: bool = False) -> Any:
-    x, weight, norm, shortcut, *rest = CONVS[problem.kind].make_inputs(problem, CPU, 5)
-    if strided:
-        x = spread(x, x.shape[3] + 24)
-        shortcut = None if shortcut is None else spread(shortcut, shortcut.shape[3] + 16)
-    return (x, weight, norm, shortcut, *rest)
+def inputs_of(problem: ConvProblem, strided: bool = False) -> ConvInputs:
+    inputs = CONVS[problem.kind].make_inputs(problem, CPU, 5)
+    if not strided:
+        return inputs
+    x, shortcut = inputs.x, inputs.shortcut
+    return inputs._replace(
+        x=spread(x, x.shape[3] + 24),
+        shortcut=None if shortcut is None else spread(shortcut, shortcut.shape[3] + 16),
+    )
 
 
 def check_strided(problem: ConvProblem, gfx: str, sanitize: str | None = None) -> None:
@@ -68,7 +74,7 @@ def check_strided(problem: ConvProblem, gfx: str, sanitize: str | None = None) -
     dense, norm = run(problem, gfx, inputs_of(problem))
     wide = torch.full((*dense.shape[:3], dense.shape[3] + 32), 7.0, dtype=dense.dtype)
     out = wide[..., 16 : 16 + dense.shape[3]]
-    y, again = run(problem, gfx, (*inputs_of(problem, strided=True), None, out), sanitize)
+    y, again = run(problem, gfx, inputs_of(problem, strided=True)._replace(out=out), sanitize)
     assert y.data_ptr() == out.data_ptr() and torch.equal(out, dense)
     assert (wide[..., :16] == 7.0).all() and (wide[..., 16 + dense.shape[3] :] == 7.0).all()
     assert norm is None or torch.equal(norm, again)
@@ -90,10 +96,14 @@ def test_channels_of_wider_images_without_access_outside() -> None:
 @pytest.mark.parametrize("problem", IN_PLACE, ids=str)
 @pytest.mark.parametrize("gfx", UNITS)
 def test_over_the_shortcut(gfx: str, problem: ConvProblem) -> None:
-    expected, norm = run(problem, gfx, inputs_of(problem)[:7])
+    expected, norm = run(problem, gfx, inputs_of(problem)._replace(out=None))
     inputs = inputs_of(problem)
     y, again = run(problem, gfx, inputs)
-    assert y.data_ptr() == inputs[3].data_ptr() and torch.equal(y, expected)
+    assert (
+        inputs.out is not None
+        and y.data_ptr() == inputs.out.data_ptr()
+        and torch.equal(y, expected)
+    )
     assert norm is None or torch.allclose(norm, again, rtol=1e-5, atol=1e-5)
 
 

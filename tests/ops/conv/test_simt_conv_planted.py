@@ -10,6 +10,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import simt
+from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
@@ -34,13 +35,15 @@ def verdict(problem: ConvProblem, old: str, new: str, place: int, sanitize: str 
     assert arch is not None
     op, variant = CONVS[problem.kind], MatrixConv(problem.kind)
     inputs = op.make_inputs(problem, torch.device("cpu"), 5)
-    exact, exact_norm = op.reference(*op.make_inputs(problem, torch.device("cpu"), 5))
+    exact, exact_norm = op.reference(op.make_inputs(problem, torch.device("cpu"), 5))
     launch = ShimLaunch(arch, 1, sanitize, simt.planted(HEADER, old, new, place))
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    weights = inputs[4]
+    weights = inputs.weights
     try:
         with launch.knows(*tensors, weights.weight, weights.bias):
-            y, norm = variant.run(launch, variant.configs(arch, problem)[0], *inputs)
+            y, norm = compute(
+                CONVS[problem.kind], variant, launch, variant.configs(arch, problem)[0], inputs
+            )
     except simt.SimtError as error:
         return str(error)
     near = torch.allclose(y.double(), exact, atol=2e-2) and torch.allclose(

@@ -12,9 +12,10 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv import torch as conv_torch
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from tests import simt
+from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 pytestmark = [
@@ -34,24 +35,26 @@ CASES = (
 )
 
 
-def run_shim(problem: ConvProblem, inputs: Any, sanitize: str | None = None) -> Any:
+def run_shim(problem: ConvProblem, inputs: ConvInputs, sanitize: str | None = None) -> Any:
     arch = by_gfx("gfx1100")
     assert arch is not None
     variant = LibraryConv(problem.kind)
     launch = ShimLaunch(arch, 1, sanitize)
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    weights = inputs[4]
+    weights = inputs.weights
     with launch.knows(*tensors, weights.weight, weights.bias_on(torch.device("cpu"))):
-        return variant.run(launch, variant.configs(arch, problem)[0], *inputs)
+        return compute(
+            CONVS[problem.kind], variant, launch, variant.configs(arch, problem)[0], inputs
+        )
 
 
-def inputs_of(problem: ConvProblem) -> tuple[Any, ...]:
+def inputs_of(problem: ConvProblem) -> ConvInputs:
     return CONVS[problem.kind].make_inputs(problem, torch.device("cpu"), 5)
 
 
-def as_on_a_gpu(problem: ConvProblem, inputs: tuple[Any, ...]) -> torch.Tensor:
+def as_on_a_gpu(problem: ConvProblem, inputs: ConvInputs) -> torch.Tensor:
     """torch's own way on a GPU: bias and shortcut are added to what was rounded to half before."""
-    x, _, norm, shortcut, weights = inputs[:5]
+    x, weights, norm, shortcut = inputs[:4]
     weight, bias, shortcut_weight = weights.plain(x)
     if norm is not None:
         scale, offset = norm[:, None, None].unbind(-1)
@@ -65,7 +68,7 @@ def as_on_a_gpu(problem: ConvProblem, inputs: tuple[Any, ...]) -> torch.Tensor:
 def check(problem: ConvProblem, **how: Any) -> None:
     """As near to float64 as torch's own operators, or twice as far."""
     inputs = inputs_of(problem)
-    exact, exact_norm = CONVS[problem.kind].reference(*inputs)
+    exact, exact_norm = CONVS[problem.kind].reference(inputs)
     output, norm = run_shim(problem, inputs, **how)
 
     def error(y: torch.Tensor) -> float:
@@ -91,14 +94,19 @@ def test_no_races() -> None:
 
 def test_bands_have_the_statistics_of_the_image_to_the_bit() -> None:
     problem = replace(CASES[1], height=40)
-    x, weight, norm, shortcut, weights, next_norm, _ = inputs_of(problem)
-    whole, _ = run_shim(problem, (x, weight, norm, shortcut, weights, next_norm, None))
+    inputs = inputs_of(problem)
+    shortcut = inputs.shortcut
+    assert shortcut is not None
+    whole, _ = run_shim(problem, inputs)
     parts = []
     for first, last in ((0, 16), (16, 32), (32, 40)):
         above = 1 if first else 0
-        cut = x[:, first - above : last + 1]
-        band = (cut, weight, norm, shortcut[:, first:last], weights, next_norm, None)
-        rows, statistics = run_shim(problem, (*band, Band(above, last - first)))
+        part = inputs._replace(
+            x=inputs.x[:, first - above : last + 1],
+            shortcut=shortcut[:, first:last],
+            band=Band(above, last - first),
+        )
+        rows, statistics = run_shim(problem, part)
         parts.append(statistics)
         assert statistics.shape == (1, 1, last - first, 64, 4)
         assert torch.equal(rows, whole[:, first:last])
@@ -110,9 +118,9 @@ def test_bands_have_the_statistics_of_the_image_to_the_bit() -> None:
 def test_too_large_a_value_sets_the_overflow_flag(kind: str) -> None:
     problem = ConvProblem(kind, 1, 4, 4, 16, 16)
     for factor, flag in ((1.0, 0), (4e4, 1)):
-        x, *rest = inputs_of(problem)
+        inputs = inputs_of(problem)
         overflow = torch.zeros(1, dtype=torch.int32)
-        run_shim(problem, (x * factor, *rest[:5], overflow))
+        run_shim(problem, inputs._replace(x=inputs.x * factor, overflow=overflow))
         assert overflow.item() == flag
 
 

@@ -16,7 +16,16 @@ from lib_rocm_sd.ops.group_norm import formula as group_norm_formula
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
-from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import (
+    ODD,
+    USUAL,
+    ApplyInputs,
+    FinalizeInputs,
+    FinalizeProblem,
+    GroupNormInputs,
+    GroupNormProblem,
+    ImageInputs,
+)
 from lib_rocm_sd.runtime import build, codeobject
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
@@ -42,8 +51,8 @@ def steps(x: torch.Tensor, *rest: Any) -> torch.Tensor:
 def test_the_op_and_the_steps_are_right_on_the_cpu(problem: GroupNormProblem, dtype: str) -> None:
     problem = replace(problem, dtype=dtype)
     inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
-    assert GROUP_NORM_SILU.problem_of(*inputs) == problem
-    exact = GROUP_NORM_SILU.reference(*inputs)
+    assert GROUP_NORM_SILU.problem_of(inputs) == problem
+    exact = GROUP_NORM_SILU.reference(inputs)
     for way in (functional.group_norm_silu, steps):
         output = way(*inputs)
         assert output.dtype == inputs[0].dtype and output.stride() == inputs[0].stride()
@@ -51,10 +60,11 @@ def test_the_op_and_the_steps_are_right_on_the_cpu(problem: GroupNormProblem, dt
 
 
 def test_the_reference_is_torchs_formula() -> None:
-    x, *rest = GROUP_NORM_SILU.make_inputs(replace(ODD[2], dtype="float64"), CPU, 1)
-    gamma, beta, groups, eps, _ = rest
+    inputs = GROUP_NORM_SILU.make_inputs(replace(ODD[2], dtype="float64"), CPU, 1)
+    x, gamma, beta, groups, eps, _ = inputs
+    assert gamma is not None and beta is not None
     expected = F.silu(F.group_norm(x, groups, gamma.double(), beta.double(), eps))
-    assert relative_error(GROUP_NORM_SILU.reference(x, *rest), expected) < 1e-14
+    assert relative_error(GROUP_NORM_SILU.reference(inputs), expected) < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -65,7 +75,7 @@ def test_a_mean_far_from_zero(dtype: str, mean: float, std: float) -> None:
     """No worse than twice torch's own error, whichever way it is computed."""
     x = torch.randn((2, 32, 65, 67), generator=torch.Generator().manual_seed(1)) * std + mean
     x = x.to(getattr(torch, dtype))
-    exact = GROUP_NORM_SILU.reference(x, None, None, 8, 1e-6, False)
+    exact = GROUP_NORM_SILU.reference(GroupNormInputs(x, None, None, 8, 1e-6, False))
     torchs_own = relative_error(F.group_norm(x.float(), 8, eps=1e-6).to(x.dtype), exact)
     assert relative_error(steps(x, None, None, 8, 1e-6, False), exact) <= 2 * torchs_own
     statistics = functional.group_norm_statistics(x.permute(0, 2, 3, 1).contiguous()).double()
@@ -162,7 +172,8 @@ def test_gradients_flow_through_torchs_variant() -> None:
     functional.group_norm_silu(x, None, None, 2).sum().backward()
     assert x.grad is not None and x.grad.abs().max() > 0
     engine, report = engine_of(GFX1100)
-    engine.run(GROUP_NORM_SILU, x.half(), None, None, 2, 1e-6, True).float().sum().backward()
+    inputs = GroupNormInputs(x.half(), None, None, 2, 1e-6, True)
+    engine.run(GROUP_NORM_SILU, inputs).float().sum().backward()
     (row,) = report.snapshot()["rows"]
     assert row["variant"] == "torch"
     assert "gradients are wanted, the kernel is forward only" in str(row)
@@ -198,16 +209,16 @@ def test_our_kernels_source_is_tested_and_run_by_the_engine(channels_last: bool)
     problem = GroupNormProblem(1, 16, 7, 9, "float16", channels_last, True, 4)
     with launch.knows():
         inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
-        x, *affine, silu = inputs
-        output = engine.run(GROUP_NORM_SILU, *inputs)
-        statistics = engine.run(STATISTICS, x)
-        norm = engine.run(FINALIZE, statistics, *affine)
-        stepwise = engine.run(APPLY, x, norm, silu)
+        x, gamma, beta, groups, eps, silu = inputs
+        output = engine.run(GROUP_NORM_SILU, inputs)
+        statistics = engine.run(STATISTICS, ImageInputs(x))
+        norm = engine.run(FINALIZE, FinalizeInputs(statistics, gamma, beta, groups, eps))
+        stepwise = engine.run(APPLY, ApplyInputs(x, norm, silu))
     rows = report.snapshot()["rows"]
     assert len(rows) == 4 and {row["variant"] for row in rows} == {"rocm_sd"}
     assert report.snapshot()["events"] == []
     assert torch.equal(output, stepwise)
-    exact = GROUP_NORM_SILU.reference(*inputs)
+    exact = GROUP_NORM_SILU.reference(inputs)
     assert relative_error(output, exact) <= GROUP_NORM_SILU.tolerance(problem)
 
 

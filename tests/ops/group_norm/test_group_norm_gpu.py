@@ -18,10 +18,20 @@ from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
-from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import (
+    ODD,
+    USUAL,
+    ApplyInputs,
+    FinalizeInputs,
+    FinalizeProblem,
+    GroupNormInputs,
+    GroupNormProblem,
+    ImageInputs,
+)
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from lib_rocm_sd.report import Report
 from lib_rocm_sd.runtime import driver
+from tests.ops.running import compute
+from tests.ops.toy_op import User
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
@@ -50,16 +60,16 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 def allowed(exact: torch.Tensor, *inputs: Any) -> float:
     """Twice the error that torch makes with the same inputs on the CPU."""
     on_cpu: list[Any] = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
-    return 2 * error(TorchGroupNorm().run(None, None, *on_cpu), exact) + 1e-6
+    return 2 * error(compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, on_cpu), exact) + 1e-6
 
 
 @pytest.mark.parametrize("problem", [*ODD, *(problem for _, problem in USUAL[2:])], ids=str)
 def test_every_case_and_config(launch: Launch, problem: GroupNormProblem) -> None:
     inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-    exact = GROUP_NORM_SILU.reference(*inputs)
+    exact = GROUP_NORM_SILU.reference(inputs)
     most = allowed(exact, *inputs)
     for config in configs():
-        output = KernelGroupNorm().run(launch, config, *inputs)
+        output = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, config, inputs)
         assert output.stride() == inputs[0].stride()
         assert error(output, exact) <= most
 
@@ -70,20 +80,22 @@ def test_every_case_and_config(launch: Launch, problem: GroupNormProblem) -> Non
 def test_channels(launch: Launch, dtype: str, channels_last: bool, channels: int) -> None:
     problem = GroupNormProblem(2, channels, 61, 83, dtype, channels_last, True, channels // 4)
     inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-    exact = GROUP_NORM_SILU.reference(*inputs)
-    output = KernelGroupNorm().run(launch, configs()[0], *inputs)
+    exact = GROUP_NORM_SILU.reference(inputs)
+    output = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], inputs)
     assert error(output, exact) <= allowed(exact, *inputs)
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_misaligned_views(launch: Launch, channels_last: bool) -> None:
     problem = GroupNormProblem(2, 40, 19, 37, "float16", channels_last, True, 8)
-    x, *rest = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
+    inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
+    x = inputs.x
     storage = torch.full((x.numel() + 1,), math.nan, dtype=x.dtype, device=DEVICE)
     view = storage[1:].as_strided(x.shape, x.stride(), 1).copy_(x)
-    exact = GROUP_NORM_SILU.reference(x, *rest)
-    output = KernelGroupNorm().run(launch, configs()[0], view, *rest)
-    assert error(output, exact) <= allowed(exact, x, *rest)
+    exact = GROUP_NORM_SILU.reference(inputs)
+    moved = inputs._replace(x=view)
+    output = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], moved)
+    assert error(output, exact) <= allowed(exact, *inputs)
 
 
 @pytest.mark.parametrize("parts", [1, 7, 1024, 100_001])
@@ -107,12 +119,13 @@ def test_indices_beyond_two_to_the_31_and_many_work_groups(
     image = torch.ones(shape, dtype=torch.float16, device=DEVICE)
     x = image.permute(0, 3, 1, 2) if channels_last else image
     problem = GroupNormProblem(1, channels, side, side, "float16", channels_last, True)
-    last, *rest = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-    x[-1:].copy_(last)
-    output = KernelGroupNorm().run(launch, configs()[0], x, *rest)
-    exact = GROUP_NORM_SILU.reference(last, *rest)
+    last = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
+    x[-1:].copy_(last.x)
+    every = last._replace(x=x)
+    output = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], every)
+    exact = GROUP_NORM_SILU.reference(last)
     assert error(output[-1:], exact) <= 4e-3 * exact.abs().max().item()
-    constant = GROUP_NORM_SILU.reference(x[:1, :, :2, :2], *rest)
+    constant = GROUP_NORM_SILU.reference(last._replace(x=x[:1, :, :2, :2]))
     assert error(output[batch // 2, :, -1, -1], constant[0, :, 0, 0]) <= 4e-3
 
 
@@ -124,11 +137,13 @@ def test_a_mean_far_from_zero(
     launch: Launch, channels_last: bool, dtype: str, mean: float, std: float
 ) -> None:
     problem = GroupNormProblem(1, 64, 256, 256, dtype, channels_last, False, 16, "none")
-    x, *rest = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-    x = ((x.float() - x.float().mean((2, 3), keepdim=True)) * std + mean).to(x.dtype)
-    exact = GROUP_NORM_SILU.reference(x, *rest)
-    output = KernelGroupNorm().run(launch, configs()[0], x, *rest)
-    assert error(output, exact) <= allowed(exact, x, *rest)
+    inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
+    x = inputs.x.float()
+    x = ((x - x.mean((2, 3), keepdim=True)) * std + mean).to(inputs.x.dtype)
+    inputs = inputs._replace(x=x)
+    exact = GROUP_NORM_SILU.reference(inputs)
+    output = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], inputs)
+    assert error(output, exact) <= allowed(exact, *inputs)
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -139,7 +154,7 @@ def test_values_that_are_no_numbers_stay_in_their_group(
     problem = GroupNormProblem(2, 40, 33, 65, "float16", channels_last, True, 8)
     inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
     inputs[0][1, 7, 20, 3] = value
-    lost = KernelGroupNorm().run(launch, configs()[0], *inputs).isnan()
+    lost = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], inputs).isnan()
     assert lost[1, 5:10].all()
     assert lost.sum().item() == 5 * 33 * 65
 
@@ -148,23 +163,27 @@ def test_the_result_is_the_same_every_time(launch: Launch) -> None:
     for channels_last in (True, False):
         problem = replace(USUAL[1][1], channels_last=channels_last)
         inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-        first = KernelGroupNorm().run(launch, configs()[0], *inputs)
-        again = [KernelGroupNorm().run(launch, configs()[0], *inputs) for _ in range(20)]
+        first = compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], inputs)
+        again = [
+            compute(GROUP_NORM_SILU, KernelGroupNorm(), launch, configs()[0], inputs)
+            for _ in range(20)
+        ]
         assert all(torch.equal(first, output) for output in again)
 
 
 @pytest.mark.parametrize("level", ["Auto", "Performance", "Memory"])
 @pytest.mark.usefixtures("fresh_cache", "brief_tuning")
 def test_the_engine_runs_the_kernels_at_every_level(level: str) -> None:
-    report = Report()
-    engine = Engine(report=report)
-    engine.level = level
+    user = User(Engine(), level)
+    report = user.session.report
     problem = GroupNormProblem(1, 64, 40, 40, silu=True)
     inputs = GROUP_NORM_SILU.make_inputs(problem, DEVICE, 3)
-    x, *affine, silu = inputs
-    exact = GROUP_NORM_SILU.reference(*inputs)
-    norm = engine.run(FINALIZE, engine.run(STATISTICS, x), *affine)
-    for output in (engine.run(GROUP_NORM_SILU, *inputs), engine.run(APPLY, x, norm, silu)):
+    x, gamma, beta, groups, eps, silu = inputs
+    exact = GROUP_NORM_SILU.reference(inputs)
+    statistics = user.run(STATISTICS, ImageInputs(x))
+    norm = user.run(FINALIZE, FinalizeInputs(statistics, gamma, beta, groups, eps))
+    whole, stepwise = user.run(GROUP_NORM_SILU, inputs), user.run(APPLY, ApplyInputs(x, norm, silu))
+    for output in (whole, stepwise):
         assert error(output, exact) <= allowed(exact, *inputs)
     assert report.snapshot()["events"] == []
     if level == "Auto":
@@ -180,6 +199,8 @@ def test_the_functions_of_the_vae() -> None:
     )
     assert error(functional.group_norm_finalize(bands, gamma, beta, 32, 1e-6), norm) < 1e-5
     planes = x.permute(0, 3, 1, 2)
-    exact = GROUP_NORM_SILU.reference(planes, gamma, beta, 32, 1e-6, True).permute(0, 2, 3, 1)
+    exact = GROUP_NORM_SILU.reference(GroupNormInputs(planes, gamma, beta, 32, 1e-6, True)).permute(
+        0, 2, 3, 1
+    )
     output = functional.group_norm_apply(x, norm, True)
     assert output.is_contiguous() and error(output, exact) <= 2e-3 * exact.abs().max().item()

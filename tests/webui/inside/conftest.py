@@ -163,15 +163,13 @@ class FakeGpu:
         finally:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)
-        op = replace(
-            kinds.ATTENTION,
+        vars(kinds.ATTENTION).update(
             variants=(self.kernel, *kinds.ATTENTION.variants[1:]),
             test_problems=lambda problem: (replace(problem, batch=1, heads=1, seq_q=5, seq_k=7),),
         )
         info = device.DeviceInfo(
             0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", arch.by_gfx("gfx1100"), self.why_not
         )
-        module.ATTENTION = op  # type: ignore[attr-defined]
         module.engine = module.Engine(  # type: ignore[attr-defined]
             identify=lambda asked: info, launcher=lambda asked, row: object()
         )
@@ -181,9 +179,9 @@ class FakeGpu:
             build.is_cached, build.build = self.builder.is_cached, self.builder.build  # type: ignore[attr-defined]
         usable = module.engine.usable
 
-        def usable_here(asked: torch.device, op: Any = None) -> list[str]:
-            if op is None or not op.name.startswith("conv"):
-                return list(usable(asked, op))
+        def usable_here(asked: torch.device, op: Any = kinds.ATTENTION, *session: Any) -> list[str]:
+            if not op.name.startswith("conv"):
+                return list(usable(asked, op, *session))
             pending = module.engine.pending(op.name)
             if self.convs and pending:
                 return [pending]
@@ -207,16 +205,8 @@ def _kernel(base: Any) -> Any:
         def configs(self, arch: Any, problem: Any) -> Any:
             return (None,)
 
-        def run(
-            self,
-            launch: Any,
-            config: Any,
-            q: Any,
-            k: Any,
-            v: Any,
-            mask: Any = None,
-            scale: Any = None,
-        ) -> torch.Tensor:
+        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+            q, k, v, mask, scale = inputs
             self.gpu.seen.append((q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
             scores = torch.einsum("bihd,bjhd->bhij", q.float() * (scale * 1.0000001), k.float())

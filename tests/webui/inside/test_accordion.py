@@ -119,7 +119,7 @@ def test_attention_left_to_the_host_by_failures(start: Start, gpu: FakeGpu) -> N
     def explode(*args: Any) -> Any:
         raise RuntimeError("planted")
 
-    webui.library("engine.engine").engine.attention = explode
+    webui.library("functional").attention = explode
     webui.txt2img()
     left = [runs for runs, _ in cells(refresh(webui)[2], "Attention")]
     assert any(re.fullmatch(r"the WebUI&#x27;s own code, \d+ calls?", runs) for runs in left)

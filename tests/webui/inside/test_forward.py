@@ -131,14 +131,14 @@ def test_upcast_attn_in_the_vae(webui: WebUI, gpu: FakeGpu) -> None:
 
 def test_autocast_is_off_while_upcast(webui: WebUI, gpu: FakeGpu) -> None:
     seen = []
-    engine = webui.library("engine.engine").engine
-    whole = engine.attention
+    functional = webui.library("functional")
+    whole = functional.attention
 
     def note(q: torch.Tensor, *args: Any) -> torch.Tensor:
         seen.append((q.dtype, torch.is_autocast_enabled()))
         return whole(q, *args)
 
-    engine.attention = note
+    functional.attention = note
     module, (x, text) = cross(webui), inputs()
     with torch.autocast("cuda"):
         inside = torch.is_autocast_enabled()
@@ -236,7 +236,7 @@ def test_an_error_of_ours_ends_in_the_hosts_own_path(
     def explode(*args: Any) -> torch.Tensor:
         raise error("planted")
 
-    webui.library("engine.engine").engine.attention = explode
+    webui.library("functional").attention = explode
     module, (x, text) = cross(webui, family), inputs()
     vae, image = block(webui, family), torch.randn(1, 32, 4, 4)
     hosts = webui.sd_hijack_optimizations
@@ -253,7 +253,7 @@ def test_an_error_of_ours_ends_in_the_hosts_own_path(
 
 def test_the_hosts_path_follows_the_settings(webui: WebUI) -> None:
     """What is "the host's own" is asked anew after each hijack."""
-    webui.library("engine.engine").engine.attention = None
+    webui.library("functional").attention = None
     module, (x, text) = cross(webui), inputs()
     first = ours(module, x, text)
     hosts = webui.sd_hijack
@@ -270,7 +270,7 @@ def test_a_broken_host_optimizer_leaves_the_default(webui: WebUI) -> None:
     def explode() -> None:
         raise RuntimeError("the host's")
 
-    webui.library("engine.engine").engine.attention = None
+    webui.library("functional").attention = None
     webui.library("hosts.a1111.host").choice(without=webui.ours).apply = explode
     module, (x, text) = cross(webui), inputs()
     assert torch.equal(ours(module, x, text), theirs(webui, module, x, text))
@@ -282,7 +282,7 @@ def test_out_of_memory_is_passed_on(webui: WebUI, error: type[Exception]) -> Non
     def explode(*args: Any) -> torch.Tensor:
         raise error("planted")
 
-    webui.library("engine.engine").engine.attention = explode
+    webui.library("functional").attention = explode
     module, (x, text) = cross(webui), inputs()
     with pytest.raises(error):
         ours(module, x, text)
@@ -295,7 +295,7 @@ def test_interruption_is_passed_on(webui: WebUI) -> None:
     def stop(*args: Any) -> torch.Tensor:
         raise interrupted
 
-    webui.library("engine.engine").engine.attention = stop
+    webui.library("functional").attention = stop
     module, (x, text) = cross(webui), inputs()
     with pytest.raises(interrupted):
         ours(module, x, text)
@@ -330,7 +330,7 @@ def test_a_class_that_borrowed_our_forward(webui: WebUI) -> None:
     copy.__dict__.update(module.__dict__)
     expected = ours(module, x, text)
     assert torch.equal(ours(copy, x, text), expected)
-    webui.library("engine.engine").engine.attention = None
+    webui.library("functional").attention = None
     torch.testing.assert_close(ours(copy, x, text), expected)
     for undo in (lambda: webui.ours.step_aside(True), webui.ours.undo):
         undo()

@@ -30,7 +30,7 @@ def test_infotext_names_what_ran(start: Start, gpu: FakeGpu) -> None:
     def explode(*args: Any) -> torch.Tensor:
         raise RuntimeError("planted")
 
-    webui.library("engine.engine").engine.attention = explode
+    webui.library("functional").attention = explode
     assert 'ROCm SD: "Auto, left to the WebUI: ' in webui.txt2img().info
 
 

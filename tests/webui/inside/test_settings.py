@@ -72,7 +72,7 @@ def test_reloading_keeps_the_values(webui: WebUI) -> None:
     webui.shared.opts.set("rocm_sd_headroom_mib", 512)
     webui.initialize.reload_ui()
     assert webui.shared.opts.rocm_sd_headroom_mib == 512
-    assert webui.library("engine.planner").headroom.reserved_bytes == 512 << 20
+    assert webui.library("hosts.a1111.session").current().headroom_bytes == 512 << 20
 
 
 def test_attention_may_be_excluded(webui: WebUI) -> None:
@@ -136,7 +136,7 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
 
 
 def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = webui.library("engine.planner")
+    memory, session = webui.library("engine.memory"), webui.library("hosts.a1111.session")
     device = torch.device("cuda", 0)
     for name, value in (("memory_allocated", 1 << 30), ("memory_reserved", 3 << 30)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
@@ -145,24 +145,32 @@ def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device: nested)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 << 30, 16 << 30))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert planner.free_bytes(device) == 6 << 30
+
+    def free_bytes() -> Any:
+        return memory.free_bytes(device, session.current().headroom_bytes)
+
+    assert free_bytes() == 6 << 30
     webui.shared.opts.set("rocm_sd_headroom_mib", 2048)
-    assert planner.free_bytes(device) == 4 << 30
+    assert free_bytes() == 4 << 30
     webui.shared.opts.set("rocm_sd_headroom_mib", 16384)
-    assert planner.free_bytes(device) == 0
+    assert free_bytes() == 0
     webui.shared.opts.data["rocm_sd_headroom_mib"] = 1024  # override_settings: no onchange
     webui.txt2img()
-    assert planner.free_bytes(device) == 5 << 30
+    assert free_bytes() == 5 << 30
 
 
 def test_headroom_plans_anew(webui: WebUI) -> None:
-    engine = webui.library("engine.engine").engine
+    engine, session = webui.library("engine.engine").engine, webui.library("hosts.a1111.session")
+
+    def planned() -> list[Any]:
+        return [key for key in engine._routes if session.current() in key]
+
     webui.txt2img()
-    assert engine._routes
-    engine.leave_free(0)
-    assert engine._routes
+    assert planned()
+    session.establish(headroom_bytes=0)
+    assert planned()
     webui.shared.opts.set("rocm_sd_headroom_mib", 64)
-    assert not engine._routes
+    assert not planned()
 
 
 def test_live_previews_may_be_the_webuis(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""How much device memory is free."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+UNLIMITED_BYTES = 1 << 62
+FREE_KNOWN_S = 0.05
+"""How long plans are made with the same free memory: a new size of an image needs many at once."""
+
+
+def is_recording(device: torch.device) -> bool:
+    """True during a graph capture: calls are recorded, so nothing can be tested or timed."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def free_bytes(device: torch.device, headroom_bytes: int = 0) -> int:
+    """Free device memory, with what torch's allocator holds unused, without the headroom.
+
+    No limit is known for a CPU.
+    """
+    if device.type != "cuda" or is_recording(device):
+        return UNLIMITED_BYTES
+    used, reserved = _held_bytes(device)
+    try:
+        free = int(torch.cuda.mem_get_info(device)[0]) + reserved
+    except RuntimeError:
+        free = int(torch.cuda.get_device_properties(device).total_memory)
+    return max(free - used - headroom_bytes, 0)
+
+
+def _held_bytes(device: torch.device) -> tuple[int, int]:
+    """What tensors take, and what torch's allocator holds, by one call and without sorting."""
+    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
+    if not stats:
+        return 0, 0
+    used, reserved = (
+        stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
+    )
+    return int(used), int(reserved)
+
+
+class LatelyFree:
+    """`free_bytes` as it was up to FREE_KNOWN_S ago."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[torch.device, tuple[float, int]] = {}
+
+    def __call__(self, device: torch.device, headroom_bytes: int = 0) -> int:
+        now = self._clock()
+        until, free = self._known.get(device, (-math.inf, 0))
+        if now >= until:
+            free = free_bytes(device)
+            self._known[device] = (now + FREE_KNOWN_S, free)
+        return free if free == UNLIMITED_BYTES else max(free - headroom_bytes, 0)

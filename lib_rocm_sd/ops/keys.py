@@ -1,0 +1,60 @@
+"""What tells calls apart, and what every op asks of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+
+def key_by(problem_of: Callable[[Any], Hashable]) -> Callable[[Any], Hashable]:
+    """The key of an op whose calls are told apart by their problem.
+
+    Beside it stand what the problem does not say of the tensors (dtypes, devices, last strides),
+    the plain values among the inputs, and whether gradients are wanted.
+    """
+
+    def key_of(inputs: tuple[Any, ...]) -> Hashable:
+        graded = torch.is_grad_enabled()
+        parts: list[Hashable] = [problem_of(inputs), graded]
+        for item in inputs:
+            if isinstance(item, torch.Tensor):
+                parts += (item.shape, item.dtype, item.device, item.stride()[-1:])
+                parts.append(graded and item.requires_grad)
+            else:
+                parts.append(_plain(item))
+        return tuple(parts)
+
+    return key_of
+
+
+def _plain(item: Any) -> Hashable:
+    """Numbers tell calls apart, but for floats such as eps. Of anything else it counts whether it
+    is there: what matters of it is the problem's to say.
+    """
+    return item if isinstance(item, (int, str)) else item is None
+
+
+def tensor_errors(**tensors: Any) -> list[str]:
+    """What cannot be read: what is no tensor, a sparse one, one without memory."""
+    wrong = []
+    for name, item in tensors.items():
+        if not isinstance(item, torch.Tensor):
+            wrong.append(f"{name} must be a tensor, not {type(item).__name__}")
+        elif item.layout != torch.strided:
+            wrong.append(f"{name} is {str(item.layout).removeprefix('torch.')}, not dense")
+        elif item.device.type == "meta":
+            wrong.append(f"{name} is on the meta device, which has no values")
+    return wrong
+
+
+def described(**tensors: torch.Tensor | None) -> str:
+    """Shapes, dtypes and devices, for messages."""
+    return ", ".join(
+        f"{name} {tuple(t.shape)} {t.dtype} {t.device}"
+        if isinstance(t, torch.Tensor)
+        else f"{name} {type(t).__name__}"
+        for name, t in tensors.items()
+        if t is not None
+    )
