@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.conv import layout
 from lib_rocm_sd.ops.conv import problem as convs
 from lib_rocm_sd.ops.conv.kernel import KINDS
-from lib_rocm_sd.ops.conv.op import CONVS, in_place
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, NextNorm, Result
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
@@ -78,8 +78,7 @@ def conv(
     if out is not None:
         problem = convs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)
-    op = in_place(kind) if layout.is_in_place(shortcut, out) else CONVS[kind]
-    made: Result = engine.run(op, inputs, session)
+    made: Result = engine.run(CONVS[kind], inputs, session)
     return made
 
 

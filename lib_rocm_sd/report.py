@@ -6,18 +6,30 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger("rocm_sd")
 EVENTS_KEPT = 100
 
 
+class OpName(Protocol):
+    """What an op is called: by programs, by the folder it lies in, by people."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+
+
 class Row:
     """One way in which one problem was run. `calls`, since `begin`, is counted by the engine."""
 
-    __slots__ = ("calls", "config", "op", "problem", "reasons", "variant", "why")
+    __slots__ = ("calls", "config", "op", "part", "problem", "reasons", "variant", "why")
 
-    def __init__(self, op: str, problem: Any, variant: str, config: Any) -> None:
+    def __init__(self, part: str, op: OpName, problem: Any, variant: str, config: Any) -> None:
+        self.part = part
         self.op = op
         self.problem = problem
         self.variant = variant
@@ -27,9 +39,14 @@ class Row:
         self.calls = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: op, problem, variant, config, why, reasons (of those not used), calls."""
+        """JSON-able: part, op with family and title, problem, variant, config, why, reasons (of
+        those not used), calls.
+        """
         return {
-            "op": self.op,
+            "part": self.part,
+            "op": self.op.name,
+            "family": self.op.family,
+            "title": self.op.title,
             "problem": str(self.problem),
             "variant": self.variant,
             "config": config_fields(self.config),
@@ -56,19 +73,22 @@ class Report:
 
     def row(
         self,
-        op: str,
+        part: str,
+        op: OpName,
         problem: Any,
         variant: str,
         config: Any,
         why: str = "",
         reasons: Mapping[str, Sequence[str]] | None = None,
     ) -> Row:
-        """The row to count calls in, made when first asked for. `reasons`: of those not used."""
+        """The row to count calls in, made when first asked for. `part`: of the model, as the caller
+        says; `reasons`: of those not used.
+        """
         with self._lock:
-            key = (op, problem, variant, config)
-            row = self._rows.setdefault(key, Row(*key))
+            key = (part, op.name, problem, variant, config)
+            row = self._rows.setdefault(key, Row(part, op, problem, variant, config))
             row.why = why
-            log.info("%s: %s runs %s (%s)", op, variant, problem, why)
+            log.info("%s: %s runs %s (%s)", op.name, variant, problem, why)
             row.reasons = {name: list(texts) for name, texts in (reasons or {}).items()}
             return row
 
@@ -113,7 +133,7 @@ class Report:
         with self._lock:
             calls: dict[str, dict[str, int]] = {}
             for row in self._used():
-                of_op = calls.setdefault(row.op, {})
+                of_op = calls.setdefault(row.op.name, {})
                 of_op[row.variant] = of_op.get(row.variant, 0) + row.calls
         parts = (
             f"{op}: {', '.join(sorted(names, key=lambda name: -names[name]))}"

@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
-from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -61,7 +61,7 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     for problem, every in _attention():
         yield ATTENTION, problem, every
     for conv, every in _convolutions():
-        yield op_of(conv), conv, every
+        yield CONVS[conv.kind], conv, every
     yield from _norms()
 
 

@@ -218,12 +218,14 @@ class Engine:
         info = self._planner.identify(device)
         report.describe(f"{info.name} ({info.gfx or info.backend})", session.level)
         if empty:
-            row = report.row(op.name, problem, "zeros", None, "an input has no elements")
+            row = report.row(session.part, op, problem, "zeros", None, "an input has no elements")
             return _Route(_zeros(op), row, problem, device)
         extra = {variant.name: variant.input_refusals(inputs) for variant in op.variants}
         plan = self._planner.plan(session, op, problem, device, extra)
         variant = plan.variant
-        row = report.row(op.name, problem, variant.name, plan.config, plan.why, plan.refusals)
+        row = report.row(
+            session.part, op, problem, variant.name, plan.config, plan.why, plan.refusals
+        )
         launch = self._planner.launch(variant, device)
         run = variant.bound(launch, plan.config, problem, inputs)
         return _Route(run, row, problem, device, plan, launch)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from lib_rocm_sd import policy as policies
 from lib_rocm_sd.policy import Policy
@@ -22,7 +23,7 @@ class Session:
 
     `headroom_bytes`: device memory left to others. `progress(message)` and `interrupt()` are
     called while Performance measures, which may take seconds; once interrupted it goes on with
-    what it knows.
+    what it knows. `part`: of the model, such as "UNet", for the report.
     """
 
     policy: Policy = policies.AUTO
@@ -30,11 +31,16 @@ class Session:
     report: Report = process_report
     progress: Callable[[str], None] = _untold
     interrupt: Callable[[], bool] = bool
+    part: str = ""
 
     @classmethod
     def of(cls, level: str, headroom_bytes: int = 0, report: Report = process_report) -> Session:
         """By a level's name; ValueError where there is no such level."""
         return cls(policies.by_name(level), headroom_bytes, report)
+
+    def of_part(self, part: str) -> Session:
+        """The same for a part of the model; always the same session."""
+        return self if part == self.part else _of_part(self, part)
 
     @property
     def level(self) -> str:
@@ -45,6 +51,11 @@ class Session:
     def measures(self) -> bool:
         """True where variants are chosen by measured times."""
         return self.policy.rank_by == "measured"
+
+
+@lru_cache(maxsize=64)
+def _of_part(session: Session, part: str) -> Session:
+    return replace(session, part=part)
 
 
 DEFAULT = Session()

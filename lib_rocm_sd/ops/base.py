@@ -138,7 +138,7 @@ def _itself(problem: P) -> P:
 class Op(Generic[P, I]):
     """An op as the engine, the tests, the benchmark and the tuner see it.
 
-    `title`: what people call it.
+    `family`: the folder it lies in; see registry.py. `title`: what people call it.
     `problem_of(inputs)` -> P; ValueError, with shapes, on a caller's mistake.
     `key_of(inputs)`: equal for calls that may share one plan. All that the problem, its checks and
     `Variant.input_refusals` depend on is in it; see keys.py.
@@ -156,6 +156,7 @@ class Op(Generic[P, I]):
     """
 
     name: str
+    family: str
     title: str
     variants: Sequence[Variant[P, I]]
     problem_of: Callable[[I], P]

@@ -10,7 +10,7 @@ import torch
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
@@ -73,7 +73,7 @@ def _asked(
         asked = list(_of_attention(chain, action))
     else:
         made_of = [conv_problem(chain, part, wanted) for part in parts(chain, action)]
-        asked = [(op_of(problem), problem) for problem in made_of]
+        asked = [(CONVS[problem.kind], problem) for problem in made_of]
     if wanted and not (whole and isinstance(step, ConvStep) and len(parts(chain, action)) == 1):
         asked.append((FINALIZE, _finalize(chain, image)))  # else the convolution's variant makes it
     if wanted and whole:

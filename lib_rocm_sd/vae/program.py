@@ -31,6 +31,8 @@ SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS
 MOST_CHANGES = 3
 """Runs that are thrown away because the module changed meanwhile."""
 KINDS_KNOWN = 64
+PARTS = {"decoder": "VAE decode", "encoder": "VAE encode"}
+"""Of the model, for the report."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Program:
         memory" when the smallest bands do not fit.
         """
         wish = policy.wish(session.level, mode, budget_bytes)
+        session = session.of_part(self._part)
         request = _Request(image, wish, session, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
             for _ in range(MOST_CHANGES):
@@ -176,6 +179,7 @@ class Program:
         `dtype` and `device` are those that the weights will have; they need not be there yet.
         Raises UnknownModuleError; ValueError on a caller's mistake.
         """
+        session = session.of_part(self._part)
         wish = policy.wish(session.level, mode, budget_bytes)
         if not dtype.is_floating_point or min(height, width, batch) < 1:
             raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
@@ -192,6 +196,10 @@ class Program:
             self.refresh()
         if self.reasons:
             raise UnknownModuleError(self.reasons)
+
+    @property
+    def _part(self) -> str:
+        return PARTS[self._recipe.role]
 
     @property
     def _weight(self) -> torch.Tensor:

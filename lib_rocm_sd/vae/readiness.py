@@ -17,7 +17,7 @@ from lib_rocm_sd.engine.planner import Plan, default_launcher
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
-from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.problems import Work
@@ -40,7 +40,7 @@ class Readiness:
 
     def chosen(self, problem: ConvProblem) -> Way:
         """How a convolution is run, and all that are measured as it is."""
-        op = op_of(problem)
+        op = CONVS[problem.kind]
         key = op.measured_as(problem)
         if key not in self._chosen:
             plan = self._planned(op, problem)

@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lib_rocm_sd import report as module
 from lib_rocm_sd.report import EVENTS_KEPT, Report
-from tests.ops.toy_op import Doubling, Tile
+from tests.ops.toy_op import Doubler, Doubling, Tile, op_of
 
 
 def used(report: Report, variant: str, calls: int, op: str = "attention", **more: Any) -> None:
-    row = report.row(op, Doubling(10, 8), variant, more.get("config"), "why", more.get("reasons"))
+    named = replace(op_of(Doubler(variant)), name=op)
+    part, config = more.get("part", ""), more.get("config")
+    row = report.row(part, named, Doubling(10, 8), variant, config, "why", more.get("reasons"))
     row.calls += calls
 
 
 def test_a_snapshot_is_json_with_everything_that_ran() -> None:
     report = Report()
     report.describe("Fake (gfx1100)", "Auto")
-    used(report, "rocm_sd", 3, config=Tile(16), reasons={"sdpa": ["comes after rocm_sd"]})
+    used(
+        report,
+        "rocm_sd",
+        3,
+        part="UNet",
+        config=Tile(16),
+        reasons={"sdpa": ["comes after rocm_sd"]},
+    )
     used(report, "never", 0)
     report.event("something happened")
     assert json.loads(json.dumps(report.snapshot())) == {
@@ -30,7 +40,10 @@ def test_a_snapshot_is_json_with_everything_that_ran() -> None:
         "level": "Auto",
         "rows": [
             {
+                "part": "UNet",
                 "op": "attention",
+                "family": "toy",
+                "title": "Doubling",
                 "problem": str(Doubling(10, 8)),
                 "variant": "rocm_sd",
                 "config": {"size": 16},

@@ -115,6 +115,7 @@ class Doubler(Variant[Doubling, Inputs]):
 def op_of(*variants: Variant[Doubling, Inputs], name: str = "doubling") -> Op[Doubling, Inputs]:
     return Op(
         name=name,
+        family="toy",
         title=name.capitalize(),
         variants=variants,
         problem_of=problem_of,

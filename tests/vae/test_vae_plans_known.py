@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.ops.base import Variant
-from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
@@ -61,7 +61,7 @@ class Theirs(Way):
 
 
 def _variant(problem: ConvProblem) -> Variant[ConvProblem, ConvInputs]:
-    return op_of(problem).variants[0]
+    return CONVS[problem.kind].variants[0]
 
 
 def _mixed(problem: ConvProblem) -> Way:

@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.engine.planner import Plan as EnginePlan
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv.op import op_of
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.vae.findings import Findings
@@ -164,20 +164,20 @@ def engine_plan(op: Op[Any, Any], problem: Any, gfx: str = "gfx1100") -> EngineP
 
 def way(problem: ConvProblem, gfx: str = "gfx1100") -> Way:
     """How a convolution is run where our kernels run."""
-    plan = engine_plan(op_of(problem), problem, gfx)
+    plan = engine_plan(CONVS[problem.kind], problem, gfx)
     return Way(plan.variant, plan.config)
 
 
 def library(problem: ConvProblem) -> Way:
     """How a convolution is run where torch's, finished by a kernel of ours, is the fastest."""
-    plan = engine_plan(op_of(problem), problem)
-    variant = next(v for v in op_of(problem).variants if isinstance(v, LibraryConv))
+    plan = engine_plan(CONVS[problem.kind], problem)
+    variant = next(v for v in CONVS[problem.kind].variants if isinstance(v, LibraryConv))
     return Way(plan.variant, plan.config) if problem.out_channels % 8 else Way(variant, None)
 
 
 def torchs(problem: ConvProblem) -> Way:
     """How a convolution is run where nothing of ours can."""
-    return Way(op_of(problem).variants[-1], None)
+    return Way(CONVS[problem.kind].variants[-1], None)
 
 
 def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:

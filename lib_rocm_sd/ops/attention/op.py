@@ -13,6 +13,7 @@ from lib_rocm_sd.ops.base import Op
 
 ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     name="attention",
+    family="attention",
     title="Attention",
     variants=(MatrixAttention(), ScoresAttention(), SdpaAttention(), SlicedAttention()),
     problem_of=problems.problem_of,
@@ -26,3 +27,4 @@ ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     usual=USUAL,
     measured_as=problems.measured_as,
 )
+OPS = (ATTENTION,)

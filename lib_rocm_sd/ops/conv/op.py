@@ -13,9 +13,10 @@ from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv, TorchConv
 
 
-def _op(kind: str, suffix: str = "") -> Op[ConvProblem, ConvInputs]:
+def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
     return Op(
-        name=f"conv {kind}{suffix}",
+        name=f"conv {kind}",
+        family="conv",
         title="Convolution",
         variants=(MatrixConv(kind), LibraryConv(kind), TorchConv(kind)),
         problem_of=partial(problems.problem_of, kind),
@@ -32,17 +33,4 @@ def _op(kind: str, suffix: str = "") -> Op[ConvProblem, ConvInputs]:
 
 
 CONVS: dict[str, Op[ConvProblem, ConvInputs]] = {kind: _op(kind) for kind in KINDS}
-
-
-_IN_PLACE = {kind: _op(kind, " in place") for kind in KINDS}
-"""Ops of their own, since the engine knows a call by its tensors' shapes and not their places."""
-
-
-def in_place(kind: str) -> Op[ConvProblem, ConvInputs]:
-    """The op of this kind whose output is written over the shortcut."""
-    return _IN_PLACE[kind]
-
-
-def op_of(problem: ConvProblem) -> Op[ConvProblem, ConvInputs]:
-    """The op that a problem is one of."""
-    return (_IN_PLACE if problem.in_place else CONVS)[problem.kind]
+OPS = tuple(CONVS.values())

@@ -49,6 +49,7 @@ def _images() -> tuple[ImageProblem, ...]:
 
 STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     name="group norm statistics",
+    family="group_norm",
     title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
     problem_of=problems.image_problem_of,
@@ -67,6 +68,7 @@ STATISTICS: Op[ImageProblem, ImageInputs] = Op(
 
 FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     name="group norm finalize",
+    family="group_norm",
     title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
     problem_of=problems.finalize_problem_of,
@@ -83,6 +85,7 @@ FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
 
 APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     name="group norm apply",
+    family="group_norm",
     title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
     problem_of=problems.apply_problem_of,
@@ -99,6 +102,7 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
 
 GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     name="group norm",
+    family="group_norm",
     title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
     problem_of=problems.problem_of,
@@ -111,3 +115,4 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
 )
+OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY)

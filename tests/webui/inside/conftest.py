@@ -205,6 +205,9 @@ def _kernel(base: Any) -> Any:
         def configs(self, arch: Any, problem: Any) -> Any:
             return (None,)
 
+        def specs(self, arch: Any, problem: Any, config: Any) -> Any:
+            return ()
+
         def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
             q, k, v, mask, scale = inputs
             self.gpu.seen.append((q, k, v))

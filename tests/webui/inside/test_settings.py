@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device: nested)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 << 30, 16 << 30))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
     def free_bytes() -> Any:
         return memory.free_bytes(device, session.current().headroom_bytes)
