@@ -8,16 +8,76 @@ from pathlib import Path
 
 import pytest
 
+from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.doctor.card import FORMAT
 from tools import card_table, results_table
 
-ROOT = card_table.README.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ROOT = results_table.ROOT
+README = results_table.README
+CARDS = ROOT / "docs" / "cards.md"
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")]
+    + [ROOT / "kernels" / "tuned" / "README.md"]
+)
+MOST_WORDS = 900
+FOLDERS = ("docs", "kernels", "lib_rocm_sd", "models", "requirements", "scripts", "tests", "tools")
+MADE_LATER = ("docs/results/cards/", "docs/results/self-tests/")
+"""Folders that the first file an owner sends will make."""
+FIGURE = r"\d\S* ?(?:[nµmu]s|[KMG]i?B|TFLOPS?|it/s|of 255|% faster|times (?:as|faster|the speed))\b"
+"""How a measured figure looks."""
+
+
+def _text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def _id(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+# --- README
+
+
+def test_the_readme_is_short() -> None:
+    words = README.read_text(encoding="utf-8").split()
+    assert len(words) <= MOST_WORDS
+
+
+def test_the_first_paragraph_says_that_no_amd_card_ran_it_and_how_to_be_the_first() -> None:
+    sent = [json.loads(path.read_text("utf-8")) for path in card_table.SELF_TESTS.glob("*.json")]
+    first = README.read_text(encoding="utf-8").split("\n\n")[1]
+    assert ("never run on an AMD card" in first) == (not sent)
+    assert "(#be-the-first)" in first
+    help_ = README.read_text(encoding="utf-8").split("### Be the first")[1]
+    assert "--self-test" in help_
+
+
+def test_every_figure_of_the_readme_is_from_a_file() -> None:
+    """Times, sizes and differences stand between markers, or in a sentence that is checked."""
+    begin, end = results_table.markers("figures")
+    before, rest = README.read_text(encoding="utf-8").split(begin)
+    table, after = rest.split(end)
+    assert re.findall(FIGURE, table), "the pattern finds what it has to"
+    demo = json.loads(_text("docs/results/demo-h200.json"))
+    assert demo["device"]["name"].endswith("H200")
+    said = f"at most {demo['largest_difference']} of 255"
+    others = (before + after).replace("\n", " ")
+    assert said in others
+    assert re.findall(FIGURE, others.replace(said, "")) == []
+
+
+@pytest.mark.parametrize("document", results_table.PLACES, ids=_id)
+def test_the_tables_are_those_of_the_result_files(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert results_table.renewed(document) == text, "run `python tools/results_table.py --write`"
+
+
+# --- cards
 
 
 def test_the_table_of_cards_is_arch_json() -> None:
-    text = card_table.README.read_text(encoding="utf-8")
+    text = CARDS.read_text(encoding="utf-8")
     assert card_table.with_table(text) == text, "run `python tools/card_table.py --write`"
     for gfx, arch in amd_table().items():
         assert f"| {gfx} | {arch.family} |" in text
@@ -25,7 +85,7 @@ def test_the_table_of_cards_is_arch_json() -> None:
 
 
 def test_the_table_of_cards_says_what_is_executed() -> None:
-    """Also whose kernels: README must not say more than the tests do."""
+    """Also whose kernels: the table must not say more than the tests do."""
     pytest.importorskip("torch")
     from tests.amdgpu import test_amdgpu_kernels as executed
 
@@ -53,9 +113,7 @@ def test_what_owners_sent_is_counted(tmp_path: Path) -> None:
         card_table.on_cards("gfx1100", tmp_path)
 
 
-def test_the_figures_are_those_of_the_result_file() -> None:
-    text = results_table.README.read_text(encoding="utf-8")
-    assert results_table.with_table(text) == text, "run `python tools/results_table.py --write`"
+# --- tables of measured times
 
 
 def test_attentions_table_has_what_was_measured_and_no_more(
@@ -88,24 +146,75 @@ def test_attentions_table_has_what_was_measured_and_no_more(
     assert set(results_table.LEFT_OUT) <= {case.name for case in CASES}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_summary_names_its_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that the result file lacks is an error, not an empty cell."""
+    for name in ("attention-h200.json", "vae-h200.json"):
+        (tmp_path / name).write_text('{"rows": []}', encoding="utf-8")
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    with pytest.raises(KeyError):
+        results_table.figures()
+
+
+# --- every document
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_id)
 def test_links_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
-    local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (document.parent / link).exists()] == []
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)[^)]*\)", document.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = document if not path else document.parent / path
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def _anchors(document: Path) -> set[str]:
+    """The names by which a page on GitHub links to a document's headings."""
+    found = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in found)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def test_an_anchor_is_what_github_makes_of_a_heading(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A new card: a row\n\n### attention-*.json\n", encoding="utf-8")
+    assert _anchors(page) == {"a-new-card-a-row", "attention-json"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_id)
+def test_paths_in_code_exist(document: Path) -> None:
+    """Files and folders of this repository that are named between backticks."""
+    named = re.findall(r"`([\w.-]+/[\w./-]*)(?:`|:)", document.read_text(encoding="utf-8"))
+    ours = [name for name in named if name.split("/")[0] in FOLDERS and name not in MADE_LATER]
+    assert [name for name in ours if not (ROOT / name).exists()] == []
+
+
+def test_every_picture_is_shown() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    pictures = [path.name for path in (ROOT / "docs" / "images").iterdir()]
+    assert [name for name in pictures if f"images/{name}" not in text] == []
+
+
+def test_the_documents_say_the_version_that_this_is() -> None:
+    said = re.findall(r'"version": "([^"]+)"', _text("docs/api.md"))
+    assert said == [__version__]
+    newest = re.findall(r"^## (\S+) \(", _text("CHANGELOG.md"), re.MULTILINE)[0]
+    assert newest == __version__
 
 
 def test_documented_variables_exist() -> None:
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
     source = "".join(p.read_text(encoding="utf-8") for p in ROOT.glob("lib_rocm_sd/**/*.py"))
-    named = set(re.findall(r"ROCM_SD_[A-Z_]+", usage))
+    named = set(re.findall(r"ROCM_SD_[A-Z_]+", _text("docs/usage.md")))
     assert named == set(re.findall(r"ROCM_SD_[A-Z_]+", source))
 
 
 def test_documented_commands_exist() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     named = set(re.findall(r"-m lib_rocm_sd (\w+)", text))
-    main = (ROOT / "lib_rocm_sd" / "__main__.py").read_text(encoding="utf-8")
+    main = _text("lib_rocm_sd/__main__.py")
     assert named == {"doctor", "compile", "inspect", "bench", "demo", "results", "tune"}
     assert all(f'"{name}"' in main for name in named)
 
@@ -114,7 +223,3 @@ def test_ruff_has_one_version() -> None:
     pinned = re.findall(r"^ruff==(\S+)$", _text("requirements/test.txt"), re.MULTILINE)
     assert len(pinned) == 1
     assert set(re.findall(r'"ruff==([^"]+)"', _text(".pre-commit-config.yaml"))) == set(pinned)
-
-
-def _text(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")

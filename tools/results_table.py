@@ -1,6 +1,6 @@
-"""Prints README's tables of measured times from their result files.
+"""Prints the documents' tables of measured times from their result files.
 
-`--write` puts them into README.md.
+`--write` puts them into README.md and docs/verification.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+VERIFICATION = ROOT / "docs" / "verification.md"
 RESULTS = ROOT / "docs" / "results"
 OURS, DOGGETTX = "rocm_sd", "Doggettx-like"
 LEFT_OUT = (
@@ -25,15 +26,48 @@ LEFT_OUT = (
 )
 """Of the cases: text layers like others in the table. The result file has them."""
 
+SUMMARY = {
+    "Self-attention, SD 1.5 at 512 x 512": "SD1.5 512x512, self, 64x64 latent",
+    "Self-attention, SDXL at 1024 x 1024": "SDXL 1024x1024, self, 64x64",
+}
+"""README's few cases of attention, by their titles there: one that gains and one that loses."""
+SUMMARY_SIZE = 1024
+"""Sides of the picture that README's rows of the VAE decode."""
+
 
 def _rows(name: str) -> list[dict[str, Any]]:
     rows = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]
     return [dict(row) for row in rows]
 
 
+def figures() -> str:
+    """What README shows: a few cases by torch (eager for the VAE) and by ours, as Markdown."""
+    lines = ["| Problem | torch | this extension |", f"|{'---|' * 3}"]
+    times: dict[tuple[str, str], float] = {}
+    for row in _half_precision():
+        times.setdefault((row["label"], row["variant"]), row["median_us"])
+    for title, label in SUMMARY.items():
+        both = (f"{_time(times[label, variant])} µs" for variant in ("sdpa", OURS))
+        lines.append(f"| {title} | {' | '.join(both)} |")
+    ways = {
+        row["way"]: row
+        for row in _rows("vae-h200.json")
+        if row.get("role", "decoder") == "decoder" and row["size"] == SUMMARY_SIZE
+    }
+    for level in ("Auto", "Memory"):
+        title = f"VAE decode of {SUMMARY_SIZE} x {SUMMARY_SIZE}, {level}"
+        lines.append(f"| {title} | {_cell(ways['eager'])} | {_cell(ways[f'rocm_sd {level}'])} |")
+    return "\n".join(lines)
+
+
+def _half_precision() -> list[dict[str, Any]]:
+    rows = _rows("attention-h200.json")
+    return [row for row in rows if row["problem"]["dtype"] == "float16"]
+
+
 def attention() -> str:
     """Ours as Auto runs it, beside torch's own and a WebUI's, in half precision, as Markdown."""
-    rows = [row for row in _rows("attention-h200.json") if row["problem"]["dtype"] == "float16"]
+    rows = _half_precision()
     lines = [
         "| Problem | B x H x Sq x Sk x D | this kernel, µs | torch SDPA | its flash backend "
         "| Doggettx-like | time over SDPA's | over flash's | error | SDPA's |",
@@ -68,7 +102,16 @@ def _time(time_us: float | None) -> str:
 
 def vae() -> str:
     """A table per role: a line per way, a column per size with its time and memory."""
-    rows = _rows("vae-h200.json")
+    return _vae_tables("vae-h200.json")
+
+
+def decoder() -> str:
+    """The same of a later run, of the decoder alone."""
+    return _vae_tables("vae-decoder-h200.json")
+
+
+def _vae_tables(name: str) -> str:
+    rows = _rows(name)
     roles = dict.fromkeys(row.get("role", "decoder") for row in rows)
     tables = (
         _vae_table(role, [row for row in rows if row.get("role", "decoder") == role])
@@ -106,27 +149,36 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['median_ms']:.{1 if row['median_ms'] < 100 else 0}f} ms{peak}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"attention": attention, "vae": vae}
+TABLES: dict[str, Callable[[], str]] = {
+    "figures": figures,
+    "attention": attention,
+    "vae": vae,
+    "decoder": decoder,
+}
+PLACES = {README: ("figures",), VERIFICATION: ("attention", "vae", "decoder")}
+"""Which document has which tables."""
 
 
 def markers(name: str) -> tuple[str, str]:
-    """What stands before and after a table in README.md."""
+    """What stands before and after a table in its document."""
     begin = f"<!-- {name}: written by `python tools/results_table.py --write` -->"
     return begin, f"<!-- end of {name} -->"
 
 
-def with_table(readme: str) -> str:
-    """README.md's text with its tables renewed. Raises ValueError where a marker is missing."""
-    for name, table in TABLES.items():
+def renewed(document: Path) -> str:
+    """A document's text with its tables renewed. Raises ValueError where a marker is missing."""
+    text = document.read_text(encoding="utf-8")
+    for name in PLACES[document]:
         begin, end = markers(name)
-        before, rest = readme.split(begin)
+        before, rest = text.split(begin)
         _, after = rest.split(end)
-        readme = f"{before}{begin}\n{table()}\n{end}{after}"
-    return readme
+        text = f"{before}{begin}\n{TABLES[name]()}\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+        for path in PLACES:
+            path.write_text(renewed(path), encoding="utf-8")
     else:
         sys.stdout.write("\n\n".join(table() for table in TABLES.values()) + "\n")
