@@ -35,6 +35,7 @@ def test_linux_runs_what_ci_runs_here() -> None:
     assert ".ci/run" in _commands(job).splitlines()
     assert job["strategy"]["matrix"]["python"] == ["3.10", "3.12"]
     assert job["runs-on"].startswith("ubuntu-")
+    assert job["container"]["image"] == "python:${{ matrix.python }}-bookworm"
 
 
 def test_windows_runs_files_that_are_here() -> None:
