@@ -192,6 +192,16 @@ def test_paths_in_code_exist(document: Path) -> None:
     assert [name for name in ours if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_id)
+def test_what_examples_import_exists(document: Path) -> None:
+    """Of this project; what else an example takes may be absent here."""
+    text = document.read_text(encoding="utf-8")
+    examples = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    for statement in re.findall(r"^from lib_rocm_sd\S* import .+$", examples, re.MULTILINE):
+        pytest.importorskip("torch")
+        exec(statement, {})
+
+
 def test_every_picture_is_shown() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     pictures = [path.name for path in (ROOT / "docs" / "images").iterdir()]
