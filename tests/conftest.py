@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,13 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
+
+OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
+"""The user's cache folder, for this process and those that it starts; a test may name another. Set
+here, since collecting already looks for compilers and keeps what they say.
+"""
+os.environ.pop("ROCM_SD_CACHE_DIR", None)
+os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
 
 LONGEST = (
     *("test_amdgpu_kernels", "test_webui_a1111", "test_amdgpu_planted", "test_simt_attention"),
@@ -46,17 +55,7 @@ def _settled() -> None:
 def pytest_unconfigure() -> None:
     """What is still frozen when Python ends counts as leaked for some libraries."""
     gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's cache folder is one of this session's; a test may still name another."""
-    folder = str(tmp_path_factory.mktemp("cache"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ROCM_SD_CACHE_DIR", raising=False)
-        patch.setenv("XDG_CACHE_HOME", folder)
-        patch.setenv("LOCALAPPDATA", folder)
-        yield
+    shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 @pytest.fixture
