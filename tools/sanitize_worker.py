@@ -26,7 +26,7 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.runtime import build, driver, source
+from lib_rocm_sd.runtime import build, launcher, source
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import on_device
 from tests.ops.attention.problems import TINY, Drawn, Kind, draw, noise
@@ -96,8 +96,8 @@ def check(todo: list[tuple[Place, Kind]], attend: Attend, until: float) -> tuple
 def prepare(todo: list[tuple[Place, Kind]]) -> None:
     """Compile all, side by side, into the cache."""
     place = todo[0][0]
-    launch = driver.launcher_for(place.device, place.arch)
-    assert isinstance(launch, driver.Launcher)
+    launch = launcher.launcher_for(place.device, place.arch)
+    assert isinstance(launch, launcher.Launcher)
     launch.build([where.spec(kind) for where, kind in todo])
 
 
@@ -106,7 +106,7 @@ def plant(fault: str, place: Place) -> int:
     shape = (1, 77, 1, FAULTY.head_dim)
     inputs = [torch.zeros(shape, dtype=torch.float16).to(place.device) for _ in range(3)]
     config = kernel.configs(place.arch, FAULTY.head_dim)[0]
-    right = driver.launcher_for(place.device, place.arch)
+    right = launcher.launcher_for(place.device, place.arch)
     if fault == "memcheck":
         run(beyond_the_keys(right), config, inputs)
     elif fault == "initcheck":

@@ -31,9 +31,9 @@ class Plan:
 
 def default_launcher(device: torch.device, arch: Arch) -> Launch:
     """The driver's launcher; imported here so that without a GPU no driver is ever loaded."""
-    from lib_rocm_sd.runtime import driver
+    from lib_rocm_sd.runtime import launcher
 
-    return driver.launcher_for(device, arch)
+    return launcher.launcher_for(device, arch)
 
 
 class Planner:

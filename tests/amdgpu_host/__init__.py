@@ -128,13 +128,13 @@ class _Modules:
     """What is changed of lib_rocm_sd, or has to forget what it knew of the device."""
 
     def __init__(self) -> None:
-        names = ("device", "engine", "runtime.driver", "runtime.clang", "runtime.compilers")
+        names = ("device", "engine", "runtime.launcher", "runtime.clang", "runtime.compilers")
         made = [importlib.import_module(f"lib_rocm_sd.{name}") for name in names]
-        self.device, self.engine, self.driver, self.clang, self.compilers = map(_untyped, made)
+        self.device, self.engine, self.launcher, self.clang, self.compilers = map(_untyped, made)
 
     def forget(self) -> None:
         self.device.forget()
-        self.driver.reset()
+        self.launcher.reset()
         self.engine.engine.reset()
 
 
@@ -149,14 +149,10 @@ def _as_gpu(patch: pytest.MonkeyPatch, gpu: Gpu, ours: _Modules) -> None:
     patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream, raising=False)
     patch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    found = ours.driver.launcher_for
-
-    def launcher_for(where: torch.device, row: Any) -> Any:
-        with pytest.MonkeyPatch.context() as torchs:
-            torchs.setattr(torch.version, "hip", "6.4")
-            return found(torch.device("cuda", 0), row)
-
-    patch.setattr(ours.driver, "launcher_for", launcher_for)
+    found = ours.launcher.launcher_for
+    patch.setattr(
+        ours.launcher, "launcher_for", lambda where, row: found(torch.device("cuda", 0), row)
+    )
     patch.setattr(ours.compilers, "all_compilers", ours.clang.path_clangs)
     ours.forget()
 

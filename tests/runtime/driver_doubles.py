@@ -11,7 +11,7 @@ import pytest
 
 from lib_rocm_sd import arch
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, driver
+from lib_rocm_sd.runtime import build, launcher
 from lib_rocm_sd.runtime.build import CodeObject
 from tests.runtime.code_objects import SCALE, c_library, code_object, kernel_row
 
@@ -179,10 +179,10 @@ class Torch:
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     fake = Torch()
     monkeypatch.setattr(
-        driver, "_torch_calls", lambda: (lambda index: fake.stream, lambda: fake.device)
+        launcher, "_torch_calls", lambda: (lambda index: fake.stream, lambda: fake.device)
     )
-    monkeypatch.setattr(driver, "_on_device", fake.on_device)
-    monkeypatch.setattr(driver, "_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(launcher, "_on_device", fake.on_device)
+    monkeypatch.setattr(launcher, "_capturing", lambda: fake.capturing)
     code = code_object(kernels=[kernel_row(kernarg_segment_size=32)])
     monkeypatch.setattr(build, "build", lambda spec, row: CodeObject(code, "fake", True, 0.0))
     return fake

@@ -12,7 +12,7 @@ import pytest
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, driver, hip
+from lib_rocm_sd.runtime import build, driver, hip, launcher
 from lib_rocm_sd.runtime.build import CodeObject
 from tests.runtime.driver_doubles import (
     FUNCTION,
@@ -35,7 +35,7 @@ __all__ = ["fake_torch", "hip_library"]
 
 
 def test_hip_receives_every_argument_in_its_place(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     notes(hip_library)
     launch(SPEC, 3_000_000_00 // 64, 64, PARAMS, device())
     assert notes(hip_library) == [
@@ -47,7 +47,7 @@ def test_hip_receives_every_argument_in_its_place(hip_library: Any, fake_torch: 
 
 
 def test_a_kernel_is_loaded_once(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     notes(hip_library)
     for _ in range(3):
         launch(SPEC, 1, 64, PARAMS, device())
@@ -56,7 +56,7 @@ def test_a_kernel_is_loaded_once(hip_library: Any, fake_torch: Torch) -> None:
 
 
 def test_a_launch_costs_microseconds(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     where = device()
     best = 1.0
     for _ in range(100):
@@ -69,7 +69,7 @@ def test_a_launch_costs_microseconds(hip_library: Any, fake_torch: Torch) -> Non
 
 
 def test_another_current_device_is_set_and_put_back(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 1, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 1, ROW)
     launch(SPEC, 1, 64, PARAMS, device(1))
     assert fake_torch.guards == [1] and fake_torch.device == 0
     fake_torch.device = 1
@@ -80,7 +80,7 @@ def test_another_current_device_is_set_and_put_back(hip_library: Any, fake_torch
 
 
 def test_a_failed_launch_says_why_and_clears_the_error(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     launch(SPEC, 1, 64, PARAMS, device())
     notes(hip_library)
     hip_library.fail_with(209)
@@ -91,7 +91,7 @@ def test_a_failed_launch_says_why_and_clears_the_error(hip_library: Any, fake_to
 
 
 def test_out_of_memory_is_its_own_error(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     hip_library.fail_with(2)
     with pytest.raises(DeviceOutOfMemoryError, match="hipModuleLoadData: out of memory"):
         launch(SPEC, 1, 64, PARAMS, device())
@@ -99,14 +99,14 @@ def test_out_of_memory_is_its_own_error(hip_library: Any, fake_torch: Torch) -> 
 
 
 def test_nothing_to_do_launches_nothing(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     notes(hip_library)
     launch(SPEC, 0, 64, PARAMS, device())
     assert notes(hip_library) == []
 
 
 def test_more_than_one_launch_can_hold(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     with pytest.raises(LaunchError, match="do not fit into one launch"):
         launch(SPEC, 2**26, 64, PARAMS, device())
 
@@ -115,13 +115,13 @@ def test_a_parameter_struct_that_is_too_long(hip_library: Any, fake_torch: Torch
     class Long(ctypes.Structure):
         _fields_ = [("words", ctypes.c_uint64 * 5)]
 
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     with pytest.raises(LaunchError, match="takes 32 argument bytes and was given 40"):
         launch(SPEC, 1, 64, Long(), device())
 
 
 def test_a_capture_uses_loaded_kernels_only(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     fake_torch.capturing = True
     with pytest.raises(LaunchError, match="captured"):
         launch(SPEC, 1, 64, PARAMS, device())
@@ -139,13 +139,13 @@ def test_a_compile_error_reaches_the_caller(
 
     monkeypatch.setattr(build, "build", fail)
     with pytest.raises(CompileError):
-        driver.Launcher(hip.HipDriver(hip_library), 0, ROW)(SPEC, 1, 64, PARAMS, device())
+        launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)(SPEC, 1, 64, PARAMS, device())
 
 
 def test_where_streams_mean_nothing_only_the_default_one_is_used(
     hip_library: Any, fake_torch: Torch
 ) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library, default_stream_only=True), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library, default_stream_only=True), 0, ROW)
     with pytest.raises(LaunchError, match="default stream"):
         launch(SPEC, 1, 64, PARAMS, device())
     fake_torch.stream = 0
@@ -153,12 +153,12 @@ def test_where_streams_mean_nothing_only_the_default_one_is_used(
     assert any("stream 0 " in line for line in notes(hip_library))
 
 
-def repeated(launch: driver.Launcher, params: Any = PARAMS, grid: int = 3) -> Any:
+def repeated(launch: launcher.Launcher, params: Any = PARAMS, grid: int = 3) -> Any:
     return launch.prepare(SPEC, grid, 64, params, device(launch._index))
 
 
 def test_a_prepared_launch_is_the_launch(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     params = ScaleParams.from_buffer_copy(PARAMS)
     start = repeated(launch, params)
     notes(hip_library)
@@ -178,7 +178,7 @@ def test_a_prepared_launch_is_the_launch(hip_library: Any, fake_torch: Torch) ->
 
 def test_a_prepared_launch_keeps_its_arguments(hip_library: Any, fake_torch: Torch) -> None:
     start = repeated(
-        driver.Launcher(hip.HipDriver(hip_library), 0, ROW), ScaleParams.from_buffer_copy(PARAMS)
+        launcher.Launcher(hip.HipDriver(hip_library), 0, ROW), ScaleParams.from_buffer_copy(PARAMS)
     )
     gc.collect()
     others = [ScaleParams() for _ in range(100)]
@@ -188,7 +188,7 @@ def test_a_prepared_launch_keeps_its_arguments(hip_library: Any, fake_torch: Tor
 
 
 def test_preparing_checks_what_a_launch_checks(hip_library: Any, fake_torch: Torch) -> None:
-    launch = driver.Launcher(hip.HipDriver(hip_library), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)
     with pytest.raises(ValueError, match="device 0 called for cuda:1"):
         launch.prepare(SPEC, 1, 64, PARAMS, device(1))
     with pytest.raises(LaunchError, match="do not fit into one launch"):
@@ -208,7 +208,7 @@ def test_preparing_checks_what_a_launch_checks(hip_library: Any, fake_torch: Tor
 def test_a_prepared_launch_minds_device_stream_and_errors(
     hip_library: Any, fake_torch: Torch
 ) -> None:
-    start = repeated(driver.Launcher(hip.HipDriver(hip_library), 1, ROW))
+    start = repeated(launcher.Launcher(hip.HipDriver(hip_library), 1, ROW))
     assert fake_torch.guards == [1]
     start()
     assert fake_torch.guards == [1, 1] and fake_torch.device == 0
@@ -220,7 +220,7 @@ def test_a_prepared_launch_minds_device_stream_and_errors(
         start()
     start()
     only = hip.HipDriver(hip_library, default_stream_only=True)
-    start = repeated(driver.Launcher(only, 1, ROW))
+    start = repeated(launcher.Launcher(only, 1, ROW))
     with pytest.raises(LaunchError, match="default stream"):
         start()
 
@@ -231,7 +231,7 @@ def test_a_driver_of_another_kind_can_be_prepared_too(
     monkeypatch.setattr(hip.HipDriver, "prepared", driver.Driver.prepared)
     begun: list[tuple[Any, ...]] = []
     monkeypatch.setattr(hip.HipDriver, "launch", lambda self, *words: begun.append(words))
-    repeated(driver.Launcher(hip.HipDriver(hip_library), 0, ROW))()
+    repeated(launcher.Launcher(hip.HipDriver(hip_library), 0, ROW))()
     assert begun == [(FUNCTION, 3, 64, 0, STREAM, PARAMS)]
 
 
@@ -246,7 +246,7 @@ def test_a_real_launch(count: int) -> None:
     x = torch.randn(count, device=where)
     out = torch.zeros(count, device=where)
     params = ScaleParams(x.data_ptr(), out.data_ptr(), count, 1.5)
-    driver.launcher_for(where, row)(SPEC, -(-count // 64), 64, params, where)
+    launcher.launcher_for(where, row)(SPEC, -(-count // 64), 64, params, where)
     padded = torch.cat([x, torch.zeros(64 - count % 64, device=where)])
     neighbours = padded.view(-1, 2).flip(1).reshape(-1)[:count]
     assert torch.allclose(out, 1.5 * x + neighbours, rtol=1e-6, atol=1e-6)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from lib_rocm_sd import device as devices
+from lib_rocm_sd.device import Facts
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.runtime import cuda, driver, hip, libraries
+from lib_rocm_sd.runtime import cuda, hip, launcher, libraries
 from tests.runtime.code_objects import c_library
 from tests.runtime.driver_doubles import HIP, ROW, cuda_library, hip_library
 
@@ -61,7 +63,7 @@ assert hip.library()._handle == own._handle
 
 def test_a_device_of_another_type_is_a_launch_error() -> None:
     with pytest.raises(LaunchError, match="cpu is no GPU"):
-        driver.launcher_for(torch.device("cpu"), ROW)
+        launcher.launcher_for(torch.device("cpu"), ROW)
 
 
 def test_no_hip_runtime_is_a_launch_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +96,14 @@ def test_loaded_libraries_has_torchs() -> None:
 @pytest.mark.parametrize(
     ("version", "name", "wanted"),
     [
-        ("6.2", "AMD Radeon", "hip"),
-        (None, "AMD Radeon RX 7900 [ZLUDA]", "zluda"),
-        (None, "H", "cuda"),
+        ("6.2", "AMD Radeon RX 7900 XTX", "hip"),
+        (None, "AMD Radeon RX 7900 XTX [ZLUDA]", "zluda"),
+        # Launchers of the fork and of SD.Next set torch.version.hip under ZLUDA, too.
+        ("6.2", "AMD Radeon RX 7900 XTX [ZLUDA]", "zluda"),
+        (None, "H100", "cuda"),
     ],
 )
-def test_the_driver_follows_torch(
+def test_the_driver_follows_the_device(
     monkeypatch: pytest.MonkeyPatch,
     hip_library: Any,
     cuda_library: Any,
@@ -107,10 +111,23 @@ def test_the_driver_follows_torch(
     name: str,
     wanted: str,
 ) -> None:
-    monkeypatch.setattr(torch.version, "hip", version)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
+    facts = Facts("cuda", 0, name, version, "", (8, 0))
+    monkeypatch.setattr(devices, "_facts", lambda kind, index: facts)
     monkeypatch.setattr(hip, "library", lambda: hip_library)
     monkeypatch.setattr(cuda, "library", lambda: cuda_library)
-    found = driver._driver_for(0)
+    devices.forget()
+    try:
+        found = launcher._driver_for(0)
+    finally:
+        devices.forget()
     assert isinstance(found, cuda.CudaDriver) == (wanted == "cuda")
     assert found.default_stream_only == (wanted == "zluda")
+
+
+def test_the_drivers_know_no_launcher() -> None:
+    """Nothing under runtime/ imports in a circle: the launcher imports drivers, they their base."""
+    code = (
+        "import sys; from lib_rocm_sd.runtime import cuda, hip\n"
+        "assert 'lib_rocm_sd.runtime.launcher' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -9,7 +9,7 @@ import pytest
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, cuda, driver
+from lib_rocm_sd.runtime import build, cuda, launcher
 from lib_rocm_sd.runtime.build import CodeObject
 from tests.runtime.code_objects import SCALE
 from tests.runtime.driver_doubles import (
@@ -33,17 +33,17 @@ __all__ = ["cuda_library", "fake_torch"]
 @pytest.fixture
 def cuda_launch(
     cuda_library: Any, fake_torch: Torch, monkeypatch: pytest.MonkeyPatch
-) -> driver.Launcher:
+) -> launcher.Launcher:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     cuda_library.drop_context()
     cuda_library.set_lds_symbol(0)
     notes(cuda_library)
-    return driver.Launcher(cuda.CudaDriver(cuda_library), 0, arch.table()["sm_80"])
+    return launcher.Launcher(cuda.CudaDriver(cuda_library), 0, arch.table()["sm_80"])
 
 
 def test_cuda_code_is_built_for_the_card_itself(
-    cuda_launch: driver.Launcher, monkeypatch: pytest.MonkeyPatch
+    cuda_launch: launcher.Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[arch.Arch] = []
 
@@ -57,7 +57,7 @@ def test_cuda_code_is_built_for_the_card_itself(
 
 
 def test_cuda_receives_every_argument_in_its_place(
-    cuda_library: Any, cuda_launch: driver.Launcher
+    cuda_library: Any, cuda_launch: launcher.Launcher
 ) -> None:
     cuda_library.set_lds_symbol(65536)
     cuda_launch(SPEC, 7, 128, PARAMS, device())
@@ -71,7 +71,7 @@ def test_cuda_receives_every_argument_in_its_place(
 
 
 def test_a_kernel_without_lds_and_one_with_little(
-    cuda_library: Any, cuda_launch: driver.Launcher
+    cuda_library: Any, cuda_launch: launcher.Launcher
 ) -> None:
     cuda_launch(SPEC, 1, 64, PARAMS, device())
     assert any(" lds 0 " in line for line in notes(cuda_library))
@@ -83,7 +83,7 @@ def test_a_kernel_without_lds_and_one_with_little(
 
 
 def test_a_thread_without_a_context_gets_one(
-    cuda_library: Any, cuda_launch: driver.Launcher
+    cuda_library: Any, cuda_launch: launcher.Launcher
 ) -> None:
     cuda_launch(SPEC, 1, 64, PARAMS, device())
     cuda_library.drop_context()
@@ -92,7 +92,7 @@ def test_a_thread_without_a_context_gets_one(
     assert [line.split()[0] for line in notes(cuda_library)] == ["retain", "launch", "extra"]
 
 
-def test_cuda_errors_have_their_text(cuda_library: Any, cuda_launch: driver.Launcher) -> None:
+def test_cuda_errors_have_their_text(cuda_library: Any, cuda_launch: launcher.Launcher) -> None:
     cuda_launch(SPEC, 1, 64, PARAMS, device())
     cuda_library.fail_with(700)
     with pytest.raises(LaunchError, match=r"cuLaunchKernel: cuda says no \(700\)"):

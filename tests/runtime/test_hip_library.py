@@ -13,7 +13,7 @@ import pytest
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, driver, hip
+from lib_rocm_sd.runtime import build, driver, hip, launcher
 from tests import hip_library
 from tests.runtime.code_objects import SCALE
 from tests.runtime.driver_doubles import ScaleParams
@@ -71,18 +71,18 @@ def stream(library: Any) -> int:
 
 
 @pytest.fixture
-def launch(library: Any, stream: int, monkeypatch: pytest.MonkeyPatch) -> driver.Launcher:
+def launch(library: Any, stream: int, monkeypatch: pytest.MonkeyPatch) -> launcher.Launcher:
     """The project's launcher on that library, with `stream` as torch's current one."""
-    monkeypatch.setattr(driver, "_torch_calls", lambda: (lambda index: stream, lambda: 0))
-    monkeypatch.setattr(driver, "_capturing", lambda: False)
-    return driver.Launcher(hip.HipDriver(library), 0, ROW)
+    monkeypatch.setattr(launcher, "_torch_calls", lambda: (lambda index: stream, lambda: 0))
+    monkeypatch.setattr(launcher, "_capturing", lambda: False)
+    return launcher.Launcher(hip.HipDriver(library), 0, ROW)
 
 
-def run(launch: driver.Launcher, grid: int = 3) -> None:
+def run(launch: launcher.Launcher, grid: int = 3) -> None:
     launch(SPEC, grid, 64, PARAMS, torch.device("cuda", 0))
 
 
-def test_load_function_launch(library: Any, launch: driver.Launcher, code: bytes) -> None:
+def test_load_function_launch(library: Any, launch: launcher.Launcher, code: bytes) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def execute(image: int, size: int, entry: bytes, *rest: Any) -> int:
@@ -114,9 +114,9 @@ def test_load_function_launch(library: Any, launch: driver.Launcher, code: bytes
 def test_the_default_stream_is_null(
     library: Any, code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_torch_calls", lambda: (lambda index: 0, lambda: 0))
-    monkeypatch.setattr(driver, "_capturing", lambda: False)
-    run(driver.Launcher(hip.HipDriver(library, default_stream_only=True), 0, ROW))
+    monkeypatch.setattr(launcher, "_torch_calls", lambda: (lambda index: 0, lambda: 0))
+    monkeypatch.setattr(launcher, "_capturing", lambda: False)
+    run(launcher.Launcher(hip.HipDriver(library, default_stream_only=True), 0, ROW))
     assert " stream 0 " in hip_library.notes(library)[-1]
 
 
@@ -125,17 +125,17 @@ def test_a_stream_of_another_runtime_is_refused(
 ) -> None:
     foreign = ctypes.create_string_buffer(64)
     monkeypatch.setattr(
-        driver, "_torch_calls", lambda: (lambda index: ctypes.addressof(foreign), lambda: 0)
+        launcher, "_torch_calls", lambda: (lambda index: ctypes.addressof(foreign), lambda: 0)
     )
-    monkeypatch.setattr(driver, "_capturing", lambda: False)
+    monkeypatch.setattr(launcher, "_capturing", lambda: False)
     with pytest.raises(LaunchError, match=r"invalid resource handle \(400\)"):
-        run(driver.Launcher(hip.HipDriver(library), 0, ROW))
+        run(launcher.Launcher(hip.HipDriver(library), 0, ROW))
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("status", STATUSES)
 def test_every_error_has_its_text_and_is_cleared(
-    library: Any, launch: driver.Launcher, code: bytes, call: str, status: int
+    library: Any, launch: launcher.Launcher, code: bytes, call: str, status: int
 ) -> None:
     hip_library.fail(library, call, status)
     with pytest.raises(LaunchError) as caught:
@@ -147,7 +147,7 @@ def test_every_error_has_its_text_and_is_cleared(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_out_of_memory(library: Any, launch: driver.Launcher, code: bytes, call: str) -> None:
+def test_out_of_memory(library: Any, launch: launcher.Launcher, code: bytes, call: str) -> None:
     hip_library.fail(library, call, 2)
     with pytest.raises(DeviceOutOfMemoryError, match=rf"{call}: out of memory \(2\)"):
         run(launch)
@@ -155,7 +155,7 @@ def test_out_of_memory(library: Any, launch: driver.Launcher, code: bytes, call:
     run(launch)
 
 
-def test_code_for_another_card(library: Any, launch: driver.Launcher, code: bytes) -> None:
+def test_code_for_another_card(library: Any, launch: launcher.Launcher, code: bytes) -> None:
     library.test_set_machine(hip_library.MACHINES["gfx1201"])
     with pytest.raises(LaunchError, match=r"no kernel image is available .*\(209\)"):
         run(launch)
@@ -175,7 +175,7 @@ def test_a_kernel_that_is_not_in_the_module(library: Any, code: bytes) -> None:
 
 
 def test_the_code_is_kept_as_long_as_the_kernel(
-    library: Any, launch: driver.Launcher, monkeypatch: pytest.MonkeyPatch, code: bytes
+    library: Any, launch: launcher.Launcher, monkeypatch: pytest.MonkeyPatch, code: bytes
 ) -> None:
     """The library refers to the image: were it freed or moved, its sum would not be the same."""
     only = bytearray(code)

@@ -11,7 +11,7 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, session, settings, state
-from lib_rocm_sd.runtime import background, driver
+from lib_rocm_sd.runtime import background, launcher
 from lib_rocm_sd.ui import cache_panel
 
 SECTION = ("rocm_sd", host.NAME)
@@ -110,7 +110,7 @@ def compile_again() -> str:
             return BUSY
         cache.clear(COMPILED)
         background.forget()
-        driver.reset()
+        launcher.reset()
         engine.reset()
         optimizer.compile_again()
     return "Compiling. The accordion in txt2img shows how far it is."

@@ -21,7 +21,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.runtime import driver
+from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import Numbers, measure
 from tests.ops.attention.problems import SIZES, Kind, Sizes, draw
 from tests.ops.running import compute
@@ -72,7 +72,7 @@ class Place:
         def attend(*inputs: Any, seed: int = 1) -> torch.Tensor:
             config = kernel.configs(self.arch, inputs[0].shape[3])[self.config]
             if self.gfx == GPU:
-                launch = driver.launcher_for(self.device, self.arch)
+                launch = launcher.launcher_for(self.device, self.arch)
                 with patch("lib_rocm_sd.ops.attention.ours._compute_units", return_value=1):
                     return compute(ATTENTION, variant, launch, config, inputs)
             shim = ShimLaunch(self.arch, seed)

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
-from lib_rocm_sd.runtime import driver
+from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, on_device
 from tests.ops.running import compute
@@ -35,7 +35,7 @@ def run() -> Run:
     """Our kernel with the `index`-th config of its search space, no engine between."""
     arch = identify(DEVICE).arch
     assert arch is not None
-    launch = driver.launcher_for(DEVICE, arch)
+    launch = launcher.launcher_for(DEVICE, arch)
 
     def attend(*inputs: Any, index: int = 0) -> torch.Tensor:
         q, k, v, *rest = inputs

@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.runtime import driver
+from lib_rocm_sd.runtime import launcher
 from tests import simt
 from tests.ops.attention.judge import Numbers
 from tests.ops.attention.layouts import ALL_LAYOUTS, lay_out
@@ -82,8 +82,8 @@ def on_gpu() -> list[tuple[Place, Kind]]:
     place = Place(GPU)
     others = sorted({*range(8, 257, 8)} - {*kernel.SHIPPED_HEAD_DIMS})
     found = [*every_config(place), *classes(GPU, others, 1)]
-    launch = driver.launcher_for(place.device, place.arch)
-    assert isinstance(launch, driver.Launcher)
+    launch = launcher.launcher_for(place.device, place.arch)
+    assert isinstance(launch, launcher.Launcher)
     launch.build([where.spec(kind) for where, kind in found])
     return found
 

@@ -29,7 +29,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ImageInputs,
 )
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from lib_rocm_sd.runtime import driver
+from lib_rocm_sd.runtime import launcher
 from tests.ops.running import compute
 from tests.ops.toy_op import User
 
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 def launch() -> Launch:
     arch = identify(DEVICE).arch
     assert arch is not None
-    return driver.launcher_for(DEVICE, arch)
+    return launcher.launcher_for(DEVICE, arch)
 
 
 def configs() -> tuple[kernel.GroupNormConfig, ...]:
