@@ -34,6 +34,8 @@ class _State:
     host: Path | None = None
     resolved: bool = False
     directory: Path | None = None
+    readable: list[Path] = field(default_factory=list)
+    unwritten: str = ""
     reasons: list[str] = field(default_factory=list)
     memory: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
@@ -52,13 +54,14 @@ def set_directory(path: Path | str | None) -> None:
 
 def reset() -> None:
     """Look for a usable folder again at the next access, and forget what was kept in memory."""
-    _state.resolved, _state.directory = False, None
+    _state.resolved, _state.directory, _state.unwritten = False, None, ""
+    _state.readable.clear()
     _state.reasons.clear()
     _state.memory.clear()
 
 
 def directory() -> Path | None:
-    """The folder in use, created when missing; where None, `reasons()` says why."""
+    """The folder that is written, created when missing; where None, `reasons()` says why."""
     if not _state.resolved:
         _state.directory = next((path for path in _candidates() if _usable(path)), None)
         _state.resolved = True
@@ -71,6 +74,13 @@ def reasons() -> list[str]:
     return list(_state.reasons)
 
 
+def unwritten() -> str:
+    """Why the first entry that could not be written was not, but is kept in memory only; empty
+    where all were.
+    """
+    return _state.unwritten
+
+
 def key_of(*parts: str) -> str:
     """The SHA-256 of the parts, each with its length, as hexadecimal digits."""
     digest = hashlib.sha256()
@@ -81,14 +91,22 @@ def key_of(*parts: str) -> str:
 
 
 def read(kind: str, key: str) -> bytes | None:
-    """The entry's data; None when there is none, or when it is truncated, damaged or not ours."""
+    """The entry's data; None when there is none, or when it is truncated, damaged or not ours.
+
+    Looked for in memory, in the folder in use, then in those that can only be read.
+    """
     kept = _state.memory.get((kind, key))
-    path = _path(kind, key)
-    if kept is not None or path is None:
-        return kept
+    folders = [directory(), *_state.readable]
+    found = (_contents(_entry(each, kind, key)) for each in folders if each is not None)
+    return kept if kept is not None else next((data for data in found if data is not None), None)
+
+
+def _contents(path: Path) -> bytes | None:
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with path.open("rb") as file:
-            if _refusal(os.fstat(file.fileno())):
+        with os.fdopen(os.open(path, flags), "rb") as file:  # opening a pipe would wait for a writer
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or _refusal(status):
                 return None
             return _unsealed(file.read())
     except OSError:
@@ -106,8 +124,11 @@ def write(kind: str, key: str, data: bytes) -> None:
     try:
         _replace(path, _sealed(data))
     except OSError as error:
-        _note(f"cannot write {path}: {error.strerror or error}")
+        _state.unwritten = _state.unwritten or f"cannot write {path}: {error.strerror or error}"
+        _note(_state.unwritten)
         _state.memory[kind, key] = data
+    else:
+        _state.memory.pop((kind, key), None)
 
 
 def delete(kind: str, key: str) -> None:
@@ -196,6 +217,7 @@ def _candidates() -> list[Path]:
 
 
 def _usable(path: Path) -> bool:
+    safe = False
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (path, *path.resolve().parents):
@@ -203,10 +225,13 @@ def _usable(path: Path) -> bool:
             if refusal:
                 _note(f"{path} is not used: {folder} {refusal}")
                 return False
+        safe = True
         with tempfile.TemporaryFile(dir=path):
             return True
     except OSError as error:
         _note(f"{path} cannot be written: {error.strerror or error}")
+        if safe:
+            _state.readable.append(path)
         return False
 
 
@@ -234,11 +259,11 @@ def _trusted_owners() -> set[int]:
 
 def _path(kind: str, key: str, suffix: str = "") -> Path | None:
     folder = directory()
-    return (
-        None
-        if folder is None
-        else folder / kind / f"{key}{suffix or ('.co' if kind == 'code' else '')}"
-    )
+    return None if folder is None else _entry(folder, kind, key, suffix)
+
+
+def _entry(folder: Path, kind: str, key: str, suffix: str = "") -> Path:
+    return folder / kind / f"{key}{suffix or ('.co' if kind == 'code' else '')}"
 
 
 def _sealed(data: bytes) -> bytes:

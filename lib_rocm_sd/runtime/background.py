@@ -218,6 +218,8 @@ class Background:
             self._tell(f"not every kernel could be compiled{where}")
         else:
             self._tell(f"all {state.total} kernels are compiled")
+        if cache.unwritten():
+            self._tell(f"the next start compiles them again: {cache.unwritten()}")
 
 
 def _at_a_time() -> int:

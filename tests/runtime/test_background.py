@@ -95,6 +95,25 @@ def test_compiles_in_order_and_tells_of_each_part(compiler: Compiler, folder: Pa
     ]
 
 
+def test_what_cannot_be_kept_is_said_once(
+    compiler: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError("No space left")
+
+    def build_and_keep(spec: KernelSpec, arch: object) -> None:
+        compiler.build(spec, arch)
+        cache.write("code", spec.entry, b"code")
+
+    monkeypatch.setattr(cache, "_replace", full)
+    monkeypatch.setattr(build, "build", build_and_keep)
+    work = Background()
+    lines = start(work)
+    assert work.wait(10)
+    (said,) = [line for line in lines if "No space left" in line]
+    assert said.startswith("the next start compiles them again: cannot write ")
+
+
 def test_only_what_is_missing(compiler: Compiler, folder: Path) -> None:
     work = Background()
     compiler.cached = {spec.entry for spec, part in PARTS.items() if part == "attention"}
@@ -284,7 +303,7 @@ def test_compilers_run_at_low_priority(folder: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("end", ["", "os._exit(0)"], ids=["exit", "os._exit"])
 def test_the_program_ends_while_something_is_compiled(tmp_path: Path, end: str) -> None:
     """No thread keeps the interpreter, and its compiler ends with it. Ctrl+C in a WebUI is
-    os._exit, which only compiler libraries' processes on Linux hear of.
+    os._exit, of which only Linux tells the compiler.
     """
     if end and sys.platform != "linux":
         pytest.skip("only Linux tells a process that its parent is gone")
@@ -295,9 +314,6 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import background, build, process
 child = '''
 import os, sys, time
-from lib_rocm_sd.runtime import compile_worker
-if sys.argv[2]:
-    compile_worker.end_with_parent()
 open(sys.argv[1], "w").write(str(os.getpid()))
 time.sleep(60)
 '''

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +145,9 @@ def test_a_full_disk_means_memory(fresh_cache: Path, monkeypatch: pytest.MonkeyP
     cache.write("code", KEY, b"data")
     assert cache.read("code", KEY) == b"data"
     assert any("No space left" in reason for reason in cache.reasons())
+    assert "No space left" in cache.unwritten()
+    cache.reset()
+    assert cache.unwritten() == ""
 
 
 def test_the_hosts_folder_comes_before_the_users(
@@ -251,3 +256,70 @@ def test_clear_without_a_folder(fresh_cache: Path, monkeypatch: pytest.MonkeyPat
     assert cache.clear() == 0
     assert cache.read("code", KEY) is None
     cache.reset()
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Nothing new can be made in `folder`, which mode bits do not tell root."""
+    make = tempfile.TemporaryFile
+
+    def refuse(*words: Any, dir: Path, **more: Any) -> Any:
+        if dir == folder:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return make(*words, dir=dir, **more)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    cache.reset()
+
+
+def test_a_filled_folder_that_cannot_be_written_is_read(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write("code", KEY, b"data")
+    unwritable(monkeypatch, fresh_cache)
+    assert cache.directory() is None and "Read-only" in cache.reasons()[0]
+    assert cache.read("code", KEY) == b"data"
+    cache.write("code", KEY, b"newer")
+    assert cache.read("code", KEY) == b"newer"
+    cache.reset()
+    assert cache.read("code", KEY) == b"data"
+
+
+def test_the_hosts_full_folder_is_read_beside_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set_directory(tmp_path / "host")
+    cache.write("code", KEY, b"the host's")
+    unwritable(monkeypatch, tmp_path / "host" / "rocm_sd")
+    try:
+        assert cache.directory() not in (None, tmp_path / "host" / "rocm_sd")
+        assert cache.read("code", KEY) == b"the host's"
+        cache.write("code", KEY, b"the user's")
+        assert cache.read("code", KEY) == b"the user's"
+        cache.delete("code", KEY)
+    finally:
+        cache.set_directory(None)
+
+
+@posix_only
+def test_another_users_folder_is_not_even_read(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write("code", KEY, b"data")
+    fresh_cache.chmod(0o777)
+    unwritable(monkeypatch, fresh_cache)
+    assert cache.read("code", KEY) is None
+
+
+@posix_only
+def test_a_pipe_in_an_entrys_place_is_not_waited_for(fresh_cache: Path) -> None:
+    cache.write("code", KEY, b"data")
+    entry(fresh_cache).unlink()
+    os.mkfifo(entry(fresh_cache), 0o600)
+    script = f"from lib_rocm_sd import cache; print(cache.read('code', {KEY!r}))"
+    process = started(script, fresh_cache)
+    try:
+        assert process.communicate(timeout=60)[0] == "None\n"
+    finally:
+        process.kill()
+    cache.write("code", KEY, b"again")
+    assert cache.read("code", KEY) == b"again"
