@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -96,8 +95,8 @@ def _objdumps(clangs: list[Clang]) -> list[Path]:
 
 
 def _by_objdump(path: Path, code: bytes) -> list[Function]:
-    with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-        file = Path(folder) / "kernel.co"
+    with process.work_folder() as folder:
+        file = folder / "kernel.co"
         file.write_bytes(code)
         done = process.run([path, "-d", file], _LIMIT_S, output_limit_bytes=_MOST_TEXT_BYTES)
     if done.trouble:

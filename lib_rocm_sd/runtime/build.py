@@ -22,6 +22,7 @@ from lib_rocm_sd.runtime.compiler import (
     defines_options,
     still_the_same,
 )
+from lib_rocm_sd.runtime.compiler import forget_failures as forget_compilers
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def is_cached(spec: KernelSpec, arch: Arch) -> bool:
 def forget_failures() -> None:
     """Let `build` try again what failed in this process, because a compiler may have appeared."""
     _failures.clear()
+    forget_compilers()
 
 
 def _source_key(text: str, spec: KernelSpec, arch: Arch) -> str:
@@ -119,19 +121,18 @@ def _code_key(key: str, identity: str) -> str:
 
 
 def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
-    said: list[str] = []
+    refused: list[str] = []
     failures: list[str] = []
     logs: list[str] = []
     for compiler in compilers.all_compilers():
         refusals = compiler.refusals(arch)
         if refusals:
-            said.append(f"{compiler.name}: {'; '.join(refusals)}")
+            refused.append(f"{compiler.name}: {'; '.join(refusals)}")
             continue
         start = time.monotonic()
         try:
             code = _checked(compiler, text, spec, arch)
         except CompileError as error:
-            said.append(str(error))
             failures.append(str(error))
             logs.append(f"{compiler.name}:\n{error.log}")
             continue
@@ -139,12 +140,16 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
         _store(key, compiler.identity(), made)
         return made
     title = f"no compiler made {spec.entry} of {spec.source} for {arch.gfx}"
-    _failures[key] = CompileError(title, " | ".join(said), "\n".join(logs), text)
+    _failures[key] = CompileError(title, " | ".join([*failures, *refused]), "\n".join(logs), text)
     raise _failures[key]
 
 
 def _checked(compiler: Compiler, text: str, spec: KernelSpec, arch: Arch) -> bytes:
-    code = compiler.compile(text, spec.entry, arch, _defines(spec, arch), spec.source)
+    try:
+        code = compiler.compile(text, spec.entry, arch, _defines(spec, arch), spec.source)
+    except OSError as error:  # it left no output, or there is no room for its files
+        said = f"{spec.source} for {arch.gfx}: {error}"
+        raise CompileError(compiler.name, said, "", text) from error
     try:
         code = codeobject.unbundled(code, arch.gfx)
         wrong = codeobject.refusals(code, spec.entry, arch)

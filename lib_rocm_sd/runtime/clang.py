@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.runtime import libraries, process
+from lib_rocm_sd.runtime import hangs, libraries, process
 from lib_rocm_sd.runtime.compiler import (
     LANGUAGE_OPTIONS,
     Absent,
@@ -39,7 +38,7 @@ _DEVICE_OPTIONS = (
     "-mcode-object-version=4",
 )
 _VERSION = re.compile(r"clang version (\d+)\.(\d+)\.(\d+)")
-_QUESTION_LIMIT_S = 30.0
+_QUESTION_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,9 @@ class Clang(Compiler):
     def refusals(self, arch: Arch) -> list[str]:
         if not arch.is_amd:
             return ["compiles for AMD GPUs only"]
+        hung = hangs.refusal(self.identity(), process.time_limit_s())
+        if hung:
+            return [f"{self.path} {hung}"]
         facts = remembered(self.identity(), self._ask) or {"trouble": "does not run"}
         if facts["trouble"]:
             return [f"{self.path} {facts['trouble']}"]
@@ -73,8 +75,7 @@ class Clang(Compiler):
     def compile(
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
     ) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-            work = Path(folder)
+        with process.work_folder() as work:
             (work / "kernel.hip").write_text(source, encoding="utf-8")
             self._take(self._steps(arch, defines), work, arch, source, file_name)
             return (work / "kernel.co").read_bytes()
@@ -83,8 +84,7 @@ class Clang(Compiler):
         """What `compile` makes of `source` on the way, before it is assembled. Raises
         CompileError.
         """
-        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-            work = Path(folder)
+        with process.work_folder() as work:
             (work / "kernel.hip").write_text(source, encoding="utf-8")
             self._take(self._steps(arch, defines)[:1], work, arch, source, file_name)
             return (work / "kernel.s").read_text(encoding="utf-8")
@@ -92,9 +92,12 @@ class Clang(Compiler):
     def _take(
         self, steps: Sequence[list[str]], work: Path, arch: Arch, source: str, file_name: str
     ) -> None:
-        deadline = time.monotonic() + process.time_limit_s()
+        limit_s = process.time_limit_s()
+        deadline = time.monotonic() + limit_s
         for step in steps:
             done = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
+            if done.hung:
+                hangs.note(self.identity(), limit_s)
             if done.trouble:
                 said = f"{file_name} for {arch.gfx}: {done.trouble}"
                 raise CompileError(self.name, said, done.output, source)
@@ -111,10 +114,18 @@ class Clang(Compiler):
             [*self.linker, "-shared", "kernel.o", "-o", "kernel.co"],
         ]
 
+    def _question(self) -> str:
+        return f"version of {self.identity()}"
+
     def _ask(self) -> dict[str, Any]:
+        hung = hangs.refusal(self._question(), _QUESTION_LIMIT_S)
+        if hung:
+            return {"trouble": hung, "version": "", "targets": []}
         done = process.run(
             [*self.program, _TARGET, "-nogpulib", "--print-supported-cpus"], _QUESTION_LIMIT_S
         )
+        if done.hung:
+            hangs.note(self._question(), _QUESTION_LIMIT_S)
         version = _VERSION.search(done.output)
         if done.trouble or version is None:
             return {"trouble": done.trouble or "is not a clang", "version": "", "targets": []}

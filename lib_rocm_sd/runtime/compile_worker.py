@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import re
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ from lib_rocm_sd.runtime.comgr import Comgr, ComgrError
 from lib_rocm_sd.runtime.rtc import Rtc, RtcError
 
 _RTC_CODE = {"hiprtc": "Code", "nvrtc": "CUBIN"}
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,6 @@ class Job:
 
 def main(name: str) -> int:
     """Do the job in job.json of the folder `name`."""
-    end_with_parent()
     folder = Path(name)
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     try:
@@ -59,13 +56,6 @@ def main(name: str) -> int:
         answer = {"trouble": f"{job.library}: {error}", "log": ""}
     (folder / "result.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0
-
-
-def end_with_parent() -> None:
-    """Let the kernel end this process when who started it is gone: a WebUI ends without a word."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _do(job: Job, folder: Path) -> dict[str, Any]:

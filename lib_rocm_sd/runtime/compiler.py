@@ -14,6 +14,7 @@ from typing import Any
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.runtime import hangs
 
 LANGUAGE_OPTIONS = ("-std=c++17", "-O3")
 OPTIONS_VERSION = "options 1"
@@ -85,18 +86,29 @@ def remembered(identity: str, ask: Callable[[], Any]) -> Any:
     """What `ask` once found out about the compiler of this identity (JSON-able), kept in the cache
     folder.
 
-    A question that failed (None, or an answer with a `trouble`) is asked again by the next process.
+    A question that failed (None, or an answer with a `trouble`) is asked again by the next process,
+    and after `forget_failures`.
     """
     if identity in _remembered:
         return _remembered[identity]
     key = cache.key_of("compiler facts 1", identity)
     stored = cache.read("compilers", key)
     answer = ask() if stored is None else json.loads(stored)
-    failed = answer is None or (isinstance(answer, dict) and answer.get("trouble"))
-    if stored is None and not failed:
+    if stored is None and not _failed(answer):
         cache.write("compilers", key, json.dumps(answer).encode())
     _remembered[identity] = answer
     return answer
+
+
+def _failed(answer: Any) -> bool:
+    return answer is None or (isinstance(answer, dict) and bool(answer.get("trouble")))
+
+
+def forget_failures() -> None:
+    """Let compilers that hung or gave no answer be asked again."""
+    hangs.forget()
+    for identity in [each for each, answer in _remembered.items() if _failed(answer)]:
+        del _remembered[identity]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.runtime import clang, library_compilers
 from lib_rocm_sd.runtime.compiler import Absent, Compiler
 
-__all__ = ["Absent", "Compiler", "all_compilers", "survey"]
+__all__ = ["Absent", "Compiler", "all_compilers", "serves", "survey"]
 
 _FINDERS = (
     library_compilers.comgrs,
@@ -28,6 +28,11 @@ def all_compilers() -> list[Compiler]:
     and clang-21.
     """
     return [compiler for find in _FINDERS for compiler in find()]
+
+
+def serves(arch: Arch) -> bool:
+    """Whether any can compile for `arch`. Those after the first that can are not asked."""
+    return any(not compiler.refusals(arch) for compiler in all_compilers())
 
 
 def survey(arch: Arch) -> dict[str, list[str]]:

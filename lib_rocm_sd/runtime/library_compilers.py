@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from lib_rocm_sd import arch as arches
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.runtime import libraries, process
+from lib_rocm_sd.runtime import hangs, libraries, process
 from lib_rocm_sd.runtime.compile_worker import Job
 from lib_rocm_sd.runtime.compiler import (
     LANGUAGE_OPTIONS,
@@ -32,7 +31,7 @@ _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from lib_rocm_sd.runtime.compile_worker import main; raise SystemExit(main(sys.argv[2]))"
 )
-_QUESTION_LIMIT_S = 60.0
+_QUESTION_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,9 @@ class LibraryCompiler(Compiler):
             return [
                 "this process does not know its Python interpreter, which the compiler is run with"
             ]
+        hung = hangs.refusal(self.identity(), process.time_limit_s())
+        if hung:
+            return [f"{self.path} {hung}"]
         facts = self.facts()
         if facts["trouble"]:
             return [facts["trouble"]]
@@ -72,8 +74,8 @@ class LibraryCompiler(Compiler):
         job = Job(
             self.name, str(self.path), arch.gfx, (*options, *defines_options(defines)), name, source
         )
-        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-            answer = _work(job, Path(folder), process.time_limit_s())
+        with process.work_folder() as folder:
+            answer = self._work(job, folder, self.identity(), process.time_limit_s())
             if answer["trouble"]:
                 raise CompileError(
                     self.name,
@@ -81,17 +83,17 @@ class LibraryCompiler(Compiler):
                     answer["log"],
                     source,
                 )
-            return (Path(folder) / "kernel.co").read_bytes()
+            return (folder / "kernel.co").read_bytes()
 
     def disassemble(self, code: bytes, arch: Arch) -> str:
         """A code object as text (comgr only). Raises CompileError."""
         job = Job(self.name, str(self.path), arch.gfx, disassemble=True)
-        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-            (Path(folder) / "kernel.co").write_bytes(code)
-            answer = _work(job, Path(folder), process.time_limit_s())
+        with process.work_folder() as folder:
+            (folder / "kernel.co").write_bytes(code)
+            answer = self._work(job, folder, self.identity(), process.time_limit_s())
             if answer["trouble"]:
                 raise CompileError(self.name, answer["trouble"], answer["log"], "")
-            return (Path(folder) / "kernel.s").read_text(encoding="utf-8")
+            return (folder / "kernel.s").read_text(encoding="utf-8")
 
     def _options(self, arch: Arch) -> tuple[str, ...]:
         if self.name == "nvrtc":
@@ -101,8 +103,43 @@ class LibraryCompiler(Compiler):
         return ("-nogpuinc", "-nogpulib", "-nostdinc")
 
     def _ask(self) -> dict[str, Any] | None:
-        with tempfile.TemporaryDirectory(prefix="rocm_sd_") as folder:
-            return _work(Job(self.name, str(self.path)), Path(folder), _QUESTION_LIMIT_S)
+        hung = hangs.refusal(self._question(), _QUESTION_LIMIT_S)
+        if hung:
+            return {"trouble": f"{self.path} {hung}"}
+        try:
+            with process.work_folder() as folder:
+                job = Job(self.name, str(self.path))
+                return self._work(job, folder, self._question(), _QUESTION_LIMIT_S)
+        except OSError as error:
+            return {"trouble": f"{self.path} was not asked: {error}"}
+
+    def _question(self) -> str:
+        return f"version of {self.identity()}"
+
+    def _work(self, job: Job, folder: Path, what: str, limit_s: float) -> dict[str, Any]:
+        """Run the worker on `job`; its answer, or one that says how the process ended.
+
+        A hang is noted of `what`.
+        """
+        job.save(folder / "job.json")
+        root = str(arches.KERNELS_DIR.parent)
+        done = process.run(
+            [sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder
+        )
+        if done.hung:
+            hangs.note(what, limit_s)
+        try:
+            answer: dict[str, Any] = json.loads(
+                (folder / "result.json").read_text(encoding="utf-8")
+            )
+        except (OSError, ValueError):
+            return {
+                "trouble": f"{job.library}: {done.trouble or 'gave no answer'}",
+                "log": done.output,
+            }
+        if done.output.strip():
+            answer["log"] = f"{answer.get('log', '')}\n{done.output}".strip()
+        return answer
 
 
 def comgrs() -> list[Compiler]:
@@ -131,19 +168,3 @@ def _found(name: str, folders: list[Path], patterns: list[str], symbol: str) -> 
         return [LibraryCompiler(name, path) for path in paths]
     looked = ", ".join(str(folder) for folder in folders) or "any known folder"
     return [Absent(name, [*reasons, f"no {patterns[0]} in {looked}"])]
-
-
-def _work(job: Job, folder: Path, limit_s: float) -> dict[str, Any]:
-    """Run the worker on `job`; its answer, or one that says how the process ended."""
-    job.save(folder / "job.json")
-    root = str(arches.KERNELS_DIR.parent)
-    done = process.run(
-        [sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder
-    )
-    try:
-        answer: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"trouble": f"{job.library}: {done.trouble or 'gave no answer'}", "log": done.output}
-    if done.output.strip():
-        answer["log"] = f"{answer.get('log', '')}\n{done.output}".strip()
-    return answer

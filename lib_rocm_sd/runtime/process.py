@@ -1,23 +1,43 @@
-"""Run a compiler in its own process: a time limit that holds, a crash that stays outside."""
+"""Run a compiler in its own process: a time limit that holds, a crash that stays outside, and
+nothing left behind, however this process ends.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 _LOG_LIMIT_BYTES = 1 << 20
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 _BELOW_NORMAL = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
 _NICENESS = 10
+_FOLDER = re.compile(r"rocm_sd_(\d+)_")
+_STALE_S = 86400.0
+_NOT_STARTED = "could not be started: "
+# Lets Linux's kernel end the command with the thread that started it (PR_SET_PDEATHSIG, SIGKILL).
+# A preexec_fn could do it without a Python between, but is not safe beside other threads.
+_BOUND = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit("{_NOT_STARTED}" + str(error))
+"""
 
 _thread = threading.local()
 
@@ -26,26 +46,31 @@ _thread = threading.local()
 class Finished:
     """How a process ended.
 
-    `trouble` is empty for exit status 0; `output` is what it printed, both streams together.
+    `trouble` is empty for exit status 0; `output` is what it printed, both streams together;
+    `hung` says that it was ended at its time limit.
     """
 
     trouble: str
     output: str
     seconds: float
+    hung: bool = False
 
 
 @dataclass
 class Group:
-    """Processes that some threads start, at low priority, to be ended together."""
+    """Processes that some threads start, to be ended together; `polite`: at low priority."""
 
+    polite: bool = True
     ended: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _members: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def join(self) -> None:
-        """What this thread runs from now on belongs here. The thread keeps its low priority."""
+        """What this thread runs from now on belongs here. The thread keeps its priority."""
         _thread.group = self
-        if sys.platform == "linux":  # there it is the thread's own, and its children inherit it
+        if (
+            self.polite and sys.platform == "linux"
+        ):  # there it is the thread's own, and its children inherit it
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
@@ -78,6 +103,43 @@ def time_limit_s() -> float:
         return 600.0
 
 
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """A folder for one compilation, gone afterwards. Raises OSError where none can be made.
+
+    Where this process is killed meanwhile, the next one that compiles removes it.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"rocm_sd_{os.getpid()}_") as folder:
+        yield Path(folder)
+
+
+@lru_cache(maxsize=1)
+def _sweep(place: Path) -> None:
+    """Remove the work folders of processes that are gone, once."""
+    with suppress(OSError):
+        for folder in place.iterdir():
+            owner = _FOLDER.match(folder.name)
+            if owner and not _lives(int(owner.group(1)), folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int, folder: Path) -> bool:
+    """Whether the folder may still be in use."""
+    try:
+        status = folder.lstat()
+        if sys.platform == "win32":  # os.kill would end the process there
+            return time.time() - status.st_mtime < _STALE_S
+        if status.st_uid != os.geteuid():
+            return True
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def run(
     command: Sequence[str | Path],
     limit_s: float,
@@ -87,7 +149,8 @@ def run(
 ) -> Finished:
     """Run `command` for at most `limit_s` seconds; past that it and what it started are ended.
 
-    Never raises OSError. Of the output no more than `output_limit_bytes` are kept.
+    Never raises OSError. Of the output no more than `output_limit_bytes` are kept. On Linux it ends
+    also when this process is killed.
 
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
@@ -95,27 +158,38 @@ def run(
     group: Group | None = getattr(_thread, "group", None)
     if group is not None and group.ended:
         return Finished("was not started: the program ends", "", 0.0)
-    with tempfile.TemporaryFile() as output:
-        try:
+    try:
+        with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
-                [str(word) for word in command],
+                [*_bound(), *map(str, command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
                 env=None if env is None else {**os.environ, **env},
                 start_new_session=sys.platform != "win32",
-                creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group else 0),
+                creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group and group.polite else 0),
             )
-        except (OSError, ValueError) as error:
-            return Finished(f"could not be started: {error}", "", time.monotonic() - start)
-        trouble = _wait_in(group, process, limit_s)
-        output.seek(0)
-        text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
-    return Finished(trouble, text, time.monotonic() - start)
+            trouble, hung = _wait_in(group, process, limit_s)
+            output.seek(0)
+            text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        return Finished(f"{_NOT_STARTED}{error}", "", time.monotonic() - start)
+    if trouble and text.startswith(_NOT_STARTED):
+        trouble, text = text.strip(), ""
+    return Finished(trouble, text, time.monotonic() - start, hung)
 
 
-def _wait_in(group: Group | None, process: subprocess.Popen[bytes], limit_s: float) -> str:
+def _bound() -> list[str]:
+    """What a command begins with, so that it ends with this process."""
+    if sys.platform != "linux" or not sys.executable:
+        return []
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
+
+
+def _wait_in(
+    group: Group | None, process: subprocess.Popen[bytes], limit_s: float
+) -> tuple[str, bool]:
     if group is None:
         return _wait(process, limit_s)
     group._add(process)
@@ -125,15 +199,19 @@ def _wait_in(group: Group | None, process: subprocess.Popen[bytes], limit_s: flo
         group._remove(process)
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> tuple[str, bool]:
+    """Its trouble, and whether it was ended at the limit."""
     try:
-        status = process.wait(limit_s)
+        return _trouble(process.wait(limit_s)), False
     except subprocess.TimeoutExpired:
         _end(process)
-        return f"took longer than {limit_s:g} s and was ended"
+        return f"took longer than {limit_s:g} s and was ended", True
     except BaseException:
         _end(process)
         raise
+
+
+def _trouble(status: int) -> str:
     if status < 0:
         with suppress(ValueError):
             return f"crashed ({signal.Signals(-status).name})"

@@ -128,7 +128,13 @@ class _Modules:
     """What is changed of lib_rocm_sd, or has to forget what it knew of the device."""
 
     def __init__(self) -> None:
-        names = ("device", "engine.engine", "runtime.launcher", "runtime.clang", "runtime.compilers")
+        names = (
+            "device",
+            "engine.engine",
+            "runtime.launcher",
+            "runtime.clang",
+            "runtime.compilers",
+        )
         made = [importlib.import_module(f"lib_rocm_sd.{name}") for name in names]
         self.device, self.engine, self.launcher, self.clang, self.compilers = map(_untyped, made)
 

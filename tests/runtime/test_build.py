@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from lib_rocm_sd import arch, cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.runtime import background, build, clang, compilers, library_compilers
 from lib_rocm_sd.runtime.compiler import Compiler, file_identity
 from tests.runtime.code_objects import SCALE, code_object
 
@@ -35,7 +36,7 @@ class Fake(Compiler):
     """A compiler that hands out `answer` and counts; its identity is that of `path`."""
 
     path: Path
-    answer: bytes | CompileError = field(default_factory=code_object)
+    answer: bytes | CompileError | OSError = field(default_factory=code_object)
     name: str = "fake"
     reasons: list[str] = field(default_factory=list)
     calls: int = 0
@@ -53,7 +54,7 @@ class Fake(Compiler):
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
     ) -> bytes:
         self.calls += 1
-        if isinstance(self.answer, CompileError):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
@@ -142,6 +143,56 @@ def test_the_next_compiler_is_tried_and_the_failure_kept(use: Use, tmp_path: Pat
     assert made.compiler == "good" and made.failures == ("bad: no such builtin",)
     assert (first.calls, refusing.calls, last.calls) == (1, 0, 1)
     assert build.build(SPEC, ROW).failures == made.failures
+
+
+def test_a_compiler_without_an_output_counts_as_a_failure(use: Use, tmp_path: Path) -> None:
+    use(
+        Fake(tmp_path / "a", answer=FileNotFoundError(2, "No such file", "kernel.co")),
+        Fake(tmp_path / "b", name="good"),
+    )
+    made = build.build(SPEC, ROW)
+    assert made.compiler == "good"
+    assert "fake: " in made.failures[0] and "kernel.co" in made.failures[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands for a compiler")
+def test_a_clang_that_ends_well_and_leaves_nothing(
+    tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "clang"
+    path.write_text("#!/bin/sh\necho clang version 19.1.0; echo '    gfx1100'\n")
+    path.chmod(0o755)
+    made = clang.Clang("clang", (str(path),), (str(path),), path)
+    good = Fake(tmp_path / "b", name="good")
+    monkeypatch.setattr(compilers, "all_compilers", lambda: [made, good])
+    assert build.build(SPEC, ROW).compiler == "good"
+
+
+def test_without_room_for_temporary_files_each_compiler_says_so(
+    tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libhiprtc.so"
+    library.write_bytes(b"")
+    found = [
+        clang.Clang("clang", (sys.executable,), (sys.executable,), Path(sys.executable)),
+        library_compilers.LibraryCompiler("hiprtc", library),
+    ]
+    monkeypatch.setattr(compilers, "all_compilers", lambda: found)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    build.forget_failures()
+    with pytest.raises(CompileError, match=r"clang: .*could not be started.*hiprtc: .*not asked"):
+        build.build(SPEC, ROW)
+    build.forget_failures()
+
+
+def test_what_was_tried_is_said_before_what_was_not_there(use: Use, tmp_path: Path) -> None:
+    use(
+        Fake(tmp_path / "a", name="absent", reasons=["not found in " + "/some/folder, " * 30]),
+        Fake(tmp_path / "b", answer=CompileError("tried", "crashed (SIGSEGV)")),
+    )
+    with pytest.raises(CompileError) as caught:
+        build.build(SPEC, ROW)
+    assert "tried: crashed (SIGSEGV)" in str(caught.value)[: background.REASON_CHARACTERS]
 
 
 @pytest.mark.parametrize(
@@ -313,15 +364,10 @@ def test_a_kill_while_compiling_leaves_nothing_broken(
     assert time.monotonic() - start < 20
 
 
-def test_a_process_without_torch_is_quick_when_all_is_cached(
+def test_a_process_without_torch_and_compilers_has_what_is_cached(
     tmp_path: Path, logged_clang: dict[str, str]
 ) -> None:
     first = process(BUILD, tmp_path / "cache", **logged_clang)
     assert first.communicate(timeout=60)[0].split()[1] == "False"
-    times = []
-    for _ in range(5):
-        start = time.monotonic()
-        again = process(BUILD, tmp_path / "cache", PATH=str(tmp_path))
-        assert again.communicate(timeout=60)[0].split()[1] == "True"
-        times.append(time.monotonic() - start)
-    assert min(times) < 0.5
+    again = process(BUILD, tmp_path / "cache", PATH=str(tmp_path))
+    assert again.communicate(timeout=60)[0].split()[1] == "True"

@@ -1,0 +1,108 @@
+"""Processes that end with the one that started them, and the folders that they worked in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from lib_rocm_sd.runtime import process
+
+ROOT = Path(__file__).parents[2]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc and Linux's kernel")
+LONG_S = 600
+WAIT_S = 60.0
+
+COMPILING = f"""
+import sys
+from lib_rocm_sd.runtime import process
+with process.work_folder() as folder:
+    (folder / "kernel.s").write_text("half")
+    note_and_sleep = "echo $$ > $0.new; mv $0.new $0; exec sleep {LONG_S}"
+    process.run(["/bin/sh", "-c", note_and_sleep, sys.argv[1]], {LONG_S})
+"""
+
+
+def started(script: str, temporary: Path, *words: str) -> subprocess.Popen[str]:
+    """A Python process whose temporary files lie in `temporary`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *words],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_gone(pid: int) -> bool:
+    """Whether the process `pid` ends; a zombie has ended."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def noted(path: Path) -> str:
+    """What somebody else writes to `path`, as soon as it is there."""
+    end = time.monotonic() + WAIT_S
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return path.read_text(encoding="utf-8")
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_killed_process_started_ends_and_its_folder_goes(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    killed = started(COMPILING, temporary, str(tmp_path / "pid"))
+    pid = int(noted(tmp_path / "pid"))
+    (left,) = temporary.glob("rocm_sd_*")
+    killed.send_signal(number)
+    killed.communicate(timeout=WAIT_S)
+    assert wait_until_gone(pid)
+    ours = temporary / f"rocm_sd_{os.getpid()}_in_use"
+    ours.mkdir()
+    (temporary / "rocm_sd_tests_of_somebody").mkdir()
+    sweep = "from lib_rocm_sd.runtime import process\nwith process.work_folder(): pass"
+    started(sweep, temporary).communicate(timeout=WAIT_S)
+    names = {path.name for path in temporary.iterdir()}
+    assert left.name not in names
+    assert names == {ours.name, "rocm_sd_tests_of_somebody"}
+
+
+def test_a_program_that_is_not_there_or_no_program(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no program")
+    for name in ("none", "file"):
+        done = process.run([tmp_path / name], 60)
+        assert done.trouble.startswith("could not be started: "), name
+        assert (done.output, done.hung) == ("", False)
+
+
+def test_without_room_for_temporary_files_nothing_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    done = process.run([sys.executable, "-c", "pass"], 60)
+    assert done.trouble.startswith("could not be started: ")
+
+
+def test_what_a_program_prints_and_its_arguments_are_its_own() -> None:
+    code = "import sys; print(sys.argv[1:], end=''); raise SystemExit(3)"
+    done = process.run([sys.executable, "-c", code, "two words", "$HOME", ""], 60)
+    assert done.output == "['two words', '$HOME', '']"
+    assert (done.trouble, done.hung) == ("failed (exit status 3)", False)
