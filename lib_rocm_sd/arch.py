@@ -15,10 +15,9 @@ class Arch:
     """One GPU target.
 
     `matrix` names the matrix unit: dot2, wmma_gfx11, wmma_gfx12, mfma or mma_sm80. `lds_bytes` is
-    the most that one
-    work-group may use, `lds_pool_bytes` what the work-groups on one WGP (RDNA) or CU (CDNA) share.
-    `names` are the
-    parts of marketing names that identify the chip where an operating system reports no gfx id.
+    the most that one work-group may use, `lds_pool_bytes` what the work-groups on one WGP (RDNA) or
+    CU (CDNA) share. `names` are the parts of marketing names that identify the chip where an
+    operating system reports no gfx id. `integrated`: a part of a processor, no card of its own.
     """
 
     gfx: str
@@ -32,6 +31,7 @@ class Arch:
     max_vgprs: int
     max_waves_per_simd: int
     names: tuple[str, ...]
+    integrated: bool = False
 
     @property
     def is_amd(self) -> bool:

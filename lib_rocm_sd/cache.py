@@ -102,11 +102,10 @@ def read(kind: str, key: str) -> bytes | None:
 
 
 def _contents(path: Path) -> bytes | None:
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with os.fdopen(
-            os.open(path, flags), "rb"
-        ) as file:  # opening a pipe would wait for a writer
+        with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or _refusal(status):
                 return None
