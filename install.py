@@ -14,7 +14,7 @@ import contextlib
 import io
 import os
 import re
-import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from lib_rocm_sd.arch import Arch
     from lib_rocm_sd.ops.base import KernelSpec
 
@@ -37,8 +39,12 @@ MIN_JOBS, MAX_JOBS = 2, 8
 
 
 def say(line: str) -> None:
-    """One line of progress, shown at once."""
-    print(line, flush=True)
+    """One line of progress, shown at once; nothing where standard output is closed or full."""
+    try:
+        print(line, flush=True)
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # else Python tries again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --- as the WebUI runs it
@@ -46,49 +52,76 @@ def say(line: str) -> None:
 
 def webui_hook() -> int:
     """Never spoils the WebUI's start: whatever goes wrong is one line, and the status is 0."""
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         prepare_kernels()
     except (Exception, KeyboardInterrupt) as error:
         reason = " ".join(str(error).split()) or "interrupted"
         say(f"{NAME}: {type(error).__name__}: {reason}. The WebUI works as before.")
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     return 0
+
+
+def interrupt(_number: int, _frame: "FrameType | None") -> None:
+    """Let SIGTERM end what it would leave behind: compilers and their folders."""
+    raise KeyboardInterrupt
 
 
 def prepare_kernels() -> None:
     """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks."""
-    if skip_requested():
+    from lib_rocm_sd import cache, torch_build
+
+    if "--skip-install" in sys.argv[1:] + torch_build.webui_arguments(os.environ):
         say(f"{NAME}: --skip-install: nothing is compiled now, but while the WebUI is open.")
         return
-    from lib_rocm_sd import cache
-
     folder = host_cache(Path(sys.argv[0]))
     if folder is not None:
         cache.set_directory(folder)
+    reason, chosen = wanted_gpus()
+    if reason:
+        say(f"{NAME}: {reason}.")
+    deadline = time.monotonic() + COMPILE_LIMIT_S
+    for arch in chosen:
+        compile_for(arch, deadline)
+
+
+def wanted_gpus() -> "tuple[str, list[Arch]]":
+    """What to compile for, and the reason where that is nothing.
+
+    A GPU inside the processor counts only where there is no card: torch takes the card.
+    """
+    for line in ignored_overrides():
+        say(f"{NAME}: {line}")
     gpus = find_gpus()
     if not gpus:
-        say(f"{NAME}: no AMD GPU is reported by this system. The WebUI works as before.")
-    elif not any(arch for _, arch in gpus):
+        return "no AMD GPU is reported by this system. The WebUI works as before", []
+    known = [arch for _, arch in gpus if arch is not None]
+    if not known:
         names = ", ".join(name for name, _ in gpus)
-        say(f"{NAME}: not among the GPUs known here: {names}. The WebUI works as before.")
-    elif cache.directory() is None:
-        say(f"{NAME}: nothing is compiled now, it could not be kept. The WebUI works as before.")
-        for reason in cache.reasons():
-            say(f"  {reason}")
-        return
-    deadline = time.monotonic() + COMPILE_LIMIT_S
-    for _, arch in gpus:
-        if arch is not None:
-            compile_for(arch, deadline)
+        return f"not among the GPUs known here: {names}. The WebUI works as before", []
+    reason = torch_refusal()
+    if reason:
+        return reason, []
+    return "", [arch for arch in known if not arch.integrated] or known
 
 
-def skip_requested() -> bool:
-    """Whether --skip-install was given, to us or to the WebUI through COMMANDLINE_ARGS."""
-    text = os.environ.get("COMMANDLINE_ARGS", "")
+def torch_refusal() -> str:
+    """Why what is compiled now might never be used by the torch that is installed; else empty.
+
+    Where that changes later, the WebUI compiles while it is open.
+    """
+    from lib_rocm_sd import torch_build
+
+    later = "what it needs is compiled while the WebUI is open"
     try:
-        words = shlex.split(text)
-    except ValueError:
-        words = text.split()
-    return "--skip-install" in sys.argv[1:] + words
+        build = torch_build.installed()
+    except ValueError as error:
+        return f"{error}; {later}"
+    if build is None:
+        return f"torch is not installed yet; {later}"
+    reason = torch_build.refusal(build, os.environ)
+    return f"nothing is compiled: {reason}. The WebUI works as before" if reason else ""
 
 
 def host_cache(script: Path) -> "Path | None":
@@ -110,10 +143,21 @@ def find_gpus() -> "list[tuple[str, Arch | None]]":
         names = [name for name in windows_adapters() if re.search("AMD|Radeon", name)]
         return [(name, arch.by_marketing_name(name)) for name in dict.fromkeys(names)]
     present = device.kfd_gpus()
-    overrides = {k: value for k, value in os.environ.items() if k.startswith(device.OVERRIDE)}
-    claimed = [device.gfx_of_version(value) for value in overrides.values()] if present else []
-    ids = claimed if device.OVERRIDE in overrides else present + claimed
+    claims = {name: device.gfx_of_version(value) for name, value in device.overrides(os.environ)}
+    claimed = [gfx for gfx in claims.values() if gfx] if present else []
+    ids = claimed if claims.get(device.OVERRIDE) else present + claimed
     return [(gfx, arch.by_gfx(gfx)) for gfx in dict.fromkeys(ids)]
+
+
+def ignored_overrides() -> "list[str]":
+    """A line for each HSA_OVERRIDE_GFX_VERSION that is no version."""
+    from lib_rocm_sd import device
+
+    return [
+        f"{name}={value} is ignored: it is not a version such as 11.0.0."
+        for name, value in device.overrides(os.environ)
+        if not device.gfx_of_version(value)
+    ]
 
 
 def windows_adapters() -> "list[str]":
@@ -151,9 +195,10 @@ def compile_for(arch: "Arch", deadline: float) -> None:
 
     None is started after `deadline`, a reading of time.monotonic().
     """
+    from lib_rocm_sd import cache
     from lib_rocm_sd.commands.support import AT_START, shipped
     from lib_rocm_sd.ops.attention.kernel import table_reasons as ignored
-    from lib_rocm_sd.runtime import build
+    from lib_rocm_sd.runtime import build, compilers
 
     specs = shipped(arch, AT_START)
     for reason in ignored(arch):
@@ -162,13 +207,10 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     if not missing:
         say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")
         return
-    from lib_rocm_sd.runtime import compilers
-
-    survey = compilers.survey(arch)
-    if all(survey.values()):
-        say(f"{NAME}: {arch.gfx}: no compiler here can serve. The WebUI works as before.")
-        for name, reasons in survey.items():
-            say(f"  {name}: {'; '.join(reasons)}")
+    if cache.directory() is None:
+        say(f"{NAME}: nothing is compiled now, it could not be kept. The WebUI works as before.")
+        for reason in cache.reasons():
+            say(f"  {reason}")
         return
     jobs = min(max(os.cpu_count() or MIN_JOBS, MIN_JOBS), MAX_JOBS)
     say(
@@ -176,16 +218,27 @@ def compile_for(arch: "Arch", deadline: float) -> None:
         f"{jobs} at a time."
     )
     os.environ.setdefault("ROCM_SD_COMPILE_TIME_LIMIT_S", str(KERNEL_LIMIT_S))
-    compile_each(missing, arch, deadline, jobs)
+    if compilers.serves(arch):
+        compile_each(missing, arch, deadline, jobs)
+        return
+    say("  No compiler here can serve. The WebUI works as before.")
+    for name, reasons in compilers.survey(arch).items():
+        say(f"  {name}: {'; '.join(reasons)}")
 
 
 def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int) -> None:
-    """Compile `missing`, `jobs` at a time; ends early at `deadline` or after a few failures."""
+    """Compile `missing`, `jobs` at a time; ends early at `deadline`, after a few failures, or where
+    nothing can be kept.
+    """
     from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    from lib_rocm_sd import cache
+    from lib_rocm_sd.runtime import process
 
     started = time.monotonic()
     failures = finished = 0
-    pool = ThreadPoolExecutor(jobs)
+    group = process.Group(polite=False)
+    pool = ThreadPoolExecutor(jobs, initializer=group.join)
     try:
         running = {pool.submit(attempt, spec, arch, deadline): spec for spec in missing}
         for done in as_completed(running):
@@ -198,6 +251,13 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
             if failures == FAILURES_BEFORE_GIVING_UP:
                 say("  No more is tried now; it is tried again while the WebUI is open.")
                 return
+            if cache.unwritten():
+                group.end()
+                say(f"  Nothing more is compiled now, it is not kept: {cache.unwritten()}")
+                return
+    except BaseException:
+        group.end()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     if finished < len(missing):
@@ -226,7 +286,9 @@ def attempt(spec: "KernelSpec", arch: "Arch", deadline: float) -> "tuple[str, bo
 
 def run(python: Path, *words: str) -> int:
     """Run a module of `python` here, its output shown; its exit status."""
-    return subprocess.run([str(python), "-m", *words], cwd=str(ROOT), check=False).returncode
+    environment = {k: value for k, value in os.environ.items() if k != "PYTHONSAFEPATH"}
+    command = [str(python), "-m", *words]
+    return subprocess.run(command, cwd=str(ROOT), env=environment, check=False).returncode
 
 
 def demo(python: Path, arguments: "list[str]") -> int:
@@ -277,6 +339,8 @@ def command(name: str, arguments: "list[str]") -> int:
 def main() -> int:
     """Choose by the first argument; without one, the WebUI is the caller."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if str(ROOT) not in sys.path:  # python -I and -P leave it out
+        sys.path.insert(0, str(ROOT))
     if sys.version_info < OLDEST_PYTHON:
         found = f"{sys.version.split()[0]} ({sys.executable})"
         say(f"{NAME} needs Python 3.10 or newer; this is {found}.")

@@ -106,12 +106,13 @@ def _without(facts: Facts, backend: str, *reasons: str) -> DeviceInfo:
 
 
 def _hip(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
-    override = _override(environ)
+    override = overrides(environ)
     notes = tuple(f"{name}={value} is set: the GPU may be another one" for name, value in override)
     gfx = facts.arch_name.split(":")[0].strip()
     if not gfx.startswith("gfx"):
         named = by_marketing_name(gfx) or by_marketing_name(facts.name)
-        gfx = gfx_of_version(override[0][1]) if override else named.gfx if named else ""
+        claimed = next(filter(None, (gfx_of_version(value) for _, value in override)), "")
+        gfx = claimed or (named.gfx if named else "")
         notes += (f"the gfx id {gfx or '(unknown)'} was not reported but told from the name",)
     arch = by_gfx(gfx)
     why = () if arch and arch.is_amd else (_unknown(gfx, facts.name),)
@@ -143,9 +144,17 @@ def _nvidia(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
     return DeviceInfo(facts.index, facts.name, "cuda", gfx, by_gfx(gfx), (), notes)
 
 
-def _override(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The override for all devices first, then those for single ones (…_VERSION_0, …_VERSION_1)."""
-    return sorted((name, environ[name]) for name in environ if name.startswith(OVERRIDE))
+def overrides(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The override for all devices first, then those for single ones (…_VERSION_0, …_VERSION_1).
+
+    Names and values; an empty value overrides nothing, one that is not a version is the user's to
+    mend (see `gfx_of_version`).
+    """
+    return sorted(
+        (name, value.strip())
+        for name, value in environ.items()
+        if name.startswith(OVERRIDE) and value.strip()
+    )
 
 
 def gfx_of_version(version: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,19 +13,23 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import install
-from lib_rocm_sd import arch, cache, device
+from lib_rocm_sd import arch, cache, device, torch_build
 from lib_rocm_sd.commands.support import AT_START, shipped
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.torch_build import TorchBuild
 
 SCRIPT = Path(install.__file__)
 GFX1100 = arch.table()["gfx1100"]
+SKIP = "--skip-install"
+ROCM = TorchBuild("2.9.0+rocm6.4", None, "6.4.43482")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +61,8 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     double = Builder()
     monkeypatch.setattr(build, "is_cached", double.is_cached)
     monkeypatch.setattr(build, "build", double.build)
-    monkeypatch.setattr(compilers, "survey", lambda arch: {"hipcc": ["not here"], "clang": []})
+    monkeypatch.setattr(compilers, "serves", lambda arch: True)
+    monkeypatch.setattr(torch_build, "installed", lambda: ROCM)
     monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "60")
     return double
 
@@ -216,6 +222,64 @@ def _described(name: str | None) -> tuple[str, int]:
     return name, 1
 
 
+@pytest.mark.parametrize("value", ["", "  ", "11", "gfx1100", "11.0.x"])
+def test_an_override_that_is_no_version_is_ignored(
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setenv(device.OVERRIDE, value)
+    assert install.main() == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert ("=" + value + " is ignored" in first) == bool(value.strip())
+    assert len(builder.built) == len(shipped(GFX1100, AT_START))
+
+
+# --- for what torch, for which card
+
+
+@pytest.mark.parametrize(
+    ("build_of_torch", "words"),
+    [
+        (None, "torch is not installed yet; what it needs is compiled while the WebUI is open"),
+        (ValueError("version.py cannot be read"), "version.py cannot be read; what it needs"),
+        (TorchBuild("2.13.0+cpu", None, None), "torch 2.13.0+cpu is a build without a GPU"),
+        (TorchBuild("2.7.1+cu118", "11.8", None), "2.7.1+cu118 is a build for CUDA"),
+    ],
+)
+def test_a_torch_that_cannot_use_them_has_nothing_compiled(
+    build_of_torch: TorchBuild | Exception | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def installed() -> TorchBuild | None:
+        if isinstance(build_of_torch, Exception):
+            raise build_of_torch
+        return build_of_torch
+
+    gpus(monkeypatch, "gfx1100")
+    for name in ("ZLUDA", "ZLUDA_NVRTC_LIB", "ZLUDA_COMGR_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch_build, "installed", installed)
+    assert install.main() == 0
+    out = capsys.readouterr().out
+    assert words in out and out.count("\n") == 1
+    assert not builder.built
+
+
+def test_a_gpu_inside_the_processor_counts_where_there_is_no_card(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder
+) -> None:
+    gpus(monkeypatch, "gfx1036", "gfx1100", "gfx803")
+    assert install.wanted_gpus() == ("", [GFX1100])
+    gpus(monkeypatch, "gfx1036")
+    assert install.wanted_gpus() == ("", [arch.table()["gfx1036"]])
+
+
 # --- compiling
 
 
@@ -327,14 +391,60 @@ def test_without_a_compiler_the_reasons_are_shown(
     monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(compilers, "serves", lambda arch: False)
     monkeypatch.setattr(
         compilers, "survey", lambda arch: {"hipcc": ["no SDK"], "clang": ["too old"]}
     )
     assert install.main() == 0
     assert not builder.built
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["  hipcc: no SDK", "  clang: too old"]
-    assert lines[0].endswith("no compiler here can serve. The WebUI works as before.")
+    assert lines[1] == "  No compiler here can serve. The WebUI works as before."
+    assert lines[2:] == ["  hipcc: no SDK", "  clang: too old"]
+
+
+def test_the_first_line_comes_before_any_compiler_is_asked(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def serves(arch: object) -> bool:
+        said.append(capsys.readouterr().out)
+        return False
+
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(compilers, "serves", serves)
+    monkeypatch.setattr(compilers, "survey", lambda arch: {"clang": ["hangs"]})
+    assert install.main() == 0
+    assert "gfx1100: compiling" in said[0]
+
+
+def test_a_full_disk_is_said_once_and_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    fresh_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    gpus(monkeypatch, "gfx1100")
+    monkeypatch.setattr(cache, "_replace", full)
+    builder.outcome = lambda: cache.write("code", "key", b"code")
+    assert install.main() == 0
+    out = capsys.readouterr().out
+    assert out.count("Nothing more is compiled now, it is not kept: cannot write") == 1
+    assert "No space left on device" in out and "That took" not in out
+    assert len(builder.built) < len(shipped(GFX1100, AT_START))
+
+
+def test_what_lies_in_a_cache_that_cannot_be_written_is_ready(
+    monkeypatch: pytest.MonkeyPatch, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(monkeypatch, "gfx1100")
+    builder.built = list(shipped(GFX1100, AT_START))
+    monkeypatch.setattr(cache, "directory", lambda: None)
+    assert install.main() == 0
+    assert "kernels are ready" in capsys.readouterr().out
 
 
 def test_without_a_cache_nothing_is_compiled(
@@ -374,13 +484,116 @@ def test_the_whole_script_in_a_webuis_folder(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("how", ["-I", "-P", "PYTHONSAFEPATH"])
+def test_a_python_that_leaves_the_scripts_folder_out(how: str, tmp_path: Path) -> None:
+    """Whatever GPU this machine has, nothing is compiled: there is no cache."""
+    if how != "-I" and sys.version_info < (3, 11):
+        pytest.skip("Python 3.11 brought it")
+    (tmp_path / "file").touch()
+    environment = {**os.environ, "ROCM_SD_CACHE_DIR": str(tmp_path / "file" / "below")}
+    options = [how] if how.startswith("-") else []
+    done = subprocess.run(
+        [sys.executable, *options, str(SCRIPT)],
+        cwd=tmp_path,
+        env=environment if options else {**environment, how: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "The WebUI works as before" in done.stdout
+    assert "Error" not in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX's devices and pipes")
+@pytest.mark.parametrize("how", ["full", "pipe", "closed"])
+def test_a_standard_output_that_takes_nothing_spoils_nothing(how: str) -> None:
+    command = [sys.executable, str(SCRIPT)]
+    with contextlib.ExitStack() as stack:
+        if how == "full":
+            output: Any = stack.enter_context(Path("/dev/full").open("w"))
+        elif how == "pipe":
+            reader, writer = os.pipe()
+            os.close(reader)
+            output = stack.enter_context(os.fdopen(writer, "w"))
+        else:
+            output = subprocess.DEVNULL
+            command = ["/bin/sh", "-c", 'exec "$0" "$@" >&-', *command]
+        done = subprocess.run(
+            command,
+            env={**os.environ, "COMMANDLINE_ARGS": SKIP},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_from_outside_waits_for_no_kernel_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The only compiler sleeps; the start and it end at once, and no folder stays."""
+    programs, temporary = tmp_path / "bin", tmp_path / "tmp"
+    programs.mkdir()
+    temporary.mkdir()
+    slow = programs / "clang"
+    slow.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        "  *cpus*) echo clang version 19.1.0; echo '    gfx1100';;\n"
+        f"  *) echo $$ > {tmp_path}/$$.new; /bin/mv {tmp_path}/$$.new {tmp_path}/$$.pid\n"
+        "     exec /bin/sleep 600;;\nesac\n",
+        encoding="utf-8",
+    )
+    slow.chmod(0o755)
+    (programs / "ld.lld").symlink_to(slow)
+    code = (
+        "from lib_rocm_sd.runtime import clang, compilers\n"
+        "compilers.all_compilers = clang.path_clangs\n"
+        + PRETEND.format(script=str(SCRIPT), count=8)
+    )
+    environment = {
+        **os.environ,
+        "PATH": str(programs),
+        "TMPDIR": str(temporary),
+        "ROCM_SD_CACHE_DIR": str(tmp_path / "cache"),
+        "ROCM_SD_COMPILE_TIME_LIMIT_S": "600",
+    }
+    started = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=SCRIPT.parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("*.pid")) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert list(tmp_path.glob("*.pid")) and list(temporary.glob("rocm_sd_*"))
+        started.send_signal(number)
+        out, _ = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert "KeyboardInterrupt: interrupted" in out and "Traceback" not in out
+    assert started.returncode == 0
+    assert not list(temporary.iterdir())
+    assert not [path for path in tmp_path.glob("*.pid") if Path("/proc", path.stem).exists()]
+
+
 PRETEND = """
 import runpy, sys
-from lib_rocm_sd import device
-from lib_rocm_sd.runtime import cli_support
+from lib_rocm_sd import device, torch_build
+from lib_rocm_sd.commands import support
 device.kfd_gpus = lambda: ["gfx1100"]
-every = cli_support.shipped
-cli_support.shipped = lambda arch, names: dict(list(every(arch, names).items())[:{count}])
+torch_build.installed = lambda: torch_build.TorchBuild("2.9.0+rocm6.4", None, "6.4")
+every = support.shipped
+support.shipped = lambda arch, names: dict(list(every(arch, names).items())[:{count}])
 sys.argv = [{script!r}]
 try:
     runpy.run_path({script!r}, run_name="__main__")
