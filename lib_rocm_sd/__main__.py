@@ -23,7 +23,7 @@ COMMANDS = {
         "lib_rocm_sd.commands.inspect",
         "registers, spills, LDS and occupancy of the compiled kernels",
     ),
-    "bench": ("lib_rocm_sd.bench.command", "measure the kernels on this machine's GPU"),
+    "bench": ("lib_rocm_sd.commands.bench", "measure the kernels on this machine's GPU"),
     "demo": (
         "lib_rocm_sd.demo.command",
         "the same pictures without and with the kernels, side by side",

@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.demo.comparison import Sides, comparison, difference, summary, versions
+from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, ROOT, latents, load
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "models" / "tiny-sd"
 PROMPTS = (
     "a red circle left of a blue square",
     "a big yellow star on a blue background",
     "a small white circle inside a red square on a green background",
     "an orange heart above a purple ring on a black background",
 )
-GUIDANCE = 3.0
 Context = Callable[[], AbstractContextManager[Any]]
 MISSING = "this needs {}: use `python3 install.py demo`, which installs it"
 
@@ -171,32 +169,6 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     }
     findings["agree"] = findings["agree"] and vae["agree"]
     return sides, vae_side, findings
-
-
-def load(model: Path, dtype: Any) -> Any:
-    """The StableDiffusionPipeline in `model`, from local files only, quiet."""
-    import diffusers
-    import transformers
-
-    diffusers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.set_verbosity_error()
-    for logging in (diffusers.utils.logging, transformers.utils.logging):
-        logging.disable_progress_bar()
-    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(
-        str(model), local_files_only=True, safety_checker=None, low_cpu_mem_usage=False
-    ).to(dtype)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def latents(pipeline: Any, seed: int) -> Any:
-    """The noise to start from. Drawn in float32: torch draws other numbers in other dtypes."""
-    import torch
-
-    size = pipeline.unet.config.sample_size
-    shape = (1, pipeline.unet.config.in_channels, size, size)
-    noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))
-    return noise.to(pipeline.device, pipeline.dtype)
 
 
 class Generator:

@@ -9,19 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.demo.pipeline import ROOT
 
 ADDRESS = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 7870, 7899
 """Tried in this order where no port is asked for; the WebUI's own is 7860."""
-STYLE = demo.ROOT / "style.css"
+STYLE = ROOT / "style.css"
 FOLDER = "speedtest"
 FONTS = ("system-ui", "sans-serif")
 """Of the machine: gradio's own are fetched from elsewhere."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve the page until interrupted; `args` as demo.py has them. 2 where it cannot be served."""
+    """Serve the page until interrupted. 2 where it cannot be served."""
     problem = _missing()
     if problem:
         return _refuse(problem)
@@ -86,8 +86,8 @@ def make(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
     import gradio as gr
     import torch
 
+    from lib_rocm_sd.demo.standalone import Standalone
     from lib_rocm_sd.speedtest.session import session
-    from lib_rocm_sd.speedtest.standalone import Standalone
     from lib_rocm_sd.ui import speed_tab
     from lib_rocm_sd.ui.speed_view import View
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lib_rocm_sd.bench.svg import number
 from lib_rocm_sd.speedtest.export import escaped, machine_line, printable
-from lib_rocm_sd.speedtest.plot import number
 from lib_rocm_sd.speedtest.result import OURS, Document, Row, files, read, reason_of
 
 COLUMNS = {

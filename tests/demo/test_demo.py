@@ -27,6 +27,7 @@ from lib_rocm_sd.demo import (
 from lib_rocm_sd.demo import (
     sheet as demo_sheet,
 )
+from lib_rocm_sd.demo.pipeline import ROOT
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.vae.program import Program
@@ -219,7 +220,7 @@ def test_without_diffusers_it_names_the_command_that_installs_it(tmp_path: Path)
         "raise SystemExit(main())"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=demo.ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
     assert "needs diffusers: use `python3 install.py demo`" in ended.stderr

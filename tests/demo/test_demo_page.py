@@ -15,6 +15,7 @@ import pytest
 
 from lib_rocm_sd.demo import command as demo
 from lib_rocm_sd.demo import page as demo_page
+from lib_rocm_sd.demo.pipeline import ROOT
 
 START_S = 120
 
@@ -76,7 +77,7 @@ def test_the_page_is_served_until_interrupted(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # or the child ignores it too
     with subprocess.Popen(
         command,
-        cwd=demo.ROOT,
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

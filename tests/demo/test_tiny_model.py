@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from diffusers.models.attention_processor import Attention
 from safetensors import safe_open
 
-from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.demo import pipeline as demo
 from tools import shapes, tiny_tokenizer, train_tiny_sd
 
 SIZE = 128

@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 
 from diffusers.models import attention_processor as theirs
 
-from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 
 PROMPT = "a red circle left of a blue square"

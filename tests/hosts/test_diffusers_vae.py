@@ -14,7 +14,7 @@ __all__ = ["one_thread"]
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers import vae as diffusers_vae

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
+from lib_rocm_sd.demo.standalone import Standalone
 from lib_rocm_sd.speedtest import attention, guard, presets, result, vae
 from lib_rocm_sd.speedtest.request import Request, parse
 from lib_rocm_sd.speedtest.session import Busy, Session
-from lib_rocm_sd.speedtest.standalone import Standalone
 from tests.speedtest.speedtest_doubles import Gate, Side
 from tests.vae.vae_models import one_thread
 

@@ -1,15 +1,14 @@
-"""Bars of every case as an SVG, with the speed test's means of drawing."""
+"""Bars of every case as an SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from lib_rocm_sd.bench import svg
 from lib_rocm_sd.bench.attention.result import OURS
 from lib_rocm_sd.bench.attention.result import Row as Measured
 from lib_rocm_sd.bench.attention.text import grouped, time_of
-from lib_rocm_sd.speedtest import plot
-from lib_rocm_sd.speedtest.result import Row
 
 MOST_TIMES = 5.0
 """A bar ends at so many times ours; its figure tells the rest."""
@@ -17,7 +16,7 @@ MOST_TIMES = 5.0
 
 def draw(rows: Sequence[Measured], device: str) -> str:
     """The SVG; what was not timed is left out, of ours all but what Auto takes."""
-    shown: list[Row] = []
+    shown: list[svg.Bar] = []
     limits: dict[str, float] = {}
     for group in grouped(rows):
         case = f"{group[0].label}: {group[0].shape}"
@@ -30,9 +29,9 @@ def draw(rows: Sequence[Measured], device: str) -> str:
         if math.isfinite(ours):
             limits[case] = ours * MOST_TIMES
     title = f"Attention on {device}, µs a call: less is better"
-    return plot.chart(title, shown, OURS, limits=limits) + "\n"
+    return svg.chart(title, shown, OURS, limits=limits) + "\n"
 
 
-def _bar(case: str, row: Measured) -> Row:
+def _bar(case: str, row: Measured) -> svg.Bar:
     figures = (row.median_us, row.p10_us, row.p90_us, row.runs)
-    return Row("attention", case, row.variant, "µs", *figures)
+    return svg.Bar(case, row.variant, "µs", *figures)

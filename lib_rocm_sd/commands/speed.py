@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from lib_rocm_sd.demo.standalone import Standalone
 from lib_rocm_sd.speedtest import export, result
 from lib_rocm_sd.speedtest.request import PRESETS, WHAT, Request, parse
 from lib_rocm_sd.speedtest.session import Session
-from lib_rocm_sd.speedtest.standalone import Standalone
 
 POLL_S = 0.2
 OUT = Path("outputs") / "speedtest"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.demo import command as demo
+from lib_rocm_sd.demo import pipeline as tiny
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.speedtest.presets import half
 from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Picture
@@ -84,7 +84,7 @@ class Standalone:
             image = pipeline(
                 PROMPT,
                 num_inference_steps=steps,
-                guidance_scale=demo.GUIDANCE,
+                guidance_scale=tiny.GUIDANCE,
                 height=size,
                 width=size,
                 generator=torch.Generator("cpu").manual_seed(SEED),
@@ -98,10 +98,10 @@ class Standalone:
 
     def _loaded(self) -> Any:
         if self._pipeline is None:
-            if not (demo.MODEL / "model_index.json").is_file():
+            if not (tiny.MODEL / "model_index.json").is_file():
                 raise ValueError("the little model is missing")
             try:
-                self._pipeline = demo.load(demo.MODEL, half(self.device)).to(self.device)
+                self._pipeline = tiny.load(tiny.MODEL, half(self.device)).to(self.device)
             except ImportError as error:
                 raise _missing(error) from error
         return self._pipeline

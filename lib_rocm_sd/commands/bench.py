@@ -15,10 +15,10 @@ from lib_rocm_sd import __version__
 from lib_rocm_sd.bench import call, group_norm
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.vae import command as vae
+from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.base import Launch
-from lib_rocm_sd.speedtest import command as speed
 
 RUNS = attention.RUNS
 OPS = ("attention", "call", "group_norm", "vae", "speed")

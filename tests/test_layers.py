@@ -1,0 +1,158 @@
+"""The house's layers: no circles among its modules, and nothing imported from above.
+
+Imports within functions count too: they hide a circle, and do not remove it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "lib_rocm_sd"
+LAYERS = (
+    ("errors", "arch", "cache", "device", "report", "policy"),
+    ("ops",),
+    ("runtime",),
+    ("machine",),
+    ("engine",),
+    ("functional",),
+    ("modules",),
+    ("vae", "unet"),
+    ("bench",),
+    ("speedtest",),
+    ("ui",),
+    ("hosts",),
+    ("tune", "doctor", "demo", "results", "commands"),
+    ("__main__",),
+)
+"""From the ground up: a module may import from its own layer and from those before it."""
+NOT_YET_UP = {
+    ("runtime.background", "commands.support"): "label() should be KernelSpec's own",
+    ("hosts.a1111.background", "commands.support"): "what ships is to be said by ops/registry.py",
+}
+"""Imports from above that still have to go, and where to."""
+NOT_YET_ROUND = {
+    frozenset({"runtime.driver", "runtime.hip", "runtime.cuda"}): "driver picks between its two"
+}
+"""Circles that still have to go."""
+
+Graph = Mapping[str, set[str]]
+
+
+def graph(root: Path = ROOT) -> dict[str, set[str]]:
+    """By module, the modules of the house that it imports, at its top or anywhere within."""
+    files = {_module(root, path): path for path in sorted((root / NAME).rglob("*.py"))}
+    return {name: set(_imported(path, files)) - {name} for name, path in files.items()}
+
+
+def _module(root: Path, path: Path) -> str:
+    """Its dotted name within the house; the house itself is ""."""
+    parts = path.relative_to(root / NAME).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def _imported(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in _names(node):
+            if name == NAME or name.startswith(f"{NAME}."):
+                found = name[len(NAME) + 1 :]
+                yield found if found in known else found.rpartition(".")[0]
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "a relative import"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def layer(module: str) -> int:
+    """The number of a module's layer; the package itself, which has its version, is below all."""
+    top = module.partition(".")[0]
+    found = [number for number, names in enumerate(LAYERS) if top in names]
+    return found[0] if top else -1
+
+
+def upward(imports: Graph) -> set[tuple[str, str]]:
+    """Who imports whom from a layer above."""
+    return {(a, b) for a, others in imports.items() for b in others if layer(b) > layer(a)}
+
+
+def circles(imports: Graph) -> set[frozenset[str]]:
+    """The largest sets of modules that import each other, directly or not."""
+    reached = {name: _reached(name, imports) for name in imports}
+    found = {
+        frozenset(other for other in imports if other in reached[name] and name in reached[other])
+        for name in imports
+    }
+    return found - {frozenset()}
+
+
+def _reached(start: str, imports: Graph) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = imports.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def of_packages(imports: Graph) -> dict[str, set[str]]:
+    """The same, of the packages right below the house."""
+    found: dict[str, set[str]] = {}
+    for name, others in imports.items():
+        own = name.partition(".")[0]
+        found.setdefault(own, set()).update(other.partition(".")[0] for other in others)
+    return {own: others - {own} for own, others in found.items()}
+
+
+def test_every_module_has_a_layer() -> None:
+    known = {name for names in LAYERS for name in names}
+    assert {name.partition(".")[0] for name in graph()} - {""} <= known
+
+
+def test_nothing_is_imported_from_above() -> None:
+    assert upward(graph()) == set(NOT_YET_UP)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(graph()) == set(NOT_YET_ROUND)
+
+
+def test_no_packages_import_each_other_in_a_circle() -> None:
+    imports = {
+        name: {other for other in others if (name, other) not in NOT_YET_UP}
+        for name, others in graph().items()
+    }
+    assert circles(of_packages(imports)) == set()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A small one whose errors import the engine, in a function, and the engine them."""
+    files = {
+        "__init__": "",
+        "errors": "def f():\n    from lib_rocm_sd.engine import engine\n",
+        "engine/__init__": "",
+        "engine/engine": "import lib_rocm_sd.errors\nfrom lib_rocm_sd import arch\n",
+        "arch": "from lib_rocm_sd import __version__\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / NAME / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_an_import_in_a_function_is_seen(house: Path) -> None:
+    imports = graph(house)
+    assert upward(imports) == {("errors", "engine.engine")}
+    assert circles(imports) == {frozenset({"errors", "engine.engine"})}
+    assert circles(of_packages(imports)) == {frozenset({"errors", "engine"})}
