@@ -37,7 +37,7 @@ Side = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Row:
+class CallRow:
     """One side on one problem; times in µs. `variant`: what the engine ran, or would."""
 
     label: str
@@ -53,9 +53,9 @@ class Row:
 
 def measure(
     label: str, problem: AttentionProblem, device: torch.device, engine: Engine, calls: int
-) -> list[Row]:
+) -> list[CallRow]:
     """A row per side, in one run: batches of the sides take turns."""
-    rows: list[Row] = []
+    rows: list[CallRow] = []
     with torch.no_grad():
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
         sides = _sides(problem, device, engine)
@@ -73,9 +73,9 @@ def measure(
     for name, (variant, _) in sides.items():
         row = (label, str(problem), name, variant)
         if name in failed:
-            rows.append(Row(*row, reason=failed[name]))
+            rows.append(CallRow(*row, reason=failed[name]))
         else:
-            rows.append(Row(*row, **_spread(times[name])))
+            rows.append(CallRow(*row, **_spread(times[name])))
     return rows
 
 
@@ -141,7 +141,7 @@ def run(
 ) -> int:
     """Measure, print a table, write JSON."""
     engine = Engine()
-    rows: list[Row] = []
+    rows: list[CallRow] = []
     for label, problem in PROBLEMS:
         rows += measure(label, problem, device, engine, runs(args))
     print(render(heading, rows))
@@ -151,7 +151,7 @@ def run(
     return 0
 
 
-def render(heading: str, rows: Sequence[Row]) -> str:
+def render(heading: str, rows: Sequence[CallRow]) -> str:
     """The table that a person reads."""
     lines = [heading, f"{'problem':<34} {'call':<30} {'CPU us':>7} {'p10..p90':>13} runs"]
     for row in rows:

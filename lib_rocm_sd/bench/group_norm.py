@@ -29,7 +29,7 @@ Call = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Row:
+class NormRow:
     """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
 
     `reason` is set instead of figures where it did not run or was not right.
@@ -66,11 +66,11 @@ def measure(
     info: DeviceInfo,
     launch: Launch | None,
     runs: int,
-) -> list[Row]:
+) -> list[NormRow]:
     """A copy, every variant and config that is right, and the steps of our default config."""
     with torch.no_grad():
         sets = input_sets(GROUP_NORM_SILU, problem, device)
-        size, start = problem.image_bytes, Row(label, str(problem), "copy")
+        size, start = problem.image_bytes, NormRow(label, str(problem), "copy")
         copied = torch.empty_like(sets[0][0])
         copy = _timed(start, sets, lambda x, *_: copied.copy_(x), 2 * size, runs)
         rows = [copy]
@@ -93,7 +93,7 @@ def measure(
     return [_beside(row, bytes_per_us) for row in rows]
 
 
-def _beside(row: Row, bytes_per_us: float) -> Row:
+def _beside(row: NormRow, bytes_per_us: float) -> NormRow:
     return replace(row, of_copy=bytes_per_us / (row.gigabytes_per_s * 1e3))
 
 
@@ -102,13 +102,13 @@ def _bound(run: Run, launch: Launch | None, config: Any, problem: GroupNormProbl
 
 
 def _verified(
-    row: Row,
+    row: NormRow,
     sets: Sequence[GroupNormInputs],
     call: Call,
     exact: torch.Tensor,
     moved_bytes: int,
     runs: int,
-) -> Row:
+) -> NormRow:
     """`row` with figures, or the reason why not."""
     tolerance = GROUP_NORM_SILU.tolerance(GROUP_NORM_SILU.problem_of(sets[0]))
     try:
@@ -121,8 +121,8 @@ def _verified(
 
 
 def _timed(
-    row: Row, sets: Sequence[GroupNormInputs], call: Call, moved_bytes: int, runs: int
-) -> Row:
+    row: NormRow, sets: Sequence[GroupNormInputs], call: Call, moved_bytes: int, runs: int
+) -> NormRow:
     device = sets[0][0].device
 
     def once(number: int) -> None:
@@ -141,13 +141,13 @@ def _timed(
 
 
 def _steps(
-    row: Row,
+    row: NormRow,
     sets: Sequence[GroupNormInputs],
     launch: Launch | None,
     config: Any,
     size: int,
     runs: int,
-) -> list[Row]:
+) -> list[NormRow]:
     """Statistics, finalize and apply, each on its own."""
     if launch is None:
         return []
@@ -167,7 +167,7 @@ def _steps(
     return [_timed(replace(row, way=way), sets, call, moved, runs) for way, call, moved in calls]
 
 
-def render(heading: str, rows: list[Row]) -> str:
+def render(heading: str, rows: list[NormRow]) -> str:
     """The table that a person reads."""
     lines = [
         heading,
@@ -188,7 +188,7 @@ def render(heading: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: NormRow) -> dict[str, Any]:
     """The row as JSON has it: what was not measured is null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -94,7 +94,7 @@ def _group_norm(
     launch: Launch | None,
     machine: dict[str, Any],
 ) -> int:
-    rows: list[group_norm.Row] = []
+    rows: list[group_norm.NormRow] = []
     for label, problem in group_norm.problems(args.small, args.dtype):
         print(f"{label}: {problem}", file=sys.stderr, flush=True)
         rows += group_norm.measure(label, problem, device, info, launch, args.runs)

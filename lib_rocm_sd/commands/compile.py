@@ -33,7 +33,7 @@ Job = tuple[KernelSpec, Arch, str]
 
 
 @dataclass(frozen=True)
-class Row:
+class CompiledKernel:
     """One kernel on one arch; `op` is the first that was asked for and needs it.
 
     `failure` is empty when it compiled; `failures` are compilers that were tried first.
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     jobs = [(spec, arch, op) for arch in arches for spec, op in shipped(arch, names).items()]
     progress = sys.stderr if args.json else sys.stdout
-    rows: list[Row] = []
+    rows: list[CompiledKernel] = []
     for row in _rows(jobs, max(args.jobs, 1)):
         rows.append(row)
         print(f"[{len(rows)}/{len(jobs)}] {_progress(row)}", file=progress, flush=True)
@@ -86,13 +86,13 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(row.failure for row in rows) else 0
 
 
-def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> Row:
+def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> CompiledKernel:
     """Build one spec; a failure is part of the row, not raised."""
     try:
         made = build.build(spec, arch)
     except CompileError as error:
         failure = error.full() if error.log else str(error)
-        return Row(arch.gfx, spec.entry, dict(spec.defines), op, failure=failure)
+        return CompiledKernel(arch.gfx, spec.entry, dict(spec.defines), op, failure=failure)
     spills = None
     if arch.is_amd:
         spills = sum(
@@ -100,7 +100,7 @@ def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> Row:
             for kernel in codeobject.resources(made.code)
             if kernel.name == spec.entry
         )
-    return Row(
+    return CompiledKernel(
         arch.gfx,
         spec.entry,
         dict(spec.defines),
@@ -114,7 +114,7 @@ def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> Row:
     )
 
 
-def _rows(jobs: Sequence[Job], workers: int) -> Iterator[Row]:
+def _rows(jobs: Sequence[Job], workers: int) -> Iterator[CompiledKernel]:
     if workers == 1:
         yield from (compile_row(*job) for job in jobs)
         return
@@ -123,11 +123,11 @@ def _rows(jobs: Sequence[Job], workers: int) -> Iterator[Row]:
             yield done.result()
 
 
-def _label(row: Row) -> str:
+def _label(row: CompiledKernel) -> str:
     return label(KernelSpec("", row.kernel, tuple(row.defines.items())))
 
 
-def _progress(row: Row) -> str:
+def _progress(row: CompiledKernel) -> str:
     what = f"{row.arch} {_label(row)}"
     if row.failure:
         return f"{what}: FAILED\n{row.failure}"
@@ -135,9 +135,9 @@ def _progress(row: Row) -> str:
     return f"{what}: {row.compiler}, {how}"
 
 
-def _summary(rows: Sequence[Row]) -> list[list[object]]:
+def _summary(rows: Sequence[CompiledKernel]) -> list[list[object]]:
     """One line per arch, op, kernel and compiler."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[CompiledKernel]] = {}
     for row in rows:
         key = (row.arch, row.op, row.kernel, row.compiler or "FAILED")
         groups.setdefault(key, []).append(row)

@@ -30,7 +30,7 @@ from lib_rocm_sd.runtime import build, codeobject
 
 
 @dataclass(frozen=True)
-class Row:
+class InspectedKernel:
     """One config on one arch: a row of the table. `failure` is empty when it compiled.
 
     `straight` and `loops` are machine.report's rows; `listing`: what read the machine code;
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         return _from_checkout("--dynamic", "tools.machine_code", "tinygrad", arches, args)
     if args.beside_triton:
         return _beside_triton(arches, args)
-    rows: list[Row] = []
+    rows: list[InspectedKernel] = []
     for arch in arches:
         for module in modules:
             rows += [row for spec in module.searched_specs(arch) for row in inspected(spec, arch)]
@@ -132,19 +132,19 @@ def _from_checkout(
     return int(module.main(arches, args.json))
 
 
-def inspected(spec: KernelSpec, arch: Arch) -> list[Row]:
+def inspected(spec: KernelSpec, arch: Arch) -> list[InspectedKernel]:
     """The rows of one spec: one, since a spec is one kernel, or one with the failure."""
     defines = dict(spec.defines)
     if not arch.is_amd:
         return [
-            Row(
+            InspectedKernel(
                 arch.gfx, spec.entry, defines, failure="a CUDA binary's resources are not read here"
             )
         ]
     try:
         made = build.build(spec, arch)
     except CompileError as error:
-        return [Row(arch.gfx, spec.entry, defines, failure=str(error))]
+        return [InspectedKernel(arch.gfx, spec.entry, defines, failure=str(error))]
     rows = [
         _row(arch, defines, made.compiler, kernel)
         for kernel in codeobject.resources(made.code)
@@ -153,7 +153,9 @@ def inspected(spec: KernelSpec, arch: Arch) -> list[Row]:
     return [_with_loops(row, spec, arch, made) for row in rows]
 
 
-def _with_loops(row: Row, spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Row:
+def _with_loops(
+    row: InspectedKernel, spec: KernelSpec, arch: Arch, made: build.CodeObject
+) -> InspectedKernel:
     try:
         text = listing(spec, arch, made)
     except NoListingError as error:
@@ -168,8 +170,8 @@ def _with_loops(row: Row, spec: KernelSpec, arch: Arch, made: build.CodeObject) 
 
 def _row(
     arch: Arch, defines: dict[str, int], compiler: str, kernel: codeobject.KernelResources
-) -> Row:
-    return Row(
+) -> InspectedKernel:
+    return InspectedKernel(
         arch=arch.gfx,
         kernel=kernel.name,
         defines=defines,
@@ -219,7 +221,7 @@ _COLUMNS = (
 )
 
 
-def _shown(rows: Sequence[Row]) -> str:
+def _shown(rows: Sequence[InspectedKernel]) -> str:
     """The table; of the definitions only those that differ between rows."""
     made = [row for row in rows if not row.failure]
     names = _differing(made)
@@ -241,7 +243,7 @@ def _shown(rows: Sequence[Row]) -> str:
     return "\n".join([as_table([heads, *cells]), *failures, *short])
 
 
-def _loops_shown(rows: Sequence[Row]) -> str:
+def _loops_shown(rows: Sequence[InspectedKernel]) -> str:
     """The table of loops, and why there is none for some rows."""
     made = [row for row in rows if not row.failure]
     names = _differing(made)
@@ -256,10 +258,10 @@ def _loops_shown(rows: Sequence[Row]) -> str:
     return "\n".join([*([as_table([heads, *cells])] if cells else []), *said])
 
 
-def _differing(rows: Sequence[Row]) -> list[str]:
+def _differing(rows: Sequence[InspectedKernel]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row.defines))
     return [name for name in names if len({row.defines.get(name) for row in rows}) > 1]
 
 
-def _named(row: Row, names: Sequence[str]) -> list[object]:
+def _named(row: InspectedKernel, names: Sequence[str]) -> list[object]:
     return [row.arch, row.kernel, *(row.defines.get(name, "") for name in names)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from lib_rocm_sd.device import DeviceInfo
-    from lib_rocm_sd.doctor.cases import Case
+    from lib_rocm_sd.doctor.cases import CardCase
     from lib_rocm_sd.ops.base import Launch
 
 FORMAT = "rocm_sd self-test 1"
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class CardResult:
     """One case. `error`: max |output - reference| / max |reference|, infinite without an output.
 
     `seconds`: inputs, float64 on the CPU, launch and comparison; `compile_seconds` of all its
@@ -131,7 +131,7 @@ def new_document(place: torch.device) -> dict[str, Any]:
 
 def run(
     place: torch.device, info: DeviceInfo, document: dict[str, Any], path: Path, say: Say
-) -> list[Row]:
+) -> list[CardResult]:
     """Every case on `place`, each told by `say`; `document` grows and is written before each case,
     so that where the machine stops the file says at which. Raises OSError where it cannot be.
     """
@@ -147,7 +147,7 @@ def run(
         launch, why = default_launcher(place, info.arch), ""
     except (RuntimeError, OSError) as error:
         launch, why = None, _short(error)
-    rows: list[Row] = []
+    rows: list[CardResult] = []
     for number, case in enumerate(wanted, 1):
         document["running"] = f"{case.op.name}, {case.variant.name}: {case.problem}"
         _write(path, document)
@@ -161,7 +161,7 @@ def run(
     return rows
 
 
-def _compile(wanted: Sequence[Case], info: DeviceInfo, say: Say) -> None:
+def _compile(wanted: Sequence[CardCase], info: DeviceInfo, say: Say) -> None:
     """Compile what is not cached, as many at a time as there are cores."""
     from lib_rocm_sd.runtime import build
 
@@ -174,7 +174,7 @@ def _compile(wanted: Sequence[Case], info: DeviceInfo, say: Say) -> None:
         build.build_all(missing[done : done + step], info.arch)
 
 
-def tested(case: Case, launch: Launch, place: torch.device, info: DeviceInfo) -> Row:
+def tested(case: CardCase, launch: Launch, place: torch.device, info: DeviceInfo) -> CardResult:
     """One case on `place`. Whatever it dies of is its reason."""
     from lib_rocm_sd.engine import selftest
     from lib_rocm_sd.runtime import build
@@ -196,21 +196,21 @@ def tested(case: Case, launch: Launch, place: torch.device, info: DeviceInfo) ->
     compiling = round(sum(code.seconds for code in codes), 3)
     limit = case.op.tolerance(case.problem)
     about = (begun.op, begun.variant, begun.config, begun.problem, names, compiling)
-    return Row(*about, worst, limit, seconds, reason)
+    return CardResult(*about, worst, limit, seconds, reason)
 
 
-def _untested(case: Case, reason: str) -> Row:
+def _untested(case: CardCase, reason: str) -> CardResult:
     about = (case.op.name, case.variant.name, config_fields(case.config), str(case.problem))
-    return Row(*about, (), 0.0, reason=reason)
+    return CardResult(*about, (), 0.0, reason=reason)
 
 
-def _named(row: Row) -> str:
+def _named(row: CardResult) -> str:
     values = row.config.values() if isinstance(row.config, dict) else []
     config = " ".join(str(value) for value in values)
     return f"{row.op}, {row.variant}: {row.problem}{f' [{config}]' if config else ''}"
 
 
-def _told(row: Row) -> str:
+def _told(row: CardResult) -> str:
     if row.reason:
         return f"FAILED  {_named(row)}: {row.reason}"
     return f"{row.error:.1e} of {row.tolerance:.1e} allowed  {_named(row)}"

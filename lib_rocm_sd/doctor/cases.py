@@ -31,7 +31,7 @@ LENGTHS = ((77, 131), (513, 1031))
 
 
 @dataclass(frozen=True)
-class Case:
+class CardCase:
     """One variant of an op with one config on one problem. `specs`: the kernels that it needs."""
 
     op: Op[Any, Any]
@@ -41,9 +41,9 @@ class Case:
     specs: tuple[KernelSpec, ...]
 
 
-def cases(arch: Arch) -> list[Case]:
+def cases(arch: Arch) -> list[CardCase]:
     """All for one GPU, what does not run on it left out; each once."""
-    found: dict[object, Case] = {}
+    found: dict[object, CardCase] = {}
     for op, problem, every in _asked():
         for variant in op.variants:
             if not variant.ours or variant.refusals(arch, problem):
@@ -52,7 +52,7 @@ def cases(arch: Arch) -> list[Case]:
             for config in configs if every else configs[:1]:
                 specs = tuple(variant.specs(arch, problem, config))
                 key = (op.name, variant.name, config, problem)
-                found[key] = Case(op, variant, config, problem, specs)
+                found[key] = CardCase(op, variant, config, problem, specs)
     return list(found.values())
 
 

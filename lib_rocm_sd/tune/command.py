@@ -21,7 +21,7 @@ from lib_rocm_sd.tune import file as tuned_file
 
 if TYPE_CHECKING:
     from lib_rocm_sd.ops.attention.problem import AttentionProblem
-    from lib_rocm_sd.tune.export import Card, Each, Form
+    from lib_rocm_sd.tune.export import Each, Gpu, Slot
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 """Exit codes."""
@@ -105,12 +105,12 @@ def on_this_card(index: int | None, measure: bool, path: Path | None) -> int:
     if place is None or info is None or info.arch is None:
         _err(f"nothing can be measured here: {selftest_card.why_not(info)}")
         return UNUSABLE
-    card = tune_export.Card(place, info, info.arch)
+    card = tune_export.Gpu(place, info, info.arch)
     if measure and not _measured(card):
         return UNUSABLE
     entries, lacking = _entries(card)
-    for form in lacking:
-        _say(f"not measured: {form}")
+    for slot in lacking:
+        _say(f"not measured: {slot}")
     if path is not None and entries:
         section = tune_export.section_of(card, entries)
         content = tuned_file.new(card.arch.gfx, [section])
@@ -125,26 +125,26 @@ def on_this_card(index: int | None, measure: bool, path: Path | None) -> int:
     return FAILED if lacking else DONE
 
 
-def _entries(card: Card) -> tuple[list[dict[str, Any]], list[Form]]:
-    """The lines of a table, and the forms for which there is none."""
+def _entries(card: Gpu) -> tuple[list[dict[str, Any]], list[Slot]]:
+    """The lines of a table, and the slots for which there is none."""
     from lib_rocm_sd.tune import export as tune_export
 
     entries, lacking = [], []
-    for form in tune_export.FORMS:
-        entry = tune_export.entry_of(card, form, tune_export.stored(card, form))
+    for slot in tune_export.SLOTS:
+        entry = tune_export.entry_of(card, slot, tune_export.stored(card, slot))
         if entry is None:
-            lacking.append(form)
+            lacking.append(slot)
         else:
             entries.append(entry)
     return entries, lacking
 
 
-def _measured(card: Card) -> bool:
+def _measured(card: Gpu) -> bool:
     """Measure what is missing, a line for each problem; False where nothing can be launched."""
     from lib_rocm_sd.engine import planner, selftest
     from lib_rocm_sd.tune import export as tune_export
 
-    work = [each for form in tune_export.FORMS for each in tune_export.missing(card, form)]
+    work = [each for slot in tune_export.SLOTS for each in tune_export.missing(card, slot)]
     if not work:
         _say("All is measured already.")
         return True

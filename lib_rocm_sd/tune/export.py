@@ -44,7 +44,7 @@ Each = dict[AttentionConfig, float]
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """One GPU. `op` is attention; a test may have another."""
 
     place: torch.device
@@ -59,7 +59,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Form:
+class Slot:
     """What one config is chosen for."""
 
     dtype: str
@@ -76,18 +76,18 @@ class Form:
         return list(dict.fromkeys(made))
 
 
-FORMS = tuple(Form(dtype, each) for dtype in kernel.DTYPES for each in kernel.SHIPPED_HEAD_DIMS)
+SLOTS = tuple(Slot(dtype, each) for dtype in kernel.DTYPES for each in kernel.SHIPPED_HEAD_DIMS)
 
 
-def stored(card: Card, form: Form) -> dict[AttentionProblem, Each]:
-    """Times in the cache for a form, of problems for which more than one config was measured."""
+def stored(card: Gpu, slot: Slot) -> dict[AttentionProblem, Each]:
+    """Times in the cache for a slot, of problems for which more than one config was measured."""
     found = {}
     for text in tune.stored_problems(card.op, card.info):
         match = PROBLEM.fullmatch(text)
-        if not match or (match[6], int(match[5])) != (form.dtype, form.head_dim):
+        if not match or (match[6], int(match[5])) != (slot.dtype, slot.head_dim):
             continue
         batch, heads, seq_q, seq_k, head_dim = (int(part) for part in match.groups()[:5])
-        problem = AttentionProblem(batch, heads, seq_q, seq_k, head_dim, form.dtype)
+        problem = AttentionProblem(batch, heads, seq_q, seq_k, head_dim, slot.dtype)
         times, _ = tune.load(card.op, card.info, problem)
         timing = times.get(card.variant.name)
         if timing is not None and len(timing.each) >= min(2, _configs(card, problem)):
@@ -99,18 +99,18 @@ def _size(problem: AttentionProblem) -> tuple[int, ...]:
     return (problem.seq_q, problem.seq_k, problem.heads, problem.batch)
 
 
-def _configs(card: Card, problem: AttentionProblem) -> int:
+def _configs(card: Gpu, problem: AttentionProblem) -> int:
     return len(card.variant.configs(card.arch, problem))
 
 
-def missing(card: Card, form: Form) -> list[AttentionProblem]:
+def missing(card: Gpu, slot: Slot) -> list[AttentionProblem]:
     """The problems of which not every config was measured."""
-    known = stored(card, form)
-    every = form.problems()
+    known = stored(card, slot)
+    every = slot.problems()
     return [each for each in every if len(known.get(each, {})) < _configs(card, each)]
 
 
-def compile_all(card: Card, problems: Sequence[AttentionProblem], say: Say) -> None:
+def compile_all(card: Gpu, problems: Sequence[AttentionProblem], say: Say) -> None:
     """Compile every config of these, a few at a time. What fails is said when it is measured."""
     variant = card.variant
     specs = dict.fromkeys(
@@ -125,7 +125,7 @@ def compile_all(card: Card, problems: Sequence[AttentionProblem], say: Say) -> N
         build.build_all(wanted[done : done + 8], card.arch)
 
 
-def measure(card: Card, launch: Launch | None, problem: AttentionProblem, say: Say) -> Each:
+def measure(card: Gpu, launch: Launch | None, problem: AttentionProblem, say: Say) -> Each:
     """Verify and time every config on one problem, and keep the times in the cache at once.
 
     Raises "out of memory".
@@ -150,7 +150,7 @@ def measure(card: Card, launch: Launch | None, problem: AttentionProblem, say: S
 
 
 def _wrong(
-    card: Card, launch: Launch | None, problem: AttentionProblem, config: AttentionConfig
+    card: Gpu, launch: Launch | None, problem: AttentionProblem, config: AttentionConfig
 ) -> str:
     """Why a config is not timed: what its self-test says."""
     for test in card.op.test_problems(problem):
@@ -169,12 +169,12 @@ def best(rows: dict[AttentionProblem, Each]) -> AttentionConfig | None:
     return min(shared, key=lambda config: sum(each[config] for each in rows.values()), default=None)
 
 
-def entry_of(card: Card, form: Form, rows: dict[AttentionProblem, Each]) -> dict[str, Any] | None:
+def entry_of(card: Gpu, slot: Slot, rows: dict[AttentionProblem, Each]) -> dict[str, Any] | None:
     """One line of a table; None where the times choose nothing."""
     chosen = best(rows)
     if chosen is None:
         return None
-    default = kernel.configs(card.arch, form.head_dim)[0]
+    default = kernel.configs(card.arch, slot.head_dim)[0]
     times = [
         {
             "problem": str(problem),
@@ -183,11 +183,11 @@ def entry_of(card: Card, form: Form, rows: dict[AttentionProblem, Each]) -> dict
         }
         for problem, each in rows.items()
     ]
-    named = kernel.form(form.dtype, form.head_dim)
+    named = kernel.form(slot.dtype, slot.head_dim)
     return {"form": named, "config": kernel.fields_of(chosen), "times": times}
 
 
-def section_of(card: Card, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def section_of(card: Gpu, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """A measured section: the card, its driver and versions, and no name of a user or folder."""
     about = machine(card.place)
     head_dim = kernel.SHIPPED_HEAD_DIMS[0]

@@ -29,8 +29,8 @@ from lib_rocm_sd.bench.attention import (
     text,
     timing,
 )
-from lib_rocm_sd.bench.attention.measure import Effort
-from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, Document, Row
+from lib_rocm_sd.bench.attention.measure import AttentionEffort
+from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, AttentionRow, AttentionRun
 from lib_rocm_sd.bench.methods import DoggettxLike
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -46,7 +46,7 @@ __all__ = ["one_thread"]
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
-EFFORT = Effort(runs=4, row_s=0.01)
+EFFORT = AttentionEffort(runs=4, row_s=0.01)
 INFO = DeviceInfo(0, "a card", "hip", "gfx1100", table()["gfx1100"])
 
 
@@ -86,9 +86,9 @@ class Broken(SdpaAttention):
 def rows_of(
     *variants: Variant[AttentionProblem, AttentionInputs],
     problem: AttentionProblem = SMALL,
-    effort: Effort = EFFORT,
+    effort: AttentionEffort = EFFORT,
     monkeypatch: pytest.MonkeyPatch,
-) -> dict[str, Row]:
+) -> dict[str, AttentionRow]:
     monkeypatch.setattr(measure, "ALL", variants)
     monkeypatch.setattr(timing, "MOST_SETS", 3)
     monkeypatch.setattr(timing, "WARM_S", 0.001)
@@ -187,8 +187,8 @@ def test_of_ours_only_what_auto_takes_unless_all_are_asked_for(
 
 
 def test_of_a_competitors_configs_the_fastest_counts() -> None:
-    def row(variant: str, median_us: float, reason: str = "") -> Row:
-        return Row("x", {}, variant, {"n": 1}, median_us, reason=reason)
+    def row(variant: str, median_us: float, reason: str = "") -> AttentionRow:
+        return AttentionRow("x", {}, variant, {"n": 1}, median_us, reason=reason)
 
     slow, fast, failed = row("t", 3.0), row("t", 2.0), row("t", math.nan, "too large")
     assert measure._fastest([row(OURS, 5.0), row(OURS, 4.0), failed, slow, fast]) == [
@@ -293,14 +293,16 @@ def test_a_package_that_is_not_there_is_a_reason() -> None:
     assert broken.startswith("json cannot be used: ModuleNotFoundError")
 
 
-def some_rows() -> list[Row]:
+def some_rows() -> list[AttentionRow]:
     made = []
     for case in CASES[:2]:
         problem = {**vars(case.problem)}
         for name, time in ((OURS, 10.0), (SDPA, 20.0), (FLASH, 40.0), ("Doggettx-like", 900.0)):
             spread = (time, time * 0.9, time * 1.1, 50, math.nan, 1.0, 1e-4, 512, 0)
-            made.append(Row(case.name, problem, name, None, *spread))
-        made.append(Row(case.name, problem, "xformers", reason="xformers is not installed"))
+            made.append(AttentionRow(case.name, problem, name, None, *spread))
+        made.append(
+            AttentionRow(case.name, problem, "xformers", reason="xformers is not installed")
+        )
     return made
 
 
@@ -337,7 +339,7 @@ def test_the_plot_has_a_bar_per_row_and_ends_long_ones() -> None:
 
 
 def test_a_document_comes_back(tmp_path: Path) -> None:
-    document = Document({"device": "x"}, tmp_path / "a.json", some_rows())
+    document = AttentionRun({"device": "x"}, tmp_path / "a.json", some_rows())
     document.write()
     again = result.read(tmp_path / "a.json")
     assert not again.complete and again.machine == {"device": "x"}

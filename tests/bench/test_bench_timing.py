@@ -13,7 +13,7 @@ import torch
 from lib_rocm_sd import __main__
 from lib_rocm_sd.bench import call
 from lib_rocm_sd.bench.attention import measure, timing
-from lib_rocm_sd.bench.attention.measure import Effort
+from lib_rocm_sd.bench.attention.measure import AttentionEffort
 from lib_rocm_sd.bench.attention.result import OURS, SDPA
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
@@ -194,7 +194,7 @@ def test_ours_is_timed_beside_torchs_on_the_device() -> None:
     assert info.arch is not None
     launch = default_launcher(GPU, info.arch)
     problem = AttentionProblem(2, 8, 1024, 77, 40)
-    effort = Effort(20, 0.1, names=(OURS, SDPA, "Doggettx"))
+    effort = AttentionEffort(20, 0.1, names=(OURS, SDPA, "Doggettx"))
     rows = {row.variant: row for row in measure.measure("x", problem, GPU, info, launch, effort)}
     ours, doggettx = rows[OURS], rows["Doggettx-like"]
     assert not ours.reason and not doggettx.reason and not rows[SDPA].reason

@@ -15,8 +15,8 @@ import torch
 from lib_rocm_sd import __main__
 from lib_rocm_sd.bench.vae import child, coders, command, measure, result, text, ways
 from lib_rocm_sd.bench.vae.coders import Coder
-from lib_rocm_sd.bench.vae.measure import Exact
-from lib_rocm_sd.bench.vae.result import Row
+from lib_rocm_sd.bench.vae.measure import Reference
+from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import KEYS, WAYS, Runner, Way
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -160,8 +160,8 @@ def test_what_was_measured_before_an_interrupt_is_kept(
 
 def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> None:
     file = tmp_path / "v.json"
-    document = result.Document(file, {"device": "none"})
-    document.add(Row("decoder", 512, "eager", median_ms=3.0))
+    document = result.VaeRun(file, {"device": "none"})
+    document.add(VaeRow("decoder", 512, "eager", median_ms=3.0))
     partial = json.loads(file.read_text(encoding="utf-8"))
     assert partial["complete"] is False and "goes on" in partial["incomplete"]
     assert partial["rows"][0]["median_ms"] == 3.0 and partial["rows"][0]["error"] is None
@@ -174,8 +174,8 @@ def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> No
 def test_a_result_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "a card", "gfx": "gfx0", "torch": "2", "runs": 5, "timing": "events"}
     file, plot = tmp_path / "v.json", tmp_path / "v.svg"
-    document = result.Document(file, machine)
-    document.add(Row("decoder", 512, "eager", 5, 3.0, peak_mib=100.0, error=1e-3))
+    document = result.VaeRun(file, machine)
+    document.add(VaeRow("decoder", 512, "eager", 5, 3.0, peak_mib=100.0, error=1e-3))
     assert __main__.main(["bench", "vae", "--from", str(file), "--plot", str(plot)]) == 0
     assert "a card" in capsys.readouterr().out and "a card" in plot.read_text(encoding="utf-8")
     file.write_text('{"rows": [{"size": 1}]}', encoding="utf-8")
@@ -228,7 +228,7 @@ def failing(error: Exception) -> Runner:
     ids=["torch", "refusals", "python", "other"],
 )
 def test_a_failure_is_a_row_with_its_reason(decoder: Coder, error: Exception, reason: str) -> None:
-    row = measure.measure(decoder, WAYS[4], failing(error), 64, 8, 1, Exact(None, ""))
+    row = measure.measure(decoder, WAYS[4], failing(error), 64, 8, 1, Reference(None, ""))
     assert row.reason.startswith(reason) and row.runs == 0
 
 
@@ -248,11 +248,11 @@ def test_a_long_run_is_the_only_one(decoder: Coder, monkeypatch: pytest.MonkeyPa
     runner = Runner(lambda image: calls.append(image.shape) or decoder.module(image))  # type: ignore[func-returns-value]
     monkeypatch.setattr(measure, "LONG_MS", 0.0)
     monkeypatch.setattr(measure, "FRESH_MOST", 32)
-    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Exact(None, ""))
+    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
     assert len(calls) == 2 and row.runs == 1 and row.median_ms == row.second_ms
     calls.clear()
     monkeypatch.setattr(measure, "REFERENCE_MOST", 32)
-    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Exact(None, ""))
+    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
     assert len(calls) == row.runs == 1
     assert row.median_ms == row.first_ms and row.first_at == "64x64"
 
@@ -276,14 +276,14 @@ def test_steps_are_counted_after_quantisation() -> None:
     other[0, 1, 2, 3] += 2 / 255
     most, share = measure.steps(other, whole)
     assert most == 1 and share == 1 / whole.numel()
-    row = Row("decoder", 1024, "rocm_sd Memory", 1, 1.0, steps=2, steps_share=share)
+    row = VaeRow("decoder", 1024, "rocm_sd Memory", 1, 1.0, steps=2, steps_share=share)
     assert "bands differ from the whole frame by 2/255" in text.complaints([row], "float16")[0]
 
 
 def test_an_error_of_ours_is_judged_beside_eagers() -> None:
-    eager = Row("decoder", 512, "eager", error=0.02)
-    near = Row("decoder", 512, "rocm_sd Auto", error=0.03)
-    far = Row("decoder", 512, "rocm_sd Memory", error=0.05)
+    eager = VaeRow("decoder", 512, "eager", error=0.02)
+    near = VaeRow("decoder", 512, "rocm_sd Auto", error=0.03)
+    far = VaeRow("decoder", 512, "rocm_sd Memory", error=0.05)
     assert text.complaints([eager, near], "float16") == []
     assert text.complaints([eager, near, far], "float16") == [
         "decoder 512 rocm_sd Memory: error 5.0e-02, at most 4.0e-02 is right"
@@ -299,7 +299,7 @@ def test_exact_leaves_the_weights_as_they_were() -> None:
     assert exact.source == "torch float32"
     after = coder.module.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert measure.exact(coder, 4096) == Exact(None, "")
+    assert measure.exact(coder, 4096) == Reference(None, "")
 
 
 def test_exact_comes_in_bands_where_torch_has_too_little_memory(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lib_rocm_sd.bench.vae import child, coders, plot, tilings
-from lib_rocm_sd.bench.vae.result import Row
+from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import WAYS
 from tests.vae.vae_models import one_thread
 
@@ -161,13 +161,16 @@ def test_blending_skips_tiles_that_the_one_before_covers() -> None:
     assert seen == [(16, 16), (16, 16)] and torch.allclose(out, image)
 
 
-def rows() -> list[Row]:
+def rows() -> list[VaeRow]:
     made = [
-        Row("decoder", size, way.name, 5, size * 1.5, peak_mib=size * 2.0, error=1e-3)
+        VaeRow("decoder", size, way.name, 5, size * 1.5, peak_mib=size * 2.0, error=1e-3)
         for way in WAYS
         for size in (512, 1024)
     ]
-    other = [Row("encoder", 512, "eager", 5, 1.0), Row("decoder", 4096, "eager", reason="oom")]
+    other = [
+        VaeRow("encoder", 512, "eager", 5, 1.0),
+        VaeRow("decoder", 4096, "eager", reason="oom"),
+    ]
     return made + other
 
 
@@ -182,8 +185,8 @@ def test_the_plot_has_a_curve_per_way_and_value() -> None:
     assert "VAE decoder, batch 1, a <card> & more" in words and "4096" not in words
 
 
-@pytest.mark.parametrize("shown", [[], [Row("decoder", 64, "eager", 1, 1.0)]])
-def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
+@pytest.mark.parametrize("shown", [[], [VaeRow("decoder", 64, "eager", 1, 1.0)]])
+def test_the_plot_can_do_without_figures(shown: list[VaeRow]) -> None:
     assert all(math.isnan(row.peak_mib) for row in shown)
     assert ElementTree.fromstring(plot.draw(shown, "CPU")).tag.endswith("svg")
 

@@ -16,7 +16,7 @@ from lib_rocm_sd import __main__ as command
 from lib_rocm_sd import arch, device
 from lib_rocm_sd.doctor import card as selftest_card
 from lib_rocm_sd.doctor import cases as selftest_cases
-from lib_rocm_sd.doctor.cases import Case
+from lib_rocm_sd.doctor.cases import CardCase
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -34,17 +34,17 @@ SPEC = KernelSpec("toy.hip", "toy", ())
 MINE = "/home/somebody/.cache/rocm_sd/toy.co"
 
 
-def toy(name: str, work: Callable[[Any], Any] = lambda x: x * 2, rows: int = 5) -> Case:
+def toy(name: str, work: Callable[[Any], Any] = lambda x: x * 2, rows: int = 5) -> CardCase:
     variant = Doubler(name, ours=True, work=work)
     op = toy_op.op_of(variant)
-    return Case(op, variant, Tile(16), Doubling(rows, 8), (SPEC,))
+    return CardCase(op, variant, Tile(16), Doubling(rows, 8), (SPEC,))
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A machine whose one GPU is a gfx1100 that has these cases and this launcher."""
 
-    def have(*cases: Case, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
+    def have(*cases: CardCase, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
         monkeypatch.setattr(device, "identify", lambda place: GFX1100)
         monkeypatch.setattr("lib_rocm_sd.speedtest.machine.identify", lambda place: GFX1100)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

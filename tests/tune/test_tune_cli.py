@@ -33,7 +33,7 @@ __all__ = ["one_thread"]
 
 pytestmark = [pytest.mark.usefixtures("fresh_cache", "one_thread"), needs_half]
 
-FORMS = (tune_export.Form("float16", 40), tune_export.Form("bfloat16", 64))
+SLOTS = (tune_export.Slot("float16", 40), tune_export.Slot("bfloat16", 64))
 DELAYS = {40: (4e-3, 1e-3, 8e-3, 8e-3), 64: (1e-3, 4e-3, 4e-3, 4e-3)}
 """Seconds by the config's place in the search space."""
 Work = Callable[[kernel.AttentionConfig, int], None]
@@ -41,15 +41,15 @@ Work = Callable[[kernel.AttentionConfig, int], None]
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Work | None], Path]:
-    """A machine with one gfx1100, an empty kernels/tuned, and two small problems per form."""
+    """A machine with one gfx1100, an empty kernels/tuned, and two small problems per slot."""
     assert GFX1100.arch is not None
     spaces = {each: list(kernel.configs(GFX1100.arch, each)) for each in DELAYS}
 
     def sleep(config: kernel.AttentionConfig, head_dim: int) -> None:
         time.sleep(DELAYS[head_dim][min(spaces[head_dim].index(config), 3)])
 
-    def problems(form: tune_export.Form) -> list[AttentionProblem]:
-        return [AttentionProblem(1, 1, seq, 8, form.head_dim, form.dtype) for seq in (8, 16)]
+    def problems(slot: tune_export.Slot) -> list[AttentionProblem]:
+        return [AttentionProblem(1, 1, seq, 8, slot.head_dim, slot.dtype) for seq in (8, 16)]
 
     def have(work: Work | None = None) -> Path:
         def run(self: Any, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
@@ -59,8 +59,8 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Work | No
         monkeypatch.setattr(MatrixAttention, "run", run)
         return tmp_path / "table.json"
 
-    monkeypatch.setattr(tune_export, "FORMS", FORMS)
-    monkeypatch.setattr(tune_export.Form, "problems", problems)
+    monkeypatch.setattr(tune_export, "SLOTS", SLOTS)
+    monkeypatch.setattr(tune_export.Slot, "problems", problems)
     monkeypatch.setattr(tune_export, "BUDGET_S", 0.1)
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     monkeypatch.setattr(selftest_card, "gpu", lambda index: (CPU, GFX1100))
@@ -276,7 +276,7 @@ def test_the_least_time_for_all_problems_together() -> None:
 def test_every_shipped_head_dim_has_problems() -> None:
     for dtype in kernel.DTYPES:
         for head_dim in kernel.SHIPPED_HEAD_DIMS:
-            problems = tune_export.Form(dtype, head_dim).problems()
+            problems = tune_export.Slot(dtype, head_dim).problems()
             assert problems and all(
                 (each.head_dim, each.dtype, each.mask) == (head_dim, dtype, "none")
                 for each in problems

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.attention import plot, result, text
-from lib_rocm_sd.bench.attention.measure import ALL, Effort, measure
-from lib_rocm_sd.bench.attention.result import OURS, Document
+from lib_rocm_sd.bench.attention.measure import ALL, AttentionEffort, measure
+from lib_rocm_sd.bench.attention.result import OURS, AttentionRun
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.cases import CASES, ODD
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -48,7 +48,7 @@ def run(
     if refusal:
         print(refusal, file=sys.stderr)
         return 2
-    document = Document(machine, Path(args.json) if args.json else None)
+    document = AttentionRun(machine, Path(args.json) if args.json else None)
     if args.source:
         try:
             document = result.read(Path(args.source))
@@ -97,9 +97,9 @@ def problems(args: argparse.Namespace) -> Problems:
     ]
 
 
-def _effort(args: argparse.Namespace) -> Effort:
+def _effort(args: argparse.Namespace) -> AttentionEffort:
     row_s = QUICK_ROW_S if args.quick else ROW_S
-    return Effort(args.runs, row_s, args.configs, tuple(args.variant or ()))
+    return AttentionEffort(args.runs, row_s, args.configs, tuple(args.variant or ()))
 
 
 def _measured(
@@ -107,7 +107,7 @@ def _measured(
     device: torch.device,
     info: DeviceInfo,
     launch: Launch | None,
-    document: Document,
+    document: AttentionRun,
 ) -> None:
     chosen, effort = problems(args), _effort(args)
     _compile(chosen, info, launch, effort)
@@ -119,7 +119,9 @@ def _measured(
     document.write()
 
 
-def _compile(chosen: Problems, info: DeviceInfo, launch: Launch | None, effort: Effort) -> None:
+def _compile(
+    chosen: Problems, info: DeviceInfo, launch: Launch | None, effort: AttentionEffort
+) -> None:
     """All kernels at once, several at a time; a failure is told by the launch."""
     build = getattr(launch, "build", None)
     if build is None or info.arch is None:

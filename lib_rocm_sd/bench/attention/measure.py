@@ -15,7 +15,7 @@ import torch
 from lib_rocm_sd.bench.attention import timing
 from lib_rocm_sd.bench.attention.competitors import COMPETITORS
 from lib_rocm_sd.bench.attention.exact import Exact, expected
-from lib_rocm_sd.bench.attention.result import Row
+from lib_rocm_sd.bench.attention.result import AttentionRow
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
@@ -38,7 +38,7 @@ ALL: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
 
 
 @dataclass(frozen=True)
-class Effort:
+class AttentionEffort:
     """`runs`: most timed calls of a row; fewer where they take more than `row_s` together.
 
     `every_config`: of ours, not only what Auto takes. `names`: of variants, parts of them; () is
@@ -62,7 +62,7 @@ class _Entry:
     `run`: as the engine calls it for these inputs.
     """
 
-    row: Row
+    row: AttentionRow
     variant: Variant[AttentionProblem, AttentionInputs]
     config: Any
     launch: Launch | None
@@ -79,13 +79,13 @@ def measure(
     device: torch.device,
     info: DeviceInfo,
     launch: Launch | None,
-    effort: Effort,
-) -> list[Row]:
+    effort: AttentionEffort,
+) -> list[AttentionRow]:
     """One row per variant, each verified against float64 before it is timed.
 
     Of ours with several configs the first, which Auto takes, or all; of others' the fastest.
     """
-    empty = Row(label, asdict(problem), "")
+    empty = AttentionRow(label, asdict(problem), "")
     with torch.no_grad():
         entries = list(_entries(empty, problem, info, launch, effort))
         try:
@@ -105,11 +105,11 @@ def measure(
 
 
 def _entries(
-    empty: Row,
+    empty: AttentionRow,
     problem: AttentionProblem,
     info: DeviceInfo,
     launch: Launch | None,
-    effort: Effort,
+    effort: AttentionEffort,
 ) -> Iterator[_Entry]:
     for variant in ALL:
         if not effort.wants(variant.name):
@@ -149,7 +149,7 @@ def _verify(
     sets: Sequence[AttentionInputs],
     exact: Exact,
     problem: AttentionProblem,
-    effort: Effort,
+    effort: AttentionEffort,
 ) -> None:
     """Compare with float64, note the memory, warm up and decide on the number of runs."""
     device, call = sets[0][0].device, _call(entry, sets, problem)
@@ -189,7 +189,7 @@ def _round(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionPro
         entry.row = replace(entry.row, reason=_why(failure, problem))
 
 
-def _finished(entry: _Entry, problem: AttentionProblem) -> Row:
+def _finished(entry: _Entry, problem: AttentionProblem) -> AttentionRow:
     if entry.row.reason:
         return entry.row
     times = sorted(entry.times)
@@ -205,17 +205,17 @@ def _finished(entry: _Entry, problem: AttentionProblem) -> Row:
     )
 
 
-def _fastest(rows: list[Row]) -> list[Row]:
+def _fastest(rows: list[AttentionRow]) -> list[AttentionRow]:
     """Of a competitor's configs the fastest alone; ours as they are."""
     ours = {variant.name for variant in ALL if variant.ours}
-    kept: list[Row] = []
+    kept: list[AttentionRow] = []
     for name in dict.fromkeys(row.variant for row in rows):
         group = [row for row in rows if row.variant == name]
         kept += group if name in ours else [min(group, key=_rank)]
     return kept
 
 
-def _rank(row: Row) -> tuple[bool, float]:
+def _rank(row: AttentionRow) -> tuple[bool, float]:
     return bool(row.reason), math.inf if math.isnan(row.median_us) else row.median_us
 
 
@@ -235,7 +235,7 @@ def _held(
     return out, max(0, held - out.numel() * out.element_size())
 
 
-def _clean(device: torch.device, row: Row) -> None:
+def _clean(device: torch.device, row: AttentionRow) -> None:
     """Give back what others may need: a failed or a large variant's memory."""
     if device.type == "cuda" and (row.reason or (row.extra_bytes or 0) > CLEAN_BYTES):
         gc.collect()

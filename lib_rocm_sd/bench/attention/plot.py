@@ -6,21 +6,20 @@ import math
 from collections.abc import Sequence
 
 from lib_rocm_sd.bench import svg
-from lib_rocm_sd.bench.attention.result import OURS
-from lib_rocm_sd.bench.attention.result import Row as Measured
+from lib_rocm_sd.bench.attention.result import OURS, AttentionRow
 from lib_rocm_sd.bench.attention.text import grouped, time_of
 
 MOST_TIMES = 5.0
 """A bar ends at so many times ours; its figure tells the rest."""
 
 
-def draw(rows: Sequence[Measured], device: str) -> str:
+def draw(rows: Sequence[AttentionRow], device: str) -> str:
     """The SVG; what was not timed is left out, of ours all but what Auto takes."""
     shown: list[svg.Bar] = []
     limits: dict[str, float] = {}
     for group in grouped(rows):
         case = f"{group[0].label}: {group[0].shape}"
-        seen: dict[str, Measured] = {}
+        seen: dict[str, AttentionRow] = {}
         for row in group:
             if row.median_us > 0:
                 seen.setdefault(row.variant, row)
@@ -32,6 +31,6 @@ def draw(rows: Sequence[Measured], device: str) -> str:
     return svg.chart(title, shown, OURS, limits=limits) + "\n"
 
 
-def _bar(case: str, row: Measured) -> svg.Bar:
+def _bar(case: str, row: AttentionRow) -> svg.Bar:
     figures = (row.median_us, row.p10_us, row.p90_us, row.runs)
     return svg.Bar(case, row.variant, "µs", *figures)

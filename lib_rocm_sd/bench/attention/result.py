@@ -13,7 +13,7 @@ OURS, SDPA, FLASH = "rocm_sd", "sdpa", "sdpa flash"
 
 
 @dataclass(frozen=True)
-class Row:
+class AttentionRow:
     """One variant on one problem. Times in µs.
 
     `median_us`, `p10_us`, `p90_us`: of the device, which found the next call queued. `waiting_us`:
@@ -53,12 +53,12 @@ class Row:
 
 
 @dataclass
-class Document:
+class AttentionRun:
     """A run. `complete`: to its end. Written to `file`, if any, whenever a case is done."""
 
     machine: dict[str, Any]
     file: Path | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[AttentionRow] = field(default_factory=list)
     complete: bool = False
 
     def write(self) -> None:
@@ -81,16 +81,20 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read(file: Path) -> Document:
+def read(file: Path) -> AttentionRun:
     """A document that was written before. OSError, or ValueError where it is not one."""
     content = json.loads(file.read_text(encoding="utf-8"))
-    known = {item.name for item in fields(Row)}
+    known = {item.name for item in fields(AttentionRow)}
     try:
         rows = [
-            Row(**{name: _value(name, value) for name, value in row.items() if name in known})
+            AttentionRow(
+                **{name: _value(name, value) for name, value in row.items() if name in known}
+            )
             for row in content["rows"]
         ]
-        return Document(dict(content["machine"]), None, rows, bool(content.get("complete", True)))
+        return AttentionRun(
+            dict(content["machine"]), None, rows, bool(content.get("complete", True))
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it is no result of bench attention: {error!r}") from error
 

@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, Row
+from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, AttentionRow
 from lib_rocm_sd.bench.methods import METHODS
 
 
-def grouped(rows: Sequence[Row]) -> list[list[Row]]:
+def grouped(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
     """The rows of each case."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[AttentionRow]] = {}
     for row in rows:
         groups.setdefault(row.case, []).append(row)
     return list(groups.values())
 
 
-def render(heading: str, rows: Sequence[Row]) -> str:
+def render(heading: str, rows: Sequence[AttentionRow]) -> str:
     """All of it, the summary last."""
     lines = [heading]
     for group in grouped(rows):
@@ -26,7 +26,7 @@ def render(heading: str, rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *_summary(rows)])
 
 
-def _group(group: Sequence[Row]) -> list[str]:
+def _group(group: Sequence[AttentionRow]) -> list[str]:
     """Of one case: a line per variant. `ours/it`: how long ours takes of its time."""
     ours, best = time_of(group, OURS), min((row.median_us for row in group), default=math.nan)
     lines = [
@@ -48,7 +48,7 @@ def _group(group: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _summary(rows: Sequence[Row]) -> list[str]:
+def _summary(rows: Sequence[AttentionRow]) -> list[str]:
     """A line per case: µs of ours and of those that ratios are given of, none of them ours too."""
     doggettx = METHODS[0].name
     names = (SDPA, FLASH, doggettx)
@@ -70,7 +70,7 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def time_of(group: Sequence[Row], name: str) -> float:
+def time_of(group: Sequence[AttentionRow], name: str) -> float:
     """Median in µs of the first row of a variant, of ours what Auto takes; NaN where none is."""
     times = (row.median_us for row in group if row.variant == name)
     return next(times, math.nan)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import lib_rocm_sd
-from lib_rocm_sd.bench.vae.result import Row, read
+from lib_rocm_sd.bench.vae.result import VaeRow, read
 from lib_rocm_sd.bench.vae.ways import WAYS
 
 NAME = next(way.name for way in WAYS if way.compiled)
@@ -40,7 +40,7 @@ def reasons(device: torch.device) -> list[str]:
 
 def measured(
     options: Sequence[str], jobs: Sequence[Job], device: torch.device, limit_s: float
-) -> Iterator[Row]:
+) -> Iterator[VaeRow]:
     """The rows of the compiled way for all `jobs`, by `bench vae` with these options.
 
     Given as they come. What is not there after `limit_s` is a row with that reason.
@@ -64,7 +64,7 @@ def measured(
     yield from (_without(job, ended) for job in missing)
 
 
-def _rows(file: Path) -> list[Row]:
+def _rows(file: Path) -> list[VaeRow]:
     try:
         return read(file)[1]
     except (OSError, ValueError):
@@ -107,5 +107,5 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _without(job: Job, reason: str) -> Row:
-    return Row(*job, NAME, reason=reason)
+def _without(job: Job, reason: str) -> VaeRow:
+    return VaeRow(*job, NAME, reason=reason)

@@ -18,7 +18,7 @@ import torch
 
 from lib_rocm_sd.bench.vae import child, coders, measure, plot, result, text
 from lib_rocm_sd.bench.vae.coders import FACTOR, ROLES, Coder
-from lib_rocm_sd.bench.vae.result import Document, Row
+from lib_rocm_sd.bench.vae.result import VaeRow, VaeRun
 from lib_rocm_sd.bench.vae.ways import KEYS, Way, chosen
 from lib_rocm_sd.policy import LEVELS
 
@@ -67,7 +67,7 @@ def run(
             return 2
         status = 0
     else:
-        document = Document(Path(args.json) if args.json else None, machine)
+        document = VaeRun(Path(args.json) if args.json else None, machine)
         status, rows = _measured(args, device, document), document.rows
     print(text.render(heading(machine), rows))
     wrong = text.complaints(rows, machine.get("dtype", args.dtype))
@@ -105,7 +105,7 @@ def _refusal(args: argparse.Namespace) -> str:
     return ""
 
 
-def _measured(args: argparse.Namespace, device: torch.device, document: Document) -> int:
+def _measured(args: argparse.Namespace, device: torch.device, document: VaeRun) -> int:
     """Measure into the document; 130 when interrupted, else 0."""
     try:
         with _stoppable():
@@ -137,7 +137,7 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+def rows(args: argparse.Namespace, device: torch.device) -> Iterator[VaeRow]:
     """The rows, as they are measured; the compiled way's last."""
     found = chosen(args.ways, args.level)
     for role in args.roles or ROLES:
@@ -150,7 +150,7 @@ def rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
 
 def _of_role(
     args: argparse.Namespace, role: str, device: torch.device, ways: Sequence[Way]
-) -> Iterator[Row]:
+) -> Iterator[VaeRow]:
     print(f"{role}\n{text.HEAD}", file=sys.stderr, flush=True)
     coder = coders.coder(role, device, getattr(torch, args.dtype), args.small)
     wanted = sorted({size for way in ways for size in sizes(args, way, role)})
@@ -160,8 +160,8 @@ def _of_role(
 
 
 def _of_way(
-    args: argparse.Namespace, coder: Coder, way: Way, exact: dict[int, measure.Exact]
-) -> Iterator[Row]:
+    args: argparse.Namespace, coder: Coder, way: Way, exact: dict[int, measure.Reference]
+) -> Iterator[VaeRow]:
     fresh = FACTOR * (KEYS.index(way.key) + 1)
     asked = sizes(args, way, coder.role)
     if not asked:
@@ -174,7 +174,7 @@ def _of_way(
                 yield replace(row, kept_mib=kept_mib)
     except measure.FAILED as failure:
         for size in asked:
-            yield Row(coder.role, size, way.name, reason=measure.why(failure))
+            yield VaeRow(coder.role, size, way.name, reason=measure.why(failure))
     finally:
         measure.clean(coder.device)
 
@@ -195,7 +195,9 @@ def sizes(args: argparse.Namespace, way: Way, role: str) -> list[int]:
     return [size for size in SIZES if size <= most and not (args.quick and way.compiled)]
 
 
-def _compiled(args: argparse.Namespace, device: torch.device, ways: Sequence[Way]) -> Iterator[Row]:
+def _compiled(
+    args: argparse.Namespace, device: torch.device, ways: Sequence[Way]
+) -> Iterator[VaeRow]:
     """The compiled way's rows, from a process of its own."""
     jobs = [
         (role, size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
-from lib_rocm_sd.bench.vae.result import Row
+from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import Runner, Way
 from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
@@ -38,7 +38,7 @@ LIMIT = 4.0
 
 
 @dataclass(frozen=True)
-class Exact:
+class Reference:
     """A run in float32, on the CPU, and what computed it. `image` is None where nothing could."""
 
     image: torch.Tensor | None
@@ -48,23 +48,23 @@ class Exact:
 FRUGAL = Session.of("Memory")
 
 
-def exact(coder: Coder, size: int) -> Exact:
+def exact(coder: Coder, size: int) -> Reference:
     """The result in float32: torch's, where that does not fit our program's in bands."""
     if size > REFERENCE_MOST:
-        return Exact(None, "")
+        return Reference(None, "")
     image = coder.random_input(size, size).float()
     try:
         with torch.no_grad(), no_tf32():
             wide = coder.module.to(torch.float32)
             try:
-                return Exact(wide(image).cpu(), "torch float32")
+                return Reference(wide(image).cpu(), "torch float32")
             except FAILED as failure:
                 if not is_out_of_memory(failure):
                     raise
             clean(coder.device)
-            return Exact(Program(wide)(image, session=FRUGAL).cpu(), "rocm_sd float32 in bands")
+            return Reference(Program(wide)(image, session=FRUGAL).cpu(), "rocm_sd float32 in bands")
     except FAILED as failure:
-        return Exact(None, f"none: {why(failure)}")
+        return Reference(None, f"none: {why(failure)}")
     finally:
         coder.module.to(coder.dtype)
         clean(coder.device)
@@ -106,14 +106,14 @@ def prepare(coder: Coder, way: Way, runner: Runner) -> float:
 
 
 def measure(
-    coder: Coder, way: Way, runner: Runner, size: int, fresh: int, runs: int, reference: Exact
-) -> Row:
+    coder: Coder, way: Way, runner: Runner, size: int, fresh: int, runs: int, reference: Reference
+) -> VaeRow:
     """The row of `way` at `size` x `size`. `fresh`: rows by which its first run's image is lower.
 
     So each way meets a resolution that nothing before it has met. `runs` are fewer where one takes
     long.
     """
-    row = Row(coder.role, size, way.name)
+    row = VaeRow(coder.role, size, way.name)
     try:
         with torch.no_grad():
             own = size > FRESH_MOST or way.compiled
@@ -141,8 +141,8 @@ class _Ran:
 
 
 def _figures(
-    coder: Coder, way: Way, runner: Runner, row: Row, fresh: int, runs: int, reference: Exact
-) -> Row:
+    coder: Coder, way: Way, runner: Runner, row: VaeRow, fresh: int, runs: int, reference: Reference
+) -> VaeRow:
     size, height = row.size, max(row.size - fresh, FACTOR)
     image, other = (coder.random_input(rows, size) for rows in (size, height))
     ran = _run(runner, other)
@@ -180,7 +180,7 @@ def _run(runner: Runner, image: torch.Tensor) -> _Ran:
     return _Ran(outputs[0], time_us / 1000, (peak - before) / 2**20)
 
 
-def _with_times(row: Row, times: list[float], way: Way) -> Row:
+def _with_times(row: VaeRow, times: list[float], way: Way) -> VaeRow:
     median_ms = statistics.median(times)
     row = replace(
         row,
@@ -199,7 +199,7 @@ def _discard(output: torch.Tensor) -> None:
     del output
 
 
-def _compared(row: Row, output: torch.Tensor, reference: Exact) -> Row:
+def _compared(row: VaeRow, output: torch.Tensor, reference: Reference) -> VaeRow:
     """`row` with how far `output` is from the reference, or why it counts for nothing."""
     if not math.isfinite(float(output.sum(dtype=torch.float32))):
         return replace(row, reason="wrong: the output has NaN or infinity")
@@ -215,7 +215,9 @@ def _compared(row: Row, output: torch.Tensor, reference: Exact) -> Row:
     return replace(row, error=error, shift=shift, reference=reference.source)
 
 
-def _against_whole(row: Row, runner: Runner, image: torch.Tensor, output: torch.Tensor) -> Row:
+def _against_whole(
+    row: VaeRow, runner: Runner, image: torch.Tensor, output: torch.Tensor
+) -> VaeRow:
     """`row` with the difference to our whole frame at the same level, where there were bands."""
     whole = runner.whole()
     if whole is None:

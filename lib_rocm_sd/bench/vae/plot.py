@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lib_rocm_sd.bench.vae.result import Row
+from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import WAYS
 
 WIDTH, HEIGHT, TOP, LEFT, BOTTOM, SPACE, LEGEND = 480, 380, 64, 64, 44, 60, 240
@@ -31,7 +31,7 @@ class _Panel:
     """One plot. `left` is that of its frame; ranges are powers of 2 (sizes) and 10 (values)."""
 
     title: str
-    value: Callable[[Row], float]
+    value: Callable[[VaeRow], float]
     left: int
     sizes: tuple[float, float]
     values: tuple[int, int]
@@ -45,7 +45,7 @@ class _Panel:
         return TOP + HEIGHT - (math.log10(value) - low) / (high - low) * HEIGHT
 
 
-def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
+def draw(rows: Sequence[VaeRow], device: str, role: str = "decoder") -> str:
     """The SVG: peak MiB and median ms of each way over the side in pixels."""
     shown = [row for row in rows if row.role == role and not row.reason]
     total = LEFT + 2 * WIDTH + SPACE + LEGEND
@@ -64,7 +64,7 @@ def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
     return "\n".join([*parts, *_legend(shown, LEFT + 2 * WIDTH + SPACE + 16), "</svg>", ""])
 
 
-def _peak(row: Row) -> float:
+def _peak(row: VaeRow) -> float:
     return row.peak_mib
 
 
@@ -72,7 +72,9 @@ def _usable(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def _panel(title: str, value: Callable[[Row], float], rows: Sequence[Row], left: int) -> _Panel:
+def _panel(
+    title: str, value: Callable[[VaeRow], float], rows: Sequence[VaeRow], left: int
+) -> _Panel:
     sizes = [math.log2(row.size) for row in rows] or [9.0]
     values = [math.log10(value(row)) for row in rows if _usable(value(row))] or [0.0]
     low, high = math.floor(min(values)), math.ceil(max(values))
@@ -96,7 +98,7 @@ def _frame(panel: _Panel) -> list[str]:
     return parts
 
 
-def _curves(panel: _Panel, rows: Sequence[Row]) -> list[str]:
+def _curves(panel: _Panel, rows: Sequence[VaeRow]) -> list[str]:
     parts = []
     for way, colour, thick in _styles(rows):
         points = sorted(
@@ -113,7 +115,7 @@ def _curves(panel: _Panel, rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def _styles(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
+def _styles(rows: Sequence[VaeRow]) -> list[tuple[str, str, float]]:
     """Name, colour and stroke of each way that has a row."""
     present = {row.way for row in rows}
     return [
@@ -123,7 +125,7 @@ def _styles(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
     ]
 
 
-def _legend(rows: Sequence[Row], left: float) -> list[str]:
+def _legend(rows: Sequence[VaeRow], left: float) -> list[str]:
     parts = []
     for place, (name, colour, thick) in enumerate(_styles(rows)):
         y = TOP + 14 + 22 * place

@@ -14,7 +14,7 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True)
-class Row:
+class VaeRow:
     """One way to run one coder at one size; what was not measured is NaN or empty.
 
     Times in ms, of `runs` runs. `first_ms` and `second_ms`: the first two runs at the resolution
@@ -53,7 +53,7 @@ class Row:
     note: str = ""
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: VaeRow) -> dict[str, Any]:
     """The row as JSON has it: NaN is null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -61,31 +61,31 @@ def as_json(row: Row) -> dict[str, Any]:
     }
 
 
-def from_json(data: dict[str, Any]) -> Row:
+def from_json(data: dict[str, Any]) -> VaeRow:
     """The row of a result file; what this version does not know is ignored. ValueError if none."""
-    known = {field.name for field in fields(Row)}
+    known = {field.name for field in fields(VaeRow)}
     values = {key: value for key, value in data.items() if key in known and value is not None}
     try:
-        return Row(**{"role": "decoder", **values})
+        return VaeRow(**{"role": "decoder", **values})
     except TypeError as error:
         raise ValueError(f"no row of `bench vae`: {data}") from error
 
 
-def ordered(rows: Sequence[Row]) -> list[Row]:
+def ordered(rows: Sequence[VaeRow]) -> list[VaeRow]:
     """By role and size; ways stay as they came."""
     return sorted(rows, key=lambda row: (row.role, row.size))
 
 
-class Document:
+class VaeRun:
     """What was measured so far, written to `path` (None: nowhere) after each row."""
 
     def __init__(self, path: Path | None, machine: dict[str, Any]) -> None:
         self.path = path
         self.machine = machine
-        self.rows: list[Row] = []
+        self.rows: list[VaeRow] = []
         self.write("the run goes on, or was ended from outside")
 
-    def add(self, row: Row) -> None:
+    def add(self, row: VaeRow) -> None:
         """Keep a row."""
         self.rows.append(row)
         self.write("the run goes on, or was ended from outside")
@@ -106,7 +106,7 @@ class Document:
         part.replace(self.path)
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
+def read(path: Path) -> tuple[dict[str, Any], list[VaeRow]]:
     """The machine and the rows of a result file. OSError or ValueError where it is none."""
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):

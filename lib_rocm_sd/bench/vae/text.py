@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lib_rocm_sd.bench.vae.result import Row, ordered
+from lib_rocm_sd.bench.vae.result import VaeRow, ordered
 
 EAGER = "eager"
 OURS = "rocm_sd"
@@ -20,7 +20,7 @@ HEAD = (
 )
 
 
-def render(heading: str, rows: Sequence[Row]) -> str:
+def render(heading: str, rows: Sequence[VaeRow]) -> str:
     """All rows, a table per role."""
     lines = [f"{heading}; Stable Diffusion's VAE with random weights, batch 1"]
     for role in dict.fromkeys(row.role for row in ordered(rows)):
@@ -28,7 +28,7 @@ def render(heading: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def line(row: Row) -> str:
+def line(row: VaeRow) -> str:
     """One row of a table."""
     start = f"{row.size:>6} {row.way:<26}"
     if row.reason:
@@ -52,7 +52,7 @@ def _number(value: float, form: str, width: int) -> str:
     return f"{'' if math.isnan(value) else format(value, form):>{width}}"
 
 
-def complaints(rows: Sequence[Row], dtype: str) -> list[str]:
+def complaints(rows: Sequence[VaeRow], dtype: str) -> list[str]:
     """What is wrong with rows of ours: values, or bands that differ from the whole frame."""
     found = []
     for row in rows:
