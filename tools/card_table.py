@@ -1,5 +1,5 @@
-"""Prints README's table of cards from kernels/arch.json and from what was executed where; `--write`
-puts it into README.md.
+"""Prints the table of cards from kernels/arch.json and from what was executed where; `--write` puts
+it into docs/cards.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if __name__ == "__main__":
 from lib_rocm_sd.arch import Arch, amd_table
 from lib_rocm_sd.doctor.card import FORMAT
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+CARDS = Path(__file__).resolve().parent.parent / "docs" / "cards.md"
 BEGIN = "<!-- cards: written by `python tools/card_table.py --write` -->"
 END = "<!-- end of cards -->"
 UNITS = {
@@ -33,7 +33,7 @@ EXECUTED = {
 """How much of a GPU's machine code tests/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
 LIKE = {"dot2": "gfx1030", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mfma": "gfx942"}
 """By matrix unit: the GPU that was looked at and whose code is made from the same source."""
-SELF_TESTS = README.parent / "docs" / "results" / "self-tests"
+SELF_TESTS = CARDS.parent / "results" / "self-tests"
 """Result files of `doctor --self-test` that owners of cards sent."""
 
 
@@ -72,15 +72,15 @@ def on_cards(gfx: str, folder: Path = SELF_TESTS) -> str:
     return f"{good} of {len(found)} self-tests passed"
 
 
-def with_table(readme: str) -> str:
-    """The text of README.md with its table renewed. Raises ValueError where a marker is missing."""
-    before, rest = readme.split(BEGIN)
+def with_table(text: str) -> str:
+    """A text with the table between its markers renewed. ValueError where a marker is missing."""
+    before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+        CARDS.write_text(with_table(CARDS.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         sys.stdout.write(table() + "\n")
