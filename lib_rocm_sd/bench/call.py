@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.progress import Progress
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -26,6 +28,12 @@ from lib_rocm_sd.ops.attention.torch import SdpaAttention
 BATCH = 50
 """Calls between two waits: far fewer than a queue holds."""
 CALLS, QUICK_CALLS = 10_000, 1_000
+LIMIT_S, QUICK_LIMIT_S = 20.0, 2.0
+"""How long a problem may take where --runs asks for no number of calls; a batch is made at least.
+"""
+BATCH_S = 0.5
+"""On a CPU, where a call does all of the work, a batch has fewer calls than would take this long.
+"""
 PROBLEMS = (
     ("SD1.5, mid-block self", AttentionProblem(2, 8, 64, 64, 160)),
     ("SD1.5, mid-block text", AttentionProblem(2, 8, 64, 77, 160)),
@@ -52,24 +60,34 @@ class CallRow:
 
 
 def measure(
-    label: str, problem: AttentionProblem, device: torch.device, engine: Engine, calls: int
+    label: str,
+    problem: AttentionProblem,
+    device: torch.device,
+    engine: Engine,
+    calls: int,
+    limit_s: float = math.inf,
 ) -> list[CallRow]:
-    """A row per side, in one run: batches of the sides take turns."""
+    """A row per side, in one run: batches of the sides take turns, until `limit_s` is over."""
     rows: list[CallRow] = []
     with torch.no_grad():
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
         sides = _sides(problem, device, engine)
         times: dict[str, list[float]] = {name: [] for name in sides}
         failed: dict[str, str] = {}
+        counts: dict[str, int] = {}
         for name, (_, call) in sides.items():
             try:
-                _batch(call, (q, k, v), device)
+                counts[name] = _calls_of_a_batch(call, (q, k, v), device)
+                _batch(call, (q, k, v), device, counts[name])
             except FAILURES as failure:
                 failed[name] = describe(failure)
-        for _ in range(-(-calls // BATCH)):
+        end = time.monotonic() + limit_s
+        while any(len(times[name]) < calls for name in counts if name not in failed):
             for name, (_, call) in sides.items():
                 if name not in failed:
-                    times[name] += _batch(call, (q, k, v), device)
+                    times[name] += _batch(call, (q, k, v), device, counts[name])
+            if time.monotonic() > end:
+                break
     for name, (variant, _) in sides.items():
         row = (label, str(problem), name, variant)
         if name in failed:
@@ -105,8 +123,17 @@ def _sides(
     }
 
 
+def _calls_of_a_batch(call: Side, inputs: Sequence[torch.Tensor], device: torch.device) -> int:
+    """Calls between two waits. On a CPU no more than take BATCH_S together."""
+    _batch(call, inputs, device, 1)
+    if device.type == "cuda":
+        return BATCH
+    each_us = _batch(call, inputs, device, 1)[0]
+    return min(max(int(1e6 * BATCH_S / max(each_us, 1.0)), 1), BATCH)
+
+
 def _batch(
-    call: Side, inputs: Sequence[torch.Tensor], device: torch.device, count: int = BATCH
+    call: Side, inputs: Sequence[torch.Tensor], device: torch.device, count: int
 ) -> list[float]:
     """Times in µs of `count` calls; the device has nothing to do before and after."""
     q, k, v = inputs
@@ -142,8 +169,11 @@ def run(
     """Measure, print a table, write JSON."""
     engine = Engine()
     rows: list[CallRow] = []
+    limit_s = math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
+    progress = Progress([1.0] * len(PROBLEMS))
     for label, problem in PROBLEMS:
-        rows += measure(label, problem, device, engine, runs(args))
+        progress.next(f"{label}: {problem}")
+        rows += measure(label, problem, device, engine, runs(args), limit_s)
     print(render(heading, rows))
     if args.json:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}

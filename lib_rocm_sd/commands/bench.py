@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import __version__
+from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.bench import call, group_norm
 from lib_rocm_sd.bench.attention import command as attention
+from lib_rocm_sd.bench.progress import Progress, say
 from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
@@ -21,6 +22,8 @@ from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
+NORM_BYTES = 1e6
+"""What a GroupNorm takes beside its image, as bytes of one: for the estimate of the time left."""
 OPS = ("attention", "call", "group_norm", "vae", "speed")
 """`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
 
@@ -57,14 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
-    if args.runs is not None and args.runs < 1:
-        print("--runs must be at least 1", file=sys.stderr)
+    refusal = _refusal(args)
+    if refusal:
+        print(f"bench: {refusal}", file=sys.stderr)
         return 2
     if args.op == "speed":
         return speed.run(args)
     if args.op != "attention":
         args.dtype = (args.dtype or attention.DTYPES)[0]
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu" and not args.device:
+        _make_small(args)
     info = identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
     machine = _machine(device, info, _runs(args))
@@ -75,6 +81,31 @@ def main(args: argparse.Namespace) -> int:
     if args.op == "vae":
         return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     return attention.run(args, device, info, launch, machine, _heading)
+
+
+def _refusal(args: argparse.Namespace) -> str:
+    """Why these options cannot be followed; empty if they can."""
+    if args.runs is not None and args.runs < 1:
+        return "--runs must be at least 1"
+    for name in ("json", "plot", "picture"):
+        why = checks.unwritable(getattr(args, name)) if getattr(args, name) else ""
+        if why:
+            return f"--{name}: {why}"
+    return checks.device_problem(args.device)
+
+
+def _make_small(args: argparse.Namespace) -> None:
+    """Without a GPU, and unless something else is asked for: a try of seconds."""
+    if args.source or args.small or args.quick or args.case or args.sizes:
+        return
+    args.small, args.quick = args.op != "call", True
+    if args.op == "vae":
+        args.ways, args.roles = args.ways or ["auto", "eager"], args.roles or ["decoder"]
+    say(
+        f"bench {args.op}: torch has no GPU here, and our kernels need one. This is only a small "
+        "try on the CPU, whose figures say nothing of a card. --device cpu measures all of it, "
+        "which may take many minutes; --device cpu --quick, less of it."
+    )
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -95,8 +126,10 @@ def _group_norm(
     machine: dict[str, Any],
 ) -> int:
     rows: list[group_norm.NormRow] = []
-    for label, problem in group_norm.problems(args.small, args.dtype):
-        print(f"{label}: {problem}", file=sys.stderr, flush=True)
+    chosen = group_norm.problems(args.small, args.dtype)
+    progress = Progress([NORM_BYTES + problem.image_bytes for _, problem in chosen])
+    for label, problem in chosen:
+        progress.next(f"{label}: {problem}")
         rows += group_norm.measure(label, problem, device, info, launch, args.runs)
     print(group_norm.render(_heading(machine), rows))
     _write(args.json, machine, [group_norm.as_json(row) for row in rows])

@@ -403,12 +403,26 @@ def test_bad_options(words: list[str], said: str, capsys: pytest.CaptureFixture[
 
 def test_dtypes_are_both_unless_one_is_named() -> None:
     class Words:
-        small, case, dtype = False, None, None
+        small, quick, case, dtype = False, False, None, None
 
     words: Any = Words()
-    assert len(command.problems(words)) == 2 * len(CASES)
+    cpu = torch.device("cpu")
+    assert len(command.problems(words, cpu)) == 2 * len(CASES)
     words.dtype = ["bfloat16"]
-    assert {problem.dtype for _, problem in command.problems(words)} == {"bfloat16"}
+    assert {problem.dtype for _, problem in command.problems(words, cpu)} == {"bfloat16"}
+
+
+def test_quick_is_one_dtype_and_on_a_cpu_what_takes_seconds() -> None:
+    class Words:
+        small, quick, case, dtype = False, True, None, None
+
+    words: Any = Words()
+    on_gpu = command.problems(words, torch.device("cuda"))
+    assert [label for label, _ in on_gpu] == [case.name for case in CASES if case.usual]
+    on_cpu = command.problems(words, torch.device("cpu"))
+    assert on_cpu and all(problem.flops <= command.QUICK_CPU_FLOPS for _, problem in on_cpu)
+    words.case = ["VAE mid-block, 1024x1024"]
+    assert len(command.problems(words, torch.device("cpu"))) == 1
 
 
 def test_a_wrong_kernel_of_ours_fails_the_command(

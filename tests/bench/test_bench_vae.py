@@ -73,7 +73,9 @@ def test_the_whole_command(
         assert errors[role, "per-tile GroupNorm tiling"] > 0.1
     printed = capsys.readouterr()
     assert "rocm_sd Memory" in printed.out and "encoder" in printed.out
-    assert printed.err.count("rocm_sd Memory") == 2
+    lines = printed.err.splitlines()
+    assert sum(line.startswith("    64 rocm_sd Memory") for line in lines) == 2
+    assert any(line.startswith("[16/16] encoder, 64x64: ") for line in lines)
     assert plot.read_text(encoding="utf-8").startswith("<svg")
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -11,17 +11,23 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import checks
 from lib_rocm_sd.bench.attention import plot, result, text
 from lib_rocm_sd.bench.attention.measure import ALL, AttentionEffort, measure
 from lib_rocm_sd.bench.attention.result import OURS, AttentionRun
+from lib_rocm_sd.bench.progress import Progress, say
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.ops.attention.cases import CASES, ODD
+from lib_rocm_sd.ops.attention.cases import CASES, ODD, Case
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 
 RUNS, QUICK_RUNS = 50, 10
 ROW_S, QUICK_ROW_S = 0.6, 0.1
+QUICK_CPU_FLOPS = 2e9
+"""Larger problems take minutes on a CPU: --quick leaves them out there."""
+CASE_FLOPS = {"cuda": 1e13, "cpu": 1e8}
+"""What a case takes beside its arithmetic, as arithmetic: for the estimate of the time left."""
 DTYPES = ("float16", "bfloat16")
 
 Problems = list[tuple[str, AttentionProblem]]
@@ -44,7 +50,7 @@ def run(
     heading: Callable[[dict[str, Any]], str],
 ) -> int:
     """Measure, print, write. 1 if ours was wrong, 2 on bad options."""
-    refusal = _refusal(args)
+    refusal = _refusal(args, device)
     if refusal:
         print(refusal, file=sys.stderr)
         return 2
@@ -53,7 +59,7 @@ def run(
         try:
             document = result.read(Path(args.source))
         except (OSError, ValueError) as error:
-            print(f"--from {args.source}: {error}", file=sys.stderr)
+            print(f"--from {checks.told(args.source, error)}", file=sys.stderr)
             return 2
     else:
         _measured(args, device, info, launch, document)
@@ -65,29 +71,26 @@ def run(
     return int(any(row.reason.startswith("wrong") and row.variant == OURS for row in rows))
 
 
-def _refusal(args: argparse.Namespace) -> str:
+def _refusal(args: argparse.Namespace, device: torch.device) -> str:
     """Why these options cannot be followed; empty if they can."""
-    if not args.source and not problems(args):
+    if not args.source and not problems(args, device):
         return f"--case: no case has {' or '.join(args.case)} in its name or shape"
     if not any(_effort(args).wants(variant.name) for variant in ALL):
         names = ", ".join(variant.name for variant in ALL)
         return f"--variant: none of {names} has {' or '.join(args.variant)} in its name"
-    for name in ("json", "plot"):
-        file = getattr(args, name)
-        if file and not Path(file).absolute().parent.is_dir():
-            return f"--{name}: there is no folder {Path(file).absolute().parent}"
     return ""
 
 
-def problems(args: argparse.Namespace) -> Problems:
+def problems(args: argparse.Namespace, device: torch.device) -> Problems:
     """Label and problem of what is asked for, one dtype after the other."""
     if args.small:
         found = [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
     else:
         found = [
             (case.name, replace(case.problem, dtype=dtype))
-            for dtype in dict.fromkeys(args.dtype or DTYPES)
+            for dtype in dict.fromkeys(args.dtype or DTYPES[: 1 if args.quick else None])
             for case in CASES
+            if args.case or not args.quick or _quick(case, device)
         ]
     wanted = [part.lower() for part in args.case or [""]]
     return [
@@ -95,6 +98,11 @@ def problems(args: argparse.Namespace) -> Problems:
         for label, problem in found
         if any(part in f"{label} {problem}".lower() for part in wanted)
     ]
+
+
+def _quick(case: Case, device: torch.device) -> bool:
+    """Whether a case is measured with --quick, unless --case names it."""
+    return case.usual and (device.type != "cpu" or case.problem.flops <= QUICK_CPU_FLOPS)
 
 
 def _effort(args: argparse.Namespace) -> AttentionEffort:
@@ -109,10 +117,12 @@ def _measured(
     launch: Launch | None,
     document: AttentionRun,
 ) -> None:
-    chosen, effort = problems(args), _effort(args)
+    chosen, effort = problems(args, device), _effort(args)
     _compile(chosen, info, launch, effort)
+    besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
+    progress = Progress([besides + problem.flops for _, problem in chosen])
     for label, problem in chosen:
-        print(f"{label}: {problem}", file=sys.stderr, flush=True)
+        progress.next(f"{label}: {problem}")
         document.rows += measure(label, problem, device, info, launch, effort)
         document.write()
     document.complete = True
@@ -136,4 +146,5 @@ def _compile(
             configs = variant.configs(info.arch, problem)
             for config in configs if effort.every_config else configs[:1]:
                 specs.update(dict.fromkeys(variant.specs(info.arch, problem, config)))
+    say(f"{len(specs)} kernels are needed; what is not compiled yet is compiled now")
     build(list(specs))

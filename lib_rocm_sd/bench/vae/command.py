@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import checks
+from lib_rocm_sd.bench.progress import Progress, duration, say
 from lib_rocm_sd.bench.vae import child, coders, measure, plot, result, text
 from lib_rocm_sd.bench.vae.coders import FACTOR, ROLES, Coder
 from lib_rocm_sd.bench.vae.result import VaeRow, VaeRun
@@ -63,7 +65,7 @@ def run(
         try:
             machine, rows = result.read(Path(args.source))
         except (OSError, ValueError) as error:
-            print(f"--from {args.source}: {error}", file=sys.stderr)
+            print(f"--from {checks.told(args.source, error)}", file=sys.stderr)
             return 2
         status = 0
     else:
@@ -98,10 +100,6 @@ def _refusal(args: argparse.Namespace) -> str:
         return f"--compile-limit-s: {args.compile_limit_s} is not above 0"
     if measures and not chosen(args.ways, args.level):
         return "no way is left: --level chooses among ours"
-    for name in ("json", "plot", "picture"):
-        file = getattr(args, name)
-        if file and not Path(file).absolute().parent.is_dir():
-            return f"--{name}: there is no folder {Path(file).absolute().parent}"
     return ""
 
 
@@ -140,27 +138,42 @@ def _stoppable() -> Iterator[None]:
 def rows(args: argparse.Namespace, device: torch.device) -> Iterator[VaeRow]:
     """The rows, as they are measured; the compiled way's last."""
     found = chosen(args.ways, args.level)
-    for role in args.roles or ROLES:
-        here = [way for way in found if args.in_process or not way.compiled]
-        if here:
-            yield from _of_role(args, role, device, here)
+    here = [way for way in found if args.in_process or not way.compiled]
+    roles = (args.roles or ROLES) if here else ()
+    progress = Progress(
+        [size**2 for role in roles for way in here for size in sizes(args, way, role)]
+    )
+    for role in roles:
+        yield from _of_role(args, role, device, here, progress)
     if not args.in_process:
         yield from _compiled(args, device, [way for way in found if way.compiled])
 
 
 def _of_role(
-    args: argparse.Namespace, role: str, device: torch.device, ways: Sequence[Way]
+    args: argparse.Namespace,
+    role: str,
+    device: torch.device,
+    ways: Sequence[Way],
+    progress: Progress,
 ) -> Iterator[VaeRow]:
     print(f"{role}\n{text.HEAD}", file=sys.stderr, flush=True)
     coder = coders.coder(role, device, getattr(torch, args.dtype), args.small)
     wanted = sorted({size for way in ways for size in sizes(args, way, role)})
-    exact = {size: measure.exact(coder, size) for size in wanted}
+    exact = {}
+    for size in wanted:
+        if size <= measure.REFERENCE_MOST:
+            say(f"{role}, {size}x{size}: once in float32, to compare with")
+        exact[size] = measure.exact(coder, size)
     for way in ways:
-        yield from _of_way(args, coder, way, exact)
+        yield from _of_way(args, coder, way, exact, progress)
 
 
 def _of_way(
-    args: argparse.Namespace, coder: Coder, way: Way, exact: dict[int, measure.Reference]
+    args: argparse.Namespace,
+    coder: Coder,
+    way: Way,
+    exact: dict[int, measure.Reference],
+    progress: Progress,
 ) -> Iterator[VaeRow]:
     fresh = FACTOR * (KEYS.index(way.key) + 1)
     asked = sizes(args, way, coder.role)
@@ -170,6 +183,7 @@ def _of_way(
         with way.make(coder) as runner:
             kept_mib = measure.prepare(coder, way, runner)
             for size in asked:
+                progress.next(f"{coder.role}, {size}x{size}: {way.name}")
                 row = measure.measure(coder, way, runner, size, fresh, runs(args), exact[size])
                 yield replace(row, kept_mib=kept_mib)
     except measure.FAILED as failure:
@@ -207,6 +221,7 @@ def _compiled(
     ]
     if not jobs:
         return
+    say(f"torch.compile: {duration(args.compile_limit_s)} at most")
     options = ["--device", str(device), "--dtype", args.dtype, "--runs", str(runs(args))]
     options += ["--roles", *(args.roles or ROLES)] + ["--small"] * args.small
     options += ["--sizes", *(str(size) for size in args.sizes)] if args.sizes else []
