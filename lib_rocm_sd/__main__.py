@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+INTERRUPTED = 130
 
 COMMANDS = {
     "doctor": (
@@ -47,14 +51,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     chosen = next((word for word in words if word in COMMANDS), None)
-    modules = {}
+    modules: dict[str, Any] = {}
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         if name == chosen:
-            modules[name] = importlib.import_module(module)
+            try:
+                modules[name] = importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                return _lacks(name, error)
             modules[name].add_arguments(command)
     args = parser.parse_args(words)
-    return int(modules[args.command].main(args))
+    try:
+        status = int(modules[args.command].main(args))
+        sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        return _lacks(args.command, error)
+    except KeyboardInterrupt:
+        print(f"{args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `… | head`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _lacks(command: str, error: ModuleNotFoundError) -> int:
+    """Say which package is not installed; one of our own is a fault of ours."""
+    if (error.name or "").split(".")[0] in ("", "lib_rocm_sd"):
+        raise error
+    print(f"{command}: this needs {error.name}, which is not installed", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

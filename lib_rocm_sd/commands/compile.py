@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         arches, names = arches_of(args.arch), ops_of(args.op, (*OPS, *PROGRAMS))
     except UsageError as error:
-        print(error, file=sys.stderr)
+        print(f"compile: {error}", file=sys.stderr)
         return 2
     jobs = [(spec, arch, op) for arch in arches for spec, op in shipped(arch, names).items()]
     progress = sys.stderr if args.json else sys.stdout

@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         arches, modules = arches_of(args.arch), kernel_modules_of(args.op)
     except UsageError as error:
-        print(error, file=sys.stderr)
+        print(f"inspect: {error}", file=sys.stderr)
         return 2
     if args.estimate:
         return estimate_cli.main(arches, args.json)

@@ -48,9 +48,14 @@ def arches_of(choice: str) -> list[Arch]:
     unknown = [name for name in names if name not in rows]
     if unknown or not names:
         raise UsageError(
-            f"no row for {', '.join(unknown) or 'an empty list'}; known: {', '.join(rows)}"
+            f"--arch: {_unknown('no GPU is called', unknown)}; known: {', '.join(rows)}"
         )
     return [rows[name] for name in dict.fromkeys(names)]
+
+
+def _unknown(what: str, names: Sequence[str]) -> str:
+    named = ", ".join(filter(None, names))
+    return f"{what} {named}" if named else "it is empty"
 
 
 def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
@@ -59,7 +64,7 @@ def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
     names = known if choice == "all" else [name.strip() for name in choice.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"no op {', '.join(unknown)}; known: {', '.join(known)}")
+        raise UsageError(f"--op: {_unknown('no op is called', unknown)}; known: {', '.join(known)}")
     return list(dict.fromkeys(names))
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lib_rocm_sd.checks import device_problem
 from lib_rocm_sd.demo.comparison import Sides, comparison, difference, summary, versions
 from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, ROOT, latents, load
 
@@ -102,22 +103,18 @@ def _problem(args: argparse.Namespace) -> str:
         return f"--steps is {args.steps}, it has to be at least 1"
     if args.repeats is not None and args.repeats < 1:
         return f"--repeats is {args.repeats}, it has to be at least 1"
-    return _device_problem(args.device) or _folder_problem(args.out)
-
-
-def _device_problem(name: str | None) -> str:
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        return f"--device {name} cannot be used: {str(error).splitlines()[0]}"
-    return ""
+    if not -(1 << 63) <= args.seed < 1 << 63:
+        return f"--seed is {args.seed}, it has to fit into 64 bits"
+    return device_problem(args.device) or _folder_problem(args.out)
 
 
 def _folder_problem(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return f"--out {folder} cannot be written: permission denied"
+    except FileExistsError:
+        return f"--out {folder} is a file, not a folder"
     except OSError as error:
         return f"--out {folder} cannot be written: {error.strerror}"
     return ""

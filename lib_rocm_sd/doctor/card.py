@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import __version__, device
+from lib_rocm_sd import __version__, checks, device
 from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.report import config_fields
@@ -67,10 +67,14 @@ class CardResult:
 def main(out: Path | None, index: int | None, as_json: bool) -> int:
     """Test one GPU and write the file. 0: all passed, 1: something failed, 2: nothing was run."""
     say = _to(sys.stderr if as_json else sys.stdout)
+    why = "" if out is None else checks.unwritable(out)
+    if why:
+        say(f"The self-test was not run: --out: {why}.")
+        return NOT_RUN
     place, info = gpu(index)
     if place is None or info is None or info.arch is None:
         say(f"The self-test was not run: {why_not(info)}.")
-        say("It needs one of the GPUs in README's table, and a torch that can use it.")
+        say("It needs one of the GPUs in docs/cards.md, and a torch that can use it.")
         return NOT_RUN
     document = new_document(place)
     path = out or Path(f"rocm_sd-selftest-{info.gfx}-{document['date'][:10]}.json")

@@ -66,12 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken.
 
-    With --self-test: 0 passed, 1 failed, 2 not run.
+    2: bad usage. With --self-test: 0 passed, 1 failed, 2 not run.
     """
     if args.self_test:
         from lib_rocm_sd.doctor import card as selftest_card
 
         return selftest_card.main(args.out, args.gpu, args.json)
+    if args.out is not None or args.gpu is not None:
+        print("doctor: --out and --gpu go with --self-test", file=sys.stderr)
+        return 2
     findings = examine()
     text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
     encoding = sys.stdout.encoding or "utf-8"

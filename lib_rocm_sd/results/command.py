@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib_rocm_sd.bench.svg import number
+from lib_rocm_sd.checks import told
 from lib_rocm_sd.speedtest.export import escaped, machine_line, printable
 from lib_rocm_sd.speedtest.result import OURS, Document, Row, files, read, reason_of
 
@@ -59,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print or write the table. 1 when a file was refused, 2 when nothing can be done."""
     if not args.directory.is_dir():
-        print(f"results: there is no folder {args.directory}", file=sys.stderr)
+        what = "is no folder" if args.directory.exists() else "does not exist"
+        print(f"results: {args.directory} {what}", file=sys.stderr)
         return 2
     documents, refused = gathered(args.directory)
     for name, reason in refused.items():
@@ -70,7 +72,12 @@ def main(args: argparse.Namespace) -> int:
             _print(text)
         else:
             _replace(args.write, text)
-    except (OSError, ValueError) as error:
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"results: --write {told(args.write or '', error)}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"results: {reason_of(error)}", file=sys.stderr)
         return 2
     return int(bool(refused))

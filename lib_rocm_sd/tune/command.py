@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lib_rocm_sd import checks
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.doctor import text as doctor_text
@@ -51,13 +52,15 @@ def main(args: argparse.Namespace) -> int:
     try:
         if args.imported is not None:
             return take_in(args.imported)
-        if args.measure or args.export:
+        if args.measure or args.export is not None:
             return on_this_card(args.gpu, args.measure, args.export)
-        return show(cli_support.arches_of(args.arch or "all"))
+        return show(cli_support.arches_of("all" if args.arch is None else args.arch))
     except cli_support.UsageError as error:
         _err(str(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        _err(f"{error.strerror or error}")
+        _err(checks.told(error.filename or args.imported or args.export or "a file", error))
     except KeyboardInterrupt:
         _err("interrupted; what was measured is kept, and is not measured again")
     return UNUSABLE
@@ -101,6 +104,10 @@ def on_this_card(index: int | None, measure: bool, path: Path | None) -> int:
     from lib_rocm_sd.doctor import card as selftest_card
     from lib_rocm_sd.tune import export as tune_export
 
+    why = "" if path is None else checks.unwritable(path)
+    if why:
+        _err(f"--export: {why}")
+        return UNUSABLE
     place, info = selftest_card.gpu(index)
     if place is None or info is None or info.arch is None:
         _err(f"nothing can be measured here: {selftest_card.why_not(info)}")
@@ -116,7 +123,8 @@ def on_this_card(index: int | None, measure: bool, path: Path | None) -> int:
         content = tuned_file.new(card.arch.gfx, [section])
         wrong = tuned_file.problems(tuned_file.text_of(content).encode())
         if wrong:
-            raise OSError(f"{path.name} is not written: {'; '.join(wrong)}")
+            _err(f"{path.name} is not written: {'; '.join(wrong)}")
+            return UNUSABLE
         tuned_file.write(path, content)
         _say(f"{path.name}: {len(entries)} choices for {info.name} ({card.arch.gfx}). It has no")
         _say("names of users, hosts or folders; CONTRIBUTING.md says where to send it.")
@@ -184,8 +192,8 @@ def _told(problem: AttentionProblem, run: partial[Each]) -> str:
 
 def take_in(path: Path) -> int:
     """Check a file and merge it into this checkout's table of its GPU."""
-    if path.is_symlink() or path.stat().st_size > tuned.MOST_BYTES:
-        _err(f"{path.name} is refused: a link, or too long")
+    if path.is_symlink() or path.is_dir() or path.stat().st_size > tuned.MOST_BYTES:
+        _err(f"{path} is refused: a link, a folder or too long a file")
         return FAILED
     data = path.read_bytes()
     wrong = tuned_file.problems(data)

@@ -126,7 +126,7 @@ def test_writing_between_markers(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["results", "nowhere/at/all"]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "nowhere/at/all does not exist" in capsys.readouterr().err
 
 
 def test_it_needs_no_torch() -> None:

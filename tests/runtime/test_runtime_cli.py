@@ -78,7 +78,7 @@ def test_an_unknown_row_lists_the_known_ones(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_unknown_op_lists_the_known_ones() -> None:
-    with pytest.raises(cli_support.UsageError, match="no op rubbish; known: attention"):
+    with pytest.raises(cli_support.UsageError, match="no op is called rubbish; known: attention"):
         cli_support.kernel_modules_of("attention,rubbish")
 
 
