@@ -145,6 +145,7 @@ def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
     nested = {name: {"all": {"current": value}} for name, value in stats.items()}
     monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device: nested)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 << 30, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
