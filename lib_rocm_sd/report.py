@@ -7,9 +7,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 log = logging.getLogger("rocm_sd")
 EVENTS_KEPT = 100
+ROWS_KEPT = 1000
+"""Beside those that an engine's routes still count in."""
 
 
 class OpName(Protocol):
@@ -26,7 +29,17 @@ class OpName(Protocol):
 class Row:
     """One way in which one problem was run. `calls`, since `begin`, is counted by the engine."""
 
-    __slots__ = ("calls", "config", "op", "part", "problem", "reasons", "variant", "why")
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "config",
+        "op",
+        "part",
+        "problem",
+        "reasons",
+        "variant",
+        "why",
+    )
 
     def __init__(self, part: str, op: OpName, problem: Any, variant: str, config: Any) -> None:
         self.part = part
@@ -66,7 +79,8 @@ class Report:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[tuple[Any, ...], Row] = {}
+        self._rows: WeakValueDictionary[tuple[Any, ...], Row] = WeakValueDictionary()
+        self._kept: dict[tuple[Any, ...], Row] = {}
         self._events: dict[str, None] = {}
         self._device = ""
         self._level = ""
@@ -87,6 +101,7 @@ class Report:
         with self._lock:
             key = (part, op.name, problem, variant, config)
             row = self._rows.setdefault(key, Row(part, op, problem, variant, config))
+            self._keep(key, row)
             row.why = why
             log.info("%s: %s runs %s (%s)", op.name, variant, problem, why)
             row.reasons = {name: list(texts) for name, texts in (reasons or {}).items()}
@@ -109,13 +124,14 @@ class Report:
     def begin(self) -> None:
         """Start counting anew: a host calls it before each generation. Events stay."""
         with self._lock:
-            for row in self._rows.values():
+            for row in list(self._rows.values()):
                 row.calls = 0
 
     def clear(self) -> None:
         """Forget everything, events too."""
         with self._lock:
             self._rows.clear()
+            self._kept.clear()
             self._events.clear()
 
     def snapshot(self) -> dict[str, Any]:
@@ -155,8 +171,16 @@ class Report:
                 refused.update({f"not {name}: {'; '.join(texts)}": None})
         return "\n".join([*lines, *refused, *(f"event: {text}" for text in shot["events"])])
 
+    def _keep(self, key: tuple[Any, ...], row: Row) -> None:
+        """Of too many the oldest one goes, first of those without calls."""
+        self._kept[key] = row
+        if len(self._kept) > ROWS_KEPT:
+            others = [known for known in self._kept if known != key]
+            idle = (known for known in others if not self._kept[known].calls)
+            del self._kept[next(idle, others[0])]
+
     def _used(self) -> list[Row]:
-        return [row for row in self._rows.values() if row.calls]
+        return [row for row in list(self._rows.values()) if row.calls]
 
 
 report = Report()

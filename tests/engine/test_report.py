@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import report as module
-from lib_rocm_sd.report import EVENTS_KEPT, Report
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.report import EVENTS_KEPT, ROWS_KEPT, Report
 from tests.ops.toy_op import Doubler, Doubling, Tile, op_of
 
 
@@ -126,3 +127,37 @@ def test_events_do_not_grow_without_end() -> None:
 def test_the_modules_functions_are_those_of_the_processs_report() -> None:
     assert module.begin.__self__ is module.report  # type: ignore[attr-defined]
     assert module.snapshot() == module.report.snapshot()
+
+
+# Many shapes in one process
+
+
+def rows_of(report: Report, calls: int, count: int, first: int = 0) -> None:
+    for size in range(first, first + count):
+        report.row("UNet", ATTENTION, Doubling(10, size), "rocm_sd", None).calls += calls
+
+
+def test_rows_are_bounded_and_the_oldest_without_calls_goes_first() -> None:
+    report = Report()
+    rows_of(report, 0, 10)
+    rows_of(report, 1, ROWS_KEPT - 5, first=10)
+    assert len(report._rows) == ROWS_KEPT
+    shot = report.snapshot()["rows"]
+    assert len(shot) == ROWS_KEPT - 5
+    rows_of(report, 1, 10, first=2000)
+    shot = report.snapshot()["rows"]
+    assert len(shot) == ROWS_KEPT
+    assert shot[0]["problem"] == str(Doubling(10, 15))
+    assert shot[-1]["problem"] == str(Doubling(10, 2009))
+
+
+def test_a_row_that_is_still_counted_in_is_never_lost() -> None:
+    """An engine keeps a row as long as the route that counts in it."""
+    report = Report()
+    held = report.row("UNet", ATTENTION, Doubling(10, 0), "rocm_sd", None)
+    rows_of(report, 0, ROWS_KEPT + 1, first=1)
+    held.calls += 7
+    assert report.summary() == "attention: rocm_sd"
+    assert report.row("UNet", ATTENTION, Doubling(10, 0), "rocm_sd", None) is held
+    report.begin()
+    assert held.calls == 0
