@@ -151,7 +151,9 @@ class Coder:
         except Exception as error:
             if selftest.is_out_of_memory(error):
                 raise
-            why = self._barred = f"ours failed: {selftest.describe(error)}"
+            why = f"ours failed: {selftest.describe(error)}"
+            if self._turn.is_here:
+                self._barred = why
         self._leave(why)
         return None
 
@@ -167,8 +169,12 @@ class Coder:
         return "; ".join(engine.usable(weights.device, CONVS["3x3"]))
 
     def _leave(self, why: str) -> None:
-        message = f"the VAE's {self.role} was left to the WebUI: {why}"
-        self._turn.left[message] = None
+        """Tell why; a live preview is no part of what the generation did."""
+        if self._turn.is_here:
+            message = f"the VAE's {self.role} was left to the WebUI: {why}"
+            self._turn.left[message] = None
+        else:
+            message = f"a live preview was left to the WebUI: {why}"
         report.event(message)
         host.say_once(message)
 
@@ -210,12 +216,14 @@ class Coder:
                 program.release()
 
     def _note(self, program: Program, wish: Wish) -> None:
-        """Keep for the infotext what ran; say so where the budget was not enough."""
+        """Keep for the infotext what ran; say so where the budget was not enough.
+
+        Live previews are not written about.
+        """
         plan = program.last_plan
-        if plan is None:
+        if plan is None or not self._turn.is_here:
             return
-        if self._turn.is_here:
-            self._turn.ran["whole frame" if plan.whole else "bands"] = None
+        self._turn.ran["whole frame" if plan.whole else "bands"] = None
         if wish.budget_bytes is not None and plan.peak_bytes > wish.budget_bytes:
             message = (
                 f"the VAE's {self.role} needs {plan.peak_bytes >> 20} MiB at the least for this "

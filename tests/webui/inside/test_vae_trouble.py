@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +175,58 @@ def test_out_of_memory_is_passed_on(
             webui.txt2img()
     assert "whole frame" in webui.txt2img().info
     assert untouched(webui)
+
+
+def preview_only(whole: Any, instead: Any) -> Any:
+    """`whole` in the generation's thread, `instead` in those of live previews."""
+    own = threading.get_ident()
+
+    def call(self: Any, image: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = (whole if threading.get_ident() == own else instead)(
+            self, image, **kwargs
+        )
+        return made
+
+    return call
+
+
+def test_a_failing_preview_is_no_matter_of_the_picture(
+    start: Start, gpu: FakeGpu, monkeypatch: Any, capsys: Any
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a planted failure")
+
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img()
+    webui.shared.opts.show_progress_every_n_steps = 1
+    webui.shared.opts.show_progress_type = "Full"
+    program = webui.library("vae.program").Program
+    monkeypatch.setattr(program, "__call__", preview_only(program.__call__, fail))
+    result = webui.txt2img(steps=4)
+    assert 'ROCm SD VAE: "Auto, whole frame, conv: torch"' in result.info
+    assert not result.comments and "planted" not in webui.status
+    assert webui.shared.state.current_image is not None and not webui.errors.recorded
+    assert capsys.readouterr().out.count("a live preview was left to the WebUI: ours failed") == 1
+    webui.shared.opts.live_previews_enable = False
+    assert same(webui.txt2img(), expected)
+
+
+def test_a_previews_budget_is_not_told(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """Only the picture's own is; here the plan of the picture says that it kept to its budget."""
+    webui = start(gpu=gpu, dtype=HALF)
+    webui.shared.opts.show_progress_every_n_steps = 1
+    webui.shared.opts.show_progress_type = "Full"
+    program = webui.library("vae.program").Program
+    whole = program.__call__
+
+    def plenty(self: Any, image: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = whole(self, image, **kwargs)
+        self.last_plan = replace(self.last_plan, peak_bytes=1)
+        return made
+
+    monkeypatch.setattr(program, "__call__", preview_only(plenty, whole))
+    result = webui.txt2img(True, "Auto", "Auto", 1, width=512, height=512, steps=1)
+    assert not result.comments
 
 
 class Clock:
