@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.hosts.patches import ABSENT, displaced_by, named, put, take
+from lib_rocm_sd.modules.patches import ABSENT, displaced_by, named, put, take
 
 
 def theirs(*args: Any) -> str:
