@@ -14,6 +14,8 @@ from lib_rocm_sd import device as devices
 from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.signature import Signature, all_finite
 from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
@@ -23,7 +25,7 @@ from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
-from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
+from lib_rocm_sd.vae.weights import Ready, Scales, prepare
 
 _EXPONENTS = ((0, 0), (-5, 0), (-10, 0), (-15, 0), (-5, -5), (-15, -5), (-15, -10))
 SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS)
@@ -50,14 +52,6 @@ class _Request:
         self.progress(0, total)
         if self.interrupt():
             raise Interrupted("interrupted while kernels were made ready")
-
-
-class UnknownModuleError(ValueError):
-    """The module has a structure that is not known; `reasons` say what."""
-
-    def __init__(self, reasons: tuple[str, ...]) -> None:
-        super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
-        self.reasons = reasons
 
 
 class _ChangedError(Exception):
@@ -105,7 +99,7 @@ class Program:
         recipe = read(self._module)
         if self._outdated(recipe) or not self._same_weights():
             self._recipe = recipe
-            self._signature = Signature(recipe)
+            self._signature = Signature(recipe.leaves)
             self._scale, self._hopeless = 0, False
             self._plans, self._kinds, self._held = {}, {}, {}
             self.release()
@@ -226,7 +220,7 @@ class Program:
                 return self._within(request, strict=False) if output is None else output
             del output
             self.release()
-            if self._scale == len(SCALES) - 1 or not all_finite(self._recipe):
+            if self._scale == len(SCALES) - 1 or not all_finite(self._recipe.leaves):
                 request.session.report.event(f"the {role} gives NaN or infinity at any scale")
                 self._scale, self._hopeless = 0, True
             else:

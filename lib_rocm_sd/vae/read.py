@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.vae import read_diffusers, read_ldm
-from lib_rocm_sd.vae.findings import Findings
 from lib_rocm_sd.vae.steps import Recipe, Step
 
 

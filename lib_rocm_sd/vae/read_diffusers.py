@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.vae.findings import Findings
+from lib_rocm_sd.modules.findings import Findings
+from lib_rocm_sd.vae.residual import residual_block
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Step
 
 _PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor"}
@@ -102,7 +103,7 @@ def _resnet(found: Findings, made: list[Step], block: Any, name: str) -> None:
         found.add(f"{name}.time_embedding_norm is {block.time_embedding_norm}")
     found.silu(getattr(block, "nonlinearity", None), f"{name}.nonlinearity")
     found.no_dropout(getattr(block, "dropout", None), f"{name}.dropout")
-    found.resnet(made, block, name, getattr(block, "conv_shortcut", None), "conv_shortcut")
+    residual_block(found, made, block, name, "conv_shortcut")
 
 
 def _attention(found: Findings, made: list[Step], block: Any, name: str) -> None:

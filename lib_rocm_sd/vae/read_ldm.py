@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.vae.findings import Findings
+from lib_rocm_sd.modules.findings import Findings
+from lib_rocm_sd.vae.residual import residual_block
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Step
 
 _FAMILIES = (
@@ -125,7 +126,7 @@ def _resnet(found: Findings, made: list[Step], block: Any, name: str) -> None:
     found.no_dropout(getattr(block, "dropout", None), f"{name}.dropout")
     if getattr(block, "swish", None) is not None:
         found.silu(block.swish, f"{name}.swish")
-    found.resnet(made, block, name, getattr(block, "nin_shortcut", None), "nin_shortcut")
+    residual_block(found, made, block, name, "nin_shortcut")
 
 
 def _attention(found: Findings, made: list[Step], block: Any, name: str) -> None:

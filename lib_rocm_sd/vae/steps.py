@@ -100,6 +100,11 @@ class Recipe:
     def out_channels(self) -> int:
         return self.steps[-1].out_channels
 
+    @property
+    def leaves(self) -> list[nn.Module]:
+        """The modules whose parameters its steps use."""
+        return [leaf for step in self.steps for leaf in step.leaves if leaf is not None]
+
     def layout(self) -> list[tuple[object, ...]]:
         """Equal for recipes that do the same with the same modules."""
         return [(s.name, s.leaves, s.residual, getattr(s, "kind", s.leaves)) for s in self.steps]

@@ -1,4 +1,4 @@
-"""The parameters of a recipe's steps, ready to be multiplied, and a way to see that they changed.
+"""The parameters of a recipe's steps, ready to be multiplied.
 
 Images in memory between two steps may carry a factor, a power of two: convolutions that read a
 normalised image have it in their weights, those that read an image as it is find it there, and a
@@ -7,13 +7,12 @@ GroupNorm takes it out again (its eps is scaled by the square). So fp16 holds wh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from lib_rocm_sd.ops.conv.problem import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
@@ -42,71 +41,6 @@ class ReadyAttention:
 
 
 Ready = ReadyConv | ReadyAttention
-
-
-class Signature:
-    """What a recipe's parameters were when it was made; equal while they are the same.
-
-    A parameter is known by its storage, its place in it, dtype, device and version counter. Writing
-    through `.data` is the one change that torch does not count. Storages are held weakly: their
-    memory may be freed, their identity is not given away again.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._leaves = _leaves(recipe)
-        parameters = _parameters(self._leaves)
-        self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]
-        self._facts = [_facts(tensor) for tensor in parameters]
-        self._counted = all(fact[-1] is not None for fact in self._facts)
-        self._first_facts = self._first() if self._counted else []
-
-    def matches(self, known: bool = False) -> bool:
-        """True if nothing has changed since.
-
-        An inference tensor counts no versions: it is taken as changed, unless as `known`.
-        """
-        facts = [_facts(tensor) for tensor in _parameters(self._leaves)]
-        return facts == self._facts and (known or self._counted)
-
-    def seems_to_match(self) -> bool:
-        """False only if `matches()` is; True where that is to be seen at first sight."""
-        if not self._counted:
-            return False
-        try:
-            return self._first() == self._first_facts
-        except RuntimeError:
-            return False  # an inference tensor among them
-
-    def _first(self) -> list[tuple[int, int]]:
-        return [(tensor._version, tensor.data_ptr()) for tensor in _parameters(self._leaves)]
-
-
-def _leaves(recipe: Recipe) -> list[nn.Module]:
-    return [leaf for step in recipe.steps for leaf in step.leaves if leaf is not None]
-
-
-def _parameters(leaves: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """Weight and bias of each leaf, read from the module now."""
-    both = [leaf._parameters.get(key) for leaf in leaves for key in ("weight", "bias")]
-    return [tensor for tensor in both if tensor is not None]
-
-
-def all_finite(recipe: Recipe) -> bool:
-    """True if no parameter has NaN or infinity. Waits for the device."""
-    return all(bool(tensor.isfinite().all()) for tensor in _parameters(_leaves(recipe)))
-
-
-def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    version = None if tensor.is_inference() else tensor._version
-    return (
-        tensor.untyped_storage()._cdata,
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        version,
-    )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.report import report
-from lib_rocm_sd.vae.program import SCALES, Program, UnknownModuleError
+from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.weights import Scales
 from tests.vae import vae_models
 from tests.vae.vae_models import coder, error, image, needs_half, one_thread, own
@@ -329,3 +330,4 @@ def test_weights_of_nan_are_not_tried_again_and_again() -> None:
     assert program(x).isnan().all()
     assert program(x).isnan().all()
     assert len(tries) == 3
+

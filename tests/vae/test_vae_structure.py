@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.modules.signature import Signature
 from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.vae import program as programs
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.weights import Signature
 from tests.vae import vae_models
 from tests.vae.test_vae_read import DIFFUSERS_CHANGES, LDM_CHANGES
 from tests.vae.vae_models import coder, image, one_thread
@@ -42,7 +42,7 @@ def test_what_makes_diffusers_unknown_is_seen(name: str) -> None:
 
 
 def _is_seen(module: nn.Module, change: Callable[[nn.Module], None]) -> None:
-    structure, signature = Structure(module), Signature(read(module))
+    structure, signature = Structure(module), Signature(read(module).leaves)
     assert structure.same() and signature.matches()
     change(module)
     assert not (structure.same() and signature.matches())
@@ -125,7 +125,7 @@ def _moved(weight: nn.Parameter) -> None:
 @pytest.mark.parametrize("change", [_in_place, _data, _transposed, _moved])
 def test_weights_that_change_do_not_match(change: Callable[[nn.Parameter], None]) -> None:
     module = coder("ldm decoder")
-    signature = Signature(read(module))
+    signature = Signature(read(module).leaves)
     assert signature.matches() and signature.seems_to_match()
     weight: Any = module.get_submodule("mid.block_1.conv1").weight
     change(weight)

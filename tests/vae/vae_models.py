@@ -16,11 +16,11 @@ from torch import nn
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.engine.planner import Plan as EnginePlan
+from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from lib_rocm_sd.vae.findings import Findings
 from lib_rocm_sd.vae.plan import Leg, Plan, Planner
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read

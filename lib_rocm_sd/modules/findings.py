@@ -7,11 +7,17 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.vae.steps import ConvStep
-
 _CONV_CLASSES = {"torch.nn.modules.conv.Conv2d", "diffusers.models.lora.LoRACompatibleConv"}
 _LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
 _OURS = "lib_rocm_sd"
+
+
+class UnknownModuleError(ValueError):
+    """The module has a structure that is not known; `reasons` say what."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
+        self.reasons = reasons
 
 
 class Findings:
@@ -67,7 +73,7 @@ class Findings:
         for key in ("forward", "_conv_forward"):
             own = module.__dict__.get(key)
             ours = str(getattr(own, "__module__", "")).startswith(_OURS)
-            if own is not None and not ours and not _is_the_classs(own, module, key):
+            if own is not None and not ours and not is_the_classs(own, module, key):
                 self.add(f"{name}.{key} has been replaced")
         if not root and (module._forward_hooks or module._forward_pre_hooks):
             self.add(f"{name} has forward hooks")
@@ -135,24 +141,6 @@ class Findings:
             if actual != value:
                 self.add(f"{name}.{key} is {actual}")
 
-    def resnet(
-        self, steps: list[Any], block: nn.Module, name: str, shortcut: Any, shortcut_name: str
-    ) -> None:
-        """Appends the two convolutions of a residual block."""
-        norm1 = self.group_norm(getattr(block, "norm1", None), f"{name}.norm1")
-        conv1 = self.conv(getattr(block, "conv1", None), f"{name}.conv1")
-        norm2 = self.group_norm(getattr(block, "norm2", None), f"{name}.norm2")
-        conv2 = self.conv(getattr(block, "conv2", None), f"{name}.conv2")
-        nin = None
-        if shortcut is not None:
-            nin = self.conv(shortcut, f"{name}.{shortcut_name}", kernel=1)
-        if conv1 is None or conv2 is None or norm1 is None or norm2 is None:
-            return
-        if (shortcut is None) != (conv1.in_channels == conv2.out_channels):
-            self.add(f"{name}: {conv1.in_channels} to {conv2.out_channels} channels and {nin}")
-        steps.append(ConvStep(f"{name}.conv1", "3x3", conv1, norm1))
-        steps.append(ConvStep(f"{name}.conv2", "3x3", conv2, norm2, residual=True, shortcut=nin))
-
     def _plain(self, module: nn.Module, name: str, expected: dict[str, Any]) -> None:
         self.untouched(module, name)
         self.settings(module, name, expected)
@@ -166,7 +154,7 @@ class Findings:
             self.add(f"{name} has no weight of its own")
 
 
-def _is_the_classs(method: Any, module: nn.Module, key: str) -> bool:
+def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     """True for a method as the class has it, bound to `module`: so an undone change is left."""
     own = getattr(method, "__func__", None)
     return own is getattr(type(module), key, None) and method.__self__ is module
