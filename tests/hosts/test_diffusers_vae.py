@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -72,7 +74,7 @@ def test_decode_and_encode_give_what_they_gave(pipeline: Pipeline) -> None:
 def test_nothing_remains(pipeline: Pipeline) -> None:
     before = pipeline.vae.decode(latent()).sample
     with host.patched(pipeline):
-        assert all(isinstance(item, diffusers_vae.ProgramForward) for item in forwards(pipeline))
+        assert all(isinstance(item, diffusers_vae.VaeStandIn) for item in forwards(pipeline))
     assert forwards(pipeline) == [None, None]
     with pytest.raises(ZeroDivisionError), host.patched(pipeline):
         raise ZeroDivisionError
@@ -136,6 +138,32 @@ def test_a_forward_set_meanwhile_stays(pipeline: Pipeline) -> None:
     with host.patched(pipeline):
         pipeline.vae.decoder.forward = newer
     assert forwards(pipeline) == [newer, None]
+
+
+def test_a_copy_made_meanwhile_is_diffusers_own(pipeline: Pipeline) -> None:
+    decoded = pipeline.vae.decode(latent()).sample
+    with host.patched(pipeline) as patch:
+        copies = [copy.deepcopy(pipeline.vae), pickle.loads(pickle.dumps(pipeline.vae))]
+        for other in copies:
+            assert torch.equal(other.decode(latent()).sample, decoded)
+        assert patch.vae.programs["decoder"].last_plan is None
+
+
+def test_a_forward_that_was_kept_is_diffusers_own(pipeline: Pipeline) -> None:
+    decoded = pipeline.vae.decode(latent()).sample
+    z = pipeline.vae.post_quant_conv(latent())
+    with host.patched(pipeline):
+        kept = pipeline.vae.decoder.forward
+    assert torch.equal(kept(z), decoded)
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_an_offloaded_vae_keeps_nothing_on_the_gpu(pipeline: Pipeline, offloaded: bool) -> None:
+    """As enable_model_cpu_offload does it: the VAE has a hook that moves it."""
+    pipeline.vae._hf_hook = object() if offloaded else None
+    with host.patched(pipeline) as patch:
+        pipeline.vae.decode(latent())
+        assert bool(patch.vae.programs["decoder"]._ready) is not offloaded
 
 
 # --- when it steps aside

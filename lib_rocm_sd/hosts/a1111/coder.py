@@ -1,18 +1,13 @@
-"""Stands in for `forward` of one VAE decoder or encoder while a generation of ours runs.
-
-What it cannot or must not compute is computed by the forward that was there before.
-"""
+"""Stands in for `forward` of one VAE decoder or encoder while a generation of ours runs."""
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any
 
 import torch
@@ -20,12 +15,13 @@ from torch import nn
 from torch.nn import functional
 
 from lib_rocm_sd import report
-from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session, settings
+from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
-from lib_rocm_sd.vae.program import Program, UnknownModuleError
+from lib_rocm_sd.vae.program import Program
 
 PATIENCE_S = 3.0
 """A decode that will be done sooner than this is not worth interrupting: its picture is kept."""
@@ -34,7 +30,6 @@ PREVIEW_WAIT_S = 0.5
 ROUGH_PIXELS = 64
 """Latent pixels a side of what stands for an interrupted decode."""
 _HALVES = (torch.float16, torch.bfloat16)
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -65,111 +60,82 @@ class BusyError(RuntimeError):
     """A live preview came while a picture is being decoded. The WebUI goes on without it."""
 
 
-class Coder:
-    """The `forward` of `module`, set on the instance by `put_in` and taken away by `take_out`.
+class CoderStandIn(StandIn):
+    """Our program in the place of a decoder or encoder, as `role` says, while it is put in."""
 
-    It serves only while it is that attribute: another extension that has kept it, to call it
-    later, gets the WebUI's own forward.
-    """
+    passed_on = (MemoryError, BusyError)
 
     def __init__(self, module: nn.Module, role: str) -> None:
-        self.module = module
+        super().__init__(module)
         self.role = role
-        self._wish: Wish | None = None
+        self._wish = Wish("auto", "Auto")
         self._turn = Turn()
-        self._before: Any = _ABSENT
         self._program: Program | None = None
         self._barred = ""
         self._lock = threading.RLock()
+        self._unwanted = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Coder:
-        made = type(self)(copy.deepcopy(self.module, memo), self.role)
-        made._before = copy.deepcopy(self._before, memo) if self._before is not _ABSENT else _ABSENT
-        return made
-
-    def put_in(self, wish: Wish, turn: Turn) -> None:
+    def serve_from(self, wish: Wish, turn: Turn) -> None:
         """Serve the module's calls from now on, unless another extension does."""
         if turn is not self._turn:
             self._barred = ""
-        self._turn = turn
-        current = self.module.__dict__.get("forward", _ABSENT)
-        if current is not self:
-            if current is not _ABSENT and not self._is_the_classs(current):
-                self._wish = None
-                self._leave(f"another extension has replaced its forward ({_named(current)})")
-                return
-            self._before = current
-            self.module.forward = self
-        self._wish = wish
-
-    def take_out(self) -> None:
-        """Leave the module as it was before `put_in`."""
-        self._wish = None
-        if self.module.__dict__.get("forward") is not self:
-            return
-        if self._before is _ABSENT:
-            del self.module.forward
-        else:
-            self.module.forward = self._before
+        self._wish, self._turn = wish, turn
+        other = self.put_in()
+        if other:
+            self.tell(f"another extension has replaced its forward ({other})")
 
     def release(self) -> None:
-        """Give back the memory of the packed weights."""
-        if self._program is not None:
-            self._program.release()
+        """Give back the memory of the packed weights: at once, or when the run that reads them
+        ends.
+        """
+        self._unwanted = True
+        self._tidy()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        wish = self._wish if self.module.__dict__.get("forward") is self else None
-        if not self._turn.is_here and not settings.current().previews:
-            wish = None
-        if wish is not None and len(args) == 1 and not kwargs:
-            made = self._serve(args[0], wish)
-            if made is not None:
-                return made
-        return self._hosts_own()(*args, **kwargs)
+    def _tidy(self) -> None:
+        """Release if that is wanted and nobody runs the program."""
+        if self._unwanted and self._lock.acquire(blocking=False):
+            try:
+                self._unwanted = False
+                if self._program is not None:
+                    self._program.release()
+            finally:
+                self._lock.release()
 
-    def _hosts_own(self) -> Callable[..., Any]:
-        if self._before is not _ABSENT:
-            return self._before  # type: ignore[no-any-return]
-        return MethodType(type(self.module).forward, self.module)
+    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
+        """True for one image; a live preview's is only where the settings say so."""
+        if len(args) != 1 or kwargs:
+            return False
+        return self._turn.is_here or settings.current().previews
 
-    def _is_the_classs(self, forward: Any) -> bool:
-        """True for the class's own, as an extension leaves it on the instance when it undoes."""
-        own = getattr(forward, "__func__", None)
-        return own is type(self.module).forward and forward.__self__ is self.module
-
-    def _serve(self, image: Any, wish: Wish) -> torch.Tensor | None:
-        """What the module gives for `image`; None where the WebUI has to compute it."""
-        try:
-            why = self._barred or self._refusal(image)
-            if not why:
-                with self._alone():
-                    return self._run(image, wish)
-        except (BusyError, MemoryError):
-            raise
-        except UnknownModuleError as error:
-            why = "; ".join(error.reasons)
-        except Exception as error:
-            if selftest.is_out_of_memory(error):
-                raise
-            why = f"ours failed: {selftest.describe(error)}"
-            if self._turn.is_here:
-                self._barred = why
-        self._leave(why)
-        return None
-
-    def _refusal(self, image: Any) -> str:
-        """Why this call is not for us; empty if it is."""
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        image = args[0]
+        if self._barred:
+            return self._barred
         if not isinstance(image, torch.Tensor):
             return f"it is called with a {type(image).__name__}"
         weights = next(self.module.parameters())
         if weights.dtype not in _HALVES:
             return float32_reason(weights.dtype)
-        if torch.is_grad_enabled() and (image.requires_grad or weights.requires_grad):
-            return "gradients are wanted"
-        return "; ".join(engine.usable(weights.device, CONVS["3x3"]))
+        why = super().refusal(image)
+        return why or "; ".join(engine.usable(weights.device, CONVS["3x3"]))
 
-    def _leave(self, why: str) -> None:
-        """Tell why; a live preview is no part of what the generation did."""
+    def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What the module gives for one image (N, C, H, W)."""
+        try:
+            with self._alone():
+                return self._run(args[0], self._wish)
+        finally:
+            self._tidy()
+
+    def failed(self, error: Exception) -> str:
+        """Bars ours until the next generation; a live preview that fails is its own matter."""
+        why = f"ours failed: {trouble.once(error)}"
+        if self._turn.is_here:
+            self._barred = why
+        return why
+
+    def tell(self, why: str) -> None:
+        """A live preview is no part of what the generation did."""
         if self._turn.is_here:
             message = f"the VAE's {self.role} was left to the WebUI: {why}"
             self._turn.left[message] = None
@@ -294,9 +260,3 @@ def float32_reason(dtype: torch.dtype | None = torch.float32) -> str:
         return f"its weights are {name}"
     flag = "--" + asked[0].replace("_", "-")
     return f"its weights are {name} by {flag}, which costs speed and is not needed with ours"
-
-
-def _named(forward: Any) -> str:
-    """Where a replaced forward comes from."""
-    thing = forward if hasattr(forward, "__qualname__") else type(forward)
-    return f"{thing.__qualname__} of {getattr(thing, '__module__', 'an unknown module')}"

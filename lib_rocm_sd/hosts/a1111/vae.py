@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, settings
-from lib_rocm_sd.hosts.a1111.coder import Coder, Turn, Wish, float32_reason
+from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, Wish, float32_reason
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ui.options import VAE_MODES, Options
 
@@ -29,7 +29,7 @@ class Session:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._coders: weakref.WeakKeyDictionary[nn.Module, tuple[Coder, ...]]
+        self._coders: weakref.WeakKeyDictionary[nn.Module, tuple[CoderStandIn, ...]]
         self._coders = weakref.WeakKeyDictionary()
         self._wish: Wish | None = None
         self._told: set[str] = set()
@@ -86,14 +86,14 @@ class Session:
             for coder in known:
                 coder.take_out()
             known = tuple(
-                Coder(module, role)
+                CoderStandIn(module, role)
                 for module, role in zip(modules, _ROLES, strict=True)
                 if isinstance(module, nn.Module)
             )
             self._coders[vae] = known
         for coder in known:
             if settings.current().vae(coder.role):
-                coder.put_in(wish, self.turn)
+                coder.serve_from(wish, self.turn)
             else:
                 coder.take_out()
 
@@ -101,7 +101,7 @@ class Session:
         for coder in self._all():
             coder.take_out()
 
-    def _all(self) -> list[Coder]:
+    def _all(self) -> list[CoderStandIn]:
         return [coder for coders in self._coders.values() for coder in coders]
 
 

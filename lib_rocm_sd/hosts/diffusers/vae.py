@@ -4,7 +4,7 @@ where they cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.vae.program import Program, UnknownModuleError
+from lib_rocm_sd.vae.program import Program
 
 ROLES = ("decoder", "encoder")
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 
 
 @dataclass(frozen=True)
@@ -29,67 +29,53 @@ class VaePatch:
     left_alone: Mapping[str, tuple[str, ...]]
 
 
-class ProgramForward:
-    """The forward of a VAE's decoder or encoder. Calls torch's own where ours cannot serve."""
+class VaeStandIn(StandIn):
+    """Our program in the place of a VAE's decoder or encoder, as `role` says."""
+
+    passed_on = (MemoryError, ValueError)
 
     def __init__(
-        self, vae: Any, role: str, mode: str, budget_bytes: int | None, session: Session = DEFAULT
+        self, vae: Any, role: str, mode: str, budget_bytes: int | None, session: Session
     ) -> None:
-        self.program = Program(getattr(vae, role))
-        self._module: torch.nn.Module = getattr(vae, role)
-        self._original = self._module.forward
+        super().__init__(getattr(vae, role))
+        self.program = Program(self.module)
         self._vae, self._role, self._session = vae, role, session
         self._options: dict[str, Any] = {"mode": mode, "budget_bytes": budget_bytes}
 
-    def __call__(self, sample: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        """`sample` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
-        if _is_compiling():
-            return self._theirs(sample, *args, **options)
-        why = self._obstacle(sample, (*args, *options.values()))
-        if not why:
-            try:
-                return self.program(sample, session=self._session, **self._options)
-            except UnknownModuleError as error:
-                why = "; ".join(error.reasons)
-            except Exception as error:
-                if isinstance(error, ValueError) or is_out_of_memory(error):
-                    raise
-                why = f"our program failed: {describe(error)}"
-        self._session.report.event(
-            f"diffusers: the VAE's {self._role} ran on torch's own code: {why}"
-        )
-        return self._theirs(sample, *args, **options)
-
-    def refusals(self) -> tuple[str, ...]:
+    def obstacles(self) -> tuple[str, ...]:
         """Why this part of the VAE is left alone; empty if it need not be."""
         own = _own_way(self._vae)
         return (own,) if own else self.program.reasons
 
-    def install(self) -> None:
-        """Take the forward's place, on this instance only."""
-        self._module.forward = self
-
-    def remove(self) -> None:
-        """Give the place back, unless somebody else has taken it meanwhile; and the memory."""
-        if self._module.__dict__.get("forward") is self:
-            del self._module.__dict__["forward"]
+    def take_out(self) -> None:
+        super().take_out()
         self.program.release()
 
-    def _theirs(self, *args: Any, **options: Any) -> torch.Tensor:
-        made: torch.Tensor = self._original(*args, **options)
-        return made
+    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
+        return bool(args)
 
-    def _obstacle(self, sample: torch.Tensor, more: tuple[Any, ...]) -> str:
-        if any(item is not None for item in more):
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        if any(item is not None for item in (*args[1:], *kwargs.values())):
             return "it was given more than an image"
-        wanted = torch.is_grad_enabled() and (
-            sample.requires_grad or any(p.requires_grad for p in self._module.parameters())
-        )
-        if wanted:
-            return "gradients are wanted"
         left_to_us = self._options["mode"] == "auto" and self._options["budget_bytes"] is None
-        weight = next(self._module.parameters())
-        return _own_way(self._vae) or (unsuited(weight) if left_to_us else "")
+        why = super().refusal(args[0]) or _own_way(self._vae)
+        return why or (unsuited(next(self.module.parameters())) if left_to_us else "")
+
+    def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`args[0]` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
+        try:
+            return self.program(args[0], session=self._session, **self._options)
+        finally:
+            if _is_offloaded(self._vae):
+                self.program.release()
+
+    def failed(self, error: Exception) -> str:
+        return f"our program failed: {trouble.once(error)}"
+
+    def tell(self, why: str) -> None:
+        self._session.report.event(
+            f"diffusers: the VAE's {self._role} ran on torch's own code: {why}"
+        )
 
 
 def unsuited(weight: torch.Tensor) -> str:
@@ -115,6 +101,11 @@ def _own_way(vae: Any) -> str:
     return ""
 
 
+def _is_offloaded(vae: Any) -> bool:
+    """True if the pipeline takes the VAE off the GPU when it has been used."""
+    return getattr(vae, "_hf_hook", None) is not None
+
+
 @contextmanager
 def patched_vae(
     vae: Any, mode: str, budget_bytes: int | None, session: Session = DEFAULT
@@ -123,25 +114,25 @@ def patched_vae(
 
     `mode`: one of vae.policy.MODES. On leaving it, each has the forward that it had.
     """
-    forwards: dict[str, ProgramForward] = {}
+    stand_ins: dict[str, VaeStandIn] = {}
     left: dict[str, tuple[str, ...]] = {}
     for role in ROLES:
         module = getattr(vae, role, None)
         if not isinstance(module, torch.nn.Module):
             continue
-        if isinstance(module.__dict__.get("forward"), ProgramForward):
+        if isinstance(vars(module).get("forward"), StandIn):
             continue  # by an outer `with`
-        forward = ProgramForward(vae, role, mode, budget_bytes, session)
-        reasons = forward.refusals()
+        stand_in = VaeStandIn(vae, role, mode, budget_bytes, session)
+        reasons = stand_in.obstacles()
         if reasons:
             left[role] = reasons
             session.report.event(f"diffusers: the VAE's {role} is left alone: {'; '.join(reasons)}")
         else:
-            forwards[role] = forward
+            stand_ins[role] = stand_in
     try:
-        for forward in forwards.values():
-            forward.install()
-        yield VaePatch({role: forward.program for role, forward in forwards.items()}, left)
+        for stand_in in stand_ins.values():
+            stand_in.put_in()
+        yield VaePatch({role: item.program for role, item in stand_ins.items()}, left)
     finally:
-        for forward in forwards.values():
-            forward.remove()
+        for stand_in in stand_ins.values():
+            stand_in.take_out()

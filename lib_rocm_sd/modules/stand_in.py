@@ -1,0 +1,103 @@
+"""Stands in for `forward` of one module, on the instance, and leaves to the module's own what ours
+cannot or must not compute.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.modules.findings import UnknownModuleError, is_the_classs
+from lib_rocm_sd.modules.patches import ABSENT, Patch, named, put, take
+
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+
+
+class StandIn(ABC):
+    """The `forward` of `module` from `put_in` to `take_out`.
+
+    It serves only while it is that attribute: who has kept it, to call it later, gets the module's
+    own forward. A copy of the module, or what is pickled of it, has its own forward from the start.
+    """
+
+    passed_on: ClassVar[tuple[type[Exception], ...]] = (MemoryError,)
+    """Errors of ours that are the caller's to see. "Out of memory" is, whatever its class."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._patch: Patch | None = None
+        self._serving = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+    @property
+    def is_put_in(self) -> bool:
+        """True while the module's calls come here, and are to be served."""
+        return self._serving and vars(self.module).get("forward") is self
+
+    def put_in(self) -> str:
+        """Serve the module's calls from now on; or the name of who has its forward already."""
+        current = vars(self.module).get("forward", ABSENT)
+        if current is not self:
+            if current is not ABSENT and not is_the_classs(current, self.module):
+                self._serving = False
+                return named(current)
+            self._patch = put(self.module, "forward", self)
+        self._serving = True
+        return ""
+
+    def take_out(self) -> None:
+        """Leave the module as it was before `put_in`; who has taken our place meanwhile stays."""
+        self._serving = False
+        if self._patch is not None:
+            take(self._patch)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling() or not self.is_put_in or not self.is_for_us(*args, **kwargs):
+            return self.theirs(*args, **kwargs)
+        try:
+            why = self.refusal(*args, **kwargs)
+            if not why:
+                return self.serve(*args, **kwargs)
+        except UnknownModuleError as error:
+            why = "; ".join(error.reasons)
+        except Exception as error:
+            if isinstance(error, self.passed_on) or is_out_of_memory(error):
+                raise
+            why = self.failed(error)
+        self.tell(why)
+        return self.theirs(*args, **kwargs)
+
+    def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward gives."""
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
+        """False for calls that are left to the module without a word."""
+        return True
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        """Why this call is the module's own; empty if it is not."""
+        if torch.is_grad_enabled():
+            given = [*args, *kwargs.values(), *self.module.parameters()]
+            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in given):
+                return "gradients are wanted"
+        return ""
+
+    @abstractmethod
+    def serve(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute a call that was not refused. What it raises but `passed_on` costs no result."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> str:
+        """Why the module's own forward has to finish a call at which ours raised `error`."""
+
+    @abstractmethod
+    def tell(self, why: str) -> None:
+        """A call is left to the module: say why, once."""
