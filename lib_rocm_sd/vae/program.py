@@ -120,6 +120,14 @@ class Program:
                 return True
         return not self._same_weights(known=True)
 
+    @property
+    def is_stale(self) -> bool:
+        """True if packed weights are kept of others than the module has now, and where it has them.
+
+        A host moves modules without a word: it asks when it may have done so.
+        """
+        return bool(self._ready) and not self._same_weights(known=True)
+
     def release(self) -> None:
         """Give back the packed weights, as a host short of memory wants; made again when needed."""
         self._ready = ()

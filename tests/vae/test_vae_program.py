@@ -331,3 +331,30 @@ def test_weights_of_nan_are_not_tried_again_and_again() -> None:
     assert program(x).isnan().all()
     assert len(tries) == 3
 
+
+def _moved(module: nn.Module) -> None:
+    """As a host does it that keeps a checkpoint in main memory."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def _changed(module: nn.Module) -> None:
+    with torch.no_grad():
+        next(module.parameters()).add_(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_moved, _changed, lambda module: module.to("meta"), lambda module: module.double()],
+    ids=["moved", "changed", "meta", "another dtype"],
+)
+def test_what_was_packed_of_other_weights_is_stale(change: Callable[[nn.Module], object]) -> None:
+    module = coder("ldm decoder")
+    program = Program(module)
+    assert not program.is_stale
+    program(image("ldm decoder"))
+    assert not program.is_stale
+    change(module)
+    assert program.is_stale
+    program.release()
+    assert not program.is_stale

@@ -91,6 +91,11 @@ class CoderStandIn(StandIn):
         self._unwanted = True
         self._tidy()
 
+    def release_stale(self) -> None:
+        """Give back what was packed of weights that have left the device, or were replaced."""
+        if self._program is not None and self._program.is_stale:
+            self.release()
+
     def _tidy(self) -> None:
         """Release if that is wanted and nobody runs the program."""
         if self._unwanted and self._lock.acquire(blocking=False):

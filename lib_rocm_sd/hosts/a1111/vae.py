@@ -48,6 +48,7 @@ class Session:
         asked = options.enable and allowed and not host.shortcomings()
         self.can_serve = asked and not refusals()
         with self._lock:
+            self._release_stale()
             self._wish = wish if self.can_serve else None
             self.turn.thread = threading.get_ident()
             if self._wish is None:
@@ -60,6 +61,7 @@ class Session:
         with self._lock:
             wish, self._wish = self._wish, None
             self._take_out()
+            self._release_stale()
             if wish is not None and wish.level == "Memory":
                 for coder in self._all():
                     coder.release()
@@ -73,6 +75,7 @@ class Session:
     def model_loaded(self, model: Any) -> None:
         """The WebUI has another model from now on, or the same with another VAE."""
         with self._lock:
+            self._release_stale()
             if self._wish is not None:
                 self._put_into(model, self._wish)
 
@@ -100,6 +103,11 @@ class Session:
     def _take_out(self) -> None:
         for coder in self._all():
             coder.take_out()
+
+    def _release_stale(self) -> None:
+        """A checkpoint that the WebUI keeps in main memory keeps nothing of ours on the GPU."""
+        for coder in self._all():
+            coder.release_stale()
 
     def _all(self) -> list[CoderStandIn]:
         return [coder for coders in self._coders.values() for coder in coders]
