@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
@@ -28,7 +29,8 @@ class PackedWeights:
 class ConvWeights:
     """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut.
 
-    Packs and converts itself once per device, dtype and kernel; the tensors must not change.
+    Packs and converts itself once per device, dtype and kernel; the tensors must not change. What
+    was made for a device stays there until `release`.
     """
 
     def __init__(
@@ -44,34 +46,44 @@ class ConvWeights:
         self.shortcut_weight = shortcut_weight
         given = [b for b in (bias, shortcut_bias) if b is not None]
         self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
-        self._plain: dict[object, _Plain] = {}
-        self._packed: dict[object, PackedWeights] = {}
-        self._phases: dict[object, torch.Tensor] = {}
-        self._biases: dict[torch.device, torch.Tensor] = {}
+        self._made: dict[torch.device, dict[object, Any]] = {}
+
+    def _on(self, device: torch.device) -> dict[object, Any]:
+        """What was made for `device`."""
+        return self._made.setdefault(device, {})
+
+    def release(self, device: torch.device | None = None) -> None:
+        """Give back the memory of what was made for `device`, or for all; made again if needed."""
+        for known in list(self._made) if device is None else [device]:
+            self._made.pop(known, None)
 
     def plain(self, like: torch.Tensor) -> _Plain:
         """weight, bias and shortcut weight in the dtype and on the device of `like`."""
-        key = (like.dtype, like.device)
-        if key not in self._plain:
+        made, key = self._on(like.device), ("plain", like.dtype)
+        if key not in made:
             weight, bias = (t.to(like) for t in (self.weight, self.bias))
             weight = weight.contiguous(memory_format=torch.channels_last)
             shortcut = None if self.shortcut_weight is None else self.shortcut_weight.to(like)
-            self._plain[key] = (weight, bias, shortcut)
-        return self._plain[key]
+            made[key] = (weight, bias, shortcut)
+        plain: _Plain = made[key]
+        return plain
 
     def phases(self, like: torch.Tensor) -> torch.Tensor:
         """(4 Co, Ci, 2, 2): the weights of all phases (see `phase_weights`), like `like`."""
-        key = (like.dtype, like.device)
-        if key not in self._phases:
+        made, key = self._on(like.device), ("phases", like.dtype)
+        if key not in made:
             weight = torch.cat(phase_weights(self.weight)).to(like)
-            self._phases[key] = weight.contiguous(memory_format=torch.channels_last)
-        return self._phases[key]
+            made[key] = weight.contiguous(memory_format=torch.channels_last)
+        phases: torch.Tensor = made[key]
+        return phases
 
     def bias_on(self, device: torch.device) -> torch.Tensor:
         """The bias (Co) in float32, the shortcut's added to it."""
-        if device not in self._biases:
-            self._biases[device] = self.bias.to(device, torch.float32)
-        return self._biases[device]
+        made = self._on(device)
+        if "bias" not in made:
+            made["bias"] = self.bias.to(device, torch.float32)
+        bias: torch.Tensor = made["bias"]
+        return bias
 
     def packed(
         self,
@@ -82,10 +94,12 @@ class ConvWeights:
         config: ConvConfig,
     ) -> PackedWeights:
         """Packed for the kernel of this kind, to be multiplied with x (N, H, W, Ci)."""
-        key = (kind, x.dtype, x.device, x.shape[3], shortcut is None, config.tile_halves)
-        if key not in self._packed:
-            self._packed[key] = self._pack(kind, x, shortcut, launch, config)
-        return self._packed[key]
+        made = self._on(x.device)
+        key = (kind, x.dtype, x.shape[3], shortcut is None, config.tile_halves)
+        if key not in made:
+            made[key] = self._pack(kind, x, shortcut, launch, config)
+        packed: PackedWeights = made[key]
+        return packed
 
     def _pack(
         self,
