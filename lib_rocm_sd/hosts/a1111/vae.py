@@ -16,6 +16,7 @@ from torch import nn
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, Wish, float32_reason
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -127,7 +128,7 @@ def refusals() -> list[str]:
             host.say_once("checking the VAE's kernels; the first use of each compiles it")
         return engine.usable(device, CONVS["3x3"])
     except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
+        return [trouble.once(error)]
 
 
 def why_not() -> list[str]:

@@ -146,7 +146,9 @@ def test_tiling_is_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> N
     assert same(webui.txt2img(), ours)
 
 
-def test_failure_of_ours(start: Start, gpu: FakeGpu, monkeypatch: Any, capsys: Any) -> None:
+def test_failure_of_ours(
+    start: Start, gpu: FakeGpu, monkeypatch: Any, capsys: Any, caplog: Any
+) -> None:
     webui = start(gpu=gpu, dtype=HALF)
     expected = webui.txt2img(True, "Auto", "Off", n_iter=2)
     with monkeypatch.context() as patch:
@@ -158,9 +160,24 @@ def test_failure_of_ours(start: Start, gpu: FakeGpu, monkeypatch: Any, capsys: A
     assert "left to the WebUI" in result.info
     assert result.comments.count("a planted failure") == 1
     assert capsys.readouterr().out.count("a planted failure") == 1
+    assert caplog.text.count("Traceback") == 1
     assert "a planted failure" in webui.status
     assert "whole frame" in webui.txt2img().info
     assert "planted" not in webui.status
+
+
+def test_a_mistake_of_ours_when_asked_for_the_kernels_is_in_the_log_once(
+    start: Start, gpu: FakeGpu, monkeypatch: Any, caplog: Any
+) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    vae = webui.library("hosts.a1111.vae")
+
+    def mistaken(*args: Any) -> Any:
+        raise AttributeError("planted")
+
+    monkeypatch.setattr(vae.engine, "usable", mistaken)
+    assert vae.refusals() == vae.refusals() == ["AttributeError: planted"]
+    assert caplog.text.count("Traceback") == 1 and "in mistaken" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["OutOfMemoryError", "MemoryError"])
