@@ -30,3 +30,19 @@ def test_the_calls_own_device_is_asked(monkeypatch: pytest.MonkeyPatch, current:
     assert memory.is_recording(torch.device("cuda")) is (current == 1)
     assert not memory.is_recording(torch.device("cpu"))
     assert now == [current]
+
+
+@pytest.mark.gpu
+def test_a_capture_on_the_second_card_is_seen_from_the_first() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    first, second = (torch.device("cuda", index) for index in (0, 1))
+    asked = {}
+    with torch.cuda.device(second):
+        x = torch.zeros(4, device=second)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x += 1
+            with torch.cuda.device(first):
+                asked = {device: planner.is_recording(device) for device in (first, second)}
+    assert asked == {first: False, second: True}

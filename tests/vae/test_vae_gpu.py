@@ -239,3 +239,20 @@ def test_to_the_cpu_and_back() -> None:
     with torch.no_grad():
         module.get_parameter("conv_out.bias").add_(1)
     assert error(program(x.cuda()), first + 1) < 2e-2
+
+
+def test_memory_is_given_back_when_the_module_has_left() -> None:
+    module, x = on_gpu("decoder"), latent(24, 40).cuda()
+    program = Program(module)
+    program(x)  # the engine's own first uses are over
+    program.release()
+    torch.cuda.synchronize()
+    with_module = torch.cuda.memory_allocated()
+    program(x)
+    assert torch.cuda.memory_allocated() > with_module
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    module.cpu()
+    assert torch.cuda.memory_allocated() > with_module
+    assert program.is_stale
+    program.release()
+    assert torch.cuda.memory_allocated() <= with_module - weights
