@@ -142,10 +142,13 @@ def test_a_forward_set_meanwhile_stays(pipeline: Pipeline) -> None:
 
 def test_a_copy_made_meanwhile_is_diffusers_own(pipeline: Pipeline) -> None:
     decoded = pipeline.vae.decode(latent()).sample
+    mid = "decoder.mid_block.attentions.0"
+    own = type(pipeline.vae.get_submodule(mid).processor)
     with host.patched(pipeline) as patch:
         copies = [copy.deepcopy(pipeline.vae), pickle.loads(pickle.dumps(pipeline.vae))]
         for other in copies:
             assert torch.equal(other.decode(latent()).sample, decoded)
+            assert type(other.get_submodule(mid).processor) is own
         assert patch.vae.programs["decoder"].last_plan is None
 
 

@@ -40,12 +40,19 @@ class Patch:
 
 
 class EngineAttnProcessor:
-    """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v."""
+    """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v.
 
-    def __init__(self, upcast: bool, session: Session = DEFAULT) -> None:
+    A copy of the module, or what is pickled of it, has a copy of `replaced` in its place.
+    """
+
+    def __init__(self, replaced: Any, upcast: bool, session: Session = DEFAULT) -> None:
         """`upcast`: compute in float32 where the module asks for it by `upcast_attention`."""
+        self.replaced = replaced
         self.upcast = upcast
         self.session = session
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self.replaced,)
 
     def __call__(
         self,
@@ -96,6 +103,10 @@ class EngineAttnProcessor:
         return functional.attention(q, k, v, mask, attn.scale, self.session).to(dtype)
 
 
+def _itself(thing: Any) -> Any:
+    return thing
+
+
 @contextmanager
 def patched(
     pipeline: Any,
@@ -137,22 +148,21 @@ def _patched_attention(pipeline: Any, session: Session) -> Iterator[tuple[int, d
     for attn in _attention_modules(pipeline, theirs.Attention):
         reason = _foreign(attn, known)
         if reason is None:
-            chosen.append(
-                (attn, attn.processor, EngineAttnProcessor(known[type(attn.processor)], session))
-            )
+            upcast = known[type(attn.processor)]
+            chosen.append((attn, EngineAttnProcessor(attn.processor, upcast, session)))
         elif not isinstance(attn.processor, EngineAttnProcessor):
             left[reason] += 1
     if left:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
         session.report.event(f"diffusers: attention processors left alone: {kinds}")
     try:
-        for attn, _, ours in chosen:
+        for attn, ours in chosen:
             attn.processor = ours
         yield len(chosen), dict(left)
     finally:
-        for attn, original, ours in chosen:
+        for attn, ours in chosen:
             if attn.processor is ours:
-                attn.processor = original
+                attn.processor = ours.replaced
 
 
 def _attention_modules(pipeline: Any, kind: type) -> Iterator[Any]:
