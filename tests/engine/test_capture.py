@@ -44,5 +44,5 @@ def test_a_capture_on_the_second_card_is_seen_from_the_first() -> None:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             x += 1
             with torch.cuda.device(first):
-                asked = {device: planner.is_recording(device) for device in (first, second)}
+                asked = {device: memory.is_recording(device) for device in (first, second)}
     assert asked == {first: False, second: True}
