@@ -196,9 +196,9 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     None is started after `deadline`, a reading of time.monotonic().
     """
     from lib_rocm_sd import cache
-    from lib_rocm_sd.commands.support import AT_START, shipped
     from lib_rocm_sd.ops.attention.kernel import table_reasons as ignored
     from lib_rocm_sd.runtime import build, compilers
+    from lib_rocm_sd.shipped import AT_START, shipped
 
     specs = shipped(arch, AT_START)
     for reason in ignored(arch):

@@ -14,19 +14,16 @@ from dataclasses import asdict, dataclass
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.commands.support import (
-    OPS,
-    PROGRAMS,
     UsageError,
     add_choices,
     arches_of,
     as_table,
-    label,
     ops_of,
-    shipped,
 )
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject
+from lib_rocm_sd.shipped import NAMES, shipped
 
 Job = tuple[KernelSpec, Arch, str]
 """What to compile, for what, and the op that it is listed under."""
@@ -54,7 +51,7 @@ class CompiledKernel:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--arch, --op, --json, --jobs."""
-    add_choices(parser, (*OPS, *PROGRAMS))
+    add_choices(parser, NAMES)
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilations at the same time (default: 1)"
     )
@@ -65,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     unknown.
     """
     try:
-        arches, names = arches_of(args.arch), ops_of(args.op, (*OPS, *PROGRAMS))
+        arches, names = arches_of(args.arch), ops_of(args.op, NAMES)
     except UsageError as error:
         print(f"compile: {error}", file=sys.stderr)
         return 2
@@ -75,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     for row in _rows(jobs, max(args.jobs, 1)):
         rows.append(row)
         print(f"[{len(rows)}/{len(jobs)}] {_progress(row)}", file=progress, flush=True)
-    order = {(arch.gfx, label(spec)): number for number, (spec, arch, _) in enumerate(jobs)}
+    order = {(arch.gfx, str(spec)): number for number, (spec, arch, _) in enumerate(jobs)}
     rows.sort(key=lambda row: order[row.arch, _label(row)])
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
@@ -124,7 +121,7 @@ def _rows(jobs: Sequence[Job], workers: int) -> Iterator[CompiledKernel]:
 
 
 def _label(row: CompiledKernel) -> str:
-    return label(KernelSpec("", row.kernel, tuple(row.defines.items())))
+    return str(KernelSpec("", row.kernel, tuple(row.defines.items())))
 
 
 def _progress(row: CompiledKernel) -> str:

@@ -1,4 +1,4 @@
-"""What `compile`, `inspect`, `doctor` and install.py share: which kernels there are, a plain table.
+"""What the commands share: choices, a plain table.
 
 Needs no torch.
 """
@@ -6,29 +6,18 @@ Needs no torch.
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lib_rocm_sd.arch import Arch, amd_table, table
-from lib_rocm_sd.ops.base import KernelSpec
-
-OPS = {
-    "attention": "lib_rocm_sd.ops.attention.kernel",
-    "group_norm": "lib_rocm_sd.ops.group_norm.kernel",
-    "conv": "lib_rocm_sd.ops.conv.kernel",
-}
-PROGRAMS = {"vae": "lib_rocm_sd.vae.ahead"}
-"""What is made of several ops; its kernels are theirs."""
-AT_START = ("attention", "vae")
-"""What the WebUI's start compiles, what is needed first first."""
+from lib_rocm_sd.ops.registry import FAMILIES
 
 
 class UsageError(ValueError):
     """The command line names something that does not exist; the message lists what does."""
 
 
-def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = OPS) -> None:
+def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = FAMILIES) -> None:
     """--arch, --op and --json."""
     parser.add_argument(
         "--arch", default="all", help="'all', or gfx ids separated by commas (default: all)"
@@ -58,7 +47,7 @@ def _unknown(what: str, names: Sequence[str]) -> str:
     return f"{what} {named}" if named else "it is empty"
 
 
-def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
+def ops_of(choice: str, known: Iterable[str] = FAMILIES) -> list[str]:
     """The ops that --op names, of those `known`. Raises UsageError for an unknown one."""
     known = list(known)
     names = known if choice == "all" else [name.strip() for name in choice.split(",")]
@@ -70,22 +59,7 @@ def ops_of(choice: str, known: Iterable[str] = OPS) -> list[str]:
 
 def kernel_modules_of(choice: str) -> list[Any]:
     """The kernel modules of the ops that --op names. Raises UsageError for an unknown one."""
-    return [importlib.import_module(OPS[name]) for name in ops_of(choice)]
-
-
-def shipped(arch: Arch, names: Iterable[str]) -> dict[KernelSpec, str]:
-    """What is compiled ahead for `arch`, in order; beside each the first of `names` that has it."""
-    found: dict[KernelSpec, str] = {}
-    for name in names:
-        module: Any = importlib.import_module({**OPS, **PROGRAMS}[name])
-        for spec in module.shipped_specs(arch):
-            found.setdefault(spec, name)
-    return found
-
-
-def label(spec: KernelSpec) -> str:
-    """A spec's name and definitions in one line."""
-    return " ".join([spec.entry, *(f"{name}={value}" for name, value in spec.defines)])
+    return [FAMILIES[name].kernel for name in ops_of(choice)]
 
 
 def as_table(rows: Sequence[Sequence[object]]) -> str:

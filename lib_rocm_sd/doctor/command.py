@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, arch, cache, device
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.shipped import AT_START, shipped
 
 if TYPE_CHECKING:
     import torch
@@ -219,8 +219,8 @@ def _kernels(row: Arch) -> dict[str, Any]:
     """How many of the kernels that are compiled ahead for this GPU are in the cache."""
     from lib_rocm_sd.runtime import build
 
-    specs = cli_support.shipped(row, cli_support.AT_START)
-    counts = {op: {"shipped": 0, "compiled": 0} for op in cli_support.AT_START}
+    specs = shipped(row, AT_START)
+    counts = {op: {"shipped": 0, "compiled": 0} for op in AT_START}
     found: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
     try:
         for spec, op in specs.items():

@@ -28,6 +28,10 @@ class KernelSpec:
     entry: str
     defines: tuple[tuple[str, int], ...] = ()
 
+    def __str__(self) -> str:
+        """Name and definitions in one line."""
+        return " ".join([self.entry, *(f"{name}={value}" for name, value in self.defines)])
+
 
 class Launch(Protocol):
     """Launches a kernel on torch's current stream of `device`; compiles and loads it if needed.

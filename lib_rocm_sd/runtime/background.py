@@ -18,7 +18,6 @@ from pathlib import Path
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.commands.support import label
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, process
@@ -181,7 +180,7 @@ class Background:
             state = replace(self._state, done=self._state.done + 1)
             self._in_a_row = self._in_a_row + 1 if failure else 0
             if failure is not None:
-                self._tell(f"{label(job.spec)}: {_short(failure)}")
+                self._tell(f"{job.spec}: {_short(failure)}")
                 path = _log(job, failure)
                 first = state.failure or _short(failure)
                 state = replace(state, failure=first, log_path=path or state.log_path)
@@ -258,7 +257,7 @@ def _log(job: _Job, failure: CompileError) -> str:
     path = _log_file()
     if path is None:
         return ""
-    text = f"=== {job.arch.gfx} {label(job.spec)}\n{failure.full()}\n\n"
+    text = f"=== {job.arch.gfx} {job.spec}\n{failure.full()}\n\n"
     try:
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)

@@ -98,7 +98,7 @@ def test_the_self_test_of_a_card(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As its owner runs it, of each op the smallest case."""
-    smallest: dict[str, tuple[int, selftest_cases.Case]] = {}
+    smallest: dict[str, tuple[int, selftest_cases.CardCase]] = {}
     for case in selftest_cases.cases(arch.table()[gpu.gfx]):
         size = torch.Size(case.op.output_shape(case.problem)).numel()
         if case.op.name not in smallest or size < smallest[case.op.name][0]:

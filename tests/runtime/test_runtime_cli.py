@@ -16,6 +16,7 @@ from lib_rocm_sd.commands import inspect as inspect_cli
 from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.shipped import AT_START, NAMES, shipped
 from tests.runtime.code_objects import SCALE
 
 SPECS = [KernelSpec(SCALE, "scale", (("THREADS", threads),)) for threads in (64, 128)]
@@ -97,21 +98,20 @@ def test_every_op_has_kernels_to_ship_and_to_inspect() -> None:
 @pytest.mark.parametrize("gfx", arch.table())
 def test_each_kernel_is_shipped_once_and_under_one_op(gfx: str) -> None:
     row = arch.table()[gfx]
-    names = (*cli_support.OPS, *cli_support.PROGRAMS)
-    found = cli_support.shipped(row, names)
-    assert set(found.values()) <= set(names)
+    found = shipped(row)
+    assert set(found.values()) <= set(NAMES)
     assert [spec for spec, op in found.items() if op == "attention"]
     assert [spec for spec, op in found.items() if op == "conv"]
-    vae = cli_support.shipped(row, ["vae"])
+    vae = shipped(row, ["vae"])
     assert set(vae) <= set(found)
-    assert set(cli_support.shipped(row, cli_support.AT_START)) >= set(vae)
+    assert set(shipped(row, AT_START)) >= set(vae)
 
 
 def test_the_lists_of_kernels_need_no_torch() -> None:
     code = (
         "import sys; from lib_rocm_sd import arch\n"
-        "from lib_rocm_sd.commands import support as c\n"
-        "c.shipped(arch.table()['gfx1100'], (*c.OPS, *c.PROGRAMS))\n"
+        "from lib_rocm_sd.shipped import shipped\n"
+        "assert shipped(arch.table()['gfx1100'])\n"
         "assert 'torch' not in sys.modules"
     )
     root = arch.KERNELS_DIR.parent

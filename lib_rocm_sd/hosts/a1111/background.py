@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lib_rocm_sd.commands.support import AT_START, shipped
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.runtime import background
+from lib_rocm_sd.shipped import AT_START, shipped
 
 ATTENTION, VAE = AT_START
 waits = background.waits

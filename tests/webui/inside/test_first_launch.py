@@ -73,7 +73,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def attention_kernels(webui: WebUI) -> int:
-    support = webui.library("commands.support")
+    support = webui.library("shipped")
     row = webui.library("arch").by_gfx("gfx1100")
     return list(support.shipped(row, support.AT_START).values()).count("attention")
 

@@ -46,7 +46,7 @@ class MachineGpu:
         before = sys.path
         sys.path = [str(folder), *before]
         try:
-            support: Any = importlib.import_module("lib_rocm_sd.commands.support")
+            support: Any = importlib.import_module("lib_rocm_sd.shipped")
             support.shipped = lambda arch, names: {}  # compile what is used, when it is used
             self.hip = self._stack.enter_context(standing_in("gfx1100", self._folder))
         finally:
