@@ -603,7 +603,10 @@ finally:
 
 
 def test_under_half_a_second_when_nothing_is_left_to_do(tmp_path: Path) -> None:
-    """Real compiler, real cache, pretended GPU; the best of five runs, Python's start included."""
+    """Real compiler, real cache, pretended GPU; the best of five runs, Python's start included. Of
+    the processor's time, since the machine may have more to do.
+    """
+    resource = pytest.importorskip("resource")
     if not any(not why for why in compilers.survey(GFX1100).values()):
         pytest.skip("no compiler for gfx1100 on this machine")
     extension = tmp_path / "extensions" / "rocm-sd"
@@ -612,7 +615,7 @@ def test_under_half_a_second_when_nothing_is_left_to_do(tmp_path: Path) -> None:
     code = PRETEND.format(script=str(extension / "install.py"), count=2)
 
     def run() -> tuple[float, str]:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=SCRIPT.parent,
@@ -621,7 +624,9 @@ def test_under_half_a_second_when_nothing_is_left_to_do(tmp_path: Path) -> None:
             check=True,
             timeout=300,
         )
-        return time.perf_counter() - start, done.stdout
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return spent, done.stdout
 
     _, first = run()
     assert "compiling 2 of 2 kernels" in first
