@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.progress import Progress
+from lib_rocm_sd.bench.progress import Countdown
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -170,7 +170,7 @@ def run(
     engine = Engine()
     rows: list[CallRow] = []
     limit_s = math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
-    progress = Progress([1.0] * len(PROBLEMS))
+    progress = Countdown([1.0] * len(PROBLEMS))
     for label, problem in PROBLEMS:
         progress.next(f"{label}: {problem}")
         rows += measure(label, problem, device, engine, runs(args), limit_s)

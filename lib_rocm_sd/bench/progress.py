@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 
-class Progress:
+class Countdown:
     """`work`: how much each case is, in any unit. The estimate comes once a case is done."""
 
     def __init__(self, work: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:

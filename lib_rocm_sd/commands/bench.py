@@ -14,7 +14,7 @@ import torch
 from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.bench import call, group_norm
 from lib_rocm_sd.bench.attention import command as attention
-from lib_rocm_sd.bench.progress import Progress, say
+from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
@@ -127,7 +127,7 @@ def _group_norm(
 ) -> int:
     rows: list[group_norm.NormRow] = []
     chosen = group_norm.problems(args.small, args.dtype)
-    progress = Progress([NORM_BYTES + problem.image_bytes for _, problem in chosen])
+    progress = Countdown([NORM_BYTES + problem.image_bytes for _, problem in chosen])
     for label, problem in chosen:
         progress.next(f"{label}: {problem}")
         rows += group_norm.measure(label, problem, device, info, launch, args.runs)

@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_not_made_small(
 
 def test_the_time_left_follows_from_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 10.0, 100.0])
-    told = progress.Progress([1.0, 2.0, 30.0], lambda: next(times))
+    told = progress.Countdown([1.0, 2.0, 30.0], lambda: next(times))
     for case in ("first", "second", "third"):
         told.next(case)
     assert capsys.readouterr().err.splitlines() == [

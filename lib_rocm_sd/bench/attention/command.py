@@ -15,7 +15,7 @@ from lib_rocm_sd import checks
 from lib_rocm_sd.bench.attention import plot, result, text
 from lib_rocm_sd.bench.attention.measure import ALL, AttentionEffort, measure
 from lib_rocm_sd.bench.attention.result import OURS, AttentionRun
-from lib_rocm_sd.bench.progress import Progress, say
+from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, Case
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -120,7 +120,7 @@ def _measured(
     chosen, effort = problems(args, device), _effort(args)
     _compile(chosen, info, launch, effort)
     besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
-    progress = Progress([besides + problem.flops for _, problem in chosen])
+    progress = Countdown([besides + problem.flops for _, problem in chosen])
     for label, problem in chosen:
         progress.next(f"{label}: {problem}")
         document.rows += measure(label, problem, device, info, launch, effort)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import checks
-from lib_rocm_sd.bench.progress import Progress, duration, say
+from lib_rocm_sd.bench.progress import Countdown, duration, say
 from lib_rocm_sd.bench.vae import child, coders, measure, plot, result, text
 from lib_rocm_sd.bench.vae.coders import FACTOR, ROLES, Coder
 from lib_rocm_sd.bench.vae.result import VaeRow, VaeRun
@@ -140,7 +140,7 @@ def rows(args: argparse.Namespace, device: torch.device) -> Iterator[VaeRow]:
     found = chosen(args.ways, args.level)
     here = [way for way in found if args.in_process or not way.compiled]
     roles = (args.roles or ROLES) if here else ()
-    progress = Progress(
+    progress = Countdown(
         [size**2 for role in roles for way in here for size in sizes(args, way, role)]
     )
     for role in roles:
@@ -154,7 +154,7 @@ def _of_role(
     role: str,
     device: torch.device,
     ways: Sequence[Way],
-    progress: Progress,
+    progress: Countdown,
 ) -> Iterator[VaeRow]:
     print(f"{role}\n{text.HEAD}", file=sys.stderr, flush=True)
     coder = coders.coder(role, device, getattr(torch, args.dtype), args.small)
@@ -173,7 +173,7 @@ def _of_way(
     coder: Coder,
     way: Way,
     exact: dict[int, measure.Reference],
-    progress: Progress,
+    progress: Countdown,
 ) -> Iterator[VaeRow]:
     fresh = FACTOR * (KEYS.index(way.key) + 1)
     asked = sizes(args, way, coder.role)
