@@ -70,7 +70,8 @@ def interrupt(_number: int, _frame: "FrameType | None") -> None:
 
 def prepare_kernels() -> None:
     """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks."""
-    from lib_rocm_sd import cache, torch_build
+    from lib_rocm_sd import cache
+    from lib_rocm_sd.runtime import torch_build
 
     if "--skip-install" in sys.argv[1:] + torch_build.webui_arguments(os.environ):
         say(f"{NAME}: --skip-install: nothing is compiled now, but while the WebUI is open.")
@@ -111,7 +112,7 @@ def torch_refusal() -> str:
 
     Where that changes later, the WebUI compiles while it is open.
     """
-    from lib_rocm_sd import torch_build
+    from lib_rocm_sd.runtime import torch_build
 
     later = "what it needs is compiled while the WebUI is open"
     try:

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import install
-from lib_rocm_sd import arch, cache, device, torch_build
+from lib_rocm_sd import arch, cache, device
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, compilers
+from lib_rocm_sd.runtime import build, compilers, torch_build
+from lib_rocm_sd.runtime.torch_build import TorchBuild
 from lib_rocm_sd.shipped import AT_START, shipped
-from lib_rocm_sd.torch_build import TorchBuild
 
 SCRIPT = Path(install.__file__)
 GFX1100 = arch.table()["gfx1100"]
@@ -588,7 +588,8 @@ def test_an_end_from_outside_waits_for_no_kernel_and_leaves_nothing(
 
 PRETEND = """
 import runpy, sys
-from lib_rocm_sd import device, torch_build
+from lib_rocm_sd import device
+from lib_rocm_sd.runtime import torch_build
 from lib_rocm_sd import shipped as support
 device.kfd_gpus = lambda: ["gfx1100"]
 torch_build.installed = lambda: torch_build.TorchBuild("2.9.0+rocm6.4", None, "6.4")

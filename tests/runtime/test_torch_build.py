@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lib_rocm_sd import arch, torch_build
-from lib_rocm_sd.runtime import libraries
-from lib_rocm_sd.torch_build import TorchBuild
+from lib_rocm_sd import arch
+from lib_rocm_sd.runtime import libraries, torch_build
+from lib_rocm_sd.runtime.torch_build import TorchBuild
 
 ROCM_FILE = """
 from typing import Optional
@@ -73,7 +73,7 @@ def test_the_installed_torch_says_the_same_of_itself() -> None:
 
 def test_torch_is_not_imported() -> None:
     code = (
-        "import sys; from lib_rocm_sd import torch_build\n"
+        "import sys; from lib_rocm_sd.runtime import torch_build\n"
         "torch_build.installed(); assert 'torch' not in sys.modules"
     )
     root = arch.KERNELS_DIR.parent
