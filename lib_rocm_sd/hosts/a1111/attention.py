@@ -7,16 +7,24 @@ kernels have no backward, and masks whose meaning is not clear.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from lib_rocm_sd import functional, report
 from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session
 
-FallBack = Callable[[torch.nn.Module], host.Forward]
+
+class Owner(Protocol):
+    """Whose the forwards are."""
+
+    stands_aside: bool
+    """Whether the WebUI's own forwards are to compute everything."""
+
+    def hosts_own(self, module: torch.nn.Module) -> host.Forward:
+        """The WebUI's forward for a module."""
 
 
 class Calls:
@@ -36,8 +44,8 @@ class UnclearMaskError(ValueError):
     """A mask that does not say to which keys it belongs."""
 
 
-def cross_attention(fall_back: FallBack) -> host.Forward:
-    """A forward for ldm's and sgm's CrossAttention; `fall_back` gives the WebUI's for a module.
+def cross_attention(owner: Owner) -> host.Forward:
+    """A forward for ldm's and sgm's CrossAttention.
 
     Other keyword arguments are taken and ignored, as by the WebUI's own optimizers.
     """
@@ -47,6 +55,8 @@ def cross_attention(fall_back: FallBack) -> host.Forward:
     def rocm_sd_cross_attention_forward(
         self: Any, x: torch.Tensor, context: Any = None, mask: Any = None, **kwargs: Any
     ) -> torch.Tensor:
+        if owner.stands_aside:
+            return owner.hosts_own(self)(self, x, context, mask, **kwargs)
         q = self.to_q(x)
         context_k, context_v = hypernetwork.apply_hypernetworks(
             core.shared.loaded_hypernetworks, x if context is None else context
@@ -56,13 +66,13 @@ def cross_attention(fall_back: FallBack) -> host.Forward:
         out = core.attend(q, k, v, self.heads, mask, getattr(self, "scale", None))
         if out is None:
             del q, k, v, context_k, context_v
-            return fall_back(self)(self, x, context, mask, **kwargs)
+            return owner.hosts_own(self)(self, x, context, mask, **kwargs)
         return self.to_out(out)
 
     return rocm_sd_cross_attention_forward
 
 
-def attn_block(fall_back: FallBack) -> host.Forward:
+def attn_block(owner: Owner) -> host.Forward:
     """A forward for the VAE's AttnBlock: one head of C channels over the H*W pixels.
 
     The 1x1 convolutions are called as modules, so that whatever patches them still works. A pixel's
@@ -73,13 +83,15 @@ def attn_block(fall_back: FallBack) -> host.Forward:
     core = _Core()
 
     def rocm_sd_attn_block_forward(self: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if owner.stands_aside:
+            return owner.hosts_own(self)(self, x, **kwargs)
         normed = self.norm(x)
         q, k, v = (_pixels(layer(normed)) for layer in (self.q, self.k, self.v))
         del normed
         out = core.attend(q, k, v)
         if out is None:
             del q, k, v
-            return fall_back(self)(self, x)
+            return owner.hosts_own(self)(self, x)
         out = out.transpose(1, 2).reshape(x.shape[0], -1, *x.shape[2:]).contiguous()
         return x + self.proj_out(out)
 
@@ -118,7 +130,7 @@ class _Core:
             if selftest.is_out_of_memory(error):
                 raise
             calls.left_to_host += 1
-            why = selftest.describe(error)
+            why = trouble.once(error)
             report.event(f"a call was left to the WebUI's own attention: {why}")
         return None
 

@@ -141,6 +141,11 @@ def attention_classes() -> tuple[list[type], list[type]]:
     return [x for x in cross if x is not None], [x for x in block if x is not None]
 
 
+def is_its_own(forward: Any) -> bool:
+    """Whether a function is of the host's code, and not of an extension's."""
+    return str(getattr(forward, "__module__", "")).split(".")[0] in ("modules", "ldm", "sgm")
+
+
 def loaded_model() -> Any:
     """The checkpoint's model if one is loaded. Asking modules.shared for it would load one."""
     return attribute("modules.sd_models", "model_data", "sd_model")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import patches, trouble
 from lib_rocm_sd.hosts.a1111 import attention, background, host
 from lib_rocm_sd.hosts.a1111.background import ATTENTION
 
@@ -22,10 +23,10 @@ listed, which is on supported devices only."""
 class RocmSdOptimization:
     """Mixed with the WebUI's SdOptimization by `make`.
 
-    While `aside` or `waits` is set, `apply` applies what the WebUI would have picked without us, so
-    a model loaded in the middle of a generation for which we are switched off gets that, too.
-    `waits`: the kernels are being compiled, or proved useless. It is in the WebUI's list meanwhile,
-    so that "Automatic" and the setting stay as they will be.
+    While `aside` or `waits` is set, our forwards call those of the optimizer that the WebUI would
+    have picked without us; whoever has wrapped ours stays where it is. `waits`: the kernels are
+    being compiled, or proved useless. It is in the WebUI's list meanwhile, so that "Automatic" and
+    the setting stay as they will be.
     """
 
     name = host.NAME
@@ -36,13 +37,14 @@ class RocmSdOptimization:
     def __init__(self) -> None:
         self.aside = False
         self.waits = False
-        self._stood_aside = False  # as of the last `apply`
+        self.stands_aside = True
+        """Read by our forwards at each call."""
         self._stand_in: Any = None
-        self._replaced: dict[type, host.Forward] = {}
+        self._patches: list[patches.Patch] = []
         self._hosts_own: dict[type, host.Forward] = {}
         self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too
-        self._cross = attention.cross_attention(self.hosts_own)
-        self._block = attention.attn_block(self.hosts_own)
+        self._cross = attention.cross_attention(self)
+        self._block = attention.attn_block(self)
 
     def is_available(self) -> bool:
         """Device supported, and kernels compiled and tested, or just being compiled. Never raises.
@@ -123,30 +125,28 @@ class RocmSdOptimization:
                 host.apply_choice()
 
     def apply(self) -> None:
-        """Replace the forwards of ldm's and sgm's CrossAttention and AttnBlock."""
+        """Put our forwards into ldm's and sgm's CrossAttention and AttnBlock."""
         with self._lock:
-            if self._replaced:
+            if self._patches:
                 self.undo()
-            ours = self._forwards()
-            self._replaced = _get(ours)
-            self._hosts_own = {}
-            self._stood_aside = self._stands_aside
-            if not self._stands_aside:
-                _set(ours)
-                return
-            self._stand_in = host.choice(without=self)
-            if self._stand_in is not None:
-                self._stand_in.apply()
+            self._patches = [
+                patches.put(cls, "forward", forward) for cls, forward in self._forwards().items()
+            ]
+            self._refresh()
 
     def undo(self) -> None:
-        """Put back what `apply` replaced; where it replaced nothing, the WebUI's default."""
+        """Put back what `apply` replaced, but where another has come after us.
+
+        Such a one may call our forward all the same: it gives the WebUI's own from here on.
+        """
         with self._lock:
-            if self._stand_in is not None:
-                self._stand_in.undo()
-                self._stand_in = None
-            super().undo()  # type: ignore[misc]
-            _set(self._replaced)
-            self._replaced = {}
+            self._leave_stand_in()
+            if not self._patches:
+                super().undo()  # type: ignore[misc]
+            for patch in self._patches:
+                patches.take(patch)
+            self._patches = []
+            self._refresh()
 
     def step_aside(self, aside: bool) -> None:
         """Let what the WebUI would have picked without us work, until called with False."""
@@ -156,62 +156,111 @@ class RocmSdOptimization:
 
     @property
     def works(self) -> bool:
-        """Whether attention is ours at the moment."""
-        return host.current_optimizer() is self and not self._stood_aside
+        """Whether attention is ours at the moment, were it not for other extensions."""
+        return host.current_optimizer() is self and not self.stands_aside
 
-    @property
-    def _stands_aside(self) -> bool:
-        return self.aside or self.waits
+    def displaced_by(self) -> dict[str, list[str]]:
+        """Who sits where our forwards were put, by name, and in which classes."""
+        found: dict[str, list[str]] = {}
+        for patch in list(self._patches):
+            other = patches.displaced_by(patch)
+            if other is not None:
+                family = patch.owner.__module__.split(".")[0]
+                found.setdefault(patches.named(other), []).append(
+                    f"{family}'s {patch.owner.__name__}"
+                )
+        return found
 
     def _refresh(self) -> None:
-        """Apply anew where that makes a difference."""
-        if self._stood_aside != self._stands_aside and host.current_optimizer() is self:
-            self.undo()
-            self.apply()
+        """Make the flag that our forwards read, and the stand-in's other traces, hold."""
+        if not self._patches:
+            self.stands_aside, self._hosts_own = True, {}
+        elif not (self.aside or self.waits):
+            self._leave_stand_in()
+            self.stands_aside = False
+        elif not self.stands_aside or not self._hosts_own:
+            self._hosts_own, self._stand_in = self._enter(host.choice(without=self))
+            self.stands_aside = True
 
     def hosts_own(self, module: torch.nn.Module) -> host.Forward:
         """The forward that the WebUI would have used for `module` without us."""
+        known = self._hosts_own.get(type(module))
+        if known is not None:
+            return known
         with self._lock:
+            cls = self._class_of(module)
+            if not self._patches:
+                sits: host.Forward = cls.forward
+                return sits if host.is_its_own(sits) else self._ask_host()[cls]
             if not self._hosts_own:
                 self._hosts_own = self._ask_host()
-            known = self._hosts_own
-        mine = next((cls for cls in type(module).__mro__ if cls in known), None)
-        if mine is None:  # a class of an extension that borrowed our forward
-            cross, block = host.attention_classes()
-            mine = (cross if hasattr(module, "to_q") else block)[0]
-        return known[mine]
+            return self._hosts_own[cls]
+
+    def _class_of(self, module: torch.nn.Module) -> Any:
+        cross, block = host.attention_classes()
+        known = (cls for cls in type(module).__mro__ if cls in cross or cls in block)
+        # the first of a kind for a class of an extension that borrowed our forward
+        return next(known, (cross if hasattr(module, "to_q") else block)[0])
 
     def _forwards(self) -> dict[type, host.Forward]:
         cross, block = host.attention_classes()
         return {**dict.fromkeys(cross, self._cross), **dict.fromkeys(block, self._block)}
 
     def _ask_host(self) -> dict[type, host.Forward]:
-        """Apply the WebUI's choice without us, note its forwards, and put ours back."""
-        now = _get(self._forwards())
-        if self._stands_aside or not self._replaced:
-            return now
-        stand_in = host.choice(without=self)
-        _set(self._replaced)
-        try:
-            with suppress(Exception):  # the WebUI's default forwards, then
+        """The WebUI's forwards without us, asked of its optimizer, which is not left applied."""
+        if not self._patches:
+            current = host.current_optimizer()
+            return self._enter(None if current is self else current)[0]
+        found, entered = self._enter(host.choice(without=self))
+        self._leave(entered)
+        return found
+
+    def _enter(self, stand_in: Any) -> tuple[dict[type, host.Forward], Any]:
+        """Apply an optimizer of the WebUI's, but leave the classes as they are.
+
+        Gives its forwards and itself; the WebUI's default ones and None where it fails.
+        """
+        with self._classes_kept():
+            super().undo()  # type: ignore[misc]
+            for patch in self._patches:
+                if host.is_its_own(patch.before):
+                    patch.owner.forward = patch.before
+            default = _get(self._forwards())
+            try:
                 if stand_in is not None:
                     stand_in.apply()
-            found = _get(now)
-            with suppress(Exception):
-                if stand_in is not None:
-                    stand_in.undo()
+            except Exception as error:
+                trouble.once(error)
+                return default, None
+            return _get(default), stand_in
+
+    def _leave_stand_in(self) -> None:
+        self._leave(self._stand_in)
+        self._stand_in = None
+
+    def _leave(self, stand_in: Any) -> None:
+        """Undo what an optimizer did beside setting forwards."""
+        if stand_in is None:
+            return
+        with self._classes_kept():
+            try:
+                stand_in.undo()
+            except Exception as error:
+                trouble.once(error)
+
+    @contextmanager
+    def _classes_kept(self) -> Iterator[None]:
+        """Whoever sits in the WebUI's classes sits there again afterwards."""
+        now = _get(self._forwards())
+        try:
+            yield
         finally:
-            _set(now)
-        return found
+            for cls, forward in now.items():
+                cls.forward = forward  # type: ignore[attr-defined]
 
 
 def _get(classes: Iterable[type]) -> dict[type, host.Forward]:
     return {cls: cls.forward for cls in classes}  # type: ignore[attr-defined]
-
-
-def _set(forwards: dict[type, host.Forward]) -> None:
-    for cls, forward in forwards.items():
-        cls.forward = forward  # type: ignore[attr-defined]
 
 
 _made: dict[type, Any] = {}

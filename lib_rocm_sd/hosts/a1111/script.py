@@ -98,6 +98,8 @@ def _note(p: Any, asked: Options) -> None:
         ran = [_ran("attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:
             ran = ["attention left to the WebUI"]
+        elif not any(ran) and optimizer.displaced_by():
+            ran = ["attention left to another extension"]
         p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]

@@ -53,8 +53,16 @@ def _status() -> str:
         )
     chosen = host.current_optimizer() or host.choice()
     if chosen is ours:
-        return text
+        taken = displaced()
+        return f"{text} But {taken}: ours gets only the calls that it passes on." if taken else text
     return f"Ready, but not in use: {why_another(chosen, ours)}"
+
+
+def displaced() -> str:
+    """Who has taken the place of our attention, and where; empty where nobody has."""
+    ours = optimizer()
+    found = ours.displaced_by() if host.current_optimizer() is ours else {}
+    return ", ".join(f"{name} has replaced {' and '.join(where)}" for name, where in found.items())
 
 
 def why_another(chosen: Any, ours: Any) -> str:

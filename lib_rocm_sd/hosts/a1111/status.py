@@ -66,8 +66,13 @@ def _headline(options: Options, info: DeviceInfo, compiling: BackgroundState) ->
     vae_part = _vae_in_short(options)
     if _unusable() and vae_part in ("", VAE_OFF):
         return "not active, the kernels cannot be used"
-    parts = (attention_part or "attention left to the WebUI", vae_part or "VAE left to the WebUI")
+    parts = (attention_part or _left_attention(), vae_part or "VAE left to the WebUI")
     return " · ".join((options.level, *parts))
+
+
+def _left_attention() -> str:
+    to = "another extension" if state.displaced() else "the WebUI"
+    return f"attention left to {to}"
 
 
 def _unusable() -> list[str]:
@@ -98,7 +103,10 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
     if not settings.current().attention:
         return ("Settings > ROCm SD excludes attention",)
     ours, chosen = state.optimizer(), host.current_optimizer() or host.choice()
-    return () if chosen is ours else (state.why_another(chosen, ours),)
+    if chosen is not ours:
+        return (state.why_another(chosen, ours),)
+    taken = state.displaced()
+    return (taken,) if taken and "attention" not in rows.rows_of(report.snapshot()) else ()
 
 
 def _why_not_vae(role: str, options: Options) -> tuple[str, ...]:
@@ -152,7 +160,9 @@ def _without_us(info: DeviceInfo) -> tuple[Row, ...]:
 
 
 def _hosts_attention() -> str:
-    """Whose attention the WebUI has without ours."""
+    """Whose attention the WebUI has where it is not ours."""
+    if state.displaced():
+        return "another extension's code"
     ours: Any = state.optimizer()
     current = host.current_optimizer()
     chosen = current if current is not None and current is not ours else host.choice(without=ours)

@@ -98,8 +98,14 @@ class WebUI:
         return importlib.import_module("modules.api.api").Api()
 
     def is_ours(self) -> bool:
-        """Whether all four forwards are this extension's."""
-        return all(f.__module__.startswith("lib_rocm_sd.") for f in self.forwards)
+        """Whether all four forwards are this extension's, and do not stand aside."""
+        there = all(f.__module__.startswith("lib_rocm_sd.") for f in self.forwards)
+        return there and not self.ours.stands_aside
+
+    @property
+    def computing(self) -> list[Any]:
+        """The four forwards that compute while this extension's stand aside."""
+        return [self.ours.hosts_own(cls.__new__(cls)) for _, cls in self.targets]
 
     def txt2img(self, *args: Any, **fields: Any) -> Any:
         """A generation as the button makes it; `args` are this extension's arguments."""

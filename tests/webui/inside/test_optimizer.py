@@ -177,7 +177,7 @@ def test_step_aside_picks_what_the_list_without_us_gives(start: Start, gpu: Fake
         choose(webui, OURS)
         choose(webui, "Automatic")
         webui.ours.step_aside(True)
-        assert [f.__name__ for f in webui.forwards] == expected
+        assert [f.__name__ for f in webui.computing] == expected
         webui.ours.step_aside(False)
         choose(webui, OURS)
         assert webui.is_ours()

@@ -27,7 +27,7 @@ def test_reloading_leaves_everything_as_it_was(start: Start, gpu: FakeGpu) -> No
             webui.sd_hijack.current_optimizer,
             len(webui.scripts.scripts_txt2img.inputs),
             sys.path,
-            webui.ours._replaced,
+            [patch.owner for patch in webui.ours._patches],
         )
 
     before = state()
