@@ -36,10 +36,10 @@ def parse(mapping: object) -> Request:
         raise ValueError("a speed test is asked for with an object")  # noqa: TRY004
     unknown = [key for key in mapping if key not in ("what", "preset", "sizes")]
     if unknown:
-        raise ValueError(f"unknown: {_shown(unknown[0])}; known are what, preset and sizes")
+        raise ValueError(f"unknown: {shown(unknown[0])}; known are what, preset and sizes")
     preset = mapping.get("preset", "quick")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"preset is {_shown(preset)}: it has to be one of {', '.join(PRESETS)}")
+        raise ValueError(f"preset is {shown(preset)}: it has to be one of {', '.join(PRESETS)}")
     what = _what(mapping.get("what", WHAT))
     sizes = _sizes(mapping.get("sizes", ()))
     if preset == "custom" and not sizes:
@@ -53,7 +53,7 @@ def _what(given: object) -> tuple[str, ...]:
     parts = _list(given, "what")
     for part in parts:
         if not isinstance(part, str) or part not in WHAT:
-            raise ValueError(f"what has {_shown(part)}: it is made of {', '.join(WHAT)}")
+            raise ValueError(f"what has {shown(part)}: it is made of {', '.join(WHAT)}")
     if not parts:
         raise ValueError(f"what is empty: choose at least one of {', '.join(WHAT)}")
     return tuple(part for part in WHAT if part in parts)
@@ -65,11 +65,11 @@ def _sizes(given: object) -> tuple[int, ...]:
         raise ValueError(f"{len(sizes)} sizes are too many: at most {MOST_SIZES}")
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int):
-            text = f"a size is {_shown(size)}: it has to be a whole number of pixels"
+            text = f"a size is {shown(size)}: it has to be a whole number of pixels"
             raise ValueError(text)  # noqa: TRY004
         if not LEAST_SIZE <= size <= MOST_SIZE:
             limits = f"{LEAST_SIZE} to {MOST_SIZE}"
-            raise ValueError(f"a size is {_shown(size)}: it has to be from {limits} pixels")
+            raise ValueError(f"a size is {shown(size)}: it has to be from {limits} pixels")
         if size % STEP:
             raise ValueError(f"a size is {size}: it has to be a multiple of {STEP}")
     return tuple(sorted(set(sizes)))
@@ -77,11 +77,11 @@ def _sizes(given: object) -> tuple[int, ...]:
 
 def _list(given: object, name: str) -> list[Any]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise ValueError(f"{name} is {_shown(given)}: it has to be a list")  # noqa: TRY004
+        raise ValueError(f"{name} is {shown(given)}: it has to be a list")  # noqa: TRY004
     return list(given)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value from outside as a message may repeat it: short, on one line."""
     if isinstance(value, int) and abs(value) >= 10**SHOWN:
         return "a number with very many digits"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.speedtest.request import shown
 
 TITLE = "ROCm SD Optimization"
 LEVEL_LABEL = "Optimization Level"
@@ -75,7 +76,7 @@ def _enable(value: Any, messages: list[str]) -> bool:
     word = str(value).strip().lower() if isinstance(value, (str, int, float)) else ""
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
-    messages.append(f"Enable is {value!r}, expected true or false; {DEFAULTS.enable} is used")
+    messages.append(f"Enable is {shown(value)}, expected true or false; {DEFAULTS.enable} is used")
     return DEFAULTS.enable
 
 
@@ -89,7 +90,7 @@ def _choice(
         if isinstance(value, str) and value.strip().lower() == choice.lower():
             return choice
     known = ", ".join(choices)
-    messages.append(f"{label} is {value!r}, expected one of {known}; {default} is used")
+    messages.append(f"{label} is {shown(value)}, expected one of {known}; {default} is used")
     return default
 
 
@@ -105,8 +106,9 @@ def _budget(value: Any, messages: list[str]) -> int:
             number = math.nan
     if math.isfinite(number) and number >= 0:
         return math.ceil(number)
-    messages.append(f"{BUDGET_LABEL} is {value!r}, expected a number from 0 on; Auto is used")
-    return DEFAULTS.budget_mib
+    default = DEFAULTS.budget_mib
+    messages.append(f"{BUDGET_LABEL} is {shown(value)}, expected 0 or more; {default} is used")
+    return default
 
 
 def enable_from(infotext: Mapping[str, Any]) -> bool | None:

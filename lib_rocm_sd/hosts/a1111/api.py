@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from secrets import compare_digest
 from typing import Any
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
-from fastapi.security import HTTPBasic, HTTPBasicCredentials
+from starlette.requests import ClientDisconnect
 
-from lib_rocm_sd.hosts.a1111 import host, public
+from lib_rocm_sd.hosts.a1111 import guard, public
 from lib_rocm_sd.hosts.a1111 import speedtest as a1111_speedtest
 from lib_rocm_sd.speedtest import request as requests
 from lib_rocm_sd.speedtest.session import Busy, Progress, session
@@ -23,38 +22,26 @@ from lib_rocm_sd.speedtest.session import Busy, Progress, session
 ROOT = "/rocm-sd/v1"
 MOST_BODY_BYTES = 16384
 UNKNOWN = "no speed test has this id; those of the last 20 that this WebUI made are kept"
-_basic = HTTPBasic(auto_error=False)
 
 
 def add_routes(app: Any) -> None:
-    """Add them to the server's app, once; under --api-auth where that is given."""
+    """Add them to the server's app, once; under --api-auth where that is given.
+
+    What starts or ends something is refused without --api.
+    """
     if any(getattr(route, "path", "") == f"{ROOT}/status" for route in app.router.routes):
         return
-    guard = [Depends(authorised)] if _asked_for() else []
+    all_ask = [Depends(guard.known_host), *guard.login()]
     for path, method, endpoint in (
         ("/status", "GET", get_status),
         ("/bench", "POST", post_bench),
         ("/bench/{ident}", "GET", get_bench),
         ("/bench/{ident}", "DELETE", delete_bench),
     ):
+        asks = all_ask if method == "GET" else [*all_ask, Depends(guard.api_is_on)]
         app.add_api_route(
-            f"{ROOT}{path}", endpoint, methods=[method], dependencies=guard, response_model=None
+            f"{ROOT}{path}", endpoint, methods=[method], dependencies=asks, response_model=None
         )
-
-
-async def authorised(given: HTTPBasicCredentials | None = Depends(_basic)) -> None:  # noqa: B008
-    """Let those pass whom --api-auth names, as the WebUI's own API does."""
-    name = given.username.encode() if given else b""
-    password = given.password.encode() if given else b""
-    passed = False
-    for entry in _asked_for().split(","):
-        known_name, colon, known_password = entry.partition(":")
-        same_name = compare_digest(name, known_name.encode())
-        same_password = compare_digest(password, known_password.encode())
-        passed |= bool(given and colon) & same_name & same_password
-    if not passed:
-        asks = {"WWW-Authenticate": "Basic"}
-        raise HTTPException(401, "Incorrect username or password", headers=asks)
 
 
 async def get_status() -> JSONResponse:
@@ -91,12 +78,6 @@ async def delete_bench(ident: str) -> JSONResponse:
     return JSONResponse(_told(ident))
 
 
-def _asked_for() -> str:
-    """The value of --api-auth; empty if it is not given."""
-    options: Any = host.attribute("modules.shared", "cmd_opts")
-    return str(getattr(options, "api_auth", None) or "")
-
-
 async def _body(request: Request) -> bytes:
     """The body, not read further than MOST_BODY_BYTES.
 
@@ -106,10 +87,13 @@ async def _body(request: Request) -> bytes:
     if kind != "application/json":
         raise HTTPException(415, "the body has to be sent as application/json")
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BODY_BYTES:
+                raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+    except ClientDisconnect:
+        raise HTTPException(400, "the client left before its body was complete") from None
     return body
 
 

@@ -91,6 +91,9 @@ def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
     assert "Auto, attention: rocm_sd" in api.text2imgapi(alwayson_scripts={TITLE: {}}).info
 
 
+BUDGET = "VAE memory budget (MiB, 0 = Auto)"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -99,7 +102,10 @@ def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
         ([True, 3], "Optimization Level is 3, expected one of"),
         ([{"a": 1}, ["x"]], "Enable is {'a': 1}"),
         ([True, "Auto", "On"], "VAE is 'On', expected one of Off, Auto, Always banded; Auto is"),
-        ([True, "Auto", "Auto", -1], "VAE memory budget (MiB, 0 = Auto) is -1, expected a number"),
+        ([True, "Auto", "Auto", -1], f"{BUDGET} is -1, expected 0 or more; 0 is used"),
+        ([True, "Auto", "Auto", "9" * 9000], f"{BUDGET} is '{'9' * 39}…, expected"),
+        (["x" * 9000], f"Enable is '{'x' * 39}…, expected true"),
+        ([True, ["x" * 9000]], f"Optimization Level is ['{'x' * 38}…, expected"),
         ([True, "Auto", "Auto", "lots"], "VAE memory budget (MiB, 0 = Auto) is 'lots', expected"),
         ([True, "Auto", "Auto", float("nan")], "VAE memory budget (MiB, 0 = Auto) is nan"),
         ([True, "Auto", "Auto", True], "VAE memory budget (MiB, 0 = Auto) is True, expected"),

@@ -29,9 +29,12 @@ for flag in (
     "--lowvram",
     "--medvram",
     "--no-prompt-history",
+    "--api",
+    "--nowebui",
 ):
     parser.add_argument(flag, action="store_true")
-parser.add_argument("--api-auth", type=str)
+for flag in ("--api-auth", "--server-name", "--cors-allow-origins", "--ngrok"):
+    parser.add_argument(flag, type=str)
 
 script_loading.preload_extensions(extensions_dir, parser)
 cmd_opts = parser.parse_args(shlex.split(os.environ.get("ROCM_SD_DOUBLE_ARGS", "")))
