@@ -30,7 +30,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import sizes
-from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.result import OURS, Row
 from lib_rocm_sd.speedtest.side import Cancelled
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
@@ -94,11 +94,13 @@ def rows(job: Job) -> Iterator[Row]:
             raise ValueError("there is no VAE to run")  # noqa: TRY301
         decoder = _Decoder(module, job.device)
         methods = _methods(job, decoder)
+        usable = partial(engine.usable, job.device, CONVS["3x3"])
+        lacking = "; ".join(Guard(job.cancelled).beside(usable))
     except Cancelled:
         raise
     except FAILED as failure:
         for size in wanted:
-            yield Row("vae", _case(size), "rocm_sd", reason=why(failure, _picture(size)))
+            yield Row("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
         return
     shares = Shares(job.effort.parts_s["vae"], len(wanted) * len(methods))
     for size in wanted:
@@ -106,6 +108,9 @@ def rows(job: Job) -> Iterator[Row]:
         for method in methods:
             share_s = shares.next_s()
             if method.name in (OVERLAP, PER_TILE) and size <= tilings.TILE:
+                continue
+            if method.name == OURS["vae"] and lacking:  # no host would run ours
+                yield Row("vae", _case(size), OURS["vae"], reason=lacking)
                 continue
             job.told(shares.fraction, f"VAE, {_picture(size)}: {method.name}")
             row = _row(method, decoder, size, job, share_s, eager_error)
@@ -183,11 +188,9 @@ def _ours(decoder: _Decoder, session: Session) -> _Method:
             raise
 
     def plan() -> str:
-        lacking = engine.usable(device, CONVS["3x3"])
-        made = "" if program.last_plan is None else str(program.last_plan)
-        return f"{made}; convolutions by torch: {lacking[0]}" if lacking else made
+        return "" if program.last_plan is None else str(program.last_plan)
 
-    return _Method("rocm_sd", run, True, False, plan, get_ready)
+    return _Method(OURS["vae"], run, True, False, plan, get_ready)
 
 
 def _row(

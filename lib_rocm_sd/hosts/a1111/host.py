@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from lib_rocm_sd.hosts import trouble
 
 NAME = "ROCm SD"
 SETTING = "cross_attention_optimization"
@@ -21,9 +23,13 @@ _said: set[str] = set()
 
 def module(name: str) -> ModuleType | None:
     """The host's module `name`; None when it has none, or when importing it fails."""
-    with suppress(Exception):
+    try:
         return importlib.import_module(name)
-    return None
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        trouble.once(error)
+        return None
 
 
 def attribute(name: str, *path: str) -> Any:

@@ -70,14 +70,14 @@ class RocmSdOptimization:
                 reasons = self._unusable()
                 self._withdraw(reasons) if reasons else self._take_over()
         except Exception as error:
-            host.say_once(f"not used: {type(error).__name__}: {error}")
+            host.say_once(f"not used: {trouble.once(error)}")
 
     def _compile(self) -> list[str]:
         """Start what is missing and note whether there is anything to wait for."""
         try:
             background.begin(self._when_compiled)
         except Exception as error:
-            return [f"{type(error).__name__}: {error}"]
+            return [trouble.once(error)]
         with self._lock:
             self.waits = background.waits(ATTENTION)
             self._refresh()
@@ -95,7 +95,7 @@ class RocmSdOptimization:
                 host.say_once(f"checking the attention kernel for {info.gfx}")
             return engine.usable(device)
         except Exception as error:
-            return [f"{type(error).__name__}: {error}"]
+            return [trouble.once(error)]
 
     def _take_over(self) -> None:
         """What the WebUI would have done if we had been ready when it asked."""

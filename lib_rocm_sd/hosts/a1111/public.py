@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, cache, report
-from lib_rocm_sd.device import identify
+from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, state
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
@@ -52,11 +52,11 @@ def status() -> dict[str, Any]:
         },
         "level": a1111_session.current().level,
         "attention": {
-            **_usable(engine.known(device)),
+            **_usable(_never(info) or engine.known(device)),
             "in_use": ours is not None and ours.works,
             "chosen": getattr(host.current_optimizer(), "name", None),
         },
-        "vae": _usable(_vae(device)),
+        "vae": _usable(_never(info) or _vae(device)),
         "background": compiling(),
         "report": report.snapshot(),
         "speed_test": progress(session.progress()),
@@ -139,6 +139,12 @@ def _folders() -> list[str]:
 
 def _last(path: re.Match[str]) -> str:
     return "~" if _HOMES.search(path[0]) else path[1] or "~"
+
+
+def _never(info: DeviceInfo) -> list[str]:
+    """Why nothing of ours can run here, whatever is compiled and tested; empty if it may."""
+    lacking = "; ".join(host.shortcomings())
+    return [*info.reasons, *([f"this WebUI has no place for ours: {lacking}"] if lacking else [])]
 
 
 def _usable(why_not: list[str] | None) -> dict[str, Any]:

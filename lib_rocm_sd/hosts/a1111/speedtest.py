@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.hosts.a1111 import (
     script as a1111_script,
@@ -141,7 +141,7 @@ class WebUI:
         except (Cancelled, RuntimeError, MemoryError, ValueError):
             raise
         except Exception as error:
-            raise ValueError(describe(error)) from error
+            raise ValueError(trouble.once(error)) from error
         finally:
             _call(p, "close")
             _call(host.attribute("modules.shared", "total_tqdm"), "clear")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.hosts.a1111 import (
     optimizer as a1111_optimizer,
@@ -29,7 +30,7 @@ def status() -> str:
     try:
         lines = [_status(), "" if host.shortcomings() else a1111_vae.status()]
     except Exception as error:
-        return f"Not active: {type(error).__name__}: {error}"
+        return f"Not active: {trouble.once(error)}"
     return "\n".join(line for line in lines if line)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lib_rocm_sd import report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, vae
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.runtime.background import BackgroundState
@@ -29,8 +30,7 @@ def look(options: Options) -> Status:
     try:
         return _look(options)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        return Status("not active, see below", (f"Not active: {why}",))
+        return Status("not active, see below", (f"Not active: {trouble.once(error)}",))
 
 
 def _look(options: Options) -> Status:

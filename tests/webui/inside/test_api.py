@@ -135,6 +135,7 @@ def test_status_of_a_device_that_is_not_ours(start: Start) -> None:
         "in_use": False,
         "chosen": "Doggettx",
     }
+    assert found["vae"] == {"usable": False, "reasons": ["an NVIDIA card"]}
 
 
 def test_status_without_paths_and_names(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,8 +413,11 @@ def test_in_a_webui_that_has_no_optimizers(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, before=forget, args="--skip-load-model-at-start")
     found = client_of(webui).get(STATUS).json()
     assert not found["attention"]["in_use"]
-    assert found["attention"]["usable"] is None
-    assert found["attention"]["reasons"] == ["it was not checked yet"]
+    for part in ("attention", "vae"):
+        assert found[part]["usable"] is False
+        assert found[part]["reasons"] == [
+            "this WebUI has no place for ours: it has no sd_hijack.apply_optimizations"
+        ]
 
 
 def test_every_route_is_documented() -> None:
