@@ -75,19 +75,22 @@ def content(gr: Any, blocks: Any, view: View) -> None:
         with gr.Row(elem_id=_id("buttons")):
             run = gr.Button("Run", variant="primary", elem_id=_id("run"))
             cancel = gr.Button("Cancel", interactive=False, elem_id=_id("cancel"))
-        said = gr.HTML(elem_id=_id("notice"))
+        said = gr.HTML(visible=False, elem_id=_id("notice"))
         status = gr.HTML(elem_id=_id("status"))
-        shown = _shown(gr)
+        shown, parts = _shown(gr)
     with gr.Column(elem_classes=[HIDDEN]):  # gradio would draw a line around what is hidden in it
         poll = gr.Button("Ask again", elem_id=_id("poll"), elem_classes=[HIDDEN])
         token = gr.Textbox(show_label=False, elem_id=_id("token"), elem_classes=[HIDDEN])
     for component in (poll, token):
         component.do_not_save_to_config = True  # the WebUI's defaults of controls
-    page = [status, run, cancel, token, *shown]
+    page = [status, run, cancel, token, *shown, *parts]
     states = _States(gr, view)
     _on(poll.click, states.poll, [token], page)
     _on(run.click, states.start, [*asked, token], [said, *page])
     _on(cancel.click, states.cancel, [token], [said, *page])
+    _, preset, sizes = asked
+    for event in (preset.change, blocks.load):  # the WebUI may have another default for it
+        _on(event, states.sizes, [preset], [sizes])
     script = "_js" if gr.__version__.startswith("3.") else "js"
     blocks.load(fn=None, **{script: POLL})
 
@@ -111,22 +114,30 @@ def _controls(gr: Any) -> list[Any]:
         label=f"Sizes for Custom, pixels a side: {LEAST_SIZE} to {MOST_SIZE}, multiples of {STEP}, "
         f"at most {MOST_SIZES}",
         max_lines=1,
+        interactive=False,
         elem_id=_id("sizes"),
     )
     return [what, preset, sizes]
 
 
-def _shown(gr: Any) -> list[Any]:
-    """The components of a result, in the order of Content."""
-    results = gr.HTML(elem_id=_id("results"))
-    bars = gr.HTML(elem_id=_id("bars"))
-    with gr.Accordion("Pictures, off and on", elem_id=_id("looks")):
+def _shown(gr: Any) -> tuple[list[Any], list[Any]]:
+    """The components of a result, in the order of Content, and the parts that some are in.
+
+    What is empty is not shown.
+    """
+    results = gr.HTML(visible=False, elem_id=_id("results"))
+    bars = gr.HTML(visible=False, elem_id=_id("bars"))
+
+    def part(label: str, name: str, open_: bool) -> Any:
+        return gr.Accordion(label, open=open_, visible=False, elem_id=_id(name))
+
+    with part("Pictures, off and on", "looks", True) as looks:
         pictures = gr.HTML(elem_id=_id("pictures"))
-    with gr.Accordion("Earlier runs of this machine", elem_id=_id("past")):
+    with part("Earlier runs of this machine", "past", True) as earlier:
         past = gr.HTML(elem_id=_id("history"))
-    with gr.Accordion("Machine", open=False, elem_id=_id("facts")):
+    with part("Machine", "facts", False) as facts:
         machine = gr.HTML(elem_id=_id("machine"))
-    with gr.Accordion("Export", open=False, elem_id=_id("export")):
+    with part("Export", "export", False) as export:
         exports = gr.HTML(elem_id=_id("exports"))
         markdown = gr.Textbox(
             label="Markdown, for posting",
@@ -137,7 +148,8 @@ def _shown(gr: Any) -> list[Any]:
             **_copied(gr),
         )
         markdown.do_not_save_to_config = True
-    return [results, bars, pictures, past, machine, exports, markdown]
+    shown = [results, bars, pictures, past, machine, exports, markdown]
+    return shown, [looks, earlier, facts, export]
 
 
 def _copied(gr: Any) -> dict[str, Any]:
@@ -179,21 +191,30 @@ class _States:
 
     def start(self, what: list[str], preset: str, sizes: str, token: str) -> list[Any]:
         said = self.view.start(what, preset, sizes)
-        return [notice(said), *self.poll(token)]
+        return [self._seen(notice(said)), *self.poll(token)]
 
     def cancel(self, token: str) -> list[Any]:
         self.view.cancel()
-        return ["", *self.poll(token)]
+        return [self._seen(""), *self.poll(token)]
+
+    def sizes(self, preset: str) -> Any:
+        """Only one preset has sizes of its own."""
+        return self.gr.update(interactive=preset == "custom")
 
     def _content(self, content: Content | None) -> list[Any]:
         if content is None:
-            return [self.gr.update() for _ in range(7)]
+            return [self.gr.update() for _ in range(11)]
+        there = self.gr.update(visible=content != Content())
         return [
-            content.results,
-            content.bars,
+            self._seen(content.results),
+            self._seen(content.bars),
             content.pictures,
             content.history,
             content.machine,
             content.exports,
             content.markdown,
+            *[there] * 4,
         ]
+
+    def _seen(self, text: str) -> Any:
+        return self.gr.update(value=text, visible=bool(text))

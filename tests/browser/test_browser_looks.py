@@ -59,6 +59,29 @@ def test_contrast_is_enough(
     assert [one for one in found if one["ratio"] < LEAST_CONTRAST] == []
 
 
+WEBUIS_RULE = ".block.padded:not(.gradio-accordion) { padding: 0 !important; }"
+"""The WebUI's own style sheet leaves no room around controls; the double has gradio's."""
+LEFTS = """root => {
+    const left = (text) => {
+        const range = document.createRange();
+        range.selectNodeContents(text);
+        return range.getBoundingClientRect().left;
+    };
+    const texts = ["[data-testid=block-info]", ".rocm-sd-explanation", ".rocm-sd-status > p",
+        ".rocm-sd-table tr > :first-child"];
+    const accordion = document.querySelector(root);
+    return texts.map((text) => left(accordion.querySelector(text)));
+}"""
+
+
+def test_texts_begin_where_the_labels_do(visit: Open) -> None:
+    page = visit()
+    page.page.add_style_tag(content=WEBUIS_RULE)
+    page.open_accordion()
+    label, *texts = page.page.evaluate(LEFTS, ROOTS["accordion"])
+    assert texts == [label] * 3
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_phone_shows_it_whole_and_every_control_has_a_name(
     visit: Open, artefact: Callable[[str], Path], place: str
@@ -68,6 +91,16 @@ def test_a_phone_shows_it_whole_and_every_control_has_a_name(
     page.page.screenshot(path=artefact(f"{place.replace(' ', '-')}-narrow"), full_page=True)
     wide, unnamed = (page.page.evaluate(each, ROOTS[place]) for each in (OVERFLOW, UNNAMED))
     assert (wide, unnamed) == ([], [])
+
+
+def test_sizes_are_for_the_custom_preset(visit: Open) -> None:
+    page = visit()
+    page.show_tab("Speed test")
+    sizes = page.page.locator(f"{page.speed('sizes')} :is(input, textarea)")
+    for preset, state in (("Quick", "disabled"), ("Custom", "enabled"), ("Standard", "disabled")):
+        page.page.locator(page.speed("preset")).get_by_label(preset).check()
+        page.page.locator(f"{page.speed('sizes')} :is(input, textarea):{state}").wait_for()
+    assert sizes.input_value() == "512, 1024"
 
 
 def test_the_keyboard_goes_from_top_to_bottom(visit: Open, webui: Served) -> None:

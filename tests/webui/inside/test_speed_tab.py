@@ -112,10 +112,32 @@ def test_the_tab_is_there_once_after_each_reload(start: Start, gpu: FakeGpu) -> 
 def test_every_event_answers_with_a_value_for_each_output(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     found = events(webui)
-    assert len(found) == 3
+    assert len(found) == 5
     arguments: list[tuple[Any, ...]] = [("",), ([], "custom", "-8", ""), ("",)]
-    for (function, outputs), given in zip(found, arguments, strict=True):
+    for (function, outputs), given in zip(found, arguments, strict=False):
         assert len(function(*given)) == len(outputs)
+    for function, (sizes,) in found[3:]:  # when the preset changes, and when the page is loaded
+        assert sizes.elem_id == "rocm_sd_speed_sizes"
+        assert not sizes.interactive
+        given = [function(preset)["interactive"] for preset in ("quick", "standard", "custom")]
+        assert given == [False, False, True]
+
+
+def test_what_is_empty_is_not_shown(start: Start, gpu: FakeGpu) -> None:
+    webui = start(gpu=gpu)
+    (poll, outputs), (run, more) = events(webui)[:2]
+    empty = {"rocm_sd_speed_" + name for name in ("looks", "past", "facts", "export", "notice")}
+    empty |= {"rocm_sd_speed_results", "rocm_sd_speed_bars"}
+    assert {output.elem_id for output in more if not output.visible} == empty
+
+    def seen(answers: list[Any], asked: list[Any]) -> set[str]:
+        named = zip(asked, answers, strict=True)
+        return {o.elem_id for o, a in named if isinstance(a, dict) and a.get("visible")}
+
+    assert seen(poll(""), outputs) == set()
+    assert seen(run([], "quick", "", ""), more) == {"rocm_sd_speed_notice"}
+    Test(webui).run("attention")
+    assert seen(poll(""), outputs) == empty - {"rocm_sd_speed_notice"}
 
 
 def test_the_page_keeps_no_defaults_of_what_it_shows(start: Start, gpu: FakeGpu) -> None:
