@@ -1,8 +1,10 @@
 // The weights of attention from a matrix of scores that a library's product made, where head_dim is so large that a score matrix
 // (in slices) costs less than keeping a query's output in registers:
 //
-//   x[r, k] = scale scores[r, k],  weights[r, k] = 2^(x[r, k] - max_k x[r, k]),  sums[r] = sum_k weights[r, k]
+//   weights[r, k] = 2^(scale (scores[r, k] - top[r])),  sums[r] = sum_k weights[r, k]
 //
+//   top (rows) the score whose scale * score is largest; subtracted before scores are scaled, so that no rounded product is
+//   compared with an exact one: from |scale * score| of 2^29 on, the top key's own weight would be 0 or infinity
 //   scores (rows, keys) float32, weights (rows, keys) fp16 or bf16, sums (rows) float32; all contiguous
 //
 // Weights are not divided by their sum, which would push those of long rows below what a half resolves; the caller divides the
@@ -50,8 +52,11 @@ template <typename F> DEVICE void each_score(const SoftmaxParams& p, const float
     }
 }
 
+// 1, or -1 where a negative scale makes the least score the one that counts. A product with it is exact.
+DEVICE float sign_of_scale(const SoftmaxParams& p) { return p.scale < 0.0f ? -1.0f : 1.0f; }
+
 DEVICE float weigh(const SoftmaxParams& p, u32 score, float largest) {
-    return exp2_fast(fma_f32(bits_float(score), p.scale, -largest));
+    return exp2_fast(abs_f32(p.scale) * fma_f32(bits_float(score), sign_of_scale(p), -largest));
 }
 
 template <int N> DEVICE float write_weights(const SoftmaxParams& p, u16* to, Words<N> part, float largest) {
@@ -65,7 +70,7 @@ template <int N> DEVICE float write_weights(const SoftmaxParams& p, u16* to, Wor
 
 template <int N> DEVICE float largest_of(const SoftmaxParams& p, Words<N> part, float largest) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) largest = max_f32(largest, p.scale * bits_float(part.word[i]));
+    for (int i = 0; i < N; ++i) largest = max_f32(largest, sign_of_scale(p) * bits_float(part.word[i]));
     return largest;
 }
 

@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
 from tests import simt
+from tests.amdgpu.launch import CodeLaunch, missing
 from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
@@ -74,6 +75,43 @@ def test_a_negative_scale_and_no_access_outside() -> None:
     exact = reference(inputs)
     output = run_shim(PROBLEM, inputs, sanitize="address,undefined")
     assert (output.double() - exact).abs().max() < 2e-3 * exact.abs().max()
+
+
+def one_key_has_all_the_weight(
+    problem: AttentionProblem, scale: float
+) -> tuple[AttentionInputs, torch.Tensor]:
+    """Inputs with scores of about 2^29, and some of 2^31, and what is right: rows of v."""
+    q, k, v, _, _ = ATTENTION.make_inputs(problem, torch.device("cpu"), 3)
+    q, k = q * 4096, k * 4096
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * scale
+    top = scores.topk(2, -1).values
+    assert (top[..., 0] > 2**29).all() and (top[..., 0] - top[..., 1] > 2**12).all()
+    return AttentionInputs(q, k, v, None, scale), v[0, scores[0, 0].argmax(-1), 0][None]
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+@pytest.mark.parametrize("seq_k", [131, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_so_large_that_one_key_has_all_the_weight(
+    dtype: str, seq_k: int, scale: float
+) -> None:
+    problem = replace(PROBLEM, dtype=dtype, seq_q=5, seq_k=seq_k)
+    inputs, rows = one_key_has_all_the_weight(problem, scale)
+    assert torch.equal(run_shim(problem, inputs), rows)
+
+
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx1201", "gfx942"])
+def test_machine_code_takes_scores_so_large(gfx: str) -> None:
+    if reason := missing(gfx):
+        pytest.skip(reason)
+    arch = by_gfx(gfx)
+    assert arch is not None
+    problem = replace(PROBLEM, seq_q=5, seq_k=128)
+    inputs, rows = one_key_has_all_the_weight(problem, -1.0)
+    launch = CodeLaunch(arch)
+    with launch.knows(*inputs[:3]):
+        output = compute(ATTENTION, ScoresAttention(), launch, None, inputs)
+    assert torch.equal(output, rows)
 
 
 def test_nan_stays_in_its_row() -> None:
