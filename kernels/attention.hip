@@ -23,7 +23,7 @@
 // V, O and all memory traffic have exactly head_dim columns, though a unit that only knows 16 rows idles in half of the last tile.
 //
 // Work-groups with a rest of the queries come last. Parameters, tiles and softmax have their files, which this one includes: values, O
-// and the loops stand here. Where copies to LDS pass no register, other loops take the place of the two here: common/attention_copies.h
+// and the loops stand here. Where copies to LDS pass no register, other loops take the place of the two here: nvidia/attention_copies.h
 // with attention_rest.h, and attention_parts.h for tiles that come in parts.
 //
 // Measured on an NVIDIA H200 and tried in vain: docs/attention.md. For AMD only instructions were counted.
@@ -207,13 +207,13 @@ struct Attention : AttentionSoftmax {
 };
 
 #if defined(MATRIX_UNIT_MMA_SM80)
-#include "common/copies.h"
+#include "nvidia/copies.h"
 #endif
 #if defined(MATRIX_UNIT_MMA_SM80) && CHUNK_D >= HEAD_DIM
-#include "common/attention_copies.h"
-#include "common/attention_rest.h"
+#include "nvidia/attention_copies.h"
+#include "nvidia/attention_rest.h"
 #elif defined(MATRIX_UNIT_MMA_SM80) && AHEAD
-#include "common/attention_parts.h"
+#include "nvidia/attention_parts.h"
 #else
 using Kernel = Attention;
 #endif

@@ -1,5 +1,5 @@
-// One matrix product, D (16 x 16, float) += A (16 x 16, half) * B (16 x 16, half), on every matrix unit. With mma_sm80.h
-// the only file that knows lane layouts. m is a row of A and D, n a column of B and D, k the summed index; l is the lane,
+// One matrix product, D (16 x 16, float) += A (16 x 16, half) * B (16 x 16, half), on every matrix unit. With
+// nvidia/mma_sm80.h the only file that knows lane layouts. m is a row of A and D, n a column of B and D, k the summed index; l is the lane,
 // w words hold two halves of consecutive k, the lower k in the low half.
 //
 // Sources: "RDNA3 Instruction Set Architecture" 7.9 (WMMA), "RDNA4 ISA" 7.12 (WMMA), "AMD Instinct MI200/MI300 ISA" 7.1 (MFMA,
@@ -306,7 +306,7 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 16, 8> {
 };
 
 #elif defined(MATRIX_UNIT_MMA_SM80)
-#include "mma_sm80.h"
+#include "nvidia/mma_sm80.h"
 
 #else
 #error "no matrix unit: compile with one MATRIX_UNIT_... of arch.json defined"

@@ -5,7 +5,7 @@
 constexpr int kLdsPad = 8;
 
 // How the rows of a tile, of halves, lie in LDS. Lanes that read sixteen bytes from eight consecutive rows meet different banks
-// either way: rows are padded, or groups of eight columns trade places. The latter is for copies that pass no register (copies.h).
+// either way: rows are padded, or groups of eight columns trade places. The latter is for copies that pass no register (nvidia/copies.h).
 template <int kColumns, bool kSwizzled> struct LdsRows {
     static constexpr int kLd = kColumns + (kSwizzled ? 0 : kLdsPad);
     static constexpr u32 kPlaces = !kSwizzled ? 1 : kColumns % 64 == 0 ? 8 : kColumns % 32 == 0 ? 4 : kColumns % 16 == 0 ? 2 : 1;

@@ -25,36 +25,40 @@ def flatten(source: str) -> str:
     in kernels/common/. Raises FileNotFoundError when the file or an included header does not exist.
     """
     kernels = arch.KERNELS_DIR
-    return _flatten(
-        source, kernels, _stamp(kernels / source), _stamp(kernels), _stamp(kernels / "common")
-    )
+    return _flatten(source, kernels, _stamp(kernels / source, *_headers(kernels)))
 
 
 def digest() -> str:
     """Changes when any kernel does: SHA-256 over kernels/, as hexadecimal digits."""
     kernels = arch.KERNELS_DIR
-    return _digest(kernels, _stamp(kernels), _stamp(kernels / "common"))
+    return _digest(kernels, _stamp(*_files(kernels)))
 
 
 @lru_cache(maxsize=4)
-def _digest(kernels: Path, *stamps: tuple[int, ...]) -> str:
-    files = sorted((*kernels.glob("*.hip"), *kernels.glob("common/*.h")))
+def _digest(kernels: Path, stamp: tuple[object, ...]) -> str:
     found = hashlib.sha256()
-    for file in files:
+    for file in _files(kernels):
         found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return found.hexdigest()
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when a file or, for a folder, one of the files in it was written."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple(
-        number for file in files for number in (file.stat().st_mtime_ns, file.stat().st_size)
-    )
+def _headers(kernels: Path) -> list[Path]:
+    """What kernels include: common/, and nvidia/ for the development cards."""
+    return sorted(kernels.glob("*/*.h"))
+
+
+def _files(kernels: Path) -> list[Path]:
+    return [*sorted(kernels.glob("*.hip")), *_headers(kernels)]
+
+
+def _stamp(*files: Path) -> tuple[object, ...]:
+    """Changes when one of these files was written, or others are given."""
+    found = ((file, file.stat()) for file in files)
+    return tuple((file, status.st_mtime_ns, status.st_size) for file, status in found)
 
 
 @lru_cache(maxsize=64)
-def _flatten(source: str, kernels: Path, *stamps: tuple[int, ...]) -> str:
+def _flatten(source: str, kernels: Path, stamp: tuple[object, ...]) -> str:
     return _Flattener(kernels).run(kernels / source)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import numbered
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import source
+from lib_rocm_sd.runtime.clang import Clang, path_clangs
+from lib_rocm_sd.runtime.compiler import defines_options
 
 
 @pytest.fixture
@@ -42,9 +46,11 @@ def test_each_header_once_in_place_with_lines_kept(kernels: Path) -> None:
 
 def test_a_change_of_a_header_is_seen(kernels: Path) -> None:
     before = source.flatten("k.hip")
+    known = source.digest()
     (kernels / "common" / "b.h").write_text("long long b;\n")
     assert "long long b;" in source.flatten("k.hip")
     assert "long long b;" not in before
+    assert source.digest() != known
 
 
 def test_a_missing_header_is_named(kernels: Path) -> None:
@@ -67,6 +73,37 @@ def test_the_shims_header_stays(kernels: Path) -> None:
 def test_the_shipped_kernels_include_nothing_more(kernel: str) -> None:
     left = re.findall(r"^\s*#\s*include.*", source.flatten(kernel), re.MULTILINE)
     assert left == ['#include "simt.h"']
+
+
+def test_nvidias_headers_are_found_and_watched(kernels: Path) -> None:
+    (kernels / "nvidia").mkdir()
+    (kernels / "nvidia" / "c.h").write_text('#include "common/b.h"\nint c;\n')
+    (kernels / "k.hip").write_text('#include "nvidia/c.h"\n')
+    assert "int b;" in source.flatten("k.hip") and "int c;" in source.flatten("k.hip")
+    known = source.digest()
+    (kernels / "nvidia" / "c.h").write_text("long long c;\n")
+    assert "long long c;" in source.flatten("k.hip")
+    assert source.digest() != known
+
+
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx1201", "gfx942", "sm_90"])
+def test_amd_takes_nothing_of_nvidias_folder(gfx: str) -> None:
+    row = arch.table()[gfx]
+    clang = next((c for c in path_clangs() if isinstance(c, Clang)), None)
+    if clang is None:
+        pytest.skip("no clang in PATH")
+    taken = set()
+    for spec in {each.source: each for each in attention_kernel.shipped_specs(row)}.values():
+        defines = defines_options({**row.defines(), **dict(spec.defines), "SIMT_SHIM": 1})
+        text = source.flatten(spec.source).replace('#include "simt.h"', "")
+        done = subprocess.run(
+            [*clang.program, "-E", "-x", "c++", *defines, "-"],
+            input=text.encode(),
+            capture_output=True,
+            check=True,
+        )
+        taken |= set(re.findall(r'"(\w+)/\w+\.h"', done.stdout.decode()))
+    assert taken == ({"common"} if row.is_amd else {"common", "nvidia"})
 
 
 def test_numbers_follow_line_directives() -> None:

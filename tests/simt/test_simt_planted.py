@@ -12,8 +12,8 @@ from tests.simt.attention import Setting, compare, draw, random_mask
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
 TILES, SOFTMAX = "common/attention_tiles.h", "common/attention_softmax.h"
-COPIES, PARTS = "common/attention_copies.h", "common/attention_parts.h"
-REST = "common/attention_rest.h"
+COPIES, PARTS = "nvidia/attention_copies.h", "nvidia/attention_parts.h"
+REST = "nvidia/attention_rest.h"
 
 
 def places(text: str) -> list[tuple[str, int]]:

@@ -277,9 +277,9 @@ def test_strides_of_rows_have_64_bits(gfx: str, head_dim: int) -> None:
 def test_keys_out_of_reach_of_addresses_that_move(head_dim: int) -> None:
     """Copies keep the upper half of their addresses; here they reach 4 KiB instead of 4 GiB."""
     q, k, v = draw(AttentionProblem(1, 2, 160, 300, head_dim, "float16"))
-    near = simt.planted("common/copies.h", "kReachBits = 32", "kReachBits = 12")
+    near = simt.planted("nvidia/copies.h", "kReachBits = 32", "kReachBits = 12")
     check(Setting("sm_90", kernels_dir=near), q, k, v)
-    unasked = simt.planted("common/copies.h", "(u64)1 << kReachBits", "(u64)1 << 12")
+    unasked = simt.planted("nvidia/copies.h", "(u64)1 << kReachBits", "(u64)1 << 12")
     assert compare(Setting("sm_90", kernels_dir=unasked), q, k, v)
 
 

@@ -1,4 +1,4 @@
-"""The last queries of a head, shared by the waves of a group (kernels/common/attention_rest.h)."""
+"""The last queries of a head, shared by the waves of a group (kernels/nvidia/attention_rest.h)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simt.attention import Setting, attend, compare, draw
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 
-REST = "common/attention_rest.h"
+REST = "nvidia/attention_rest.h"
 QUERIES = (1, 16, 17, 32, 33, 129, 154, 160)
 """One tile of sixteen and two, just not a rest, and behind whole groups."""
 KEYS = (1, 15, 16, 17, 32, 33, 48, 49, 64, 65, 97, 128, 129, 300)

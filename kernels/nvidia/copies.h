@@ -3,7 +3,7 @@
 // Such a copy moves 128 bytes at a time only from a multiple of 128 to a multiple of 128. Where LDS rows of 128 bytes were padded by
 // 16, each took 2.6 writes to LDS and twice the sectors of L2 (H200, counted by ncu): hence rows that are swizzled (LdsRows).
 #pragma once
-#include "tile.h"
+#include "common/tile.h"
 
 // Tile after tile of kRows x kColumns (in eights) to LDS, zeros for rows past the end, by copies that the caller waits for. Rows
 // begin at multiples of 16 bytes, the last of a tile less than 4 GiB behind the first. If kOneColumn, a work-item's pieces lie below

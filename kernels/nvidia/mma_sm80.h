@@ -1,8 +1,8 @@
-// NVIDIA's unit, for development: m16n8k16 and m16n8k8 of mma.sync, and ldmatrix. What it offers and how its lanes are laid out: mma.h,
-// which includes this.
+// NVIDIA's unit, for development: m16n8k16 and m16n8k8 of mma.sync, and ldmatrix. What it offers and how its lanes are laid out:
+// common/mma.h, which includes this.
 #pragma once
 
-template <typename Rows> struct LanePlace;  // tile.h, which a kernel includes
+template <typename Rows> struct LanePlace;  // common/tile.h, which a kernel includes
 
 template <typename Half> struct Mma {
     using A = Fragment<4>;
