@@ -103,6 +103,12 @@ _TWO: dict[str, tuple[str, str, str, Any]] = {
     "S_AND_NOT1_B64": ("u64", "u64", "u64", _tested(lambda a, b: a & ~b)),
     "S_OR_NOT1_B32": ("u32", "u32", "u32", _tested(lambda a, b: a | ~b)),
     "S_OR_NOT1_B64": ("u64", "u64", "u64", _tested(lambda a, b: a | ~b)),
+    "S_NAND_B32": ("u32", "u32", "u32", _tested(lambda a, b: ~(a & b))),
+    "S_NAND_B64": ("u64", "u64", "u64", _tested(lambda a, b: ~(a & b))),
+    "S_NOR_B32": ("u32", "u32", "u32", _tested(lambda a, b: ~(a | b))),
+    "S_NOR_B64": ("u64", "u64", "u64", _tested(lambda a, b: ~(a | b))),
+    "S_XNOR_B32": ("u32", "u32", "u32", _tested(lambda a, b: ~(a ^ b))),
+    "S_XNOR_B64": ("u64", "u64", "u64", _tested(lambda a, b: ~(a ^ b))),
     "S_LSHL_B32": ("u32", "u32", "u32", _tested(lambda a, b: a << (b & _SHIFT_32))),
     "S_LSHR_B32": ("u32", "u32", "u32", _tested(lambda a, b: a >> (b & _SHIFT_32))),
     "S_ASHR_I32": (

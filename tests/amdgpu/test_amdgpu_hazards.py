@@ -66,6 +66,30 @@ def test_a_load_must_be_waited_for(gfx: str) -> None:
         m.lines(two + "v_mov_b32 v1, 0")  # what is loaded would come over it
 
 
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx1201"])
+def test_loads_to_the_halves_of_a_register_may_be_on_their_way_together(gfx: str) -> None:
+    """As LLVM 22 has them, where a half is a register."""
+    both = "global_load_d16_b16 v1, v0, s[2:3]\nglobal_load_d16_hi_b16 v1, v0, s[2:3] offset:4\n"
+    wait, lane = WAITS[gfx][0], lanes(gfx)[:-1]
+    m, _ = machine_with_buffer(gfx)
+    m.lines(both + wait.format(0) + "\nv_mov_b32 v2, v1")
+    assert is_equal(m.v(2, np.uint32)[:-1], 1000 + lane | (1001 + lane) << 16)
+    for left in (2, 1):
+        m, _ = machine_with_buffer(gfx)
+        with pytest.raises(HazardError, match="v1"):
+            m.lines(both + wait.format(left) + "\nv_mov_b32 v2, v1")
+    m, _ = machine_with_buffer(gfx)
+    store_then_load = "ds_store_b32 v0, v0\nds_load_b32 v1, v0\n"
+    with pytest.raises(HazardError, match="v1"):  # LDS and memory return in any order
+        m.lines(store_then_load + "global_load_d16_hi_b16 v1, v0, s[2:3]")
+
+
+def test_a_half_is_merged_with_a_register_that_has_arrived_on_cdna() -> None:
+    m, _ = machine_with_buffer("gfx942")
+    with pytest.raises(HazardError, match="v1"):
+        m.lines("global_load_dword v1, v0, s[2:3]\nglobal_load_short_d16_hi v1, v0, s[2:3]")
+
+
 @pytest.mark.parametrize("gfx", WAITS)
 def test_an_lds_load_and_a_scalar_load_must_be_waited_for(gfx: str) -> None:
     old = gfx == "gfx942"

@@ -392,3 +392,21 @@ def test_what_is_not_known_raises(gfx: str, text: str) -> None:
     m = Machine(gfx).set_v(v1=1.0, v2=1.0, v3=0.0).set_s(s2=0, s3=0)
     with pytest.raises(UnsupportedError):
         m.lines(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nand", 0xFFFFFFFF ^ (0xF0F0 & 0xFF00)),
+        ("nor", 0xFFFFFFFF ^ (0xF0F0 | 0xFF00)),
+        ("xnor", 0xFFFFFFFF ^ (0xF0F0 ^ 0xFF00)),
+    ],
+)
+@pytest.mark.parametrize("gfx", ALL)
+def test_scalar_logic_that_inverts(gfx: str, name: str, expected: int) -> None:
+    m = Machine(gfx).set_s(s1=0xF0F0, s2=0xFF00, s3=0xFFFFFFFF, S4=0xF0F0, S6=0xFF00)
+    m.lines(f"s_{name}_b32 s8, s1, s2\ns_{name}_b64 s[10:11], s[4:5], s[6:7]")
+    assert (m.s(8), m.s(10), m.s(11)) == (expected, expected, 0xFFFFFFFF)
+    assert m.b.scc.all()
+    m.lines(f"s_{name}_b32 s8, s3, {0 if name == 'xnor' else -1}")
+    assert m.s(8) == 0 and not m.b.scc.any()

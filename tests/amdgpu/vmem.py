@@ -189,12 +189,15 @@ def _loaded_words(ins: Instruction, size: int) -> Callable[[Waves, int, Array], 
     signed = re.search(r"_(I8|I16|SBYTE|SSHORT)$", ins.name) is not None
     narrow: Any = ({1: np.int8, 2: np.int16} if signed else {1: np.uint8, 2: np.uint16})[size]
     d16, high = "D16" in ins.name, "_HI" in ins.name
+    # RDNA's loads return in order, so two may be on their way to the halves of one register. With
+    # CDNA's error correction a half is merged with what the register holds.
+    merges = ins.family == "cdna"
 
     def part(b: Waves, register: int, data: Array) -> None:
         value = np.ascontiguousarray(data).view(narrow)[:, 0]
         if d16:
             value = value.astype(np.int16 if signed else np.uint16).view(np.uint16)
-            if b.v_bad[register]:
+            if merges and b.v_bad[register]:
                 b.check_v(register, np.zeros_like(b.exec))
             b.vh[register][..., int(high)][b.exec] = value
         else:
