@@ -64,14 +64,30 @@ class Region:
     nbytes: int
 
 
-@lru_cache(maxsize=1)
-def find_clang() -> str | None:
-    """The newest clang from 17 on that PATH has, or None."""
-    for name in (*(f"clang-{version}" for version in range(25, 16, -1)), "clang"):
-        path = shutil.which(name)
-        if path and _clang_major(path) >= 17:
-            return path
-    return None
+@lru_cache(maxsize=4)
+def find_clang(sanitize: str | None = None) -> str | None:
+    """The newest clang from 17 on that PATH has and that links (with this sanitizer), or None."""
+    return next((path for path in _clangs() if _trouble(path, sanitize) is None), None)
+
+
+def _clangs() -> list[str]:
+    names = (*(f"clang-{version}" for version in range(25, 16, -1)), "clang")
+    return [path for path in map(shutil.which, names) if path and _clang_major(path) >= 17]
+
+
+@lru_cache(maxsize=16)
+def _trouble(clang: str, sanitize: str | None) -> str | None:
+    """Why this clang makes no program that runs: a sanitizer's runtime is a package of its own."""
+    flags, _ = SANITIZERS[sanitize]
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "probe.c"), Path(folder, "probe")
+        source.write_text("int main(void) { return 0; }\n", encoding="utf-8")
+        build = _run([clang, *flags, str(source), "-o", str(program)])
+        result = _run([str(program)]) if build.returncode == 0 else build
+    if result.returncode == 0:
+        return None
+    words = result.stderr.decode(errors="replace").strip().splitlines()
+    return f"{clang} {' '.join(flags)}: {words[0] if words else f'status {result.returncode}'}"
 
 
 def _clang_major(path: str) -> int:
@@ -84,25 +100,15 @@ def _version(clang: str) -> str:
     return _run([clang, "--version"]).stdout.decode(errors="replace")
 
 
-@lru_cache(maxsize=4)
 def missing(sanitize: str | None = None) -> str | None:
     """Why no kernel can be compiled and run here (with this sanitizer), or None."""
     machine = f"{platform.system()} {platform.machine()}"
     if machine not in ("Linux x86_64", "Linux aarch64"):
         return f"the SIMT shim is written for Linux on x86-64 and aarch64, not {machine}"
-    clang = find_clang()
-    if clang is None:
-        return "no clang 17 or newer on PATH"
-    with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder, "probe.c"), Path(folder, "probe")
-        source.write_text("int main(void) { return 0; }\n", encoding="utf-8")
-        flags, _ = SANITIZERS[sanitize]
-        build = _run([clang, *flags, str(source), "-o", str(program)])
-        result = _run([str(program)]) if build.returncode == 0 else build
-    if result.returncode == 0:
+    if find_clang(sanitize) is not None:
         return None
-    words = result.stderr.decode(errors="replace").strip().splitlines()
-    return f"{clang} {' '.join(flags)}: {words[0] if words else f'status {result.returncode}'}"
+    troubles = [_trouble(clang, sanitize) for clang in _clangs()]
+    return "; ".join(filter(None, troubles)) or "no clang 17 or newer on PATH"
 
 
 def _run(
@@ -124,10 +130,12 @@ def _cpu_flags() -> tuple[str, ...]:
     return tuple(f"-m{name}" for name in ("avx2", "f16c", "fma") if name in words)
 
 
-def _build(files: Sequence[Path], command: Sequence[str], product: str) -> Path:
+def _build(
+    files: Sequence[Path], command: Sequence[str], product: str, sanitize: str | None
+) -> Path:
     """What clang makes in an empty folder, kept under a hash of `files`, `command` and clang."""
-    clang = find_clang()
-    assert clang is not None, missing()
+    clang = find_clang(sanitize)
+    assert clang is not None, missing(sanitize)
     final = CACHE_DIR / _key(clang, files, command)
     while not (final / product).exists():
         _prune()
@@ -172,7 +180,8 @@ def _runtime(sanitize: str | None) -> list[str]:
     """The shim's own object files, never instrumented."""
     files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
     command = [*LANGUAGE, "-O2", *_cpu_flags(), *SANITIZERS[sanitize][1], "-c"]
-    first = _build(files, [*command, *(str(SIMT_DIR / name) for name in RUNTIME)], "job.o")
+    command += [str(SIMT_DIR / name) for name in RUNTIME]
+    first = _build(files, command, "job.o", sanitize)
     return [str(first.with_name(f"{Path(name).stem}.o")) for name in RUNTIME]
 
 
@@ -200,7 +209,7 @@ def compile_shim(
         *("-x", "none", *_runtime(sanitize), "-lm"),
     ]
     files = [*headers, source, SIMT_DIR / "simt.h", SIMT_DIR / "entry.cpp"]
-    return _build(files, command, "program")
+    return _build(files, command, "program", sanitize)
 
 
 def planted(name: str, old: str, new: str, occurrence: int = 0) -> Path:

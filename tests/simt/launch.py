@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
-from tests.simt import Region, compile_shim, run
+from tests.simt import Region, compile_shim, missing, run
 
 
 class Allocations(TorchFunctionMode):
@@ -39,7 +40,8 @@ class ShimLaunch:
     """Runs kernels as `arch` would.
 
     Pointers among the parameters must lie in the storages of tensors given to `knows` or made while
-    it is active; each storage becomes one allocation of exactly its size. Raises SimtError.
+    it is active; each storage becomes one allocation of exactly its size. Raises SimtError, and
+    skips the test where no clang here has the sanitizer.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class ShimLaunch:
         sanitize: str | None = None,
         kernels_dir: Path = KERNELS_DIR,
     ) -> None:
+        if sanitize is not None and (reason := missing(sanitize)):
+            pytest.skip(reason)
         self.arch = arch
         self.seed = seed
         self.sanitize = sanitize
