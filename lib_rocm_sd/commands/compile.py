@@ -33,7 +33,8 @@ Job = tuple[KernelSpec, Arch, str]
 class CompiledKernel:
     """One kernel on one arch; `op` is the first that was asked for and needs it.
 
-    `failure` is empty when it compiled; `failures` are compilers that were tried first.
+    `failure` is empty when it compiled; `failures` are compilers that were tried first; `note` says
+    where the compiler was not verified for this arch.
     """
 
     arch: str
@@ -47,6 +48,7 @@ class CompiledKernel:
     vgpr_spills: int | None = None
     failures: tuple[str, ...] = ()
     failure: str = ""
+    note: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +82,8 @@ def main(args: argparse.Namespace) -> int:
         print(as_table(_summary(rows)))
         for reason in cache.reasons():
             print(f"cache: {reason}")
+        for told in dict.fromkeys(f"{row.compiler}: {row.note}" for row in rows if row.note):
+            print(told)
     return 1 if any(row.failure for row in rows) else 0
 
 
@@ -108,6 +112,7 @@ def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> CompiledKernel:
         len(made.code),
         spills,
         made.failures,
+        note=made.note,
     )
 
 

@@ -181,14 +181,18 @@ def _compilers(row: Arch) -> list[dict[str, Any]]:
 
     found = []
     try:
-        everyone = compilers.all_compilers()
+        everyone = list(compilers.in_order(row))
     except TROUBLE as error:
-        return [{"name": "any", "gfx": row.gfx, "file": None, "reasons": [_line(error)]}]
+        return [
+            {"name": "any", "gfx": row.gfx, "file": None, "reasons": [_line(error)], "note": ""}
+        ]
     for compiler in everyone:
         try:
-            entry = {"file": _file(compiler.identity()), "reasons": compiler.refusals(row)}
+            reasons = compiler.refusals(row)
+            about = "" if reasons else compilers.note(compiler, row)
+            entry = {"file": _file(compiler.identity()), "reasons": reasons, "note": about}
         except TROUBLE as error:
-            entry = {"file": None, "reasons": [_line(error)]}
+            entry = {"file": None, "reasons": [_line(error)], "note": ""}
         found.append({"name": compiler.name, "gfx": row.gfx, **entry})
     return found
 

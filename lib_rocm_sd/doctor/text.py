@@ -93,7 +93,8 @@ def _devices(findings: dict[str, Any]) -> Iterator[str]:
 
 def _compilers(findings: dict[str, Any]) -> Iterator[str]:
     for row in findings["compilers"]:
-        state = "; ".join(row["reasons"]) or "ready"
+        ready = f"ready, {row['note']}" if row["note"] else "ready"
+        state = "; ".join(row["reasons"]) or ready
         where = f" ({row['file']})" if row["file"] else ""
         yield f"{row['name']} for {row['gfx']}: {state}{where}"
     for row in findings["kernels"]:

@@ -70,7 +70,7 @@ def listing(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Listing:
 
 
 def _ways(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Iterator[_Way]:
-    every = compilers.all_compilers()
+    every = list(compilers.in_order(arch))
     clangs = [compiler for compiler in every if isinstance(compiler, Clang)]
     for path in _objdumps(clangs):
         yield "llvm-objdump", path, partial(_by_objdump, path, made.code)

@@ -30,7 +30,7 @@ class CodeObject:
     """Machine code for one spec on one arch.
 
     `seconds` is what the compilation took, also when it was an earlier one; `failures` is what
-    compilers said that were tried first and failed.
+    compilers said that were tried first and failed; `note` is `compilers.note`.
     """
 
     code: bytes
@@ -38,6 +38,7 @@ class CodeObject:
     cached: bool
     seconds: float
     failures: tuple[str, ...] = ()
+    note: str = ""
 
 
 _failures: dict[str, CompileError] = {}
@@ -110,10 +111,11 @@ def _lookup(key: str) -> CodeObject | None:
         row = json.loads(entry)
         name, identity, seconds = str(row["compiler"]), str(row["identity"]), float(row["seconds"])
         failures = tuple(str(failure) for failure in row["failures"])
-    except (ValueError, TypeError, KeyError):
+        note = str(row.get("note", ""))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
     code = cache.read("code", _code_key(key, identity)) if still_the_same(identity) else None
-    return None if code is None else CodeObject(code, name, True, seconds, failures)
+    return None if code is None else CodeObject(code, name, True, seconds, failures, note)
 
 
 def _code_key(key: str, identity: str) -> str:
@@ -124,7 +126,7 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
     refused: list[str] = []
     failures: list[str] = []
     logs: list[str] = []
-    for compiler in compilers.all_compilers():
+    for compiler in compilers.in_order(arch):
         refusals = compiler.refusals(arch)
         if refusals:
             refused.append(f"{compiler.name}: {'; '.join(refusals)}")
@@ -136,7 +138,8 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
             failures.append(str(error))
             logs.append(f"{compiler.name}:\n{error.log}")
             continue
-        made = CodeObject(code, compiler.name, False, time.monotonic() - start, tuple(failures))
+        seconds, note = time.monotonic() - start, compilers.note(compiler, arch)
+        made = CodeObject(code, compiler.name, False, seconds, tuple(failures), note)
         _store(key, compiler.identity(), made)
         return made
     title = f"no compiler made {spec.entry} of {spec.source} for {arch.gfx}"
@@ -166,6 +169,7 @@ def _store(key: str, identity: str, made: CodeObject) -> None:
         "identity": identity,
         "seconds": made.seconds,
         "failures": made.failures,
+        "note": made.note,
     }
     cache.write("code", _code_key(key, identity), made.code)
     cache.write("index", key, json.dumps(row).encode())

@@ -72,6 +72,10 @@ class Clang(Compiler):
             return [f"{shown} has no target {arch.gfx}: a newer LLVM is needed"]
         return [] if self.linker else [f"{shown} has no ld.lld beside it or in PATH (package lld)"]
 
+    def llvm_version(self) -> str:
+        facts = remembered(self.identity(), self._ask) or {"trouble": "does not run"}
+        return "" if facts["trouble"] or facts.get("amd") else str(facts["version"])
+
     def compile(
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
     ) -> bytes:
@@ -133,6 +137,7 @@ class Clang(Compiler):
         return {
             "trouble": "" if targets else "was built without the AMDGPU target",
             "version": ".".join(version.groups()),
+            "amd": "AMD clang" in done.output,
             "targets": targets,
         }
 

@@ -40,6 +40,12 @@ class Compiler(ABC):
     def identity(self) -> str:
         """Changes when the compiler's files change; empty when it was not found. Starts nothing."""
 
+    def llvm_version(self) -> str:
+        """Of the LLVM release that it is, such as 19.1.7; empty where it is none, as AMD's builds
+        are, or does not tell. May start the compiler.
+        """
+        return ""
+
     @abstractmethod
     def compile(
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str

@@ -139,6 +139,15 @@ def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{found['name']} for {found['gfx']}" in text
 
 
+def test_a_compiler_that_was_not_verified_is_labelled() -> None:
+    findings = doctor.examine()
+    about = {"name": "clang", "gfx": "gfx1201", "file": None, "reasons": [], "note": "not verified"}
+    findings["compilers"] = [about, about | {"gfx": "gfx1100", "note": ""}]
+    text = doctor_text.render(findings)
+    assert "clang for gfx1201: ready, not verified\n" in text
+    assert "clang for gfx1100: ready\n" in text
+
+
 def test_a_working_kernel_is_healthy(examined: Callable[..., dict[str, Any]]) -> None:
     findings = examined(reference)
     assert findings["broken"] == []

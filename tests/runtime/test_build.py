@@ -40,12 +40,16 @@ class Fake(Compiler):
     name: str = "fake"
     reasons: list[str] = field(default_factory=list)
     calls: int = 0
+    version: str = ""
 
     def __post_init__(self) -> None:
         self.path.write_text(self.name)
 
     def refusals(self, arch: Arch) -> list[str]:
         return self.reasons
+
+    def llvm_version(self) -> str:
+        return self.version
 
     def identity(self) -> str:
         return file_identity(self.name, self.path)
@@ -130,6 +134,39 @@ def test_a_change_of_the_source_is_a_miss(use: Use, tmp_path: Path) -> None:
     assert build.is_cached(spec, ROW)
     copy.write_text(copy.read_text() + "\n// changed\n")
     assert not build.is_cached(spec, ROW)
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM 19 alone, for ROW alone."""
+    monkeypatch.setattr(compilers, "_verified", lambda: {ROW.gfx: ("19",)})
+
+
+@pytest.mark.usefixtures("verified")
+def test_a_verified_compiler_comes_before_a_newer_one(use: Use, tmp_path: Path) -> None:
+    library, newer, good = use(
+        Fake(tmp_path / "a", name="comgr"),
+        Fake(tmp_path / "b", name="clang", version="22.1.8"),
+        Fake(tmp_path / "c", name="old", version="19.1.7"),
+    )
+    made = build.build(SPEC, ROW)
+    assert (made.compiler, made.note) == ("old", "")
+    assert (library.calls, newer.calls, good.calls) == (0, 0, 1)
+    assert list(compilers.in_order(ROW)) == [good, library, newer]
+    assert list(compilers.in_order(arch.table()["gfx1030"])) == [library, newer, good]
+
+
+@pytest.mark.usefixtures("verified")
+def test_a_compiler_that_was_not_verified_is_used_and_labelled(use: Use, tmp_path: Path) -> None:
+    broken = CompileError("old", "crashed")
+    use(
+        Fake(tmp_path / "b", name="new", version="22.1.8"),
+        Fake(tmp_path / "c", answer=broken, name="old", version="19.1.7"),
+    )
+    for cached in (False, True):
+        made = build.build(SPEC, ROW)
+        assert (made.compiler, made.cached) == ("new", cached)
+        assert made.note == f"not verified for {ROW.gfx}; used after its self-test"
 
 
 def test_the_next_compiler_is_tried_and_the_failure_kept(use: Use, tmp_path: Path) -> None:

@@ -188,6 +188,40 @@ def test_an_sdk_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.Mon
     assert compiled(compiler, SCALE_SPEC, row).lds_bytes == 512
 
 
+# -- the table of verified versions
+
+
+def test_the_table_of_verified_versions_names_known_rows_and_versions() -> None:
+    table = compilers._verified()
+    assert set(table) <= set(arch.amd_table())
+    assert all(int(major) >= clang.OLDEST for majors in table.values() for major in majors)
+    assert table["gfx1100"] and "gfx1030" not in table  # its machine code is not executed
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("says", "version", "noted"),
+    [
+        ("Debian clang version 19.1.7", "19.1.7", False),
+        ("clang version 98.1.0", "98.1.0", True),
+        ("AMD clang version 19.0.0git (roc-6.4)", "", True),
+        ("no compiler at all", "", True),
+    ],
+)
+def test_what_is_no_verified_release_of_llvm_is_noted(
+    tmp_path: Path, says: str, version: str, noted: bool
+) -> None:
+    compiler = fake_clang(tmp_path / "clang", f"echo '{says}'; echo '    gfx1201'")
+    assert compiler.llvm_version() == version
+    note = compilers.note(compiler, arch.table()["gfx1201"])
+    assert note == ("not verified for gfx1201; used after its self-test" if noted else "")
+    assert "gfx1030" in compilers.note(compiler, arch.table()["gfx1030"])
+
+
+def test_compilers_for_development_are_not_noted() -> None:
+    assert compilers.note(compilers.Absent("nvrtc", []), arch.table()["sm_90"]) == ""
+
+
 # -- clangs that misbehave
 
 

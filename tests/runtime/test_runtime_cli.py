@@ -52,6 +52,15 @@ def test_compile_says_what_it_does_and_ends_with_a_table(
     assert "cached" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_compile_says_where_its_compiler_was_not_verified(
+    gfx1100: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compilers, "_verified", dict)
+    assert __main__.main(["compile", "--arch", gfx1100]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.endswith(": not verified for gfx1100; used after its self-test")
+
+
 def test_compile_as_json(gfx1100: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["compile", "--arch", gfx1100, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
