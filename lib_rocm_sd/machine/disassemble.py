@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
@@ -77,9 +78,9 @@ def _ways(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Iterator[_Way
     for compiler in every:
         if isinstance(compiler, LibraryCompiler) and compiler.name == "comgr":
             yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, made.code)
-    for clang in clangs:
-        if clang.name == made.compiler and not clang.refusals(arch):
-            yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
+    own = (each for each in clangs if each.name == made.compiler and not each.refusals(arch))
+    for clang in islice(own, 1):  # another version's assembly is other code
+        yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
 
 
 def _objdumps(clangs: list[Clang]) -> list[Path]:

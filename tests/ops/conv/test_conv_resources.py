@@ -29,11 +29,13 @@ LARGEST = (
 
 
 def clang(arch: Arch) -> Compiler:
+    """One that was verified for this GPU, if any was: LLVM 22 spills one form on gfx1201."""
     refused: list[str] = []
-    for compiler in compilers.all_compilers():
+    known = arch.gfx in compilers._verified()
+    for compiler in compilers.in_order(arch):
         if compiler.name == "clang":
-            why = compiler.refusals(arch)
-            if not why:
+            why = compiler.refusals(arch) or ([compilers.note(compiler, arch)] if known else [])
+            if not any(why):
                 return compiler
             refused += why
     pytest.skip(f"no clang for {arch.gfx}: {'; '.join(refused)}")
