@@ -206,13 +206,13 @@ struct Attention : AttentionSoftmax {
     }
 };
 
-#if defined(MATRIX_UNIT_MMA_SM80)
+#if defined(MATRIX_UNIT_MMA_SM80) && !AMD_LOOPS
 #include "nvidia/copies.h"
 #endif
-#if defined(MATRIX_UNIT_MMA_SM80) && CHUNK_D >= HEAD_DIM
+#if defined(MATRIX_UNIT_MMA_SM80) && !AMD_LOOPS && CHUNK_D >= HEAD_DIM
 #include "nvidia/attention_copies.h"
 #include "nvidia/attention_rest.h"
-#elif defined(MATRIX_UNIT_MMA_SM80) && AHEAD
+#elif defined(MATRIX_UNIT_MMA_SM80) && !AMD_LOOPS && AHEAD
 #include "nvidia/attention_parts.h"
 #else
 using Kernel = Attention;

@@ -160,9 +160,12 @@ template <int N> DEVICE float row_rotate(float x) {
 
 // Copies of 16 bytes from global memory to LDS that pass no register (PTX ISA 9.7.9.25.3, cp.async): begun by copy_async, zeros
 // in place of what is not `wanted`. copies_begun ends a group of them; after copies_landed all groups but the last kPending are
-// complete for this work-item, and after a barrier for the others.
+// complete for this work-item, and after a barrier for the others. With AMD_LOOPS=1 an NVIDIA card does without them, as AMD does.
+#if !defined(AMD_LOOPS)
+#define AMD_LOOPS 0
+#endif
 #if defined(__CUDACC__) && !defined(SIMT_SHIM)
-constexpr bool kCopiesAsync = true;
+constexpr bool kCopiesAsync = !AMD_LOOPS;
 DEVICE void copy_async(void* lds, const void* global, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((u32)__cvta_generic_to_shared(lds)), "l"(global), "r"(wanted ? 16 : 0) : "memory");
@@ -178,7 +181,7 @@ DEVICE u32 kept_value(u32 x) { asm volatile("" : "+r"(x)); return x; }
 // A barrier; true in all work-items of the group if x is in one.
 DEVICE bool barrier_any(bool x) { return __syncthreads_or(x); }
 #elif defined(SIMT_SHIM) && defined(MATRIX_UNIT_MMA_SM80)
-constexpr bool kCopiesAsync = true;
+constexpr bool kCopiesAsync = !AMD_LOOPS;
 DEVICE void copy_async(void* lds, const void* global, bool wanted) { simt::copy_async(lds, global, wanted); }
 DEVICE void copies_begun() { simt::copies_begun(); }
 template <int kPending> DEVICE void copies_landed() { simt::copies_landed(kPending); }

@@ -29,6 +29,7 @@ from lib_rocm_sd.bench.attention import (
     text,
     timing,
 )
+from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.bench.attention.measure import AttentionEffort
 from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, AttentionRow, AttentionRun
 from lib_rocm_sd.bench.methods import DoggettxLike
@@ -130,7 +131,8 @@ def test_every_competitor_is_there_or_says_why() -> None:
     found = {row.variant: row for row in rows}
     backends = {f"sdpa {name}" for name in competitors.BACKENDS}
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
-    assert set(found) == {OURS, "torch + rocm_sd", "triton tutorial-like", *backends, *others}
+    ours = {OURS, AmdLoops.name, "torch + rocm_sd"}
+    assert set(found) == {*ours, "triton tutorial-like", *backends, *others}
     assert found[OURS].reason == "no supported GPU"
     for row in rows:
         assert row.reason or (row.p10_us <= row.median_us <= row.p90_us and row.runs >= 3)

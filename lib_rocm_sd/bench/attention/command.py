@@ -18,7 +18,6 @@ from lib_rocm_sd.bench.attention.result import OURS, AttentionRun
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, Case
-from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 
@@ -138,7 +137,7 @@ def _compile(
         return
     specs: dict[KernelSpec, None] = {}
     for _, problem in chosen:
-        for variant in ATTENTION.variants:
+        for variant in ALL:
             if not variant.ours or variant.refusals(info.arch, problem):
                 continue
             if not effort.wants(variant.name):

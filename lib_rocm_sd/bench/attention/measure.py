@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.attention import timing
+from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.bench.attention.competitors import COMPETITORS
 from lib_rocm_sd.bench.attention.exact import Exact, expected
 from lib_rocm_sd.bench.attention.result import AttentionRow
@@ -33,6 +34,7 @@ SHORT_US = 400.0
 CLEAN_BYTES = 4 << 30
 ALL: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
     *(variant for variant in ATTENTION.variants if variant.ours),
+    AmdLoops(),
     *COMPETITORS,
 )
 

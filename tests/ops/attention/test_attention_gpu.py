@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.attention import kernel
@@ -61,6 +62,23 @@ def test_every_head_dim_and_config(run: Run, head_dim: int, dtype: str) -> None:
     inputs: list[Any] = [t.to(DEVICE) for t in drawn]
     for index in range(len(kernel.configs(arch, head_dim))):
         assert faults(run(*inputs, index=index), *inputs) == []
+
+
+@pytest.mark.parametrize("mask", ["none", "float16"])
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 80, 128, 160, 256, 512])
+def test_amds_loops_with_every_config(head_dim: int, mask: str) -> None:
+    """What no config of this card runs up to 256: tiles that pass through registers."""
+    arch = identify(DEVICE).arch
+    assert arch is not None
+    if AmdLoops().refusals(arch, AttentionProblem(1, 1, 1, 1, head_dim)):
+        pytest.skip("on an AMD card all tests run them")
+    launch = driver.launcher_for(DEVICE, arch)
+    for dtype in kernel.DTYPES:
+        problem = AttentionProblem(2, 3, 113, 203, head_dim, dtype, mask)
+        inputs = ATTENTION.make_inputs(problem, DEVICE, 3)
+        for config in AmdLoops().configs(arch, problem):
+            output = compute(ATTENTION, AmdLoops(), launch, config, inputs)
+            assert faults(output, *inputs) == [], config
 
 
 @pytest.mark.parametrize("problem", ODD, ids=str)
