@@ -141,7 +141,8 @@ def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_compiler_that_was_not_verified_is_labelled() -> None:
     findings = doctor.examine()
-    about = {"name": "clang", "gfx": "gfx1201", "file": None, "reasons": [], "note": "not verified"}
+    about: dict[str, Any] = {"name": "clang", "gfx": "gfx1201", "file": None, "reasons": []}
+    about["note"] = "not verified"
     findings["compilers"] = [about, about | {"gfx": "gfx1100", "note": ""}]
     text = doctor_text.render(findings)
     assert "clang for gfx1201: ready, not verified\n" in text
