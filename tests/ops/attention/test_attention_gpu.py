@@ -72,7 +72,7 @@ def test_amds_loops_with_every_config(head_dim: int, mask: str) -> None:
     assert arch is not None
     if AmdLoops().refusals(arch, AttentionProblem(1, 1, 1, 1, head_dim)):
         pytest.skip("on an AMD card all tests run them")
-    launch = driver.launcher_for(DEVICE, arch)
+    launch = launcher.launcher_for(DEVICE, arch)
     for dtype in kernel.DTYPES:
         problem = AttentionProblem(2, 3, 113, 203, head_dim, dtype, mask)
         inputs = ATTENTION.make_inputs(problem, DEVICE, 3)
