@@ -11,9 +11,10 @@ import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts import patches, trouble
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import attention, background, host
 from lib_rocm_sd.hosts.a1111.background import ATTENTION
+from lib_rocm_sd.modules import patches
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
