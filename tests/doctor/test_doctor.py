@@ -129,7 +129,7 @@ def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
 
 
 def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(argparse.Namespace(json=True, self_test=False)) == 0
+    assert doctor.main(argparse.Namespace(json=True, self_test=False, out=None, gpu=None)) == 0
     findings = json.loads(capsys.readouterr().out)
     text = doctor_text.render(findings)
     assert torch.__version__ in text
