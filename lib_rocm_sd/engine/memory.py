@@ -59,5 +59,6 @@ class LatelyFree:
         until, free = self._known.get(device, (-math.inf, 0))
         if now >= until:
             free = free_bytes(device)
-            self._known[device] = (now + FREE_KNOWN_S, free)
+            if free != UNLIMITED_BYTES:  # else it is a CPU, or a capture, which will end
+                self._known[device] = (now + FREE_KNOWN_S, free)
         return free if free == UNLIMITED_BYTES else max(free - headroom_bytes, 0)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.registry import FAMILIES, op_named
 from lib_rocm_sd.ui.status import Row
 
-OPERATIONS = {"attention": "Attention", "conv": "VAE convolution", "group": "VAE group norm"}
-"""How people call the ops of a family, which is the first word of an op's name."""
+UNET = "UNet"
+"""The part whose rows go by the op's title alone, as the settings call them."""
 NAMES = {
     "rocm_sd": "our kernel",
     "torch + rocm_sd": "torch with a kernel of ours",
@@ -22,35 +19,33 @@ NAMES = {
     "zeros": "nothing to compute",
 }
 REASONS_SHOWN = 3
-_OPS: tuple[Op[Any, Any], ...] = (
-    ATTENTION,
-    *CONVS.values(),
-    STATISTICS,
-    FINALIZE,
-    APPLY,
-    GROUP_NORM_SILU,
-)
 
 
-def rows_of(snapshot: Mapping[str, Any]) -> dict[str, list[Row]]:
-    """The rows of `report.snapshot()` by family of ops, those with the most calls first."""
-    calls: dict[tuple[str, str], int] = {}
-    why: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of `report.snapshot()` by part and family, those with the most calls first."""
+    calls: dict[tuple[str, str, str], int] = {}
+    why: dict[tuple[str, str, str], dict[str, dict[str, None]]] = {}
     for row in snapshot["rows"]:
-        key = (str(row["op"]).split()[0], str(row["variant"]))
+        key = (str(row["part"]), str(row["family"]), str(row["variant"]))
         calls[key] = calls.get(key, 0) + int(row["calls"])
         for name, text in _why(row):
             why.setdefault(key, {}).setdefault(name, {})[text] = None
-    found: dict[str, list[Row]] = {}
+    found: dict[tuple[str, str], list[Row]] = {}
     for key in sorted(calls, key=lambda key: -calls[key]):
-        family, variant = key
+        part, family, variant = key
         runs = f"{name_of(variant)}, {counted(calls[key], 'call')}"
         others = tuple(
             f"{name_of(name)}: {'; '.join(shortened(list(texts), 1))}"
             for name, texts in why.get(key, {}).items()
         )
-        found.setdefault(family, []).append(Row(OPERATIONS.get(family, family), runs, others))
+        found.setdefault((part, family), []).append(Row(label_of(part, family), runs, others))
     return found
+
+
+def label_of(part: str, family: str) -> str:
+    """How people call a family's ops in a part of the model."""
+    title = FAMILIES[family].title if family in FAMILIES else family
+    return title if part in ("", UNET) else f"{part}, {title.lower()}"
 
 
 def name_of(variant: str) -> str:
@@ -81,7 +76,5 @@ def _why(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _preferences(op_name: str) -> dict[str, int]:
-    for op in _OPS:
-        if op.name == op_name.removesuffix(" in place"):
-            return {variant.name: variant.preference for variant in op.variants}
-    return {}
+    op = op_named(op_name)
+    return {} if op is None else {variant.name: variant.preference for variant in op.variants}

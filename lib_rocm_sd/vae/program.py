@@ -33,6 +33,8 @@ SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS
 MOST_CHANGES = 3
 """Runs that are thrown away because the module changed meanwhile."""
 KINDS_KNOWN = 64
+SESSIONS_KNOWN = 16
+"""Who comes with ever new sessions begins anew."""
 PARTS = {"decoder": "VAE decode", "encoder": "VAE encode"}
 """Of the model, for the report."""
 
@@ -251,7 +253,7 @@ class Program:
             self._ready = prepare(self._recipe, self.scales)
         image, dtype, session = request.image, self._weight.dtype, request.session
         size = (max(image.shape[0], 1), *image.shape[2:])
-        key = (size, request.wish)
+        key = (size, request.wish, session.headroom_bytes)
         wish = self._held.get(key, request.wish)
         while True:
             plan, links = self._planned(
@@ -299,6 +301,8 @@ class Program:
         """
         where = (dtype, device, session)
         if where not in self._readiness:
+            if len(self._readiness) >= SESSIONS_KNOWN:
+                self._readiness, self._plans, self._kinds = {}, {}, {}
             self._readiness[where] = Readiness(device, session)
             self._remark(dtype, device, session)
         readiness = self._readiness[where]

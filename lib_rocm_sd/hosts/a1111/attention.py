@@ -49,7 +49,7 @@ def cross_attention(owner: Owner) -> host.Forward:
 
     Other keyword arguments are taken and ignored, as by the WebUI's own optimizers.
     """
-    core = _Core()
+    core = _Core("UNet")
     hypernetwork: Any = host.module("modules.hypernetworks.hypernetwork")
 
     def rocm_sd_cross_attention_forward(
@@ -80,7 +80,7 @@ def attn_block(owner: Owner) -> host.Forward:
     of q, k and v, none where a convolution gave channels-last. The output goes back to NCHW, so
     that the decoder's convolutions keep their layout.
     """
-    core = _Core()
+    core = _Core("VAE")
 
     def rocm_sd_attn_block_forward(self: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         if owner.stands_aside:
@@ -106,7 +106,8 @@ def _pixels(image: torch.Tensor) -> torch.Tensor:
 class _Core:
     """Attention between the projections, on the WebUI's terms. Its modules are looked up once."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str) -> None:
+        self.part = part
         self.shared: Any = host.module("modules.shared")
         self.devices: Any = host.module("modules.devices")
 
@@ -151,7 +152,9 @@ class _Core:
         if mask is not None:
             mask = mask_of_keys(mask, q.shape[0], k.shape[1])
         with self.devices.without_autocast(disable=not upcast):
-            return functional.attention(q, k, v, mask, scale, session.current()).to(dtype)
+            return functional.attention(
+                q, k, v, mask, scale, session.current().of_part(self.part)
+            ).to(dtype)
 
 
 def mask_of_keys(mask: torch.Tensor, batch: int, keys: int) -> torch.Tensor:

@@ -95,24 +95,26 @@ def _note(p: Any, asked: Options) -> None:
         return
     if host.current_optimizer() is optimizer:
         left = attention.calls.left_to_host
-        ran = [_ran("attention"), f"left to the WebUI: {left} calls" if left else ""]
+        ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:
             ran = ["attention left to the WebUI"]
         elif not any(ran) and optimizer.displaced_by():
             ran = ["attention left to another extension"]
         p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
     if asked.enable and vae.can_serve:
-        ran = [*vae.turn.ran, _ran("conv"), "left to the WebUI" if vae.turn.left else ""]
+        ran = [*vae.turn.ran, _ran("VAE", "conv"), "left to the WebUI" if vae.turn.left else ""]
         p.extra_generation_params[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
     for message in vae.news():
         p.comment(f"{host.NAME}: {message}")
 
 
-def _ran(family: str) -> str:
-    """For instance 'conv: rocm_sd, torch': what computed the ops of a family, most calls first."""
+def _ran(part: str, family: str) -> str:
+    """For instance 'conv: rocm_sd, torch': what computed the ops of a family in a part of the model
+    whose name begins with `part`, most calls first.
+    """
     calls: dict[str, int] = {}
     for row in report.snapshot()["rows"]:
-        if row["op"].split()[0] == family:
+        if row["family"] == family and row["part"].startswith(part):
             calls[row["variant"]] = calls.get(row["variant"], 0) + row["calls"]
     names = sorted(calls, key=lambda name: -calls[name])
     return f"{family}: {', '.join(names)}" if names else ""

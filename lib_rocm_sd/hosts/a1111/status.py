@@ -106,7 +106,11 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
     if chosen is not ours:
         return (state.why_another(chosen, ours),)
     taken = state.displaced()
-    return (taken,) if taken and "attention" not in rows.rows_of(report.snapshot()) else ()
+    return (
+        (taken,)
+        if taken and (rows.UNET, "attention") not in rows.rows_of(report.snapshot())
+        else ()
+    )
 
 
 def _why_not_vae(role: str, options: Options) -> tuple[str, ...]:
@@ -129,7 +133,7 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[Row, ...]:
     """Attention, decode and encode, with what ran in the last generation or would run."""
     ran = rows.rows_of(report.snapshot())
     why = _why_not_attention(options)
-    found = list(ran.pop("attention", ())) if not why else []
+    found = list(ran.pop((rows.UNET, "attention"), ())) if not why else []
     if why:
         found.append(Row("Attention", _hosts_attention(), rows.shortened(why)))
     elif not found:

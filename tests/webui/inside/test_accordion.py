@@ -94,7 +94,7 @@ def test_table_after_a_generation(start: Start, gpu: FakeGpu) -> None:
     assert "nothing" in attention[1]
     assert cells(after, "VAE decode")[0][0] == "our kernels, whole frame"
     # The fake GPU launches nothing, so torch computes the convolutions: the table says why.
-    (convolution,) = cells(after, "VAE convolution")
+    (convolution,) = cells(after, "VAE decode, convolution")
     assert convolution[0].startswith("torch, ")
     assert convolution[1].startswith("our kernel: self-test failed")
     assert "and " in convolution[1] and "more" in convolution[1]
@@ -107,8 +107,10 @@ def test_slower_ways_need_no_reason(start: Start, gpu: FakeGpu) -> None:
         "torch + rocm_sd": ["comes after sdpa"],
         "sliced": ["comes after sdpa", "slow"],
     }
-    row = {"op": "attention", "variant": "sdpa", "calls": 1, "reasons": reasons}
-    (shown,) = rows.rows_of({"rows": [row]})["attention"]
+    row = {"part": "UNet", "op": "attention", "family": "attention", "variant": "sdpa"}
+    row |= {"calls": 1, "reasons": reasons}
+    (shown,) = rows.rows_of({"rows": [row]})["UNet", "attention"]
+    assert shown.operation == "Attention"
     assert shown.runs == "torch's SDPA, 1 call"
     assert shown.why == ("our kernel: head_dim 41 is not a multiple of 8; and another",)
 
