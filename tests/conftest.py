@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import ledger
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
 
 OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
@@ -35,6 +37,14 @@ LONGEST = (
 """Files that take a third of a minute and more, the longest first: one that began last would be
 waited for by all workers.
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    ledger.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ledger.Ledger(config), "ledger")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,8 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import clang, codeobject, source
+from lib_rocm_sd.runtime import clang, codeobject
+from tests import compiled
 from tests.amdgpu import executor
 from tests.amdgpu.memory import Memory
 from tests.simt.launch import Allocations
@@ -44,12 +45,10 @@ def missing(gfx: str = "gfx1100", name: str = "clang") -> str | None:
 def built(
     spec: KernelSpec, arch: Arch, kernels_dir: Path = KERNELS_DIR, name: str = "clang"
 ) -> bytes:
-    """The code object of a kernel, compiled once per process. Raises CompileError."""
+    """The code object of a kernel. Raises CompileError."""
     found = compiler(name)
     assert found is not None
-    text = source.flatten(str(kernels_dir / spec.source))
-    defines = {**arch.defines(), **dict(spec.defines)}
-    return found.compile(text, spec.entry, arch, defines, spec.source)
+    return compiled.code(found, spec, arch, kernels_dir)
 
 
 @dataclass

@@ -1,65 +1,86 @@
-"""Our kernels' machine code, executed for each family of AMD GPUs, against float64.
-
-Cases run in as many processes as there are cores; nothing is kept between runs.
-"""
+"""Our kernels' machine code, executed for each family of AMD GPUs, against float64."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
-import torch
 
+from tests import executed
 from tests.amdgpu import cases
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
 """Each executed in full. gfx1151 differs from gfx1100 only in how instructions are scheduled."""
 SIMILAR = ("gfx1151",)
+OPS = ("attention", "conv", "group_norm")
+LAUNCHED_BY = {
+    "attention": ("attention",),
+    "softmax": ("attention",),
+    "conv": ("conv", "group_norm"),
+    "finish": ("conv", "group_norm"),
+}
+"""Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ProcessPoolExecutor]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        os.cpu_count(), mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as made:
-        yield made
+def parts(case: cases.Case) -> tuple[str, tuple[object, ...]]:
+    """What decides about a case."""
+    try:
+        decoder = version("tinygrad")
+    except PackageNotFoundError:
+        decoder = ""
+    specs = sorted(cases.specs_of(case), key=repr)
+    sources = [(spec, executed.kernel(spec.source)) for spec in specs]
+    others = set(OPS) - {*LAUNCHED_BY.get(case.op, ("group_norm",))}
+    without = tuple(sorted(f"lib_rocm_sd.ops.{name}" for name in others))
+    python = executed.python("tests.amdgpu.cases", without=without)
+    made = (case, case.arch, python, decoder, *sources)
+    return f"{case.gfx} {case.op}", made
 
 
-def check(pool: ProcessPoolExecutor, wanted: list[cases.Case]) -> None:
-    reason = missing(wanted[0].gfx, wanted[0].compiled_by)
+def check(case: cases.Case) -> None:
+    reason = missing(case.gfx, case.compiled_by)
     if reason:
         pytest.skip(reason)
-    outcomes = list(pool.map(cases.execute, wanted))
-    wrong = [f"{each.case}: {'; '.join(each.faults)}" for each in outcomes if each.faults]
-    assert not wrong, "\n".join(wrong)
-    assert all(each.lane_instructions > 0 for each in outcomes)
+    found = cases.execute(case)
+    assert not found.faults, f"{found.case}: {'; '.join(found.faults)}"
+    assert found.lane_instructions > 0
 
 
-@pytest.mark.parametrize("op", cases.ALL)
-@pytest.mark.parametrize("gfx", GPUS)
-def test_machine_code_is_right(pool: ProcessPoolExecutor, gfx: str, op: str) -> None:
-    check(pool, list(cases.ALL[op](gfx)))
+def named(found: list[cases.Case]) -> pytest.MarkDecorator:
+    """A test for each, known by its gfx, op and place among them."""
+    names = [f"{case.gfx}-{case.op}-{place}" for place, case in enumerate(found)]
+    return pytest.mark.parametrize("case", found, ids=names)
 
 
-@pytest.mark.parametrize("op", cases.ALL)
-@pytest.mark.parametrize("gfx", SIMILAR)
-def test_machine_code_of_a_similar_gpu_is_right(
-    pool: ProcessPoolExecutor, gfx: str, op: str
-) -> None:
-    check(pool, list(cases.ALL[op](gfx))[::3])
+def by_clang(gfx: str, step: int = 1) -> list[cases.Case]:
+    return [case for make in cases.ALL.values() for case in list(make(gfx))[::step]]
 
 
-@pytest.mark.parametrize("gfx", GPUS)
-def test_machine_code_of_another_compiler_is_right(pool: ProcessPoolExecutor, gfx: str) -> None:
-    """Some of each, by the clang inside ziglang, which is another than the one in PATH."""
-    every = [case for make in cases.ALL.values() for case in list(make(gfx))[1::9]]
-    check(pool, [replace(case, compiled_by="ziglang") for case in every])
+@executed.known(by="clang", parts=parts)
+@named([case for gfx in GPUS for case in by_clang(gfx)])
+def test_machine_code_is_right(case: cases.Case) -> None:
+    check(case)
+
+
+@executed.known(by="clang", parts=parts)
+@named([case for gfx in SIMILAR for case in by_clang(gfx, 3)])
+def test_machine_code_of_a_similar_gpu_is_right(case: cases.Case) -> None:
+    check(case)
+
+
+def by_ziglang(gfx: str) -> list[cases.Case]:
+    """Some of each op."""
+    chosen = [case for make in cases.ALL.values() for case in list(make(gfx))[1::9]]
+    return [replace(case, compiled_by="ziglang") for case in chosen]
+
+
+@executed.known(by="ziglang", parts=parts)
+@named([case for gfx in GPUS for case in by_ziglang(gfx)])
+def test_machine_code_of_another_compiler_is_right(case: cases.Case) -> None:
+    """By the clang inside ziglang, which is another than the one in PATH."""
+    check(case)
 
 
 @pytest.mark.parametrize("gfx", GPUS)

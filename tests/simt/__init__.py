@@ -8,16 +8,12 @@ of the run and never of the test process.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
-import os
 import platform
 import shutil
 import struct
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,11 +21,11 @@ from pathlib import Path
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import source
+from lib_rocm_sd.runtime.compiler import file_identity
+from tests import compiled
 
 SIMT_DIR = Path(__file__).resolve().parent
-CACHE_DIR = Path(os.environ.get("ROCM_SD_SIMT_CACHE") or SIMT_DIR.parent.parent / ".cache" / "simt")
-CACHE_SECONDS = 7 * 24 * 3600
-"""A cache entry that was not used for so long is removed."""
 RUNTIME = ("instructions.cpp", "scheduler.cpp", "job.cpp")
 LANGUAGE = ("-x", "c++", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-g1")
 SANITIZERS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -72,7 +68,7 @@ def find_clang(sanitize: str | None = None) -> str | None:
 
 def _clangs() -> list[str]:
     names = (*(f"clang-{version}" for version in range(25, 16, -1)), "clang")
-    return [path for path in map(shutil.which, names) if path and _clang_major(path) >= 17]
+    return [path for path in map(shutil.which, names) if path and int(compiled.version_of(path).split(".")[0] or 0) >= 17]
 
 
 @lru_cache(maxsize=16)
@@ -88,16 +84,6 @@ def _trouble(clang: str, sanitize: str | None) -> str | None:
         return None
     words = result.stderr.decode(errors="replace").strip().splitlines()
     return f"{clang} {' '.join(flags)}: {words[0] if words else f'status {result.returncode}'}"
-
-
-def _clang_major(path: str) -> int:
-    words = _version(path).split("clang version ")
-    return int(words[1].split(".")[0]) if len(words) > 1 else 0
-
-
-@lru_cache(maxsize=16)
-def _version(clang: str) -> str:
-    return _run([clang, "--version"]).stdout.decode(errors="replace")
 
 
 def missing(sanitize: str | None = None) -> str | None:
@@ -130,59 +116,29 @@ def _cpu_flags() -> tuple[str, ...]:
     return tuple(f"-m{name}" for name in ("avx2", "f16c", "fma") if name in words)
 
 
-def _build(
-    files: Sequence[Path], command: Sequence[str], product: str, sanitize: str | None
-) -> Path:
-    """What clang makes in an empty folder, kept under a hash of `files`, `command` and clang."""
+def _clang(sanitize: str | None, command: Sequence[str], made: Path) -> None:
+    """Raises SimtError with clang's log."""
     clang = find_clang(sanitize)
     assert clang is not None, missing(sanitize)
-    final = CACHE_DIR / _key(clang, files, command)
-    while not (final / product).exists():
-        _prune()
-        with tempfile.TemporaryDirectory(dir=CACHE_DIR) as folder:
-            made = Path(folder, "made")
-            made.mkdir()
-            result = _run([clang, *command], timeout_s=300.0, cwd=made)
-            if result.returncode != 0:
-                raise SimtError(result.stderr.decode(errors="replace"))
-            before, final = final, CACHE_DIR / _key(clang, files, command)
-            if final == before:  # else a source was edited meanwhile
-                _keep(made, final)
-    os.utime(final)
-    return final / product
+    result = _run([clang, *command], timeout_s=300.0, cwd=made)
+    if result.returncode != 0:
+        raise SimtError(result.stderr.decode(errors="replace"))
 
 
-def _key(clang: str, files: Sequence[Path], command: Sequence[str]) -> str:
-    digest = hashlib.sha256(repr((_version(clang), command)).encode())
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:32]
-
-
-def _keep(made: Path, final: Path) -> None:
-    """Moves a folder into the cache; whoever comes second leaves the first one's."""
-    try:
-        made.rename(final)
-    except OSError:
-        if not final.is_dir():
-            raise
-
-
-def _prune() -> None:
-    CACHE_DIR.mkdir(parents=True, exist_ok=True)
-    for entry in CACHE_DIR.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process is done with it
-            if entry.stat().st_mtime < time.time() - CACHE_SECONDS:
-                shutil.rmtree(entry, ignore_errors=True)
+def _identity(sanitize: str | None) -> str:
+    """Of the compiler and of the shim's own sources."""
+    files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
+    texts = tuple((path.name, path.read_bytes()) for path in files)
+    return compiled.hash_of(file_identity("shim", Path(find_clang(sanitize) or "")), texts)
 
 
 def _runtime(sanitize: str | None) -> list[str]:
     """The shim's own object files, never instrumented."""
-    files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
     command = [*LANGUAGE, "-O2", *_cpu_flags(), *SANITIZERS[sanitize][1], "-c"]
-    command += [str(SIMT_DIR / name) for name in RUNTIME]
-    first = _build(files, command, "job.o", sanitize)
-    return [str(first.with_name(f"{Path(name).stem}.o")) for name in RUNTIME]
+    files = [str(SIMT_DIR / name) for name in RUNTIME]
+    key = compiled.hash_of(_identity(sanitize), command)
+    made = compiled.entry(key, lambda folder: _clang(sanitize, [*command, *files], folder))
+    return [str(made / f"{Path(name).stem}.o") for name in RUNTIME]
 
 
 def compile_shim(
@@ -193,23 +149,28 @@ def compile_shim(
     `sanitize`: None, "address,undefined" or "thread". `kernels_dir` holds the source file; its
     common/ is used where it has one. Raises SimtError with clang's log.
     """
+    compiled.used.add(spec.source)
+    path = kernels_dir / spec.source
     defines = {**arch.defines(), **dict(spec.defines), "SIMT_SHIM": 1}
-    source = kernels_dir / spec.source
-    headers = sorted({*kernels_dir.glob("**/*.h"), *KERNELS_DIR.glob("**/*.h")})
     command = [
         *LANGUAGE,
         *("-Xclang", "-ffloat16-excess-precision=none"),
         *_cpu_flags(),
         *SANITIZERS[sanitize][0],
         *(f"-D{name}={value}" for name, value in defines.items()),
-        f'-DSIMT_SOURCE="{source}"',
+        '-DSIMT_SOURCE="kernel.hip"',
         f"-DSIMT_ENTRY={spec.entry}",
-        *(f"-I{folder}" for folder in (SIMT_DIR, kernels_dir, KERNELS_DIR)),
-        *("-o", "program", str(SIMT_DIR / "entry.cpp")),
-        *("-x", "none", *_runtime(sanitize), "-lm"),
+        *("-I.", f"-I{SIMT_DIR}"),
     ]
-    files = [*headers, source, SIMT_DIR / "simt.h", SIMT_DIR / "entry.cpp"]
-    return _build(files, command, "program", sanitize)
+
+    def make(made: Path) -> None:
+        (made / "kernel.hip").write_text(source.flatten(str(path)), encoding="utf-8")
+        program = ["-o", "program", str(SIMT_DIR / "entry.cpp")]
+        _clang(sanitize, [*command, *program, "-x", "none", *_runtime(sanitize), "-lm"], made)
+        (made / "kernel.hip").unlink()
+
+    key = compiled.hash_of(_identity(sanitize), command, compiled.text_of(path))
+    return compiled.entry(key, make) / "program"
 
 
 def planted(name: str, old: str, new: str, occurrence: int = 0) -> Path:
@@ -227,16 +188,13 @@ def planted(name: str, old: str, new: str, occurrence: int = 0) -> Path:
     if occurrence >= len(parts) - 1:
         raise ValueError(f"{name} has {len(parts) - 1} times, {old!r}, not more than {occurrence}")
     texts[name] = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
-    _prune()
-    final = CACHE_DIR / hashlib.sha256(repr(texts).encode()).hexdigest()[:32]
-    with tempfile.TemporaryDirectory(dir=CACHE_DIR) as folder:
-        made = Path(folder, "made")
+
+    def make(made: Path) -> None:
         for path, text in texts.items():
             (made / path).parent.mkdir(parents=True, exist_ok=True)
             (made / path).write_text(text, encoding="utf-8")
-        _keep(made, final)
-    os.utime(final)
-    return final
+
+    return compiled.entry(compiled.hash_of("planted", texts), make)
 
 
 def places(text: str, *names: str) -> list[tuple[str, int]]:

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from tests import simt
+from tests import executed, simt
 from tests.simt.attention import Setting, compare, draw, random_mask
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("attention.hip", by="shim"),
+]
 
 TILES, SOFTMAX = "common/attention_tiles.h", "common/attention_softmax.h"
 COPIES, PARTS = "nvidia/attention_copies.h", "nvidia/attention_parts.h"
@@ -207,7 +210,7 @@ MOVING = ("the sum is not rescaled", "weights out of bounds are not noticed")
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-@pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
+@pytest.mark.parametrize("gfx", ["gfx1100", pytest.param("gfx942", marks=executed.always)])
 def test_a_mistake_gives_wrong_results(gfx: str, mistake: str) -> None:
     name, old, new, seq_k = WRONG[mistake]
     setting = Setting(gfx, kernels_dir=simt.planted(name, old, new))
@@ -218,6 +221,7 @@ def test_a_mistake_gives_wrong_results(gfx: str, mistake: str) -> None:
     assert verdict(Setting(gfx), inputs) == "right"
 
 
+@executed.always
 def test_another_units_layout_gives_wrong_results() -> None:
     """RDNA3's rows of A, in RDNA4's order."""
     old = "return 8 * (lane_id() % 2) + lane_id() % 16 / 2;"

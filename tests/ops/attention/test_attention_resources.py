@@ -7,8 +7,11 @@ import pytest
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import clang, codeobject, source
+from lib_rocm_sd.runtime import clang, codeobject
 from lib_rocm_sd.runtime.compiler import Compiler
+from tests import compiled, executed
+
+pytestmark = executed.known("attention.hip", by=executed.NEWEST)
 
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1102", "gfx1201", "gfx90a", "gfx942")
 """gfx1102 stands for the RDNA3 chips with the smaller register file, whose forms differ."""
@@ -23,9 +26,7 @@ def newest(arch: Arch) -> Compiler:
 
 
 def check(arch: Arch, spec: KernelSpec) -> None:
-    text = source.flatten(spec.source)
-    defines = {**arch.defines(), **dict(spec.defines)}
-    code = newest(arch).compile(text, spec.entry, arch, defines, spec.source)
+    code = compiled.code(newest(arch), spec, arch)
     (found,) = codeobject.resources(code)
     what = f"{arch.gfx} {spec}: {found}"
     assert (found.vgpr_spills, found.sgpr_spills, found.scratch_bytes) == (0, 0, 0), what

@@ -15,14 +15,17 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import simt
+from tests import executed, simt
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, lay_out
 from tests.ops.running import compute
 from tests.simt.attention import HEAD_DIMS, UNITS, Setting, attend, compare, draw, random_mask
 from tests.simt.launch import ShimLaunch
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("attention.hip", by="shim"),
+]
 
 LENGTHS = ((1, 1), (17, 15), (77, 203), (113, 77), (64, 64), (65, 63), (15, 129), (33, 1), (1, 231))
 """Queries, keys: ones, primes, whole tiles and their neighbours."""

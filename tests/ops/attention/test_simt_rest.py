@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from tests import simt
+from tests import executed, simt
 from tests.simt.attention import Setting, attend, compare, draw
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("attention.hip", by="shim"),
+]
 
 REST = "nvidia/attention_rest.h"
 QUERIES = (1, 16, 17, 32, 33, 129, 154, 160)

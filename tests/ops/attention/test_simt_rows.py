@@ -9,9 +9,12 @@ import pytest
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import simt
+from tests import executed, simt
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("tests/simt/kernels/rows.hip", by="shim"),
+]
 
 ROWS = 64
 COLUMNS = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 256, 512)

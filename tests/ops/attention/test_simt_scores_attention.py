@@ -14,12 +14,15 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
-from tests import simt
+from tests import executed, simt
 from tests.amdgpu.launch import CodeLaunch, missing
 from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("softmax.hip", "pack.hip", by="shim"),
+]
 
 PROBLEM = AttentionProblem(1, 1, 70, 131, 512, "float16", "none")
 

@@ -10,8 +10,9 @@ from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import Form
-from lib_rocm_sd.runtime import codeobject, compilers, source
+from lib_rocm_sd.runtime import codeobject, compilers
 from lib_rocm_sd.runtime.compiler import Compiler
+from tests import compiled, executed
 
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 LARGEST = (
@@ -42,9 +43,7 @@ def clang(arch: Arch) -> Compiler:
 
 
 def check(compiler: Compiler, spec: KernelSpec, arch: Arch, block: int) -> None:
-    text = source.flatten(spec.source)
-    defines = {**arch.defines(), **dict(spec.defines)}
-    code = compiler.compile(text, spec.entry, arch, defines, spec.source)
+    code = compiled.code(compiler, spec, arch)
     (found,) = codeobject.resources(code)
     what = f"{arch.gfx} {spec}: {found}"
     assert (found.vgpr_spills, found.sgpr_spills, found.scratch_bytes) == (0, 0, 0), what
@@ -52,6 +51,7 @@ def check(compiler: Compiler, spec: KernelSpec, arch: Arch, block: int) -> None:
     assert codeobject.waves_per_simd(arch, found, block) >= 2, what
 
 
+@executed.known(*executed.CONV, by="clang")
 @pytest.mark.parametrize("gfx", ONE_OF_EACH)
 def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> None:
     arch = table()[gfx]

@@ -13,12 +13,15 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.weights import phase_weights
-from tests import simt
+from tests import executed, simt
 from tests.ops.running import compute
 from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known(*executed.CONV, by="shim"),
+]
 
 CASES = (
     ConvProblem("3x3", 2, 9, 19, 16, 24),

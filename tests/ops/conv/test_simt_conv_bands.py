@@ -12,11 +12,14 @@ from lib_rocm_sd.functional import group_norm_finalize
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvProblem
 from lib_rocm_sd.vae.steps import made_rows, needed_rows, rows_above
-from tests import simt
+from tests import executed, simt
 from tests.ops.conv.test_simt_conv import run_shim
 from tests.simt.attention import UNITS
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known(*executed.CONV, by="shim"),
+]
 
 CASES = (
     ConvProblem("3x3", 1, 37, 18, 32, 32, "float16", True, "identity", 32, True),

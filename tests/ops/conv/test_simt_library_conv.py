@@ -14,11 +14,12 @@ from lib_rocm_sd.ops.conv import torch as conv_torch
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from tests import simt
+from tests import executed, simt
 from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 pytestmark = [
+    executed.known(*executed.CONV, by="shim"),
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
     pytest.mark.skipif(
         tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3),

@@ -16,13 +16,16 @@ from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from tests import simt
+from tests import executed, simt
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
 from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
 
-pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+pytestmark = [
+    pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
+    executed.known("group_norm_silu.hip", by="shim"),
+]
 
 CPU = torch.device("cpu")
 NHWC = GroupNormProblem(2, 40, 19, 37, "float16", True, True, 8, "float16")

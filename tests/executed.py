@@ -1,0 +1,237 @@
+"""What was executed and found right: tests/executed.json, written by `install.py test --all`.
+
+A test that `@executed.known(...)` marks is a function of sources alone: of kernels, of the Python
+that it reaches, of a compiler's version. The hash of these is its key. A key that the file has was
+executed with just these sources and was right.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.compiled import CHECKOUT, hash_of, text_of
+
+FILE = CHECKOUT / "tests" / "executed.json"
+KERNELS = CHECKOUT / "kernels"
+FOLLOWED = (
+    *("tests", "tools", "lib_rocm_sd.arch", "lib_rocm_sd.ops", "lib_rocm_sd.machine"),
+    "lib_rocm_sd.runtime.codeobject",
+)
+"""Packages and modules whose text is part of a key, where a test imports them, directly or not."""
+ABOUT = "What was executed and right. Written by install.py test --all, see tests/executed.py."
+CONV = ("conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip")
+"""The files that convolutions launch kernels of."""
+NEWEST = "ziglang or clang"
+Parts = Callable[..., tuple[str, tuple[object, ...]]]
+
+
+class Entry(NamedTuple):
+    """One test: `compiler` such as "clang 19.1.7", `test` such as tests/x.py::test_y."""
+
+    compiler: str
+    test: str
+    key: str
+
+
+def known(*sources: str, by: str, parts: Parts | None = None) -> pytest.MarkDecorator:
+    """Marks tests that need not be executed again while nothing changes that decides about them.
+
+    `sources`: files of kernels/ or of the checkout; `by`: what compiles them, "clang", "ziglang",
+    NEWEST of these, or "shim". A test that compiles another source fails. `parts` gives, of a
+    test's parameters, a name for its group and what else its key is made of, in the place of its
+    own name, its imports and `sources`.
+    """
+    return pytest.mark.executed(sources=sources, by=by, parts=parts)
+
+
+always = pytest.mark.executed(sources=(), by="", parts=None)
+"""Takes a test, or one of a test's parameters, out of those that a mark of its file leaves out."""
+
+
+def entry_of(item: pytest.Item) -> Entry | None:
+    """None where it is always executed: it has no mark, or the compiler is not here."""
+    mark = mark_of(item)
+    if mark is None:
+        return None
+    by, parts = mark.kwargs["by"], mark.kwargs["parts"]
+    by = by if by != NEWEST else "ziglang" if version_of("ziglang") else "clang"
+    if not version_of(by):
+        return None
+    file = item.path.relative_to(CHECKOUT).as_posix()
+    test = f"{file}::{getattr(item, 'originalname', item.name)}"
+    if parts is not None:
+        group, made = parts(**item.callspec.params)  # type: ignore[attr-defined]
+        test = f"{test} {group}".strip()
+    else:
+        module = file.removesuffix(".py").replace("/", ".")
+        made = (item.name, python(module), tables(), *map(kernel, mark.kwargs["sources"]))
+    return Entry(f"{by} {version_of(by)}", test, hash_of(test, *made)[:12])
+
+
+def mark_of(item: pytest.Item) -> pytest.Mark | None:
+    """The nearest mark; none where `always` is one of them."""
+    marks = list(item.iter_markers("executed"))
+    return marks[0] if marks and all(mark.kwargs["by"] for mark in marks) else None
+
+
+@cache
+def version_of(by: str) -> str:
+    """Of the compiler that tests use under this name; empty where there is none."""
+    from tests import compiled, simt
+    from tests.amdgpu import launch
+
+    if by == "shim":
+        found = simt.find_clang()
+        return compiled.version_of(found) if found else ""
+    compiler = launch.compiler(by)
+    return compiled.version_of(*compiler.program) if compiler else ""
+
+
+# -- what decides --------------------------------------------------------------------------------
+
+
+@cache
+def kernel(name: str) -> str:
+    """The hash of a file of kernels/ or of the checkout; of a kernel, with its headers."""
+    path = KERNELS / name if (KERNELS / name).is_file() else CHECKOUT / name
+    return hash_of(text_of(path) if path.suffix == ".hip" else path.read_bytes())
+
+
+@cache
+def tables() -> str:
+    """The hash of the GPUs' rows and of what was tuned for them."""
+    return hash_of(*((path.name, path.read_bytes()) for path in sorted(KERNELS.rglob("*.json"))))
+
+
+@cache
+def python(*modules: str, without: tuple[str, ...] = ()) -> str:
+    """The hash of these modules and of all that they import, as far as it is `FOLLOWED` and not in
+    the packages `without`.
+
+    Comments, docstrings and layout do not count. What is not Python in a package of tests does.
+    """
+    reached: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in reached and not _within(module, without):
+            reached.add(module)
+            waiting += _imports(module)
+    return hash_of(*((module, *_text(module)) for module in sorted(reached)))
+
+
+def _file(module: str) -> Path | None:
+    path = CHECKOUT / module.replace(".", "/")
+    found = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in found if file.is_file()), None)
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    file = _file(module)
+    return ast.parse(file.read_text(encoding="utf-8") if file else "")
+
+
+@cache
+def _imports(module: str) -> frozenset[str]:
+    """Modules that are imported anywhere in this one, and the packages around them."""
+    named: set[str] = set()
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            named |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    around = {name.rsplit(".", depth)[0] for name in named for depth in range(name.count(".") + 1)}
+    return frozenset(name for name in named | around if _within(name, FOLLOWED) and _file(name))
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in packages)
+
+
+@cache
+def _text(module: str) -> tuple[str, ...]:
+    """The hash of a module's statements; for a package of tests, of its other sources, too."""
+    file = _file(module)
+    digest = hashlib.sha256("\n".join(_said(_tree(module))).encode())
+    if file is not None and file.name == "__init__.py" and module.startswith("tests."):
+        for path in sorted(file.parent.iterdir()):
+            if path.suffix in (".c", ".cpp", ".h"):
+                digest.update(path.name.encode() + path.read_bytes())
+    return (digest.hexdigest(),)
+
+
+def _said(node: object) -> Iterator[str]:
+    """A tree as words that are the same for each version of Python that reads it."""
+    if isinstance(node, list):
+        for each in node:
+            alone = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+            if not (alone and isinstance(each.value.value, str)):  # a docstring
+                yield from _said(each)
+    elif isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if value is not None and value != []:
+                yield name
+                yield from _said(value)
+        yield ")"
+    else:
+        yield repr(node)
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def read(path: Path = FILE) -> frozenset[Entry]:
+    """What the file knows; nothing where it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return frozenset(
+            Entry(compiler, test, key)
+            for compiler, tests in content.items()
+            if compiler != "about"
+            for test, keys in tests.items()
+            for key in keys
+        )
+    except (OSError, ValueError, AttributeError, TypeError):
+        return frozenset()
+
+
+def write(entries: Iterable[Entry], path: Path = FILE) -> None:
+    """Sorted, a key a line."""
+    content: dict[str, Any] = {"about": ABOUT}
+    for compiler, test, key in sorted(set(entries)):
+        content.setdefault(compiler, {}).setdefault(test, []).append(key)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=".executed-", encoding="utf-8", newline="\n", delete=False
+    ) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+    Path(file.name).replace(path)
+
+
+def merged(
+    before: Iterable[Entry],
+    collected: Iterable[Entry],
+    right: Iterable[Entry],
+    wrong: Iterable[Entry],
+    whole: bool,
+) -> frozenset[Entry]:
+    """What is known after a run. A `whole` one collected all tests: what else was known of its
+    compilers belongs to sources that are no more.
+    """
+    here = {entry.compiler for entry in collected}
+    stays = {
+        entry
+        for entry in before
+        if entry in set(collected) or not whole or entry.compiler not in here
+    }
+    return frozenset((stays | set(right)) - set(wrong))

@@ -1,0 +1,203 @@
+"""Chooses what is executed, says how much that was, keeps what was right: tests/executed.py.
+
+What is not known is executed, and a tenth of the rest, another each day. `--all` executes all and
+writes the file, `--record` adds what this run executed. Tests that are named (a file, `::`, `-k`)
+are executed whether known or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import compiled, executed
+from tests.executed import Entry
+
+UNFINISHED = compiled.FOLDER.with_name("executed-unfinished.jsonl")
+"""What `--all` found right before it was interrupted: the next one goes on there."""
+MUST_EXECUTE = "ROCM_SD_MUST_EXECUTE"
+"""Where it is set, a run of the whole suite fails that executed no machine code."""
+ROTATION = 10
+MACHINE = ("tests/amdgpu/", "tests/amdgpu_host/")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="execute also what is known to be right")
+    parser.addoption("--record", action="store_true", help="write what was right to executed.json")
+
+
+def due(entry: Entry, day: int) -> bool:
+    """Whether a known test has its turn; each has within ten days."""
+    return int(entry.key, 16) % ROTATION == day % ROTATION
+
+
+class Ledger:
+    """Of one process: the only one, the controller of workers, or a worker."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.given = getattr(config, "workerinput", {}).get("ledger")
+        self.worker = self.given is not None
+        self.everything = bool(config.getoption("all"))
+        self.records = self.everything or bool(config.getoption("record"))
+        self.named = bool(config.option.keyword) or any(
+            "::" in word or word.endswith(".py") for word in config.args
+        )
+        self.whole = (
+            config.args_source == pytest.Config.ArgsSource.TESTPATHS
+            and not config.option.keyword
+            and not config.option.markexpr
+        )
+        self.known = executed.read()
+        self.day: int = self.given["day"] if self.worker else date.today().toordinal()
+        self.done: frozenset[Entry] = frozenset(map(Entry._make, self._found_done()))
+        self.collected: set[Entry] = set()
+        self.right: set[Entry] = set()
+        self.wrong: set[Entry] = set()
+        self.machine: Counter[str] = Counter()
+        self.why_not = ""
+
+    def _found_done(self) -> Iterable[Any]:
+        if self.worker:
+            return self.given["done"]
+        return _lines(UNFINISHED) if self.everything else ()
+
+    # -- choosing
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        chosen, left = [], []
+        for item in items:
+            entry = executed.entry_of(item)
+            if entry is not None:
+                self.collected.add(entry)
+                item.user_properties.append(("executed", tuple(entry)))
+            (chosen if entry is None or self.is_executed(entry) else left).append(item)
+        if left:
+            self.config.hook.pytest_deselected(items=left)
+            items[:] = chosen
+
+    def is_executed(self, entry: Entry) -> bool:
+        if self.everything:
+            return entry not in self.done
+        return self.named or entry not in self.known or due(entry, self.day)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """A key would not change with a source that its mark does not name."""
+        compiled.used.clear()
+        yield
+        mark = executed.mark_of(item)
+        if mark is not None and mark.kwargs["parts"] is None:
+            unnamed = compiled.used - {Path(name).name for name in mark.kwargs["sources"]}
+            assert not unnamed, f"compiled, but not named by executed.known: {unnamed}"
+
+    # -- between the controller and its workers
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        done = [tuple(entry) for entry in self.done]
+        node.workerinput["ledger"] = {"day": self.day, "done": done}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        found = getattr(node, "workeroutput", {}).get("ledger", ())
+        self.collected |= set(map(Entry._make, found))
+
+    # -- the results
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.worker:
+            return
+        if report.nodeid.startswith(MACHINE):
+            self.count(report)
+        word = dict(report.user_properties).get("executed")
+        if word is None:
+            return
+        entry = Entry._make(word)  # type: ignore[arg-type]
+        if report.failed:
+            self.wrong.add(entry)
+        elif report.when == "call" and report.passed:
+            self.right.add(entry)
+            if self.everything:
+                _append(UNFINISHED, entry)
+
+    def count(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.why_not = self.why_not or report.longrepr[2]
+        if report.when == "call" and not report.skipped:
+            self.machine["executed"] += 1
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.worker:
+            output = self.config.workeroutput  # type: ignore[attr-defined]
+            output["ledger"] = [tuple(entry) for entry in self.collected]
+            return
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if self.records and ended and not self.config.option.collectonly:
+            self.keep()
+        if self.nothing_executed() and os.environ.get(MUST_EXECUTE) and exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def keep(self) -> None:
+        right = (self.right | self.done) & self.collected
+        executed.write(
+            executed.merged(self.known, self.collected, right, self.wrong, whole=self.whole)
+        )
+        UNFINISHED.unlink(missing_ok=True)
+
+    def nothing_executed(self) -> bool:
+        return self.whole and not self.config.option.collectonly and not self.machine["executed"]
+
+    # -- the summary
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.config.option.collectonly or not (self.collected or self.whole):
+            return
+        terminalreporter.section("executed before, executed now")
+        for line in self.lines():
+            terminalreporter.write_line(line)
+
+    def lines(self) -> list[str]:
+        known = self.known & self.collected
+        again, new = len(self.right & known), len(self.right - known)
+        found = [
+            f"ledger: {len(known)} of {len(self.collected)} known, {again} re-executed today, "
+            f"{new} new" + (f", {len(self.done)} before an interruption" if self.done else "")
+        ]
+        mine = {entry.compiler for entry in self.collected}
+        for name in sorted(mine - {entry.compiler for entry in self.known}):
+            others = ", ".join(sorted({entry.compiler for entry in self.known})) or "nothing"
+            found.append(f"ledger: nothing is known of {name}, so all is executed; it has {others}")
+        for entry in sorted(self.wrong & known):
+            found.append(f"LEDGER IS WRONG: {entry.test} is known to be right as {entry.key}")
+        count = sum(entry.test.startswith(MACHINE) for entry in known - self.right)
+        if self.machine["executed"]:
+            times = f"{self.machine['executed']} tests executed it now"
+            found.append(f"machine code: {times}, {count} more are known to be right")
+        elif self.whole:
+            why = self.why_not or "no test of it ran"
+            found.append(f"MACHINE CODE WAS NOT EXECUTED: {why}; {count} are known to be right")
+        return found
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [json.loads(text) for text in texts if text.endswith("]")]  # the last may be cut off
+
+
+def _append(path: Path, entry: Entry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
