@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,16 +28,19 @@ os.environ.pop("ROCM_SD_CACHE_DIR", None)
 os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
 
 LONGEST = (
-    *("test_amdgpu_kernels", "test_webui_a1111", "test_amdgpu_planted", "test_simt_attention"),
-    *("test_webui_forge", "test_browser_speed", "test_amdgpu_host", "test_browser_looks"),
-    *("test_simt_planted", "test_browser_accordion", "test_attention_random", "test_machine_code"),
-    *("test_amdgpu_counts", "test_simt_conv_bands", "test_browser_reload", "test_simt_conv"),
-    *("test_attention_resources", "test_simt_conv_places", "test_conv_resources"),
-    *("test_simt_group_norm", "test_group_norm", "test_simt_conv_planted", "test_tuned_model"),
+    *("test_webui_a1111", "test_webui_forge", "test_browser_speed", "test_browser_looks"),
+    *("test_amdgpu_host", "test_machine_code", "test_browser_accordion", "test_amdgpu_counts"),
+    *("test_browser_reload", "test_demo", "test_tiny_model", "test_compilers", "test_doctor"),
 )
-"""Files that take a third of a minute and more, the longest first: one that began last would be
+"""Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.
 """
+APART = (
+    *("test_amdgpu_kernels", "test_amdgpu_planted", "test_simt_attention", "test_simt_planted"),
+    *("test_attention_random", "test_attention_resources", "test_simt_conv_places"),
+    *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm"),
+)
+"""Files of many tests that share nothing: workers take them one by one, last."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +54,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in the order in which they are given to workers."""
     place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    place |= {name: len(LONGEST) + 1 + number for number, name in enumerate(APART)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests by the file, those of `APART` one by one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrTest(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return nodeid if Path(file).stem in APART else file
+
+    return ByFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

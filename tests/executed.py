@@ -28,6 +28,7 @@ FOLLOWED = (
 )
 """Packages and modules whose text is part of a key, where a test imports them, directly or not."""
 ABOUT = "What was executed and right. Written by install.py test --all, see tests/executed.py."
+ASIDE = ("tests.executed", "tests.ledger")
 CONV = ("conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip")
 """The files that convolutions launch kernels of."""
 NEWEST = "ziglang or clang"
@@ -123,7 +124,7 @@ def python(*modules: str, without: tuple[str, ...] = ()) -> str:
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module not in reached and not _within(module, without):
+        if module not in reached and not _within(module, (*ASIDE, *without)):
             reached.add(module)
             waiting += _imports(module)
     return hash_of(*((module, *_text(module)) for module in sorted(reached)))

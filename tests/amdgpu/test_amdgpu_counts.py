@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 pytest.importorskip("tinygrad", reason="tinygrad, which decodes instructions, is not installed")
 
 from lib_rocm_sd.arch import by_gfx
+from tests import executed
+from tests.compiled import CHECKOUT
 from tools import machine_code
 
+TABLE = machine_code.RESULTS / "amd-machine-code.json"
+DOCUMENT = json.loads(TABLE.read_text(encoding="utf-8"))
+ROWS = [machine_code.Counted(**row) for row in DOCUMENT["rows"]]
+WANTED = [each for gfx in machine_code.GPUS for each in machine_code.typical(gfx)]
+SOURCES = ("attention.hip", "softmax.hip", *executed.CONV, str(TABLE.relative_to(CHECKOUT)))
 MORE = 1.03
 """A change that makes a kernel execute more vector instructions than this commits a new table."""
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[machine_code.Counted]:
-    why = machine_code.refusals(machine_code.GPUS)
+@executed.known(*SOURCES, by="clang")
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda each: f"{each[0].gfx} {each[0].problem}")
+def test_no_kernel_executes_more_than_the_table_says_or_spills(wanted: Any) -> None:
+    gfx = wanted[0].gfx
+    arch, why = by_gfx(gfx), machine_code.refusals([gfx])
     if why:
         pytest.skip("; ".join(why))
-    return machine_code.counted(machine_code.GPUS)
+    assert arch is not None
+    rows = {row.key: row for row in machine_code.count(wanted)}
+    for row in rows.values():
+        assert row.spills == 0 and row.lds_bytes <= arch.lds_bytes, row.key
+    if DOCUMENT["compiler"] != machine_code.compiler_name():
+        pytest.skip(f"the table is {DOCUMENT['compiler']}'s, not {machine_code.compiler_name()}'s")
+    known = {row.key: row for row in ROWS if (row.arch, row.case) == (gfx, str(wanted[0].problem))}
+    assert set(rows) == set(known)
+    for key, row in rows.items():
+        now, was = (each.vector + each.transcendental for each in (row, known[key]))
+        assert now <= MORE * was, f"{key}: {now}, was {was}; python -m tools.machine_code --write"
 
 
-def test_no_kernel_executes_more_than_the_table_says(rows: list[machine_code.Counted]) -> None:
-    path = machine_code.RESULTS / "amd-machine-code.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if document["compiler"] != machine_code.compiler_name():
-        pytest.skip(f"the table is {document['compiler']}'s, not {machine_code.compiler_name()}'s")
-    known = {row.key: row for row in (machine_code.Counted(**row) for row in document["rows"])}
-    assert {row.key for row in rows} == set(known)
-    worse = [
-        f"{row.key}: {row.vector + row.transcendental}, was {was.vector + was.transcendental}"
-        for row in rows
-        if (was := known[row.key])
-        and row.vector + row.transcendental > MORE * (was.vector + was.transcendental)
-    ]
-    assert not worse, "python -m tools.machine_code --write\n" + "\n".join(worse)
-
-
-def test_no_kernel_spills_or_wants_more_lds_than_there_is(
-    rows: list[machine_code.Counted],
-) -> None:
-    for row in rows:
-        arch = by_gfx(row.arch)
-        assert arch is not None
-        assert row.spills == 0, row.key
-        assert row.lds_bytes <= arch.lds_bytes, row.key
+def test_the_table_has_the_typical_cases() -> None:
+    assert {(row.arch, row.case) for row in ROWS} == {
+        (case.gfx, str(case.problem)) for case, _, _ in WANTED
+    }
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    document = json.loads(
-        (machine_code.RESULTS / "amd-machine-code.json").read_text(encoding="utf-8")
-    )
-    rows = [machine_code.Counted(**row) for row in document["rows"]]
     page = (machine_code.RESULTS / "amd-machine-code.md").read_text(encoding="utf-8")
-    assert page == machine_code.markdown(rows, document["compiler"])
+    assert page == machine_code.markdown(ROWS, DOCUMENT["compiler"])
