@@ -171,19 +171,23 @@ def _text(module: str) -> tuple[str, ...]:
     return (digest.hexdigest(),)
 
 
-def _said(node: object) -> Iterator[str]:
-    """A tree as words that are the same for each version of Python that reads it."""
+def _said(node: object, text: bool = False) -> Iterator[str]:
+    """A tree as words that are the same for each version of Python that reads it. `text`: in an
+    f-string.
+    """
     if isinstance(node, list):
         for each in node:
             alone = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
             if not (alone and isinstance(each.value.value, str)):  # a docstring
-                yield from _said(each)
+                yield from _said(each, text)
+    elif isinstance(node, ast.Constant) and node.value == "" and text:
+        return  # of Python 3.12 at the end of a format within a format
     elif isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for name, value in ast.iter_fields(node):
             if value is not None and value != []:
                 yield name
-                yield from _said(value)
+                yield from _said(value, isinstance(node, ast.JoinedStr))
         yield ")"
     else:
         yield repr(node)

@@ -1,0 +1,282 @@
+"""The ledger: what is executed again, what is not, and what is written."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import compiled, executed, ledger
+from tests.executed import Entry, merged
+
+A, B, C = (Entry("clang 19.1.7", "tests/x.py::test_y", f"{number:012x}") for number in range(3))
+OTHER = Entry("clang 22.1.0", "tests/x.py::test_y", "f" * 12)
+
+
+def test_what_is_written_is_read_again_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "executed.json"
+    executed.write([B, OTHER, A, B], path)
+    assert executed.read(path) == {A, B, OTHER}
+    text = path.read_text(encoding="utf-8")
+    assert text.index(A.key) < text.index(B.key) < text.index(OTHER.key)
+    executed.write([OTHER, A, B], path)
+    assert path.read_text(encoding="utf-8") == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"clang 19.1.7": 3}', '{"clang": {"a": 1}}'])
+def test_a_missing_or_damaged_file_knows_nothing(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "executed.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert executed.read(path) == frozenset()
+
+
+def test_the_file_is_small_and_of_this_form() -> None:
+    assert executed.FILE.stat().st_size < 100_000
+    assert json.loads(executed.FILE.read_text(encoding="utf-8"))["about"] == executed.ABOUT
+
+
+def test_a_whole_run_forgets_what_is_no_more_a_part_keeps_it() -> None:
+    assert merged([A, B], [B, C], [C], [], whole=True) == {B, C}
+    assert merged([A, B], [B, C], [C], [], whole=False) == {A, B, C}
+
+
+def test_a_wrong_one_is_forgotten_and_another_compilers_stays() -> None:
+    assert merged([A, B, OTHER], [A, B], [B], [A], whole=True) == {B, OTHER}
+
+
+def test_each_has_its_turn_within_ten_days() -> None:
+    for entry in (A, B, C, OTHER):
+        assert sum(ledger.due(entry, day) for day in range(740_000, 740_010)) == 1
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of a few modules: tests.a imports tests.b.c, that a module of ops."""
+    for name, text in {
+        "tests/a.py": "from tests.b import c\n",
+        "tests/b/__init__.py": "",
+        "tests/b/shim.h": "int x;",
+        "tests/b/c.py": "def f():\n    from lib_rocm_sd.ops.toy import formula\n",
+        "lib_rocm_sd/__init__.py": "",
+        "lib_rocm_sd/ops/__init__.py": "",
+        "lib_rocm_sd/ops/toy/__init__.py": "",
+        "lib_rocm_sd/ops/toy/formula.py": "SCALE = 2\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(executed, "CHECKOUT", tmp_path)
+    forget()
+    return tmp_path
+
+
+def forget() -> None:
+    for function in (executed.python, executed._tree, executed._imports, executed._text):
+        function.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Any:
+    yield
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "counts"),
+    [
+        ("lib_rocm_sd/ops/toy/formula.py", "SCALE = 3\n", True),
+        ("lib_rocm_sd/ops/toy/formula.py", '"""Doc."""\n\nSCALE = (  # of two\n    2\n)\n', False),
+        ("tests/b/shim.h", "int y;", True),
+        ("tests/b/other.py", "x = 1\n", False),
+        ("tests/a.py", "from tests.b import c\nx = 1\n", True),
+        ("tests/b/c.py", "def g():\n    from lib_rocm_sd.ops.toy import formula\n", True),
+    ],
+)
+def test_a_key_hangs_on_what_is_imported(tree: Path, name: str, text: str, counts: bool) -> None:
+    before = executed.python("tests.a")
+    (tree / name).write_text(text, encoding="utf-8")
+    forget()
+    assert (executed.python("tests.a") != before) is counts
+
+
+def test_what_an_op_does_not_use_is_left_out(tree: Path) -> None:
+    before = executed.python("tests.a", without=("lib_rocm_sd.ops.toy",))
+    (tree / "lib_rocm_sd/ops/toy/formula.py").write_text("SCALE = 3\n", encoding="utf-8")
+    forget()
+    assert executed.python("tests.a", without=("lib_rocm_sd.ops.toy",)) == before
+
+
+def test_the_executor_decides_about_each_case() -> None:
+    for module in ("tests.amdgpu.cases", "tests.ops.attention.test_simt_attention"):
+        waiting, reached = [module], set(executed.ASIDE)
+        while waiting:
+            each = waiting.pop()
+            if each not in reached:
+                reached.add(each)
+                waiting += executed._imports(each)
+        assert {"tests.simt", "tests.simt.launch", "lib_rocm_sd.ops.attention.ours"} <= reached
+        assert ("tests.amdgpu.vmem" in reached) is (module == "tests.amdgpu.cases")
+
+
+def test_words_of_a_tree_do_not_hang_on_layout() -> None:
+    one = ast.parse("def f(a):\n    'What.'\n    return a + 1  # more\n")
+    other = ast.parse("def f(\n    a\n):\n    return (a + 1)\n")
+    assert list(executed._said(one)) == list(executed._said(other))
+    assert list(executed._said(one)) != list(executed._said(ast.parse("def f(a):\n return a - 1")))
+
+
+def test_machine_code_does_not_hang_on_comments(tmp_path: Path) -> None:
+    path = tmp_path / "a.hip"
+    path.write_text('int a; // x\n/* b\n c */ asm("//s");\n\n', encoding="utf-8")
+    assert compiled.text_of(path) == 'int a;\nasm("//s");'
+
+
+# -- choosing and saying -------------------------------------------------------------------------
+
+
+def config(*words: str, keyword: str = "", **options: bool) -> Any:
+    source = pytest.Config.ArgsSource
+    chosen = {"all": False, "record": False, **options}
+    return SimpleNamespace(
+        args=words,
+        args_source=source.ARGS if words else source.TESTPATHS,
+        option=SimpleNamespace(keyword=keyword, markexpr="", collectonly=False),
+        getoption=chosen.__getitem__,
+    )
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The ledger has A and B."""
+    path = tmp_path / "executed.json"
+    monkeypatch.setattr(ledger, "UNFINISHED", tmp_path / "unfinished.jsonl")
+    monkeypatch.setattr(executed, "FILE", path)
+    monkeypatch.setattr(executed.read, "__defaults__", (path,))
+    monkeypatch.setattr(executed.write, "__defaults__", (path,))
+    executed.write([A, B])
+    return path
+
+
+def day_of(entry: Entry) -> int:
+    return next(day for day in range(10) if ledger.due(entry, day))
+
+
+def test_what_is_new_is_executed_and_what_has_its_turn(kept: Path) -> None:
+    found = ledger.Ledger(config())
+    found.day = day_of(A)
+    assert [found.is_executed(each) for each in (A, B, C)] == [True, False, True]
+
+
+@pytest.mark.parametrize("how", [config("tests/x.py"), config("x::y"), config(keyword="x")])
+def test_what_is_named_is_executed(kept: Path, how: Any) -> None:
+    found = ledger.Ledger(how)
+    assert all(found.is_executed(each) for each in (A, B, C)) and not found.whole
+    folder = ledger.Ledger(config("tests/ops"))
+    folder.day = day_of(A)
+    assert not folder.is_executed(B)
+
+
+def report(entry: Entry, outcome: str = "passed", nodeid: str = "tests/x.py::test_y") -> Any:
+    return pytest.TestReport(
+        nodeid, ("x", 1, "y"), {}, outcome, None, "call", user_properties=[("executed", entry)]
+    )  # type: ignore[arg-type]
+
+
+def test_an_interrupted_one_goes_on_where_it_was(kept: Path) -> None:
+    first = ledger.Ledger(config(all=True))
+    first.collected = {A, B, C}
+    first.pytest_runtest_logreport(report(A))
+    first.pytest_sessionfinish(SimpleNamespace(), pytest.ExitCode.INTERRUPTED)  # type: ignore[arg-type]
+    assert executed.read() == {A, B}
+    again = ledger.Ledger(config(all=True))
+    assert [again.is_executed(each) for each in (A, B, C)] == [False, True, True]
+    again.collected = {A, B, C}
+    again.pytest_runtest_logreport(report(B, "failed"))
+    again.pytest_runtest_logreport(report(C))
+    again.pytest_sessionfinish(SimpleNamespace(), pytest.ExitCode.TESTS_FAILED)  # type: ignore[arg-type]
+    assert executed.read() == {A, C} and not ledger.UNFINISHED.exists()
+
+
+def test_a_usual_run_writes_nothing_and_record_adds(kept: Path) -> None:
+    for record in (False, True):
+        found = ledger.Ledger(config(record=record))
+        found.collected = {A, B, C}
+        found.pytest_runtest_logreport(report(C))
+        found.machine["executed"] = 1
+        found.pytest_sessionfinish(SimpleNamespace(), pytest.ExitCode.OK)  # type: ignore[arg-type]
+        assert executed.read() == ({A, B, C} if record else {A, B})
+
+
+def test_a_wrong_claim_is_said_loudly(kept: Path) -> None:
+    found = ledger.Ledger(config())
+    found.collected = {A, B, C}
+    found.pytest_runtest_logreport(report(A, "failed"))
+    found.pytest_runtest_logreport(report(C))
+    said = "\n".join(found.lines())
+    assert "ledger: 2 of 3 known, 0 re-executed today, 1 new" in said
+    assert f"LEDGER IS WRONG: {A.test} is known to be right as {A.key}" in said
+
+
+def test_another_compiler_is_said(kept: Path) -> None:
+    found = ledger.Ledger(config())
+    found.collected = {OTHER}
+    assert "nothing is known of clang 22.1.0, so all is executed" in "\n".join(found.lines())
+
+
+def test_machine_code_that_was_not_executed_is_said_and_may_fail_the_run(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ledger.Ledger(config())
+    skipped = report(A, "skipped", "tests/amdgpu/test_x.py::test_y")
+    skipped.longrepr = ("x", 1, "no clang with ld.lld")
+    found.pytest_runtest_logreport(skipped)
+    assert "MACHINE CODE WAS NOT EXECUTED: no clang with ld.lld" in "\n".join(found.lines())
+    session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
+    found.pytest_sessionfinish(session, pytest.ExitCode.OK)  # type: ignore[arg-type]
+    assert session.exitstatus == pytest.ExitCode.OK
+    monkeypatch.setenv(ledger.MUST_EXECUTE, "1")
+    found.pytest_sessionfinish(session, pytest.ExitCode.OK)  # type: ignore[arg-type]
+    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
+    found.pytest_runtest_logreport(report(A, nodeid="tests/amdgpu/test_x.py::test_y"))
+    assert "machine code: 1 tests executed it now" in "\n".join(found.lines())
+
+
+# -- what is compiled ----------------------------------------------------------------------------
+
+
+def test_an_entry_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "compiled")
+    compiled._prune.cache_clear()
+    times = []
+
+    def make(made: Path) -> None:
+        times.append(1)
+        (made / "code.co").write_bytes(b"1")
+        if len(times) == 1:
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        compiled.entry("k", make)
+    for _ in range(2):
+        assert (compiled.entry("k", make) / "code.co").read_bytes() == b"1"
+    assert len(times) == 2 and [each.name for each in (tmp_path / "compiled").iterdir()] == ["k"]
+    compiled._prune.cache_clear()
+
+
+def test_what_is_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_BYTES", 100)
+    now = 10.0 * compiled.KEPT_S
+    names = ("new", "large", "next", "old")
+    folders = [tmp_path / name for name in names]
+    used = (now, now - 1, now - 2, now - 2 * compiled.KEPT_S)
+    sizes = (40, 50, 20, 1)
+    gone = compiled._superfluous(list(zip(used, sizes, folders, strict=True)), now)
+    assert [each.name for each in gone] == ["next", "old"]
