@@ -97,6 +97,19 @@ def version_of(by: str) -> str:
     return compiled.version_of(*compiler.program) if compiler else ""
 
 
+def sources() -> str:
+    """Changes when a file is edited that a key may hang on."""
+    folders = (KERNELS, *(CHECKOUT / name for name in ("tests", "tools", "lib_rocm_sd")))
+    files = sorted(file for folder in folders for file in folder.rglob("*.*"))
+    return hash_of(
+        *(
+            (str(file), file.stat().st_mtime_ns)
+            for file in files
+            if file.suffix in (".py", ".hip", ".h", ".cpp", ".c", ".json") and file != FILE
+        )
+    )
+
+
 # -- what decides --------------------------------------------------------------------------------
 
 

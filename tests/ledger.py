@@ -58,11 +58,13 @@ class Ledger:
         self.known = executed.read()
         self.day: int = self.given["day"] if self.worker else date.today().toordinal()
         self.done: frozenset[Entry] = frozenset(map(Entry._make, self._found_done()))
+        self.sources = executed.sources() if self.records and not self.worker else ""
         self.collected: set[Entry] = set()
         self.right: set[Entry] = set()
         self.wrong: set[Entry] = set()
         self.machine: Counter[str] = Counter()
         self.why_not = ""
+        self.edited = False
 
     def _found_done(self) -> Iterable[Any]:
         if self.worker:
@@ -148,6 +150,10 @@ class Ledger:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def keep(self) -> None:
+        if self.sources != executed.sources():
+            UNFINISHED.unlink(missing_ok=True)
+            self.edited = True
+            return
         right = (self.right | self.done) & self.collected
         executed.write(
             executed.merged(self.known, self.collected, right, self.wrong, whole=self.whole)
@@ -179,6 +185,8 @@ class Ledger:
             found.append(f"ledger: nothing is known of {name}, so all is executed; it has {others}")
         for entry in sorted(self.wrong & known):
             found.append(f"LEDGER IS WRONG: {entry.test} is known to be right as {entry.key}")
+        if self.edited:
+            found.append("ledger: sources were edited during the run, so nothing of it is kept")
         count = sum(entry.test.startswith(MACHINE) for entry in known - self.right)
         if self.machine["executed"]:
             times = f"{self.machine['executed']} tests executed it now"

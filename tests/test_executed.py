@@ -215,6 +215,18 @@ def test_a_usual_run_writes_nothing_and_record_adds(kept: Path) -> None:
         assert executed.read() == ({A, B, C} if record else {A, B})
 
 
+def test_nothing_is_kept_of_sources_that_changed_meanwhile(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ledger.Ledger(config(all=True))
+    found.collected = {A, C}
+    found.pytest_runtest_logreport(report(C))
+    monkeypatch.setattr(executed, "sources", lambda: "edited")
+    found.pytest_sessionfinish(SimpleNamespace(), pytest.ExitCode.OK)  # type: ignore[arg-type]
+    assert executed.read() == {A, B} and not ledger.UNFINISHED.exists()
+    assert "sources were edited during the run" in "\n".join(found.lines())
+
+
 def test_a_wrong_claim_is_said_loudly(kept: Path) -> None:
     found = ledger.Ledger(config())
     found.collected = {A, B, C}
