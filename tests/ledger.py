@@ -43,8 +43,8 @@ class Ledger:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.given = getattr(config, "workerinput", {}).get("ledger")
-        self.worker = self.given is not None
+        self.given: dict[str, Any] = getattr(config, "workerinput", {}).get("ledger", {})
+        self.worker = bool(self.given)
         self.everything = bool(config.getoption("all"))
         self.records = self.everything or bool(config.getoption("record"))
         self.named = bool(config.option.keyword) or any(
@@ -75,7 +75,8 @@ class Ledger:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen, left = [], []
+        chosen: list[pytest.Item] = []
+        left: list[pytest.Item] = []
         for item in items:
             entry = executed.entry_of(item)
             if entry is not None:

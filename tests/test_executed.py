@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import install
 from tests import compiled, executed, ledger
 from tests.executed import Entry, merged
 
@@ -184,7 +186,7 @@ def test_what_is_named_is_executed(kept: Path, how: Any) -> None:
     assert not folder.is_executed(B)
 
 
-def report(entry: Entry, outcome: str = "passed", nodeid: str = "tests/x.py::test_y") -> Any:
+def report(entry: Entry, outcome: Any = "passed", nodeid: str = "tests/x.py::test_y") -> Any:
     return pytest.TestReport(
         nodeid, ("x", 1, "y"), {}, outcome, None, "call", user_properties=[("executed", entry)]
     )  # type: ignore[arg-type]
@@ -292,3 +294,21 @@ def test_what_is_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.Monkey
     sizes = (40, 50, 20, 1)
     gone = compiled._superfluous(list(zip(used, sizes, folders, strict=True)), now)
     assert [each.name for each in gone] == ["next", "old"]
+
+
+# -- install.py test -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for Python is a shell script")
+@pytest.mark.parametrize(("failing", "status"), [("none", 0), ("mypy", 3), ("ruff", 3)])
+def test_types_are_checked_beside_pytest_and_shown_after_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], failing: str, status: int
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "ran $2 $3"\n[ "$2" != {failing} ] || exit 3\n')
+    python.chmod(0o755)
+    assert install.test(python, ["--all"]) == status
+    said = capfd.readouterr().out
+    ran = [line.split()[1] for line in said.splitlines() if line.startswith("ran ")]
+    assert ran == ["ruff", "ruff", "pytest", "mypy"]
+    assert "== mypy\nran mypy" in said and "--dist loadfile --no-loadscope-reorder --all\n" in said
