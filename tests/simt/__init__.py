@@ -68,7 +68,11 @@ def find_clang(sanitize: str | None = None) -> str | None:
 
 def _clangs() -> list[str]:
     names = (*(f"clang-{version}" for version in range(25, 16, -1)), "clang")
-    return [path for path in map(shutil.which, names) if path and int(compiled.version_of(path).split(".")[0] or 0) >= 17]
+    return [
+        path
+        for path in map(shutil.which, names)
+        if path and int(compiled.version_of(path).split(".")[0] or 0) >= 17
+    ]
 
 
 @lru_cache(maxsize=16)
