@@ -26,7 +26,7 @@ class OpName(Protocol):
     def title(self) -> str: ...
 
 
-class Row:
+class UsedRow:
     """One way in which one problem was run. `calls`, since `begin`, is counted by the engine."""
 
     __slots__ = (
@@ -79,8 +79,8 @@ class Report:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: WeakValueDictionary[tuple[Any, ...], Row] = WeakValueDictionary()
-        self._kept: dict[tuple[Any, ...], Row] = {}
+        self._rows: WeakValueDictionary[tuple[Any, ...], UsedRow] = WeakValueDictionary()
+        self._kept: dict[tuple[Any, ...], UsedRow] = {}
         self._events: dict[str, None] = {}
         self._device = ""
         self._level = ""
@@ -94,13 +94,13 @@ class Report:
         config: Any,
         why: str = "",
         reasons: Mapping[str, Sequence[str]] | None = None,
-    ) -> Row:
+    ) -> UsedRow:
         """The row to count calls in, made when first asked for. `part`: of the model, as the caller
         says; `reasons`: of those not used.
         """
         with self._lock:
             key = (part, op.name, problem, variant, config)
-            row = self._rows.setdefault(key, Row(part, op, problem, variant, config))
+            row = self._rows.setdefault(key, UsedRow(part, op, problem, variant, config))
             self._keep(key, row)
             row.why = why
             log.info("%s: %s runs %s (%s)", op.name, variant, problem, why)
@@ -171,7 +171,7 @@ class Report:
                 refused.update({f"not {name}: {'; '.join(texts)}": None})
         return "\n".join([*lines, *refused, *(f"event: {text}" for text in shot["events"])])
 
-    def _keep(self, key: tuple[Any, ...], row: Row) -> None:
+    def _keep(self, key: tuple[Any, ...], row: UsedRow) -> None:
         """Of too many the oldest one goes, first of those without calls."""
         self._kept[key] = row
         if len(self._kept) > ROWS_KEPT:
@@ -179,7 +179,7 @@ class Report:
             idle = (known for known in others if not self._kept[known].calls)
             del self._kept[next(idle, others[0])]
 
-    def _used(self) -> list[Row]:
+    def _used(self) -> list[UsedRow]:
         return [row for row in list(self._rows.values()) if row.calls]
 
 

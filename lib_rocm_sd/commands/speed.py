@@ -11,7 +11,7 @@ import torch
 from lib_rocm_sd.demo.standalone import Standalone
 from lib_rocm_sd.speedtest import export, result
 from lib_rocm_sd.speedtest.request import PRESETS, WHAT, Request, parse
-from lib_rocm_sd.speedtest.session import Session
+from lib_rocm_sd.speedtest.session import SpeedSession
 
 POLL_S = 0.2
 OUT = Path("outputs") / "speedtest"
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, RuntimeError, AssertionError) as error:
         print(f"bench speed: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
-    session = Session()
+    session = SpeedSession()
     ident = session.start(request, Standalone(device, args.out))
     try:
         _watch(session)
@@ -56,7 +56,7 @@ def _request(args: argparse.Namespace) -> Request:
     return parse({"what": args.what, "preset": preset, "sizes": args.sizes or []})
 
 
-def _watch(session: Session) -> None:
+def _watch(session: SpeedSession) -> None:
     """A line on stderr whenever something else is done."""
     told = ""
     while not session.wait(POLL_S):

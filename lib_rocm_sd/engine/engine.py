@@ -14,13 +14,13 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
-from lib_rocm_sd.engine.planner import Plan, Planner, default_launcher
+from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op
-from lib_rocm_sd.report import Row
+from lib_rocm_sd.report import UsedRow
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 """True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
@@ -37,10 +37,10 @@ class _Route:
     def __init__(
         self,
         run: Callable[..., Any],
-        row: Row,
+        row: UsedRow,
         problem: Any,
         device: torch.device,
-        plan: Plan | None = None,
+        plan: VariantPlan | None = None,
         launch: Launch | None = None,
     ) -> None:
         self.run = run
@@ -105,7 +105,7 @@ class Engine:
         device: torch.device,
         op: Op[Any, Any] = ATTENTION,
         session: Session = DEFAULT,
-    ) -> Plan:
+    ) -> VariantPlan:
         """What would run `problem` on `device`; tests, and measures, what was never used.
 
         Raises NotSupportedError when every variant refuses or failed.

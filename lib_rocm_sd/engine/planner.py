@@ -20,7 +20,7 @@ from lib_rocm_sd.policy import Candidate, Policy, limit, rank
 
 
 @dataclass(frozen=True)
-class Plan:
+class VariantPlan:
     """What runs a problem: `variant` with `config`. `refusals` has all others' reasons, by name."""
 
     variant: Variant[Any, Any]
@@ -63,7 +63,7 @@ class Planner:
         problem: Any,
         device: torch.device,
         extra: Mapping[str, Sequence[str]],
-    ) -> Plan:
+    ) -> VariantPlan:
         """The first verified variant in the policy's order; `extra` adds refusals by variant name.
 
         Raises NotSupportedError when none is left.
@@ -90,7 +90,7 @@ class Planner:
                 refusals[other.variant.name] = behind
         others = {name: why for name, why in refusals.items() if name != chosen.variant.name}
         at = "" if like == problem else f", for {like}"
-        return Plan(chosen.variant, config, others, _why(policy, chosen, free, at))
+        return VariantPlan(chosen.variant, config, others, _why(policy, chosen, free, at))
 
     def refusals(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device

@@ -14,7 +14,7 @@ from pathlib import Path
 from lib_rocm_sd.bench.svg import number
 from lib_rocm_sd.checks import told
 from lib_rocm_sd.speedtest.export import escaped, machine_line, printable
-from lib_rocm_sd.speedtest.result import OURS, Document, Row, files, read, reason_of
+from lib_rocm_sd.speedtest.result import OURS, Document, SpeedRow, files, read, reason_of
 
 COLUMNS = {
     "attention": (
@@ -176,7 +176,7 @@ def _system(document: Document) -> str:
     return escaped(", ".join(str(fact) for fact in facts if fact))
 
 
-def _figure(document: Document, test: str, case: str, method: str = "") -> Row | None:
+def _figure(document: Document, test: str, case: str, method: str = "") -> SpeedRow | None:
     """Our row, or another method's; None where it has no figure."""
     method = method or OURS[test]
     for row in document.rows:

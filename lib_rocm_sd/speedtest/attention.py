@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import attention_cases
-from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.result import SpeedRow
 from lib_rocm_sd.speedtest.side import Attention, Cancelled
 
 SDP = "SDP"
@@ -45,14 +45,14 @@ class _Case:
     slice_rows: int
 
 
-def rows(job: Job) -> Iterator[Row]:
+def rows(job: Job) -> Iterator[SpeedRow]:
     """One row per case and method. Raises Cancelled."""
     cases = attention_cases(job.request, job.device)
     methods = _methods(job)
     shares = Shares(job.effort.parts_s["attention"], len(cases) * len(methods))
     for name, size, problem in cases:
         where = f"{size}x{size}"
-        empty = [Row("attention", name, method) for method in methods]
+        empty = [SpeedRow("attention", name, method) for method in methods]
         try:
             case = Guard(job.cancelled).beside(partial(_case, problem, job))
         except Cancelled:
@@ -116,8 +116,8 @@ def _case(problem: AttentionProblem, job: Job) -> _Case:
 
 
 def _row(
-    row: Row, method: Attention | None, case: _Case, job: Job, share_s: float, where: str
-) -> Row:
+    row: SpeedRow, method: Attention | None, case: _Case, job: Job, share_s: float, where: str
+) -> SpeedRow:
     """The row with its figures, or with the reason why there are none."""
     try:
         if method is None:
@@ -143,7 +143,7 @@ def _refusal(refusals: dict[str, list[str]]) -> str:
     return "; ".join(dict.fromkeys(said)) or "another method is planned here"
 
 
-def _figures(row: Row, method: Attention, case: _Case, job: Job, share_s: float) -> Row:
+def _figures(row: SpeedRow, method: Attention, case: _Case, job: Job, share_s: float) -> SpeedRow:
     guard, device = job.guard(), job.device
     run = _run(method, case, guard, device)
     out = run(0)
@@ -196,7 +196,7 @@ def _error(out: torch.Tensor, case: _Case) -> float:
     return float(gap / case.exact.abs().max())
 
 
-def _note(row: Row, case: _Case) -> str:
+def _note(row: SpeedRow, case: _Case) -> str:
     slices = -(-case.problem.seq_q // case.slice_rows)
     parts = [row.note, f"in {slices} slices of queries" if slices > 1 else ""]
     return "; ".join(part for part in parts if part)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lib_rocm_sd.bench.svg import number
-from lib_rocm_sd.speedtest.result import FIELDS, OURS, WHAT, Document, Row
+from lib_rocm_sd.speedtest.result import FIELDS, OURS, WHAT, Document, SpeedRow
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
@@ -98,7 +98,7 @@ METHODS_SAID = (
 )
 
 
-def table(rows: Sequence[Row], test: str) -> list[str]:
+def table(rows: Sequence[SpeedRow], test: str) -> list[str]:
     """The rows of a test as lines of Markdown. "Times ours": how many times our time it takes."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
     reference = {
@@ -119,11 +119,11 @@ def table(rows: Sequence[Row], test: str) -> list[str]:
     return lines
 
 
-def _peak(row: Row) -> str:
+def _peak(row: SpeedRow) -> str:
     return f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else ""
 
 
-def _times(row: Row, reference: float | None) -> str:
+def _times(row: SpeedRow, reference: float | None) -> str:
     """How many times as long as ours it takes."""
     if not reference or not row.median > 0:
         return ""

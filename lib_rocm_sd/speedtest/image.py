@@ -11,7 +11,7 @@ from typing import Any
 from lib_rocm_sd.speedtest.guard import FAILED, why
 from lib_rocm_sd.speedtest.job import Job, Shares, Shot
 from lib_rocm_sd.speedtest.presets import sizes
-from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.result import SpeedRow
 from lib_rocm_sd.speedtest.side import Cancelled, Picture
 
 OFF, ON = "extension off", "extension on"
@@ -20,7 +20,7 @@ AMPLIFIED = 16
 """The difference picture's."""
 
 
-def rows(job: Job) -> Iterator[Row]:
+def rows(job: Job) -> Iterator[SpeedRow]:
     """Per size, off and on: a row in s per image and one in steps per second. Raises Cancelled."""
     wanted = sizes(job.request, job.device)
     shares = Shares(job.effort.parts_s["image"], len(wanted))
@@ -90,11 +90,11 @@ class _Taken:
         finally:
             job.clean()
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[SpeedRow]:
         """Of both methods, also where there is nothing but a reason."""
         found = []
         for method in (OFF, ON):
-            row = Row("image", self.case, method, "s", reason=self.reasons.get(method, ""))
+            row = SpeedRow("image", self.case, method, "s", reason=self.reasons.get(method, ""))
             pictures = self.pictures[method]
             if row.reason or not pictures:
                 found.append(replace(row, reason=row.reason or "no picture was made"))
@@ -120,7 +120,7 @@ class _Taken:
         return Shot(self.case, off[-1], on[-1], picture, largest, mean)
 
 
-def _with(row: Row, values: Sequence[float]) -> Row:
+def _with(row: SpeedRow, values: Sequence[float]) -> SpeedRow:
     ordered = sorted(values)
     count = len(ordered)
     return replace(

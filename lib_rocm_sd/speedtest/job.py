@@ -12,7 +12,7 @@ import torch
 from lib_rocm_sd.speedtest.guard import Guard, clean
 from lib_rocm_sd.speedtest.presets import Effort, effort
 from lib_rocm_sd.speedtest.request import Request
-from lib_rocm_sd.speedtest.result import Row
+from lib_rocm_sd.speedtest.result import SpeedRow
 from lib_rocm_sd.speedtest.side import HostSide, Picture
 
 
@@ -82,4 +82,4 @@ class Shares:
         return min(1.0, (self.rows - self.left) / max(self.rows, 1))
 
 
-Part = Callable[[Job], Iterator[Row]]
+Part = Callable[[Job], Iterator[SpeedRow]]

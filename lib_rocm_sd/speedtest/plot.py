@@ -8,7 +8,7 @@ from html import escape
 
 from lib_rocm_sd.bench import svg
 from lib_rocm_sd.bench.svg import SLIM, WIDE, Layout, number
-from lib_rocm_sd.speedtest.result import OURS, Document, Row, ours
+from lib_rocm_sd.speedtest.result import OURS, Document, SpeedRow, ours
 
 __all__ = ["SLIM", "WIDE", "bars", "history", "number"]
 
@@ -31,7 +31,7 @@ def bars(document: Document, layout: Layout = WIDE) -> dict[str, str]:
     return found
 
 
-def _bar(row: Row) -> svg.Bar:
+def _bar(row: SpeedRow) -> svg.Bar:
     figures = (row.unit, row.median, row.p10, row.p90, row.runs)
     return svg.Bar(row.case, row.method, *figures, row.reason)
 

@@ -27,7 +27,7 @@ PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """One method on one case; what was not measured is NaN.
 
     `median`, `p10`, `p90` are in `unit`, of `runs` runs. `peak_mib`: the most device memory during
@@ -76,7 +76,7 @@ class Document:
 
     machine: dict[str, Any]
     request: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SpeedRow] = field(default_factory=list)
     pictures: list[Pair] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = False
@@ -258,7 +258,7 @@ def _request(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"what": what, "preset": _text(found, "preset"), "sizes": sizes}
 
 
-def _row(item: object) -> Row:
+def _row(item: object) -> SpeedRow:
     if not isinstance(item, dict):
         raise ValueError("a row is not an object")  # noqa: TRY004
     texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "method", "unit")}
@@ -270,7 +270,7 @@ def _row(item: object) -> Row:
         value = item.get(key)
         figures[key] = math.nan if value is None else _number(value, key, 1e12)
     runs = int(_number(item.get("runs", 0), "runs", 1e9))
-    row = Row(**texts, **figures, runs=runs)
+    row = SpeedRow(**texts, **figures, runs=runs)
     if not row.reason and not row.median > 0:
         raise ValueError("a row has neither a figure above 0 nor a reason")
     if row.p10 > row.median or row.p90 < row.median:
@@ -310,11 +310,11 @@ def _checked(value: object, name: str) -> str:
     return value
 
 
-def ours(rows: Sequence[Row], test: str) -> list[Row]:
+def ours(rows: Sequence[SpeedRow], test: str) -> list[SpeedRow]:
     """The measured rows of our method in one test."""
     return [row for row in rows if row.test == test and row.method == OURS[test] and not row.reason]
 
 
 OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "image": "extension on"}
 """Our method's name in each test."""
-FIELDS = tuple(item.name for item in fields(Row))
+FIELDS = tuple(item.name for item in fields(SpeedRow))

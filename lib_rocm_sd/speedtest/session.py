@@ -20,7 +20,7 @@ from lib_rocm_sd.speedtest.request import WHAT, Request
 from lib_rocm_sd.speedtest.result import Document, Pair
 from lib_rocm_sd.speedtest.side import Busy, Cancelled, HostSide
 
-__all__ = ["Busy", "Progress", "Session", "session"]
+__all__ = ["Busy", "Progress", "SpeedSession", "session"]
 
 STATES = ("idle", "running", "done", "cancelled", "failed")
 RESULTS_KEPT = 20
@@ -39,7 +39,7 @@ class Progress:
     text: str = ""
 
 
-class Session:
+class SpeedSession:
     """Starts tests, tells how far they are, keeps their results. Thread-safe."""
 
     def __init__(self) -> None:
@@ -217,5 +217,5 @@ class _Keeper:
         return Pair(shot.case, **names, largest=shot.largest, mean=round(shot.mean, 4))
 
 
-session = Session()
+session = SpeedSession()
 """The session of the process."""

@@ -30,7 +30,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import sizes
-from lib_rocm_sd.speedtest.result import OURS, Row
+from lib_rocm_sd.speedtest.result import OURS, SpeedRow
 from lib_rocm_sd.speedtest.side import Cancelled
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
@@ -85,7 +85,7 @@ class _Decoder:
         return self._exact[size]
 
 
-def rows(job: Job) -> Iterator[Row]:
+def rows(job: Job) -> Iterator[SpeedRow]:
     """One row per size and method. Raises Cancelled."""
     wanted = sizes(job.request, job.device)
     try:
@@ -100,7 +100,7 @@ def rows(job: Job) -> Iterator[Row]:
         raise
     except FAILED as failure:
         for size in wanted:
-            yield Row("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
+            yield SpeedRow("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
         return
     shares = Shares(job.effort.parts_s["vae"], len(wanted) * len(methods))
     for size in wanted:
@@ -110,7 +110,7 @@ def rows(job: Job) -> Iterator[Row]:
             if method.name in (OVERLAP, PER_TILE) and size <= tilings.TILE:
                 continue
             if method.name == OURS["vae"] and lacking:  # no host would run ours
-                yield Row("vae", _case(size), OURS["vae"], reason=lacking)
+                yield SpeedRow("vae", _case(size), OURS["vae"], reason=lacking)
                 continue
             job.told(shares.fraction, f"VAE, {_picture(size)}: {method.name}")
             row = _row(method, decoder, size, job, share_s, eager_error)
@@ -195,8 +195,8 @@ def _ours(decoder: _Decoder, session: Session) -> _Method:
 
 def _row(
     method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float, eager_error: float
-) -> Row:
-    row = Row("vae", _case(size), method.name)
+) -> SpeedRow:
+    row = SpeedRow("vae", _case(size), method.name)
     try:
         method.get_ready(size, job.guard())
         row = _verified(row, method, decoder, size, job, eager_error)
@@ -210,8 +210,8 @@ def _row(
 
 
 def _verified(
-    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
-) -> Row:
+    row: SpeedRow, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
+) -> SpeedRow:
     """The row with its error, and a reason where that is too large."""
     at, right = _right(decoder, size, job)
     made = job.patient().beside(
@@ -246,8 +246,8 @@ def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
 
 
 def _timed(
-    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
-) -> Row:
+    row: SpeedRow, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
+) -> SpeedRow:
     """A first run from beside, since it may search or compile; a second for the peak; the rest."""
     device, latent = decoder.device, decoder.latent(size)
     guard = job.patient()

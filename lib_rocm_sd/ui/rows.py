@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lib_rocm_sd.ops.registry import FAMILIES, op_named
-from lib_rocm_sd.ui.status import Row
+from lib_rocm_sd.ui.status import StatusRow
 
 UNET = "UNet"
 """The part whose rows go by the op's title alone, as the settings call them."""
@@ -21,7 +21,7 @@ NAMES = {
 REASONS_SHOWN = 3
 
 
-def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[Row]]:
+def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[StatusRow]]:
     """The rows of `report.snapshot()` by part and family, those with the most calls first."""
     calls: dict[tuple[str, str, str], int] = {}
     why: dict[tuple[str, str, str], dict[str, dict[str, None]]] = {}
@@ -30,7 +30,7 @@ def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[Row]]:
         calls[key] = calls.get(key, 0) + int(row["calls"])
         for name, text in _why(row):
             why.setdefault(key, {}).setdefault(name, {})[text] = None
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[StatusRow]] = {}
     for key in sorted(calls, key=lambda key: -calls[key]):
         part, family, variant = key
         runs = f"{name_of(variant)}, {counted(calls[key], 'call')}"
@@ -38,7 +38,7 @@ def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[Row]]:
             f"{name_of(name)}: {'; '.join(shortened(list(texts), 1))}"
             for name, texts in why.get(key, {}).items()
         )
-        found.setdefault((part, family), []).append(Row(label_of(part, family), runs, others))
+        found.setdefault((part, family), []).append(StatusRow(label_of(part, family), runs, others))
     return found
 
 

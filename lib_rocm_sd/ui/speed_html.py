@@ -15,7 +15,7 @@ from lib_rocm_sd.speedtest import plot
 from lib_rocm_sd.speedtest.export import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
 from lib_rocm_sd.speedtest.image import AMPLIFIED
 from lib_rocm_sd.speedtest.request import WHAT
-from lib_rocm_sd.speedtest.result import OURS, Document, History, Row
+from lib_rocm_sd.speedtest.result import OURS, Document, History, SpeedRow
 
 TITLES = {"attention": "Attention", "vae": "VAE decode", "image": "Whole image"}
 HEAD = ("Method", "Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
@@ -84,7 +84,7 @@ def _when(document: Document) -> str:
     return text_of(", ".join(part for part in (when, asked.get("preset"), sizes, what) if part))
 
 
-def _table(rows: Sequence[Row], test: str) -> str:
+def _table(rows: Sequence[SpeedRow], test: str) -> str:
     """Scrolls inside itself where the window is narrow, by keyboard, too."""
     head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
     ours = {
@@ -103,7 +103,7 @@ def _table(rows: Sequence[Row], test: str) -> str:
     )
 
 
-def _line(row: Row, ours: float | None, test: str) -> str:
+def _line(row: SpeedRow, ours: float | None, test: str) -> str:
     kind = ' class="rocm-sd-speed-ours"' if row.method == OURS[test] else ""
     note = f' title="{text_of(row.note)}"' if row.note else ""
     start = f'<tr{kind}><th scope="row"{note}>{text_of(row.method)}</th>'
@@ -114,7 +114,7 @@ def _line(row: Row, ours: float | None, test: str) -> str:
     return f"{start}{cells}</tr>"
 
 
-def _cells(row: Row, ours: float | None) -> Iterator[str]:
+def _cells(row: SpeedRow, ours: float | None) -> Iterator[str]:
     yield f"{plot.number(row.median)} {row.unit}"
     ratio = math.nan
     if ours and row.median > 0:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lib_rocm_sd.speedtest.request import LEAST_SIZE, MOST_SIZE, MOST_SIZES, STEP, WHAT
-from lib_rocm_sd.speedtest.session import Session
+from lib_rocm_sd.speedtest.session import SpeedSession
 from lib_rocm_sd.speedtest.side import HostSide
 from lib_rocm_sd.ui.speed_html import TITLES, notice
 from lib_rocm_sd.ui.speed_view import Content, View
@@ -58,7 +58,7 @@ POLL = """
 """`answered`: the tick of the answer before the last question; while it stands, one is awaited."""
 
 
-def build(session: Session, side: HostSide) -> Any:
+def build(session: SpeedSession, side: HostSide) -> Any:
     """The tab as a gr.Blocks, made outside of another."""
     import gradio as gr
 

@@ -17,7 +17,7 @@ from lib_rocm_sd.speedtest import result
 from lib_rocm_sd.speedtest.export import to_markdown
 from lib_rocm_sd.speedtest.request import parse
 from lib_rocm_sd.speedtest.result import FILES, Document, history
-from lib_rocm_sd.speedtest.session import Busy, Progress, Session
+from lib_rocm_sd.speedtest.session import Busy, Progress, SpeedSession
 from lib_rocm_sd.speedtest.side import HostSide
 from lib_rocm_sd.ui import speed_html, speed_pictures
 
@@ -52,7 +52,7 @@ class State:
 class View:
     """The tab of one process. Called in the web server's worker threads."""
 
-    def __init__(self, session: Session, side: HostSide) -> None:
+    def __init__(self, session: SpeedSession, side: HostSide) -> None:
         self.session = session
         self.side = side
         self._cancelled = ""

@@ -23,7 +23,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Row:
+class StatusRow:
     """One line of the table. `why`: what keeps each faster way from being used; mostly nothing."""
 
     operation: str
@@ -49,7 +49,7 @@ class Status:
 
     headline: str
     lines: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[StatusRow, ...] = ()
     notes: tuple[str, ...] = ()
     progress: tuple[int, int] | None = None
     failure: Failure | None = None
@@ -99,7 +99,7 @@ def _failure(failure: Failure | None) -> str:
     )
 
 
-def _table(rows: Iterable[Row]) -> str:
+def _table(rows: Iterable[StatusRow]) -> str:
     lines = [_line(row) for row in rows]
     if not lines:
         return ""
@@ -110,7 +110,7 @@ def _table(rows: Iterable[Row]) -> str:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: StatusRow) -> str:
     why = "<br>".join(escape(text) for text in row.why) or '<span aria-label="nothing">–</span>'
     cells = zip(HEADINGS[1:], (escape(row.runs), why), strict=True)
     rest = "".join(f'<td data-heading="{heading}">{cell}</td>' for heading, cell in cells)

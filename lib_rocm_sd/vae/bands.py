@@ -19,7 +19,7 @@ from lib_rocm_sd.errors import RocmSdError
 from lib_rocm_sd.functional import conv
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.vae.attention import attend
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.steps import Rows, rows_above
 from lib_rocm_sd.vae.store import DeviceRows, HostRows, InputRows, OutputRows, Source
 from lib_rocm_sd.vae.trace import Action, Chain, bands, parts
@@ -272,7 +272,7 @@ def _settle(stores: Sequence[object]) -> None:
 
 
 def run_plan(
-    run: Run, plan: Plan, image: torch.Tensor, output: Callable[[], torch.Tensor]
+    run: Run, plan: BandPlan, image: torch.Tensor, output: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
     """The chain's output for the input (N, C, H, W); `output()` gives the tensor to be filled."""
     store: Source = InputRows(image, run.dtype)

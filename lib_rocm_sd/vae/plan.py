@@ -71,7 +71,7 @@ class Leg:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BandPlan:
     """Legs from input to output. `cost` in floating-point operations, `ticks` in bands."""
 
     legs: tuple[Leg, ...]
@@ -140,7 +140,7 @@ class _Wanted:
     by_peak: bool = False
     most_cost: float = math.inf
 
-    def key(self, plan: Plan) -> tuple[float, float]:
+    def key(self, plan: BandPlan) -> tuple[float, float]:
         """Less is better."""
         return self._key(plan.peak_bytes, plan.cost)
 
@@ -148,8 +148,12 @@ class _Wanted:
         return (peak, cost) if self.by_peak else (cost, peak)
 
     def better(
-        self, plan: Plan, rival: Plan | None, way: _Onward, legs: Iterable[tuple[Leg, _Taken]]
-    ) -> Plan | None:
+        self,
+        plan: BandPlan,
+        rival: BandPlan | None,
+        way: _Onward,
+        legs: Iterable[tuple[Leg, _Taken]],
+    ) -> BandPlan | None:
         """`plan` and the first of `legs` within the budget, where that is better than `rival`."""
         bar = (math.inf, math.inf) if rival is None else self.key(rival)
         least = plan.cost + way.least + _LEG_COST
@@ -164,11 +168,11 @@ class _Wanted:
             if cost + way.after > self.most_cost:
                 return None
             host = max(plan.host_bytes, host)
-            return Plan((*plan.legs, leg), peak, host, cost, plan.ticks + ticks)
+            return BandPlan((*plan.legs, leg), peak, host, cost, plan.ticks + ticks)
         return None
 
 
-class Planner:
+class BandPlanner:
     """Plans for one chain, whose convolutions will be run in the `chosen` ways.
 
     `forecast`: of this chain, where there is one.
@@ -182,25 +186,25 @@ class Planner:
         self._nodes = between_blocks(chain)
         self._bytes = [chain.image_bytes(image) for image in range(chain.last + 1)]
 
-    def whole(self) -> Plan:
+    def whole(self) -> BandPlan:
         """Everything at once."""
         leg = Leg(0, self.chain.last, None, "output")
-        return Plan((leg,), *self._whole("input", leg))
+        return BandPlan((leg,), *self._whole("input", leg))
 
     def cheapest(
         self, budget_bytes: int, host_bytes: int, most_cost: float = math.inf
-    ) -> Plan | None:
+    ) -> BandPlan | None:
         """The plan of least cost within the budgets; None where none costs up to `most_cost`."""
         return self._search(_Wanted(budget_bytes, host_bytes, most_cost=most_cost))
 
-    def smallest(self, host_bytes: int) -> Plan:
+    def smallest(self, host_bytes: int) -> BandPlan:
         """The plan of least peak."""
         found = self._search(_Wanted(1 << 62, host_bytes, by_peak=True))
         assert found is not None, "the whole frame is always a plan"
         return found
 
-    def _search(self, wanted: _Wanted) -> Plan | None:
-        best: dict[_State, Plan] = {_State(0, "input"): Plan((), 0, 0, 0.0, 0)}
+    def _search(self, wanted: _Wanted) -> BandPlan | None:
+        best: dict[_State, BandPlan] = {_State(0, "input"): BandPlan((), 0, 0, 0.0, 0)}
         for image in self._nodes[:-1]:
             for state in [state for state in best if state.image == image]:
                 for way in self._onward(image, wanted.by_peak):

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd import policy as levels
-from lib_rocm_sd.vae.plan import Plan, Planner
+from lib_rocm_sd.vae.plan import BandPlan, BandPlanner
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.thrift import thrifty
 from lib_rocm_sd.vae.trace import Chain, chain
@@ -72,12 +72,12 @@ class Plans:
         self._recipe = recipe
         self._dtype = dtype
         self._chosen = chosen
-        self._plans: OrderedDict[object, tuple[Plan, Chain]] = OrderedDict()
-        self._planners: OrderedDict[object, Planner] = OrderedDict()
+        self._plans: OrderedDict[object, tuple[BandPlan, Chain]] = OrderedDict()
+        self._planners: OrderedDict[object, BandPlanner] = OrderedDict()
 
     def plan(
         self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
-    ) -> tuple[Plan, Chain]:
+    ) -> tuple[BandPlan, Chain]:
         """The plan for an input (batch, height, width), and the chain that it is for.
 
         A batch goes at once only where its whole frames fit, else the chain is of one image; the
@@ -93,7 +93,7 @@ class Plans:
 
     def _new(
         self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
-    ) -> tuple[Plan, Chain]:
+    ) -> tuple[BandPlan, Chain]:
         batch, height, width = size
         limit = _limit(wish, free_bytes)
         if batch > 1 and limit is not None and wish.mode != "banded":
@@ -107,7 +107,7 @@ class Plans:
         plan = choose(single, limit, free_bytes, host_bytes, wish.mode)
         return replace(plan, peak_bytes=plan.peak_bytes + others), single.chain
 
-    def planner(self, size: tuple[int, int, int]) -> Planner:
+    def planner(self, size: tuple[int, int, int]) -> BandPlanner:
         """The planner for inputs (batch, height, width)."""
         if size not in self._planners:
             made = chain(self._recipe, *size, self._dtype)
@@ -127,12 +127,12 @@ def _limit(wish: Wish, free_bytes: int) -> int | None:
 
 
 def choose(
-    planner: Planner,
+    planner: BandPlanner,
     limit_bytes: int | None,
     free_bytes: int,
     host_bytes: int,
     mode: str = "auto",
-) -> Plan:
+) -> BandPlan:
     """The whole frame if it fits the limit, else the cheapest plan that does.
 
     Where none does, the one that needs least. Without a limit see `_frugal`. `mode` as in MODES.
@@ -152,7 +152,7 @@ def choose(
     return found
 
 
-def _frugal(planner: Planner, free_bytes: int, host_bytes: int) -> Plan:
+def _frugal(planner: BandPlanner, free_bytes: int, host_bytes: int) -> BandPlan:
     """The smallest budget, doubled from SMALLEST_BYTES on, whose plan is not much slower."""
     whole = planner.whole()
     budget = SMALLEST_BYTES

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import ApplyProblem, FinalizeProblem, ImageProblem
 from lib_rocm_sd.vae import attention
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Rows
 from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed, parts
 
@@ -24,7 +24,7 @@ Work = list[tuple[Op[Any, Any], Any]]
 """Ops, and problems of theirs."""
 
 
-def of_plan(chain: Chain, plan: Plan) -> Work:
+def of_plan(chain: Chain, plan: BandPlan) -> Work:
     """All that `plan` asks; of the many bands of an image the first two, the last two and one more.
 
     How many parts the statistics have that a norm is made from is told by whoever makes them: here
@@ -43,7 +43,7 @@ def of_plan(chain: Chain, plan: Plan) -> Work:
 
 def of_whole(chain: Chain) -> Work:
     """All that the whole frame asks."""
-    return of_plan(chain, Plan((Leg(0, chain.last, None, "output"),), 0, 0, 0.0, 1))
+    return of_plan(chain, BandPlan((Leg(0, chain.last, None, "output"),), 0, 0, 0.0, 1))
 
 
 def _passes(chain: Chain, leg: Leg) -> Iterator[tuple[int, list[Rows], frozenset[int]]]:

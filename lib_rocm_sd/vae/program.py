@@ -19,7 +19,7 @@ from lib_rocm_sd.modules.signature import Signature, all_finite
 from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
-from lib_rocm_sd.vae.plan import Plan
+from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
@@ -81,7 +81,7 @@ class Program:
         """Kinds of plans for which all was made ready."""
         self._held: dict[object, Wish] = {}
         """What held where memory was short, so that it is not tried again each time."""
-        self.last_plan: Plan | None = None
+        self.last_plan: BandPlan | None = None
         """How the last image was made, and the memory that this was predicted to take."""
         self.refresh()
 
@@ -177,7 +177,7 @@ class Program:
         mode: str = "auto",
         budget_bytes: int | None = None,
         progress: Told = nothing,
-    ) -> Plan:
+    ) -> BandPlan:
         """Compile and test all that inputs of this size will launch; the plan by which they run.
 
         `dtype` and `device` are those that the weights will have; they need not be there yet.
@@ -293,7 +293,7 @@ class Program:
         session: Session,
         told: Told,
         thoroughly: bool = False,
-    ) -> tuple[Plan, Chain]:
+    ) -> tuple[BandPlan, Chain]:
         """The plan for an input (batch, height, width), all that it launches made ready.
 
         Of two sizes in one kind of plan the second needs next to nothing, which is looked for only
@@ -331,7 +331,7 @@ class Program:
                 "here"
             )
 
-    def _run(self, request: _Request, plan: Plan, links: Chain, strict: bool) -> torch.Tensor:
+    def _run(self, request: _Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         """As many images of the batch at once as `links` has, one after the other."""
         image, dtype, group = request.image, self._weight.dtype, links.batch
         batch, size = image.shape[0], links.sizes[-1]
@@ -354,7 +354,7 @@ class Program:
         return output if batch else image.new_empty(shape, dtype=dtype)
 
 
-def _halved(wish: Wish, plan: Plan) -> Wish:
+def _halved(wish: Wish, plan: BandPlan) -> Wish:
     """The wish after `plan` ran out of memory: half of it, in bands if need be."""
     budget = min(plan.peak_bytes, wish.budget_bytes or plan.peak_bytes) // 2
     return replace(wish, mode="auto" if wish.mode == "whole" else wish.mode, budget_bytes=budget)

@@ -13,7 +13,7 @@ import torch
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.planner import Plan, default_launcher
+from lib_rocm_sd.engine.planner import VariantPlan, default_launcher
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
@@ -76,7 +76,7 @@ class Readiness:
         measured = op.measured_as(problem) if self.session.measures else None
         return (op.name, *op.test_problems(problem), measured)
 
-    def _planned(self, op: Op[Any, Any], problem: Any) -> Plan | None:
+    def _planned(self, op: Op[Any, Any], problem: Any) -> VariantPlan | None:
         try:
             return engine.plan(problem, self.device, op, self.session)
         except NotSupportedError:

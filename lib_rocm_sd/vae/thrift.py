@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lib_rocm_sd.vae.forecast import Forecast
-from lib_rocm_sd.vae.plan import Planner
+from lib_rocm_sd.vae.plan import BandPlanner
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep
 from lib_rocm_sd.vae.trace import Chain, alive_bytes, whole_problem
 from lib_rocm_sd.vae.ways import Chosen
@@ -20,24 +20,24 @@ HALVED_BYTES = 24 << 20
 """Statistics that take no more are made at once: it keeps a small card's work-groups together."""
 
 
-def thrifty(chain: Chain, chosen: Chosen) -> Planner:
+def thrifty(chain: Chain, chosen: Chosen) -> BandPlanner:
     """The planner of `chain` with what is to be made in place, and in halves, when it runs so."""
     able = [image for image in range(2, chain.last + 1) if _may_be_in_place(chain, image, chosen)]
     narrower = [i for i in able if chain.sizes[i].channels < chain.sizes[i - 2].channels]
     best = replace(chain, in_place=frozenset(able) - frozenset(narrower))
     forecast = Forecast(best, chosen)
-    least = Planner(best, chosen, forecast).whole().peak_bytes
+    least = BandPlanner(best, chosen, forecast).whole().peak_bytes
     for image in narrower:  # keeps a wider image's memory, so it may do harm
         tried = replace(best, in_place=best.in_place | {image})
         other = Forecast(tried, chosen, forecast)
-        peak = Planner(tried, chosen, other).whole().peak_bytes
+        peak = BandPlanner(tried, chosen, other).whole().peak_bytes
         if peak < least:
             best, forecast, least = tried, other, peak
     halved = _halved(best, forecast)
     if halved:
         best = replace(best, halved=halved)
         forecast = Forecast(best, chosen, forecast)
-    return Planner(best, chosen, forecast)
+    return BandPlanner(best, chosen, forecast)
 
 
 def _may_be_in_place(chain: Chain, image: int, chosen: Chosen) -> bool:

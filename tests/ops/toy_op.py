@@ -12,7 +12,7 @@ import torch
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
-from lib_rocm_sd.engine.planner import Plan
+from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -157,7 +157,7 @@ class User:
         inputs = Inputs(inputs) if isinstance(inputs, torch.Tensor) else inputs
         return self.engine.run(op, inputs, self.session)
 
-    def plan(self, problem: Any, device: torch.device, op: Op[Any, Any] = ATTENTION) -> Plan:
+    def plan(self, problem: Any, device: torch.device, op: Op[Any, Any] = ATTENTION) -> VariantPlan:
         return self.engine.plan(problem, device, op, self.session)
 
     def usable(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.results import command as results_cli
-from lib_rocm_sd.speedtest.result import Document, Row
+from lib_rocm_sd.speedtest.result import Document, SpeedRow
 from tests.speedtest.speedtest_doubles import document
 
 
@@ -91,7 +91,9 @@ def test_results_that_say_nothing_are_refused(
 
 def test_unknown_cases_make_no_columns(tmp_path: Path) -> None:
     made = document()
-    made.rows = [Row("vae", f"case {n}", "rocm_sd", "ms", 1.0, 1.0, 1.0, 5) for n in range(1000)]
+    made.rows = [
+        SpeedRow("vae", f"case {n}", "rocm_sd", "ms", 1.0, 1.0, 1.0, 5) for n in range(1000)
+    ]
     made.write(tmp_path)
     documents, refused = results_cli.gathered(tmp_path)
     assert not documents and "no figure of ours" in next(iter(refused.values()))

@@ -19,8 +19,8 @@ image = pytest.importorskip("PIL.Image")
 
 from lib_rocm_sd.speedtest import result
 from lib_rocm_sd.speedtest.request import Request
-from lib_rocm_sd.speedtest.result import Document, Pair, Row
-from lib_rocm_sd.speedtest.session import Session
+from lib_rocm_sd.speedtest.result import Document, Pair, SpeedRow
+from lib_rocm_sd.speedtest.session import SpeedSession
 from lib_rocm_sd.ui import speed_html, speed_pictures
 from lib_rocm_sd.ui.speed_view import State, View, sizes_of
 from tests.speedtest.speedtest_doubles import Gate, Side, document
@@ -67,8 +67,8 @@ class Reader(HTMLParser):
 
 def hostile() -> Document:
     made = document(HOSTILE, driver=HOSTILE)
-    row = Row("attention", HOSTILE, HOSTILE, reason=HOSTILE, note=HOSTILE)
-    made.rows += [row, Row("vae", HOSTILE, HOSTILE, "ms", 1.0, 1.0, 1.0, 1, note=HOSTILE)]
+    row = SpeedRow("attention", HOSTILE, HOSTILE, reason=HOSTILE, note=HOSTILE)
+    made.rows += [row, SpeedRow("vae", HOSTILE, HOSTILE, "ms", 1.0, 1.0, 1.0, 1, note=HOSTILE)]
     made.notes = [HOSTILE]
     made.request = {"what": [HOSTILE], "preset": HOSTILE, "sizes": []}
     return made
@@ -102,7 +102,7 @@ def test_hostile_texts_stay_texts(name: str) -> None:
 
 def test_the_table_has_each_row_and_marks_ours() -> None:
     made = document()
-    made.rows.append(Row("vae", "decode 2048x2048", "rocm_sd", reason="out of memory"))
+    made.rows.append(SpeedRow("vae", "decode 2048x2048", "rocm_sd", reason="out of memory"))
     found = Reader(speed_html.results(made))
     ours = [tag for tag in found.of("tr") if tag.get("class") == "rocm-sd-speed-ours"]
     assert len(ours) == 4
@@ -116,8 +116,8 @@ def test_the_table_has_each_row_and_marks_ours() -> None:
 
 def test_more_steps_a_second_are_better() -> None:
     rows = [
-        Row("image", "64x64", "extension off", "it/s", 5.0, 5.0, 5.0, 1),
-        Row("image", "64x64", "extension on", "it/s", 10.0, 10.0, 10.0, 1),
+        SpeedRow("image", "64x64", "extension off", "it/s", 5.0, 5.0, 5.0, 1),
+        SpeedRow("image", "64x64", "extension on", "it/s", 10.0, 10.0, 10.0, 1),
     ]
     found = Reader(speed_html.results(Document({}, {}, rows)))
     assert "2.00x" in found.texts
@@ -207,7 +207,7 @@ def test_pictures_of_files(tmp_path: Path) -> None:
 
 
 def view(side: Side | None = None) -> View:
-    return View(Session(), side or Side())
+    return View(SpeedSession(), side or Side())
 
 
 def words(state: State) -> str:
@@ -326,7 +326,7 @@ def test_the_newest_readable_file_is_shown(tmp_path: Path) -> None:
 
 def test_a_document_of_the_session_is_one_of_the_page() -> None:
     side = Side()
-    session = Session()
+    session = SpeedSession()
     ident = session.start(Request(("image",)), side)
     assert session.wait(60)
     found = result.of(json.loads(json.dumps(session.result(ident))))

@@ -16,7 +16,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.demo.standalone import Standalone
 from lib_rocm_sd.speedtest import attention, guard, presets, result, vae
 from lib_rocm_sd.speedtest.request import Request, parse
-from lib_rocm_sd.speedtest.session import Busy, Session
+from lib_rocm_sd.speedtest.session import Busy, SpeedSession
 from tests.speedtest.speedtest_doubles import Gate, Side
 from tests.vae.vae_models import one_thread
 
@@ -31,14 +31,14 @@ ATTENTION = Request(("attention",))
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    found = Session()
+def session() -> Iterator[SpeedSession]:
+    found = SpeedSession()
     yield found
     found.cancel()
     assert found.wait(LIMIT_S)
 
 
-def run(session: Session, request: Request, side: Any) -> dict[str, Any]:
+def run(session: SpeedSession, request: Request, side: Any) -> dict[str, Any]:
     ident = session.start(request, side)
     assert session.wait(LIMIT_S)
     found = session.result(ident)
@@ -46,7 +46,7 @@ def run(session: Session, request: Request, side: Any) -> dict[str, Any]:
     return found
 
 
-def test_everything_without_a_webui(session: Session, tmp_path: Path) -> None:
+def test_everything_without_a_webui(session: SpeedSession, tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
     found = run(session, parse({}), Standalone(torch.device("cpu"), tmp_path))
     assert session.progress().state == "done", session.progress()
@@ -80,7 +80,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert __main__.main([*words[:3], "nonsense"]) == 2
 
 
-def test_one_at_a_time_and_cancel_ends_it_soon(session: Session) -> None:
+def test_one_at_a_time_and_cancel_ends_it_soon(session: SpeedSession) -> None:
     side = Side()
     side.takes_s = 30
     ident = session.start(IMAGE, side)
@@ -98,7 +98,7 @@ def test_one_at_a_time_and_cancel_ends_it_soon(session: Session) -> None:
     assert run(session, IMAGE, side)["complete"] is True
 
 
-def test_refused_while_the_host_is_busy(session: Session) -> None:
+def test_refused_while_the_host_is_busy(session: SpeedSession) -> None:
     side = Side()
     side.reason = "no model yet"
     with pytest.raises(Busy, match="no model yet"):
@@ -111,7 +111,7 @@ def test_refused_while_the_host_is_busy(session: Session) -> None:
     assert run(session, IMAGE, side)["complete"]
 
 
-def test_two_starts_at_once_begin_one_test(session: Session) -> None:
+def test_two_starts_at_once_begin_one_test(session: SpeedSession) -> None:
     side, refused = Side(), []
     side.takes_s = 0.2
 
@@ -129,7 +129,7 @@ def test_two_starts_at_once_begin_one_test(session: Session) -> None:
     assert refused == ["a speed test is running"] * 3
 
 
-def test_the_hosts_method_is_verified_before_it_is_timed(session: Session) -> None:
+def test_the_hosts_method_is_verified_before_it_is_timed(session: SpeedSession) -> None:
     side = Side()
     calls: list[int] = []
 
@@ -158,7 +158,9 @@ def test_the_hosts_method_is_verified_before_it_is_timed(session: Session) -> No
     assert found["complete"]
 
 
-def test_slices_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch, session: Session) -> None:
+def test_slices_of_queries_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, session: SpeedSession
+) -> None:
     monkeypatch.setitem(attention.SLICE_FLOPS, "cpu", 4e6)
     found = run(session, Request(("attention",), "custom", (128,)), Side())
     sdp = [row for row in found["rows"] if row["method"] == "SDP"]
@@ -166,7 +168,7 @@ def test_slices_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch, sessio
     assert not any(row["reason"] for row in sdp)
 
 
-def test_what_is_too_large_is_a_reason(session: Session) -> None:
+def test_what_is_too_large_is_a_reason(session: SpeedSession) -> None:
     found = run(session, Request(("attention",), "custom", (8192,)), Side())
     reasons = {row["case"]: row["reason"] for row in found["rows"]}
     assert "TFLOP: not measured" in reasons["SD1.5 8192x8192 self"]
@@ -174,7 +176,7 @@ def test_what_is_too_large_is_a_reason(session: Session) -> None:
     assert all(reasons.values())
 
 
-def test_cancel_between_calls(session: Session) -> None:
+def test_cancel_between_calls(session: SpeedSession) -> None:
     side, gate = Side(), Gate()
     side.methods["slow"] = gate
     ident = session.start(ATTENTION, side)
@@ -187,7 +189,7 @@ def test_cancel_between_calls(session: Session) -> None:
     assert [row["method"] for row in found["rows"]] == ["rocm_sd", "WebUI's current (slow)"]
 
 
-def test_images_off_and_on(session: Session, tmp_path: Path) -> None:
+def test_images_off_and_on(session: SpeedSession, tmp_path: Path) -> None:
     side = Side(tmp_path)
     found = run(session, Request(("image",), "custom", (64, 72)), side)
     steps = presets.CPU_EFFORTS["custom"].steps
@@ -205,7 +207,7 @@ def test_images_off_and_on(session: Session, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.png"))) == 6
 
 
-def test_out_of_memory_with_the_extension_on(session: Session) -> None:
+def test_out_of_memory_with_the_extension_on(session: SpeedSession) -> None:
     side = Side()
 
     def fails(enabled: bool, size: int) -> None:
@@ -220,7 +222,7 @@ def test_out_of_memory_with_the_extension_on(session: Session) -> None:
     assert len(found["pictures"]) == 1 and found["complete"]
 
 
-def test_no_checkpoint(session: Session) -> None:
+def test_no_checkpoint(session: SpeedSession) -> None:
     side = Side()
 
     def fails(enabled: bool, size: int) -> None:
@@ -236,7 +238,7 @@ def test_no_checkpoint(session: Session) -> None:
 
 
 def test_a_vae_that_no_host_would_run_is_not_timed(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(vae.Program, "__call__", lambda *args, **options: calls.append(1))
@@ -255,7 +257,7 @@ def _convs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_convs_of_ours")
-def test_a_vae_of_unknown_kind(session: Session) -> None:
+def test_a_vae_of_unknown_kind(session: SpeedSession) -> None:
     side = Side()
     side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
     found = run(session, Request(("vae",)), side)
@@ -265,7 +267,7 @@ def test_a_vae_of_unknown_kind(session: Session) -> None:
     assert not side.module._forward_pre_hooks
 
 
-def test_a_vae_that_gives_nan(session: Session) -> None:
+def test_a_vae_that_gives_nan(session: SpeedSession) -> None:
     side = Side()
     side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
     torch.nn.init.constant_(side.module.weight, float("nan"))
@@ -273,7 +275,7 @@ def test_a_vae_that_gives_nan(session: Session) -> None:
     assert found["rows"][0]["reason"] == "wrong: the output has NaN or infinity"
 
 
-def test_a_slow_vae_is_cancelled_between_layers(session: Session) -> None:
+def test_a_slow_vae_is_cancelled_between_layers(session: SpeedSession) -> None:
     class Slow(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             started.set()
@@ -299,7 +301,7 @@ def _of(kind: type) -> Any:
 
 
 def test_a_vae_too_large_for_float32_is_checked_at_less(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
     exact = vae._Decoder.exact
@@ -322,7 +324,7 @@ def test_a_vae_too_large_for_float32_is_checked_at_less(
 
 @pytest.mark.usefixtures("_convs_of_ours")
 def test_a_vae_is_measured_from_beside_where_it_takes_long(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
     monkeypatch.setattr(guard, "LONG_S", 0.0)
@@ -331,7 +333,7 @@ def test_a_vae_is_measured_from_beside_where_it_takes_long(
     assert all(row["runs"] >= 3 for row in found["rows"])
 
 
-def test_a_folder_that_cannot_be_written(session: Session, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(session: SpeedSession, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     found = run(session, IMAGE, Side(blocked / "results"))
@@ -342,7 +344,7 @@ def test_a_folder_that_cannot_be_written(session: Session, tmp_path: Path) -> No
     assert found["pictures"][0]["off"] == ""
 
 
-def test_a_host_that_breaks_ends_the_test_not_the_session(session: Session) -> None:
+def test_a_host_that_breaks_ends_the_test_not_the_session(session: SpeedSession) -> None:
     class Broken(Side):
         def attention_methods(self) -> Any:
             raise AttributeError("the WebUI moved it")
@@ -353,7 +355,7 @@ def test_a_host_that_breaks_ends_the_test_not_the_session(session: Session) -> N
     assert run(session, IMAGE, Side())["complete"]
 
 
-def test_a_queue_that_breaks_is_a_refusal(session: Session) -> None:
+def test_a_queue_that_breaks_is_a_refusal(session: SpeedSession) -> None:
     class Broken(Side):
         def queue(self) -> Any:
             raise RuntimeError("no lock")
@@ -363,7 +365,9 @@ def test_a_queue_that_breaks_is_a_refusal(session: Session) -> None:
     assert not session.running and session.progress().state == "idle"
 
 
-def test_results_are_kept_for_a_while(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_kept_for_a_while(
+    session: SpeedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lib_rocm_sd.speedtest.session.RESULTS_KEPT", 2)
     idents = [run(session, IMAGE, Side())["id"] for _ in range(3)]
     assert [session.result(ident) is not None for ident in idents] == [False, True, True]
@@ -393,6 +397,6 @@ def test_nobody_waits_for_what_cannot_be_stopped() -> None:
         guard.Guard(lambda: False).beside(lambda: 1 // 0)
 
 
-def test_a_result_as_a_document(session: Session) -> None:
+def test_a_result_as_a_document(session: SpeedSession) -> None:
     found = run(session, IMAGE, Side())
     assert result.of(found).as_dict() == found

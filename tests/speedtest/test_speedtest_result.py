@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.speedtest import export, machine, plot, result
-from lib_rocm_sd.speedtest.result import Document, Row
+from lib_rocm_sd.speedtest.result import Document, SpeedRow
 from tests.speedtest.speedtest_doubles import document
 
 EVIL = "|`<script>alert(1)</script>`[x](http://e.example) www.e.example @all #1\n=1+1 \u202e_y_"
@@ -30,7 +30,7 @@ def test_a_document_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_null() -> None:
-    row = Row("vae", "decode", "rocm_sd", reason="out of memory at 2048x2048").as_dict()
+    row = SpeedRow("vae", "decode", "rocm_sd", reason="out of memory at 2048x2048").as_dict()
     assert row["median"] is None and row["peak_mib"] is None
     assert json.dumps(row, allow_nan=False)
 
@@ -130,7 +130,7 @@ def test_history_is_of_this_machine_alone(tmp_path: Path) -> None:
 
 def test_csv() -> None:
     made = document(card=EVIL)
-    made.rows.append(Row("vae", "=cmd()", "-x", reason="+y\n@z"))
+    made.rows.append(SpeedRow("vae", "=cmd()", "-x", reason="+y\n@z"))
     rows = list(csv.DictReader(io.StringIO(export.to_csv(made))))
     assert len(rows) == len(made.rows)
     assert rows[0]["median"] == "2.0" and rows[0]["case"] == "SD1.5 512x512 self"
@@ -150,7 +150,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_texts() -> None:
-    made = Document({"card": EVIL, "os": EVIL}, {}, [Row("vae", EVIL, EVIL, reason=EVIL)])
+    made = Document({"card": EVIL, "os": EVIL}, {}, [SpeedRow("vae", EVIL, EVIL, reason=EVIL)])
     made.notes.append(EVIL)
     text = export.to_markdown(made)
     for piece in ("<script", "`", "](", "http:", "www.", "@", " #1", "\u202e", "_y_", "\n="):
@@ -161,7 +161,7 @@ def test_markdown_of_hostile_texts() -> None:
 
 def test_plots_are_svg_and_escaped() -> None:
     made = document()
-    made.rows.append(Row("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
+    made.rows.append(SpeedRow("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
     found = plot.bars(made)
     assert set(found) == {"attention", "vae", "image"}
     for svg in (*found.values(), plot.history([made, document(times=0.5)])):

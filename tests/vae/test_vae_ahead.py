@@ -20,7 +20,7 @@ from lib_rocm_sd.ops.conv import problem as conv_problem
 from lib_rocm_sd.ops.group_norm import problem as norm_problem
 from lib_rocm_sd.vae import ahead
 from lib_rocm_sd.vae.bands import Run, run_plan
-from lib_rocm_sd.vae.plan import Plan, Planner
+from lib_rocm_sd.vae.plan import BandPlan, BandPlanner
 from lib_rocm_sd.vae.policy import Plans
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.weights import Scales, prepare
@@ -59,7 +59,7 @@ class _Calls:
         return found
 
 
-def launched(recipe: Recipe, plans: list[Plan], planner: Planner, shape: Any) -> _Calls:
+def launched(recipe: Recipe, plans: list[BandPlan], planner: BandPlanner, shape: Any) -> _Calls:
     """The problems of some plans, run on the meta device in fp16."""
     calls = _Calls()
     ready = prepare(recipe, Scales())

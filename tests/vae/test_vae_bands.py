@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import attention, bands, plan, program, store
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from tests.vae import vae_models
@@ -43,7 +43,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "HOST_BLOCK_BYTES", 1 << 14)
 
 
-def run(module: nn.Module, x: torch.Tensor, chosen: Plan, **options: Any) -> torch.Tensor:
+def run(module: nn.Module, x: torch.Tensor, chosen: BandPlan, **options: Any) -> torch.Tensor:
     return fixed(module, chosen)(x, **options)
 
 
@@ -80,7 +80,7 @@ def test_any_height_anywhere(keep: str, hidden: str | None) -> None:
 def test_one_leg_makes_everything_again_and_again() -> None:
     module = coder("ldm decoder no-attention").double()
     x = image("ldm decoder", 9, 5).double()
-    only = Plan((Leg(0, len(read(module).steps), 12, "output"),), 0, 0, 0.0, 1)
+    only = BandPlan((Leg(0, len(read(module).steps), 12, "output"),), 0, 0, 0.0, 1)
     assert error(run(module, x, only), own(module, x)) < 1e-12
 
 
@@ -198,10 +198,10 @@ class _Short:
     """A device whose memory ends at `limit_bytes`, though it says otherwise."""
 
     def __init__(self, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tried: list[Plan] = []
+        self.tried: list[BandPlan] = []
         run_plan = program.run_plan
 
-        def short(made: Any, chosen: Plan, *rest: Any) -> torch.Tensor:
+        def short(made: Any, chosen: BandPlan, *rest: Any) -> torch.Tensor:
             self.tried.append(chosen)
             if chosen.peak_bytes > limit_bytes:
                 raise torch.cuda.OutOfMemoryError("HIP out of memory")

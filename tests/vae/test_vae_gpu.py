@@ -13,7 +13,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.vae import thrift
-from lib_rocm_sd.vae.plan import Plan
+from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.trace import Chain
 from tests.vae import vae_models
@@ -53,7 +53,7 @@ def test_odd_sizes(role: str, size: tuple[int, int]) -> None:
     assert error(Program(on_gpu(role))(x.cuda()).cpu(), exactly(role, x)) < 2e-2
 
 
-def planned(module: nn.Module, x: torch.Tensor) -> tuple[Chain, list[Plan]]:
+def planned(module: nn.Module, x: torch.Tensor) -> tuple[Chain, list[BandPlan]]:
     """The chain and plans within ever less memory, parking on the device and in host memory."""
     program = Program(module)
     program(x, mode="whole")

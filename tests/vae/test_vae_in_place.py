@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.vae import bands, plan, thrift
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.policy import Plans
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import ConvStep
@@ -52,8 +52,8 @@ def links(module: nn.Module, x: torch.Tensor) -> Chain:
     return made
 
 
-def whole(module: nn.Module) -> Plan:
-    return Plan((Leg(0, len(read(module).steps), None, "output"),), 0, 0, 0.0, 1)
+def whole(module: nn.Module) -> BandPlan:
+    return BandPlan((Leg(0, len(read(module).steps), None, "output"),), 0, 0, 0.0, 1)
 
 
 @pytest.mark.parametrize("kind", vae_models.KINDS)
@@ -79,7 +79,7 @@ def test_in_place_in_bands(kind: str, written: list[tuple[int, ...]]) -> None:
     if kind == "ldm encoder":  # its attention is made whole
         middle = next(i for i, s in enumerate(read(module).steps) if not isinstance(s, ConvStep))
         legs = (legs[0], Leg(first, middle, 16, "host"), Leg(middle, last, None, "output"))
-    got = fixed(module, Plan(legs, 0, 0, 0.0, 1), found)(x)
+    got = fixed(module, BandPlan(legs, 0, 0, 0.0, 1), found)(x)
     assert error(got, own(module, x)) < 1e-12
     assert len(set(written)) > 1
 

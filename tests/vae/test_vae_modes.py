@@ -11,7 +11,7 @@ from torch import nn
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import plan, policy, program
-from lib_rocm_sd.vae.plan import Plan
+from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import MODES, Plans, Wish
 from lib_rocm_sd.vae.program import Program
 from tests.vae import vae_models
@@ -27,7 +27,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MIN_ROWS", 16)
 
 
-def last(made: Program) -> Plan:
+def last(made: Program) -> BandPlan:
     assert made.last_plan is not None
     return made.last_plan
 
@@ -106,9 +106,9 @@ def test_performance_goes_in_bands_where_torchs_convolution_does_not_fit() -> No
 
 def test_a_whole_frame_that_does_not_fit_is_made_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = coder("ldm decoder").double(), image("ldm decoder", 40, 9).double()
-    run_plan, tried = program.run_plan, list[Plan]()
+    run_plan, tried = program.run_plan, list[BandPlan]()
 
-    def short(made: Any, chosen: Plan, *rest: Any) -> torch.Tensor:
+    def short(made: Any, chosen: BandPlan, *rest: Any) -> torch.Tensor:
         tried.append(chosen)
         if chosen.whole:
             raise torch.cuda.OutOfMemoryError("HIP out of memory")

@@ -10,7 +10,7 @@ import torch
 
 from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae import read as reading
-from lib_rocm_sd.vae.plan import MIN_ROWS, Planner
+from lib_rocm_sd.vae.plan import MIN_ROWS, BandPlanner
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.ways import Chosen
@@ -25,7 +25,7 @@ def recipe(role: str) -> Recipe:
     return vae_models.standard(role)
 
 
-def planner(role: str, pixels: int, chosen: Chosen = vae_models.way) -> Planner:
+def planner(role: str, pixels: int, chosen: Chosen = vae_models.way) -> BandPlanner:
     size = pixels // 8 if role == "decoder" else pixels
     return Plans(recipe(role), torch.float16, chosen).planner((1, size, size))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.vae.plan import Leg, Plan
+from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from tests.vae.vae_models import error, fixed, legs_of, needs_half, one_thread, own
@@ -98,9 +98,11 @@ def test_bands_make_the_same_picture() -> None:
     for dtype in (torch.float32, torch.float16):
         module = coder("decoder", dtype)
         whole = pixels(Program(module)(x.to(dtype)))
-        again = Plan((Leg(0, 6, None, "host"), Leg(6, 14, 64, "output")), 0, 0, 0.0, 1)
+        again = BandPlan((Leg(0, 6, None, "host"), Leg(6, 14, 64, "output")), 0, 0, 0.0, 1)
         assert len(read(module).steps) > 14
-        again = Plan((*again.legs[:1], Leg(6, len(read(module).steps), 16, "output")), 0, 0, 0.0, 1)
+        again = BandPlan(
+            (*again.legs[:1], Leg(6, len(read(module).steps), 16, "output")), 0, 0, 0.0, 1
+        )
         for plan in (
             legs_of(module, 16, "device", "host"),
             legs_of(module, 64, "host", None),

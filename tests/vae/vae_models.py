@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.arch import by_gfx
-from lib_rocm_sd.engine.planner import Plan as EnginePlan
+from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from lib_rocm_sd.vae.plan import Leg, Plan, Planner
+from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.read_ldm import steps
@@ -155,11 +155,11 @@ def error(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - wide).abs().max() / wide.abs().max())
 
 
-def engine_plan(op: Op[Any, Any], problem: Any, gfx: str = "gfx1100") -> EnginePlan:
+def engine_plan(op: Op[Any, Any], problem: Any, gfx: str = "gfx1100") -> VariantPlan:
     """What the engine plans where our kernels run."""
     arch = by_gfx(gfx)
     able = next(variant for variant in op.variants if not variant.refusals(arch, problem))
-    return EnginePlan(able, able.configs(arch, problem)[0], {}, "")
+    return VariantPlan(able, able.configs(arch, problem)[0], {}, "")
 
 
 def way(problem: ConvProblem, gfx: str = "gfx1100") -> Way:
@@ -180,16 +180,18 @@ def torchs(problem: ConvProblem) -> Way:
     return Way(CONVS[problem.kind].variants[-1], None)
 
 
-def planner_of(module: nn.Module, x: torch.Tensor) -> Planner:
+def planner_of(module: nn.Module, x: torch.Tensor) -> BandPlanner:
     """Plans for one image like x, by torch's convolutions."""
-    return Planner(chain(read(module), 1, x.shape[2], x.shape[3], x.dtype), torchs)
+    return BandPlanner(chain(read(module), 1, x.shape[2], x.shape[3], x.dtype), torchs)
 
 
-def fixed(module: nn.Module, plan: Plan, like: Chain | None = None) -> Program:
+def fixed(module: nn.Module, plan: BandPlan, like: Chain | None = None) -> Program:
     """A program that runs by `plan`, one image at a time, in place and in halves as `like` is."""
     program = Program(module)
 
-    def planned(size: tuple[int, int, int], dtype: torch.dtype, *_: object) -> tuple[Plan, Chain]:
+    def planned(
+        size: tuple[int, int, int], dtype: torch.dtype, *_: object
+    ) -> tuple[BandPlan, Chain]:
         made = chain(read(module), 1, *size[1:], dtype)
         if like is not None:
             made = replace(made, in_place=like.in_place, halved=like.halved)
@@ -199,7 +201,7 @@ def fixed(module: nn.Module, plan: Plan, like: Chain | None = None) -> Program:
     return program
 
 
-def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> Plan:
+def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> BandPlan:
     """conv_in and mid whole, then each block of the decoder in bands."""
     steps = read(module).steps
     first = max(i for i, step in enumerate(steps) if step.name.startswith("mid")) + 1
@@ -213,4 +215,4 @@ def legs_of(module: nn.Module, rows: int, keep: str, hidden: str | None) -> Plan
         last = stop == len(steps)
         inside = hidden if stop == start + 2 else None
         legs.append(Leg(start, stop, rows, "output" if last else keep, inside))
-    return Plan(tuple(legs), 0, 0, 0.0, 1)
+    return BandPlan(tuple(legs), 0, 0, 0.0, 1)

@@ -33,7 +33,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Wish:
+class VaeWish:
     """What a generation asks of the VAE. `mode`: "auto" or "banded" of vae.program."""
 
     mode: str
@@ -68,14 +68,14 @@ class CoderStandIn(StandIn):
     def __init__(self, module: nn.Module, role: str) -> None:
         super().__init__(module)
         self.role = role
-        self._wish = Wish("auto", "Auto")
+        self._wish = VaeWish("auto", "Auto")
         self._turn = Turn()
         self._program: Program | None = None
         self._barred = ""
         self._lock = threading.RLock()
         self._unwanted = False
 
-    def serve_from(self, wish: Wish, turn: Turn) -> None:
+    def serve_from(self, wish: VaeWish, turn: Turn) -> None:
         """Serve the module's calls from now on, unless another extension does."""
         if turn is not self._turn:
             self._barred = ""
@@ -160,7 +160,7 @@ class CoderStandIn(StandIn):
         finally:
             self._lock.release()
 
-    def _run(self, image: torch.Tensor, wish: Wish) -> torch.Tensor:
+    def _run(self, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
         if self._program is None:
             self._program = Program(self.module)
         program, turn = self._program, self._turn
@@ -186,7 +186,7 @@ class CoderStandIn(StandIn):
             if host.is_short_of_memory():
                 program.release()
 
-    def _note(self, program: Program, wish: Wish) -> None:
+    def _note(self, program: Program, wish: VaeWish) -> None:
         """Keep for the infotext what ran; say so where the budget was not enough.
 
         Live previews are not written about.
@@ -203,7 +203,7 @@ class CoderStandIn(StandIn):
             self._turn.left[message] = None
             report.event(message)
 
-    def _rough(self, program: Program, image: torch.Tensor, wish: Wish) -> torch.Tensor:
+    def _rough(self, program: Program, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
         """What an interrupted decode gives: a small decode, enlarged."""
         if self._turn.is_here:
             self._turn.ran["interrupted: a rough picture"] = None

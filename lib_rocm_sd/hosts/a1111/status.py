@@ -13,7 +13,7 @@ from lib_rocm_sd.runtime import background
 from lib_rocm_sd.runtime.background import BackgroundState
 from lib_rocm_sd.ui import rows
 from lib_rocm_sd.ui.options import VAE_MODES, Options
-from lib_rocm_sd.ui.status import Failure, Row, Status
+from lib_rocm_sd.ui.status import Failure, Status, StatusRow
 
 SPEED_TAB = "Speed test"
 EVENTS_SHOWN = 3
@@ -129,23 +129,23 @@ def _left_to(role: str) -> str:
     return f"the VAE's {role} was left to the WebUI: "
 
 
-def _rows(options: Options, info: DeviceInfo) -> tuple[Row, ...]:
+def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     """Attention, decode and encode, with what ran in the last generation or would run."""
     ran = rows.rows_of(report.snapshot())
     why = _why_not_attention(options)
     found = list(ran.pop((rows.UNET, "attention"), ())) if not why else []
     if why:
-        found.append(Row("Attention", _hosts_attention(), rows.shortened(why)))
+        found.append(StatusRow("Attention", _hosts_attention(), rows.shortened(why)))
     elif not found:
-        found.append(Row("Attention", f"our kernel ({info.gfx})"))
+        found.append(StatusRow("Attention", f"our kernel ({info.gfx})"))
     left = attention.calls.left_to_host
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
-        found.append(Row("Attention", calls, ("the notes below say why",)))
+        found.append(StatusRow("Attention", calls, ("the notes below say why",)))
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
         runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
-        found.append(Row(operation, runs, rows.shortened(why)))
+        found.append(StatusRow(operation, runs, rows.shortened(why)))
     return (*found, *(row for family in ran.values() for row in family))
 
 
@@ -155,11 +155,11 @@ def _manner(role: str) -> str:
     return f", {', '.join(manners)}" if manners else ""
 
 
-def _without_us(info: DeviceInfo) -> tuple[Row, ...]:
+def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
     why = rows.shortened(info.reasons)
     return (
-        Row("Attention", _hosts_attention(), why),
-        *(Row(operation, THE_WEBUIS, why) for operation in settings.ROLES),
+        StatusRow("Attention", _hosts_attention(), why),
+        *(StatusRow(operation, THE_WEBUIS, why) for operation in settings.ROLES),
     )
 
 

@@ -18,21 +18,21 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings
-from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, Wish, float32_reason
+from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, VaeWish, float32_reason
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ui.options import VAE_MODES, Options
 
 _ROLES = ("decoder", "encoder")
 
 
-class Session:
+class VaeSession:
     """Who runs the VAE, for this process. Its coders live as long as the WebUI's VAE does."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._coders: weakref.WeakKeyDictionary[nn.Module, tuple[CoderStandIn, ...]]
         self._coders = weakref.WeakKeyDictionary()
-        self._wish: Wish | None = None
+        self._wish: VaeWish | None = None
         self._told: set[str] = set()
         self.turn = Turn()
         self.can_serve = False
@@ -80,7 +80,7 @@ class Session:
             if self._wish is not None:
                 self._put_into(model, self._wish)
 
-    def _put_into(self, model: Any, wish: Wish) -> None:
+    def _put_into(self, model: Any, wish: VaeWish) -> None:
         vae = getattr(model, "first_stage_model", None)
         if not isinstance(vae, nn.Module):
             return
@@ -114,10 +114,10 @@ class Session:
         return [coder for coders in self._coders.values() for coder in coders]
 
 
-def wish_of(options: Options) -> Wish | None:
+def wish_of(options: Options) -> VaeWish | None:
     """What the options ask of the VAE; None for nothing."""
     mode = VAE_MODES[options.vae] if options.enable else ""
-    return Wish(mode, options.level, options.budget_mib << 20 or None) if mode else None
+    return VaeWish(mode, options.level, options.budget_mib << 20 or None) if mode else None
 
 
 def refusals() -> list[str]:
@@ -150,7 +150,7 @@ def status() -> str:
     return f"The VAE runs on our kernels. {trouble}".strip()
 
 
-session = Session()
+session = VaeSession()
 """The session of the process; survives "Reload UI"."""
 
 

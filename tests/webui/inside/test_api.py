@@ -33,7 +33,7 @@ class Bench:
         module.PARTS = {"attention": self.rows, "vae": self.rows, "image": self.rows}
         module.machine = lambda device: {"card": "a card", "os": "Linux"}
         self.session = module.session
-        self.row = webui.library("speedtest.result").Row
+        self.row = webui.library("speedtest.result").SpeedRow
         self.busy_error = module.Busy
         webui.library("hosts.a1111.speedtest").side = self
         self.device = webui.devices.device

@@ -212,7 +212,7 @@ def test_a_page_opened_later_shows_the_same(start: Start, gpu: FakeGpu) -> None:
     first = test.view.state("")
     assert test.view.state(first.token).content is None
     again = webui.library("ui.speed_view").View(
-        webui.library("speedtest.session").Session(), test.side
+        webui.library("speedtest.session").SpeedSession(), test.side
     )
     shown = again.state("")
     assert shown.content.results == first.content.results
