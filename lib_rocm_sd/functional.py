@@ -6,6 +6,8 @@ A call is checked, planned at its first use, and run by the fastest variant that
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from lib_rocm_sd.engine.engine import engine
@@ -74,7 +76,8 @@ def conv(
     """
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
-    inputs = ConvInputs(x, weights, norm, shortcut, next_norm, overflow, band, out)
+    finish = partial(group_norm_finalize, session=session)
+    inputs = ConvInputs(x, weights, norm, shortcut, next_norm, overflow, band, out, finish)
     if out is not None:
         problem = convs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)

@@ -59,12 +59,15 @@ def _stamp(*files: Path) -> tuple[object, ...]:
 
 @lru_cache(maxsize=64)
 def _flatten(source: str, kernels: Path, stamp: tuple[object, ...]) -> str:
-    return _Flattener(kernels).run(kernels / source)
+    path = kernels / source
+    return _Flattener(kernels, path.parent).run(path)
 
 
 @dataclass
 class _Flattener:
     kernels: Path
+    root: Path
+    """Where the source lies, whose headers come before those of `kernels`."""
     seen: set[Path] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
 
@@ -89,7 +92,7 @@ class _Flattener:
                 self.lines.append(line)
 
     def find(self, header: str, includer: Path) -> Path | None:
-        for folder in (includer.parent, self.kernels, self.kernels / "common"):
+        for folder in (includer.parent, self.root, self.kernels, self.kernels / "common"):
             if (folder / header).is_file():
                 return (folder / header).resolve()
         if Path(header).name == _SHIM_HEADER:

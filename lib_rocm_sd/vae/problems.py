@@ -17,7 +17,7 @@ from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import ApplyProblem, FinalizeProblem, ImageProblem
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.plan import BandPlan, Leg
-from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Rows
+from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed, parts
 
 Work = list[tuple[Op[Any, Any], Any]]
@@ -74,8 +74,8 @@ def _asked(
     else:
         made_of = [conv_problem(chain, part, wanted) for part in parts(chain, action)]
         asked = [(CONVS[problem.kind], problem) for problem in made_of]
-    if wanted and not (whole and isinstance(step, ConvStep) and len(parts(chain, action)) == 1):
-        asked.append((FINALIZE, _finalize(chain, image)))  # else the convolution's variant makes it
+    if wanted:
+        asked.append((FINALIZE, _finalize(chain, image)))
     if wanted and whole:
         norms.add(image)
     yield from (((op.name, each), op) for op, each in asked)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvInputs, NextNorm
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvInputs, Finish, NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import moments_of
 
@@ -72,10 +70,6 @@ def norm_from(mean: torch.Tensor, variance: torch.Tensor, norm: NextNorm) -> tor
     return torch.stack((scale, norm.beta.to(rstd) - mean.repeat_interleave(each, 1) * scale), -1)
 
 
-Finish = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
-"""The norm (N, C, 2) from statistics (N, parts, C, 4), gamma and beta (C), groups and eps."""
-
-
 def given(
     statistics: torch.Tensor,
     phases: int,
@@ -96,7 +90,7 @@ def given(
 
 def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
-    x, weights, norm, shortcut, next_norm, _, band, _ = inputs
+    x, weights, norm, shortcut, next_norm, _, band, _, _ = inputs
     norm, shortcut = (None if t is None else t.double() for t in (norm, shortcut))
     y = convolve(kind, x.double(), weights, norm, shortcut, band)
     if next_norm is None:

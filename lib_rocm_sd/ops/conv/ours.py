@@ -94,7 +94,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)
@@ -118,9 +118,8 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         if statistics is None:
             return y, None
         merged = launch_merge(launch, _MERGE, statistics, packed.co, tiling.tiles_x)
-        return y, given(
-            merged, tiling.phases, next_norm, band, partial(launch_finalize, launch, _MERGE)
-        )
+        finish = finish or partial(launch_finalize, launch, _MERGE)
+        return y, given(merged, tiling.phases, next_norm, band, finish)
 
 
 _MERGE = GroupNormConfig(256, 4)

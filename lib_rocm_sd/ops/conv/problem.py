@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -102,6 +102,10 @@ def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
     return height, width
 
 
+Finish = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+"""The norm (N, C, 2) from statistics (N, parts, C, 4), gamma and beta (C), groups and eps."""
+
+
 class ConvInputs(NamedTuple):
     """One call; functional.conv says what each is."""
 
@@ -113,6 +117,8 @@ class ConvInputs(NamedTuple):
     overflow: torch.Tensor | None = None
     band: Band | None = None
     out: torch.Tensor | None = None
+    finish: Finish | None = None
+    """Makes the next norm; None: the variant does. One for the whole image and for its bands."""
 
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -137,7 +143,7 @@ def key_of(kind: str, inputs: ConvInputs) -> Hashable:
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     """ValueError, with shapes, on a caller's mistake."""
-    x, weights, norm, shortcut, next_norm, _, band, out = inputs
+    x, weights, norm, shortcut, next_norm, _, band, out, _ = inputs
     optional = {"norm": norm, "shortcut": shortcut, "out": out}
     given = {name: t for name, t in optional.items() if t is not None}
     wrong = tensor_errors(x=x, **given) or reasons(

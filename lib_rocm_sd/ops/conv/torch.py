@@ -117,7 +117,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("LibraryConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
@@ -135,13 +135,8 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
             result = out.copy_(result)
         if statistics is None:
             return result, None
-        return result, given(
-            statistics,
-            1,
-            next_norm,
-            band,
-            partial(group_norm_launch.launch_finalize, launch, config),
-        )
+        finish = finish or partial(group_norm_launch.launch_finalize, launch, config)
+        return result, given(statistics, 1, next_norm, band, finish)
 
     def _convolve(
         self, image: torch.Tensor, weights: ConvWeights, band: Band | None
@@ -194,7 +189,7 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         problem: ConvProblem,
         inputs: ConvInputs,
     ) -> Result:
-        x, weights, norm, shortcut, next_norm, overflow, band, out = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
         y = formula.convolve(self.kind, x, weights, norm, shortcut, band)
         y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
@@ -202,4 +197,4 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         if next_norm is None:
             return y, None
         statistics = formula.statistics_of_rows(y[..., : weights.weight.shape[0]])
-        return y, given(statistics, 1, next_norm, band, norm_from)
+        return y, given(statistics, 1, next_norm, band, finish or norm_from)

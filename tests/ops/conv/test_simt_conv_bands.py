@@ -34,7 +34,7 @@ def check(problem: ConvProblem, gfx: str, height: int) -> None:
     def inputs() -> Any:  # new each time: a launch knows the weights that it packed itself only
         return CONVS[problem.kind].make_inputs(problem, torch.device("cpu"), 3)
 
-    whole, whole_norm = run_shim(problem, gfx, inputs())
+    whole, whole_norm = run_shim(problem, gfx, inputs()._replace(finish=group_norm_finalize))
     made, statistics = [], []
     for first in range(0, whole.shape[1], height):
         rows = (first, min(first + height, whole.shape[1]))
