@@ -248,6 +248,7 @@ def test_another_compiler_is_said(kept: Path) -> None:
 def test_machine_code_that_was_not_executed_is_said_and_may_fail_the_run(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(ledger.MUST_EXECUTE, raising=False)
     found = ledger.Ledger(config())
     skipped = report(A, "skipped", "tests/amdgpu/test_x.py::test_y")
     skipped.longrepr = ("x", 1, "no clang with ld.lld")

@@ -89,6 +89,7 @@ def attempt(folder: Path, op: str, arch: str) -> Found:
     origin, webui = folder / "origin", folder / "webui"
     extension = webui / "extensions" / "rocm-sd"
     _git(folder, "clone", "--quiet", "--no-hardlinks", str(ROOT), str(origin))
+    _git(origin, "checkout", "--quiet", "-B", "main")  # a checkout may be on no branch
     _git(folder, "clone", "--quiet", str(origin), str(extension))
     for name, text in KEPT.items():
         (webui / name).parent.mkdir(parents=True, exist_ok=True)
