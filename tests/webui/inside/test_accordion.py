@@ -185,7 +185,7 @@ def test_everything_is_escaped(start: Start) -> None:
     parts = page.Status(
         HOSTILE,
         (HOSTILE,),
-        (page.Row(HOSTILE, HOSTILE, (HOSTILE,)),),
+        (page.StatusRow(HOSTILE, HOSTILE, (HOSTILE,)),),
         (HOSTILE,),
         failure=page.Failure(HOSTILE, HOSTILE),
         speed_tab=f'"{HOSTILE}"',
