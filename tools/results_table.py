@@ -102,16 +102,7 @@ def _time(time_us: float | None) -> str:
 
 def vae() -> str:
     """A table per role: a line per way, a column per size with its time and memory."""
-    return _vae_tables("vae-h200.json")
-
-
-def decoder() -> str:
-    """The same of a later run, of the decoder alone."""
-    return _vae_tables("vae-decoder-h200.json")
-
-
-def _vae_tables(name: str) -> str:
-    rows = _rows(name)
+    rows = _rows("vae-h200.json")
     roles = dict.fromkeys(row.get("role", "decoder") for row in rows)
     tables = (
         _vae_table(role, [row for row in rows if row.get("role", "decoder") == role])
@@ -153,9 +144,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures": figures,
     "attention": attention,
     "vae": vae,
-    "decoder": decoder,
 }
-PLACES = {README: ("figures",), VERIFICATION: ("attention", "vae", "decoder")}
+PLACES = {README: ("figures",), VERIFICATION: ("attention", "vae")}
 """Which document has which tables."""
 
 
