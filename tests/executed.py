@@ -31,6 +31,11 @@ ABOUT = "What was executed and right. Written by install.py test --all, see test
 ASIDE = ("tests.executed", "tests.ledger")
 CONV = ("conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip")
 """The files that convolutions launch kernels of."""
+WHOLE = (
+    *("kernels", "lib_rocm_sd", "scripts", "tests/amdgpu", "tests/amdgpu_host"),
+    *("tests/hip_library", "tests/vae", "tests/webui"),
+)
+SUFFIXES = (".py", ".hip", ".h", ".cpp", ".c", ".json")
 NEWEST = "ziglang or clang"
 Parts = Callable[..., tuple[str, tuple[object, ...]]]
 
@@ -70,7 +75,7 @@ def entry_of(item: pytest.Item) -> Entry | None:
     file = item.path.relative_to(CHECKOUT).as_posix()
     test = f"{file}::{getattr(item, 'originalname', item.name)}"
     if parts is not None:
-        group, made = parts(**item.callspec.params)  # type: ignore[attr-defined]
+        group, made = parts(**getattr(getattr(item, "callspec", None), "params", {}))
         test = f"{test} {group}".strip()
     else:
         module = file.removesuffix(".py").replace("/", ".")
@@ -105,12 +110,33 @@ def sources() -> str:
         *(
             (str(file), file.stat().st_mtime_ns)
             for file in files
-            if file.suffix in (".py", ".hip", ".h", ".cpp", ".c", ".json") and file != FILE
+            if file.suffix in SUFFIXES and file != FILE
         )
     )
 
 
 # -- what decides --------------------------------------------------------------------------------
+
+
+def whole(**params: object) -> tuple[str, tuple[object, ...]]:
+    """`parts` of tests that run a large part of the package on machine code: all of it, and all
+    that stands in for a GPU, for HIP and for the WebUI.
+    """
+    named = " ".join(map(str, params.values()))
+    return named, (named, folders(*WHOLE))
+
+
+@cache
+def folders(*names: str) -> str:
+    """The hash of all sources in these folders of the checkout, to the byte."""
+    files = (file for name in names for file in sorted((CHECKOUT / name).rglob("*.*")))
+    return hash_of(
+        *(
+            (file.relative_to(CHECKOUT).as_posix(), file.read_bytes())
+            for file in files
+            if file.suffix in SUFFIXES
+        )
+    )
 
 
 @cache

@@ -313,3 +313,26 @@ def test_types_are_checked_beside_pytest_and_shown_after_it(
     ran = [line.split()[1] for line in said.splitlines() if line.startswith("ran ")]
     assert ran == ["ruff", "ruff", "pytest", "mypy"]
     assert "== mypy\nran mypy" in said and "--dist loadfile --no-loadscope-reorder --all\n" in said
+
+
+def test_a_key_of_the_whole_package_changes_with_any_byte_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executed, "CHECKOUT", tmp_path)
+    file = tmp_path / "lib" / "deep" / "a.py"
+    file.parent.mkdir(parents=True)
+    keys = []
+    for text in ("x = 1\n", "x = 1  # a comment\n"):
+        file.write_text(text, encoding="utf-8")
+        executed.folders.cache_clear()
+        keys.append(executed.folders("lib"))
+    (file.parent / "notes.md").write_text("no source", encoding="utf-8")
+    executed.folders.cache_clear()
+    assert executed.folders("lib") == keys[1] != keys[0]
+    executed.folders.cache_clear()
+
+
+def test_tests_of_the_whole_package_differ_by_their_parameters() -> None:
+    (first, made), (second, other) = (executed.whole(gpu=name) for name in ("gfx942", "gfx1201"))
+    assert (first, second) == ("gfx942", "gfx1201") and made != other
+    assert executed.whole()[0] == "" and executed.whole() == executed.whole()

@@ -9,7 +9,10 @@ import pytest
 from tests.webui.environments import FORGE
 from tests.webui.inside_run import WEBUI, check
 
-WITHOUT_PAGE = ("test_forward.py", "test_optimizer.py", "test_vae.py", "test_vae_trouble.py")
+WITHOUT_PAGE = (
+    *("test_displaced.py", "test_first_launch.py", "test_forward.py", "test_generation.py"),
+    *("test_optimizer.py", "test_vae.py", "test_vae_memory.py", "test_vae_trouble.py"),
+)
 """Next to nothing in these is gradio's; they run with A1111's."""
 
 
