@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lib_rocm_sd.ops.conv.kernel import Form, chunk_of
+from lib_rocm_sd.ops.conv.kernel import ConvForm, chunk_of
 
 WIDTHS = (128, 256, 512, 512)
 """Channels of the levels of SD1.5's and SDXL's VAE, the largest image first."""
@@ -18,7 +18,7 @@ class ConvLaunch:
     """A convolution of a `height` x `width` input; channels as stored."""
 
     name: str
-    form: Form
+    form: ConvForm
     height: int
     width: int
     in_channels: int
@@ -106,7 +106,7 @@ class _Maker:
         shortcut_channels: int = 0,
     ) -> None:
         taken = -(-taken // 16) * 16
-        form = Form(kind, "float16", norm, shortcut, statistics, chunk_of(taken, kind))
+        form = ConvForm(kind, "float16", norm, shortcut, statistics, chunk_of(taken, kind))
         launch = ConvLaunch(name, form, *self.size, taken, out, shortcut_channels)
         self.launches.append(launch)
         self.size = launch.out_size

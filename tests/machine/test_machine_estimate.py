@@ -17,7 +17,7 @@ from lib_rocm_sd.machine.estimate import Target, estimates
 from lib_rocm_sd.machine.listing import Function, Instruction
 from lib_rocm_sd.machine.rates import rates_of
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv.kernel import Form
+from lib_rocm_sd.ops.conv.kernel import ConvForm
 
 ARCHES = amd_table()
 MATRIX = {
@@ -89,7 +89,7 @@ def test_the_launches_are_those_of_the_recipe(size: tuple[int, int]) -> None:
             assert launch.flops == step.flops(after.height, after.width)
 
 
-CONV = ConvLaunch("conv", Form("3x3", norm=True), 128, 128, 256, 256)
+CONV = ConvLaunch("conv", ConvForm("3x3", norm=True), 128, 128, 256, 256)
 
 
 def test_arithmetic_follows_from_tiles_and_the_loop() -> None:
@@ -133,7 +133,7 @@ def test_a_slow_memory_decides() -> None:
 
 
 def test_few_channels_are_padded_to_tiles() -> None:
-    last = ConvLaunch("last", Form("3x3", norm=True), 128, 128, 128, 3)
+    last = ConvLaunch("last", ConvForm("3x3", norm=True), 128, 128, 128, 3)
     (row,) = estimates([last], _target("gfx1100", _work("gfx1100", 16, 0)))
     assert row.padding == pytest.approx(16 / 3)
 

@@ -66,7 +66,7 @@ class ConvConfig:
 
 
 @dataclass(frozen=True)
-class Form:
+class ConvForm:
     """What else a convolution is compiled for: what is fused into it."""
 
     kind: str = "3x3"
@@ -86,7 +86,7 @@ def chunk_of(in_channels: int, kind: str = "3x3") -> int:
 
 
 def configs(
-    arch: Arch, form: Form, out_channels: int, in_place: bool = False
+    arch: Arch, form: ConvForm, out_channels: int, in_place: bool = False
 ) -> tuple[ConvConfig, ...]:
     """The search space, the safe default first. None of the defaults spills registers.
 
@@ -136,7 +136,7 @@ _WIDEST = {
 
 
 @dataclass(frozen=True)
-class Tiling:
+class ConvTiling:
     """How a launch is cut: `rows` x `columns` of each of `phases`, work-groups along each side."""
 
     phases: int
@@ -152,12 +152,12 @@ class Tiling:
         return self.phases * self.tiles_x * self.tiles_y
 
 
-def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> Tiling:
+def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> ConvTiling:
     """The work-groups that make `co` channels of (rows, columns)."""
     step = 2 if kind == "upsample" else 1
     rows, columns = rows // step, columns // step
     tiles = (-(-columns // 16), -(-rows // config.rows))
-    return Tiling(step * step, rows, columns, *tiles, -(-co // config.block_co))
+    return ConvTiling(step * step, rows, columns, *tiles, -(-co // config.block_co))
 
 
 LEAST_ROWS = 4
@@ -178,7 +178,7 @@ def statistics_bytes(
 
 
 @cache
-def spec(form: Form, config: ConvConfig) -> KernelSpec:
+def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
     """The kernel of one form and config."""
     defines = {
         "BF16_HALVES": int(form.dtype == "bfloat16"),
@@ -203,22 +203,22 @@ def pack_spec(dtype: str) -> KernelSpec:
     return KernelSpec("pack.hip", "pack_tiles", (("BF16_HALVES", int(dtype == "bfloat16")),))
 
 
-def _shipped_launches() -> list[tuple[Form, int, bool]]:
+def _shipped_launches() -> list[tuple[ConvForm, int, bool]]:
     """Form, output channels and in_place of what Stable Diffusion's decoder and encoder launch."""
-    found: list[tuple[Form, int, bool]] = []
+    found: list[tuple[ConvForm, int, bool]] = []
     for statistics in (True, False):  # of a band that is made again nobody wants statistics
         found += [
-            (Form("3x3", statistics=statistics, chunk_c=16), 512, False),  # the decoder's first
-            (Form("3x3", statistics=statistics, chunk_c=16), 128, False),  # the encoder's first
-            (Form("3x3 stride 2", statistics=statistics, chunk_c=16), 512, False),
-            (Form("upsample", statistics=statistics), 512, False),
+            (ConvForm("3x3", statistics=statistics, chunk_c=16), 512, False),  # the decoder's first
+            (ConvForm("3x3", statistics=statistics, chunk_c=16), 128, False),  # the encoder's first
+            (ConvForm("3x3 stride 2", statistics=statistics, chunk_c=16), 512, False),
+            (ConvForm("upsample", statistics=statistics), 512, False),
         ]
         for shortcut in SHORTCUTS:
-            form = Form("3x3", norm=True, shortcut=shortcut, statistics=statistics)
+            form = ConvForm("3x3", norm=True, shortcut=shortcut, statistics=statistics)
             found += [(form, channels, False) for channels in (512, 256, 128)]
             if shortcut == "conv":  # the other forms have the same configs in place
                 found += [(form, channels, True) for channels in (256, 128)]
-    return [*found, (Form("3x3", norm=True), 3, False), (Form("3x3", norm=True), 8, False)]
+    return [*found, (ConvForm("3x3", norm=True), 3, False), (ConvForm("3x3", norm=True), 8, False)]
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.conv import kernel, layout
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
-from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, Form
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result, affine_refusals
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
@@ -69,10 +69,10 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         return kernel.configs(arch, self.form(p), p.out_channels, p.in_place) if arch else ()
 
     @staticmethod
-    def form(problem: ConvProblem) -> Form:
+    def form(problem: ConvProblem) -> ConvForm:
         """What the kernel is compiled for."""
         p = problem
-        return Form(
+        return ConvForm(
             p.kind,
             p.dtype,
             p.norm,
@@ -128,7 +128,7 @@ _MERGE = GroupNormConfig(256, 4)
 @lru_cache(maxsize=1024)
 def _launching(
     problem: ConvProblem, config: ConvConfig, band: Band | None, co: int
-) -> tuple[tuple[int, int, int, int], kernel.Tiling, KernelSpec]:
+) -> tuple[tuple[int, int, int, int], kernel.ConvTiling, KernelSpec]:
     """What is made, by which work-groups of which kernel."""
     shape = problems.made_shape(problem, band)
     tiling = kernel.tiling(problem.kind, *shape[1:3], co, config)

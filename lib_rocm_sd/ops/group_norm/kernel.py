@@ -71,7 +71,7 @@ class GroupNormConfig:
 
 
 @dataclass(frozen=True)
-class Form:
+class NormForm:
     """What a pass over the image is compiled for. channels_last: (N, pixels, C)."""
 
     dtype: str
@@ -88,7 +88,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class NormTiling:
     """How a pass is cut into work-groups; the fields of ImageParams, and their number."""
 
     parts: int
@@ -105,9 +105,9 @@ def configs(arch: Arch) -> tuple[GroupNormConfig, ...]:
 
 
 @lru_cache(maxsize=256)
-def form_of(dtype: str, channels: int, channels_last: bool) -> Form:
+def form_of(dtype: str, channels: int, channels_last: bool) -> NormForm:
     """The form for an image; halves that belong together must be a multiple of eight."""
-    return Form(dtype, channels_last, 1 if channels_last and channels % 8 else 8)
+    return NormForm(dtype, channels_last, 1 if channels_last and channels % 8 else 8)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -121,7 +121,7 @@ def _columns(channels: int, vector: int) -> tuple[int, int]:
     return _ceil(vectors, blocks), blocks
 
 
-def part_pixels(batch: int, channels: int, pixels: int, form: Form) -> int:
+def part_pixels(batch: int, channels: int, pixels: int, form: NormForm) -> int:
     """Pixels of each part but the last, in statistics of an image that has some."""
     if form.channels_last:
         together, least = batch * _columns(channels, form.vector)[1], LEAST_PIXELS
@@ -131,7 +131,7 @@ def part_pixels(batch: int, channels: int, pixels: int, form: Form) -> int:
     return _ceil(pixels, max(parts, _ceil(pixels, MOST_PIXELS)))
 
 
-def parts_of(batch: int, channels: int, pixels: int, form: Form) -> int:
+def parts_of(batch: int, channels: int, pixels: int, form: NormForm) -> int:
     """Parts of the statistics of such an image; none of them is empty."""
     if 0 in (batch, channels, pixels):
         return 0
@@ -149,16 +149,21 @@ def merged_parts(parts: int, group_channels: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def finish_tiling(batch: int, channels: int, height: int, width: int) -> Tiling:
+def finish_tiling(batch: int, channels: int, height: int, width: int) -> NormTiling:
     """The work-groups of group_norm_finish: a part of the statistics is a row of the image."""
     columns, blocks = _columns(channels, 8)
-    return Tiling(height, width, columns, blocks, 0, batch * height * blocks)
+    return NormTiling(height, width, columns, blocks, 0, batch * height * blocks)
 
 
 @lru_cache(maxsize=1024)
 def tiling(
-    batch: int, channels: int, pixels: int, form: Form, config: GroupNormConfig, statistics: bool
-) -> Tiling:
+    batch: int,
+    channels: int,
+    pixels: int,
+    form: NormForm,
+    config: GroupNormConfig,
+    statistics: bool,
+) -> NormTiling:
     """The work-groups of the pass for statistics, or of the one that applies them."""
     if form.channels_last:
         width, blocks = _columns(channels, form.vector)
@@ -168,24 +173,24 @@ def tiling(
         if statistics:
             each = part_pixels(batch, channels, pixels, form)
         parts = _ceil(pixels, each)
-        return Tiling(parts, each, width, blocks, 0, batch * parts * blocks)
+        return NormTiling(parts, each, width, blocks, 0, batch * parts * blocks)
     each = part_pixels(batch, channels, pixels, form)
     lanes = 8
     while lanes < config.threads and lanes * config.unroll < each // form.vector:
         lanes *= 2
     parts = _ceil(pixels, each)
     units = batch * channels * parts
-    return Tiling(parts, each, lanes, 0, units, _ceil(units, config.threads // lanes))
+    return NormTiling(parts, each, lanes, 0, units, _ceil(units, config.threads // lanes))
 
 
 @cache
-def statistics_spec(form: Form, config: GroupNormConfig) -> KernelSpec:
+def statistics_spec(form: NormForm, config: GroupNormConfig) -> KernelSpec:
     """x -> statistics."""
     return _spec("STATISTICS", config, **form.defines())
 
 
 @cache
-def apply_spec(form: Form, silu: bool, config: GroupNormConfig) -> KernelSpec:
+def apply_spec(form: NormForm, silu: bool, config: GroupNormConfig) -> KernelSpec:
     """x, norm -> out."""
     return _spec("APPLY", config, **form.defines(), SILU=int(silu))
 
@@ -195,7 +200,7 @@ def finish_spec(
     dtype: str, shortcut: bool, statistics: bool, phases: bool, config: GroupNormConfig
 ) -> KernelSpec:
     """x, bias, shortcut -> out, statistics; channels-last, channels in eights."""
-    form = Form(dtype, True, 8).defines()
+    form = NormForm(dtype, True, 8).defines()
     fused = {"SHORTCUT": int(shortcut), "STATISTICS": int(statistics), "PHASES": int(phases)}
     return _spec("FINISH", config, **form, **fused)
 
@@ -217,7 +222,7 @@ def _spec(step: str, config: GroupNormConfig, **form: int) -> KernelSpec:
     return KernelSpec(SOURCE, f"group_norm_{step.lower()}", tuple(defines.items()))
 
 
-def specs(form: Form, silu: bool, config: GroupNormConfig) -> list[KernelSpec]:
+def specs(form: NormForm, silu: bool, config: GroupNormConfig) -> list[KernelSpec]:
     """All that a GroupNorm launches."""
     return [
         statistics_spec(form, config),
@@ -233,7 +238,7 @@ def _usual_specs(arch: Arch, dtypes: tuple[str, ...], config: GroupNormConfig) -
         for dtype in dtypes
         for channels_last in (True, False)
         for silu in (True, False)
-        for spec in specs(Form(dtype, channels_last, 8), silu, config)
+        for spec in specs(NormForm(dtype, channels_last, 8), silu, config)
     ]
     return list(dict.fromkeys(found))
 

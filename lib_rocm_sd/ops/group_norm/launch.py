@@ -84,7 +84,7 @@ def launch_finish(
 
 
 def _image_params(
-    x: torch.Tensor, channels: int, pixels: int, tiling: kernel.Tiling
+    x: torch.Tensor, channels: int, pixels: int, tiling: kernel.NormTiling
 ) -> ImageParams:
     return ImageParams(
         *(x.data_ptr(), 0, 0, 0),

@@ -48,7 +48,7 @@ class ImageProblem:
         return self.batch * self.channels * self.pixels * DTYPES[self.dtype].itemsize
 
     @property
-    def form(self) -> kernel.Form:
+    def form(self) -> kernel.NormForm:
         """What our kernels are compiled for."""
         return kernel.form_of(self.dtype, self.channels, self.channels_last)
 

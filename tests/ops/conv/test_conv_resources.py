@@ -9,22 +9,22 @@ import pytest
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel
-from lib_rocm_sd.ops.conv.kernel import Form
+from lib_rocm_sd.ops.conv.kernel import ConvForm
 from lib_rocm_sd.runtime import codeobject, compilers
 from lib_rocm_sd.runtime.compiler import Compiler
 from tests import compiled, executed
 
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 LARGEST = (
-    (Form("3x3", norm=True, shortcut="conv", statistics=True), 512, False),
-    (Form("3x3", norm=True, shortcut="identity", statistics=True), 256, True),
-    (Form("3x3", norm=True, shortcut="conv", statistics=True), 256, True),
-    (Form("3x3", norm=True, shortcut="conv", statistics=True), 128, False),
-    (Form("3x3", norm=True, shortcut="identity"), 128, False),
-    (Form("3x3", norm=True), 3, False),
-    (Form("3x3", statistics=True, chunk_c=16), 512, False),
-    (Form("3x3 stride 2", statistics=True, chunk_c=16), 512, False),
-    (Form("upsample", statistics=True), 512, False),
+    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 512, False),
+    (ConvForm("3x3", norm=True, shortcut="identity", statistics=True), 256, True),
+    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 256, True),
+    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 128, False),
+    (ConvForm("3x3", norm=True, shortcut="identity"), 128, False),
+    (ConvForm("3x3", norm=True), 3, False),
+    (ConvForm("3x3", statistics=True, chunk_c=16), 512, False),
+    (ConvForm("3x3 stride 2", statistics=True, chunk_c=16), 512, False),
+    (ConvForm("upsample", statistics=True), 512, False),
 )
 """With output channels and in_place; the other forms leave something out."""
 
