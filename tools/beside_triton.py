@@ -90,7 +90,7 @@ def ours_of(arch: Arch, head_dim: int, config: attention_kernel.AttentionConfig)
 # -- Triton's ------------------------------------------------------------------------------------
 
 
-def tritons_of(arch: Arch, head_dim: int, config: triton_attention.Config) -> Row:
+def tritons_of(arch: Arch, head_dim: int, config: triton_attention.TritonConfig) -> Row:
     """By counting the instructions of the loop over whole tiles of keys."""
     row = Row(arch.gfx, head_dim, TRITON, str(config))
     try:
@@ -102,7 +102,7 @@ def tritons_of(arch: Arch, head_dim: int, config: triton_attention.Config) -> Ro
 
 
 def tritons_loop(
-    made: triton_attention.Made, arch: Arch, config: triton_attention.Config
+    made: triton_attention.Made, arch: Arch, config: triton_attention.TritonConfig
 ) -> pairs.PerPair:
     """What stands in the loop. Raises ValueError."""
     (function,) = listing.from_assembly(made.assembly)

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.bench.attention.triton_kernel import Config, attention, columns_of
+from lib_rocm_sd.bench.attention.triton_kernel import TritonConfig, attention, columns_of
 from lib_rocm_sd.errors import CompileError
 
 ENTRY = "attention"
@@ -40,7 +40,7 @@ class Params(ctypes.Structure):
 
 
 CONFIGS = tuple(
-    Config(block_m, block_n, num_warps, num_stages)
+    TritonConfig(block_m, block_n, num_warps, num_stages)
     for block_m, block_n, num_warps in (
         *((64, 32, 4), (64, 64, 4), (64, 128, 4), (128, 32, 4), (128, 64, 4)),
         *((128, 32, 8), (128, 64, 8), (128, 128, 8)),
@@ -58,7 +58,7 @@ class Made:
     lds_bytes: int
 
 
-def compiled(arch: Arch, head_dim: int, config: Config, *, tail: bool, buffers: bool) -> Made:
+def compiled(arch: Arch, head_dim: int, config: TritonConfig, *, tail: bool, buffers: bool) -> Made:
     """The kernel for fp16 and inputs aligned to 16 bytes. `buffers`: inputs below
     2 GiB, which lets it use buffer instructions. Raises CompileError.
     """

@@ -29,7 +29,7 @@ SHARE = 0.7
 """Of the free memory, that the scores of a query chunk against all keys may take."""
 
 
-class _Method(Variant[AttentionProblem, AttentionInputs]):
+class _HostMethod(Variant[AttentionProblem, AttentionInputs]):
     """Attention over (B*H, S, D) copies of the heads."""
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
@@ -61,7 +61,7 @@ def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).flatten(0, 1).contiguous()
 
 
-class DoggettxLike(_Method):
+class DoggettxLike(_HostMethod):
     """Slices of queries, each with all its scores, no more slices than free memory asks for."""
 
     name = "Doggettx-like"
@@ -84,7 +84,7 @@ class DoggettxLike(_Method):
         return out
 
 
-class SubQuadraticLike(_Method):
+class SubQuadraticLike(_HostMethod):
     """Chunks of queries, and of keys where memory asks for it."""
 
     name = "sub-quadratic-like"

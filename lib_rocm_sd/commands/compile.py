@@ -25,7 +25,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject
 from lib_rocm_sd.shipped import NAMES, shipped
 
-Job = tuple[KernelSpec, Arch, str]
+Compilation = tuple[KernelSpec, Arch, str]
 """What to compile, for what, and the op that it is listed under."""
 
 
@@ -116,7 +116,7 @@ def compile_row(spec: KernelSpec, arch: Arch, op: str = "") -> CompiledKernel:
     )
 
 
-def _rows(jobs: Sequence[Job], workers: int) -> Iterator[CompiledKernel]:
+def _rows(jobs: Sequence[Compilation], workers: int) -> Iterator[CompiledKernel]:
     if workers == 1:
         yield from (compile_row(*job) for job in jobs)
         return

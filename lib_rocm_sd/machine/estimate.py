@@ -120,7 +120,7 @@ def estimates(launches: list[Launch], target: Target) -> list[Estimate]:
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _Launched:
     """One launch of a kernel: `groups` of `waves`, each of them `cycles` long. `flops` are needed,
     `computed` are done.
     """
@@ -163,7 +163,7 @@ def _conv(launch: ConvLaunch, target: Target) -> Estimate:
     for level, loop in enumerate(_around(work, hot)):  # chunks, rows of taps, taps
         wave = wave.plus(loop.cycles, chunks * (2 if form.kind == "upsample" else 3) ** level)
     in_loops = wave.plus(work.straight_cycles, -1)
-    return _Kernel(
+    return _Launched(
         f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
         groups,
         waves,
@@ -214,7 +214,7 @@ def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
         elif index in around:
             wave = wave.plus(loop.cycles, blocks)
     in_loops = wave.plus(work.straight_cycles, -1)
-    return _Kernel(
+    return _Launched(
         f"{config.block_q} queries, {config.block_k} keys, {waves} waves",
         groups,
         waves,

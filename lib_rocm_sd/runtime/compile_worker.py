@@ -1,8 +1,8 @@
 """The process in which compiler libraries are loaded: a crash or a hang inside LLVM ends this
 process, not the host's.
 
-Reads a job (JSON, see `Job`) and writes `result.json` and, for a compilation, `kernel.co` beside
-it.
+Reads a job (JSON, see `CompilerJob`) and writes `result.json` and, for a compilation, `kernel.co`
+beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RTC_CODE = {"hiprtc": "Code", "nvrtc": "CUBIN"}
 
 
 @dataclass(frozen=True)
-class Job:
+class CompilerJob:
     """`api`: comgr, hiprtc or nvrtc.
 
     Without a source the question is the library's version and targets, or, with `disassemble`
@@ -47,7 +47,7 @@ class Job:
 def main(name: str) -> int:
     """Do the job in job.json of the folder `name`."""
     folder = Path(name)
-    job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    job = CompilerJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     try:
         answer = _do(job, folder)
     except (ComgrError, RtcError) as error:
@@ -58,7 +58,7 @@ def main(name: str) -> int:
     return 0
 
 
-def _do(job: Job, folder: Path) -> dict[str, Any]:
+def _do(job: CompilerJob, folder: Path) -> dict[str, Any]:
     path = Path(job.library)
     if job.api == "hiprtc":
         _preload(path.parent)

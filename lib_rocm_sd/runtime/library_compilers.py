@@ -17,7 +17,7 @@ from lib_rocm_sd import arch as arches
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.runtime import hangs, libraries, process
-from lib_rocm_sd.runtime.compile_worker import Job
+from lib_rocm_sd.runtime.compile_worker import CompilerJob
 from lib_rocm_sd.runtime.compiler import (
     LANGUAGE_OPTIONS,
     Absent,
@@ -71,7 +71,7 @@ class LibraryCompiler(Compiler):
     ) -> bytes:
         options = (*self._options(arch), *LANGUAGE_OPTIONS[: 1 if self.name == "nvrtc" else None])
         name = Path(file_name).name
-        job = Job(
+        job = CompilerJob(
             self.name, str(self.path), arch.gfx, (*options, *defines_options(defines)), name, source
         )
         with process.work_folder() as folder:
@@ -87,7 +87,7 @@ class LibraryCompiler(Compiler):
 
     def disassemble(self, code: bytes, arch: Arch) -> str:
         """A code object as text (comgr only). Raises CompileError."""
-        job = Job(self.name, str(self.path), arch.gfx, disassemble=True)
+        job = CompilerJob(self.name, str(self.path), arch.gfx, disassemble=True)
         with process.work_folder() as folder:
             (folder / "kernel.co").write_bytes(code)
             answer = self._work(job, folder, self.identity(), process.time_limit_s())
@@ -108,7 +108,7 @@ class LibraryCompiler(Compiler):
             return {"trouble": f"{self.path} {hung}"}
         try:
             with process.work_folder() as folder:
-                job = Job(self.name, str(self.path))
+                job = CompilerJob(self.name, str(self.path))
                 return self._work(job, folder, self._question(), _QUESTION_LIMIT_S)
         except OSError as error:
             return {"trouble": f"{self.path} was not asked: {error}"}
@@ -116,7 +116,7 @@ class LibraryCompiler(Compiler):
     def _question(self) -> str:
         return f"version of {self.identity()}"
 
-    def _work(self, job: Job, folder: Path, what: str, limit_s: float) -> dict[str, Any]:
+    def _work(self, job: CompilerJob, folder: Path, what: str, limit_s: float) -> dict[str, Any]:
         """Run the worker on `job`; its answer, or one that says how the process ended.
 
         A hang is noted of `what`.

@@ -74,7 +74,7 @@ def history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Curve:
     """A case's points: the run's place and its time in % of the first."""
 
     name: str
@@ -98,7 +98,7 @@ class _Frame:
         return self.bottom - (value - self.low) / (self.high - self.low) * HISTORY_HEIGHT
 
 
-def _lines(documents: Sequence[Document]) -> list[_Line]:
+def _lines(documents: Sequence[Document]) -> list[_Curve]:
     """Of the cases measured most often, ours alone."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for place, document in enumerate(documents):
@@ -108,7 +108,7 @@ def _lines(documents: Sequence[Document]) -> list[_Line]:
                     found.setdefault((test, row.case), []).append((place, row.median))
     often = sorted((item for item in found.items() if len(item[1]) > 1), key=lambda i: -len(i[1]))
     return [
-        _Line(
+        _Curve(
             f"{test}, {svg.cut(case, 60)}",
             [(at, 100 * value / points[0][1]) for at, value in points],
         )

@@ -21,7 +21,7 @@ from lib_rocm_sd.vae.trace import (
     peak_bytes,
     whole_problem,
 )
-from lib_rocm_sd.vae.ways import Chosen, Way
+from lib_rocm_sd.vae.ways import Chosen, ConvWay
 
 LONGEST = 8
 """The most blocks that a leg in bands makes again and again."""
@@ -74,7 +74,7 @@ class Forecast:
     def __init__(self, chain: Chain, chosen: Chosen, like: Forecast | None = None) -> None:
         self.chain = chain
         self._chosen = chosen
-        self._ways: dict[tuple[int, bool], Way] = like._ways if like else {}
+        self._ways: dict[tuple[int, bool], ConvWay] = like._ways if like else {}
         self._spaces: dict[tuple[object, ...], int] = like._spaces if like else {}
         self._lines: dict[tuple[int, Rows, bool], _Line] = {}
         self._sweeps: dict[tuple[int, int, int], Sweep] = {}
@@ -238,7 +238,7 @@ class Forecast:
             )
         return self._spaces[key]
 
-    def way(self, image: int) -> Way:
+    def way(self, image: int) -> ConvWay:
         """How the convolution that makes an image is run."""
         key = (image, image in self.chain.in_place)
         if key not in self._ways:

@@ -90,7 +90,7 @@ class BandPlan:
         return f"{how}, {self.peak_bytes >> 20} MiB"
 
 
-class _State(NamedTuple):
+class _Waiting(NamedTuple):
     """An image that waits. Blocks are given back while they are read; one piece is not."""
 
     image: int
@@ -108,7 +108,7 @@ class _Onward:
     the place where their image waits.
     """
 
-    to: _State
+    to: _Waiting
     legs: tuple[Leg, ...]
     least: float
     after: float
@@ -204,7 +204,7 @@ class BandPlanner:
         return found
 
     def _search(self, wanted: _Wanted) -> BandPlan | None:
-        best: dict[_State, BandPlan] = {_State(0, "input"): BandPlan((), 0, 0, 0.0, 0)}
+        best: dict[_Waiting, BandPlan] = {_Waiting(0, "input"): BandPlan((), 0, 0, 0.0, 0)}
         for image in self._nodes[:-1]:
             for state in [state for state in best if state.image == image]:
                 for way in self._onward(image, wanted.by_peak):
@@ -231,11 +231,11 @@ class BandPlanner:
             for keep in ("output",) if stop == chain.last else ("device", "host"):
                 moved = self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
                 whole = Leg(start, stop, None, keep)
-                found.append(_Onward(_State(stop, _place(whole)), (whole,), flops + moved, after))
+                found.append(_Onward(_Waiting(stop, _place(whole)), (whole,), flops + moved, after))
                 for hidden in () if not banded else (None, "device", "host") if pair else (None,):
                     legs = tuple(Leg(start, stop, rows, keep, hidden) for rows in heights)
                     least = (flops if hidden else again) + moved
-                    found.append(_Onward(_State(stop, _place(legs[0])), legs, least, after))
+                    found.append(_Onward(_Waiting(stop, _place(legs[0])), legs, least, after))
         self._found[start, by_peak] = found
         return found
 

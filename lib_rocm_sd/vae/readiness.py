@@ -23,7 +23,7 @@ from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.problems import Work
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import chain
-from lib_rocm_sd.vae.ways import Way
+from lib_rocm_sd.vae.ways import ConvWay
 
 Told = Callable[[int, int], None]
 """Called with what is done and how much there is; may raise to end it."""
@@ -36,16 +36,16 @@ class Readiness:
         self.device = device
         self.session = session
         self._ready: set[object] = set()
-        self._chosen: dict[ConvProblem, Way] = {}
+        self._chosen: dict[ConvProblem, ConvWay] = {}
 
-    def chosen(self, problem: ConvProblem) -> Way:
+    def chosen(self, problem: ConvProblem) -> ConvWay:
         """How a convolution is run, and all that are measured as it is."""
         op = CONVS[problem.kind]
         key = op.measured_as(problem)
         if key not in self._chosen:
             plan = self._planned(op, problem)
             last = op.variants[-1]
-            self._chosen[key] = Way(plan.variant, plan.config) if plan else Way(last, None)
+            self._chosen[key] = ConvWay(plan.variant, plan.config) if plan else ConvWay(last, None)
         return self._chosen[key]
 
     def get_ready(self, work: Work, told: Told) -> None:

@@ -13,7 +13,7 @@ from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 
 
 @dataclass(frozen=True)
-class Way:
+class ConvWay:
     """A variant and its config, for all convolutions of a class."""
 
     variant: Variant[ConvProblem, ConvInputs]
@@ -34,5 +34,5 @@ class Way:
         return problem.batch * statistics_bytes(problem.kind, *size, problem.out_channels, rows)
 
 
-Chosen = Callable[[ConvProblem], Way]
+Chosen = Callable[[ConvProblem], ConvWay]
 """Says how a convolution will be run; asked about those of the whole frame."""

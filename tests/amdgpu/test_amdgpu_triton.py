@@ -48,7 +48,7 @@ def executable(made: triton_attention.Made, arch: Arch) -> bytes:
 def run(
     arch: Arch,
     code: bytes,
-    config: triton_attention.Config,
+    config: triton_attention.TritonConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -76,22 +76,22 @@ def run(
     return out, counts
 
 
-def _cases() -> list[tuple[str, int, triton_attention.Config]]:
+def _cases() -> list[tuple[str, int, triton_attention.TritonConfig]]:
     """On CDNA a wave has 32 queries at least; where there are fewer, waves write the same words."""
     found = []
     for gfx in GPUS:
         queries = 128 if gfx in ("gfx942", "gfx90a") else 64
         found += [
-            (gfx, 64, triton_attention.Config(queries, 32, 4, 1)),
-            (gfx, 64, triton_attention.Config(128, 64, 4, 2)),
-            (gfx, 40, triton_attention.Config(queries, 64, 4, 1)),
+            (gfx, 64, triton_attention.TritonConfig(queries, 32, 4, 1)),
+            (gfx, 64, triton_attention.TritonConfig(128, 64, 4, 2)),
+            (gfx, 40, triton_attention.TritonConfig(queries, 64, 4, 1)),
         ]
     return found
 
 
 @pytest.mark.parametrize(("gfx", "head_dim", "config"), _cases(), ids=str)
 def test_tritons_attention_is_right(
-    gfx: str, head_dim: int, config: triton_attention.Config
+    gfx: str, head_dim: int, config: triton_attention.TritonConfig
 ) -> None:
     arch = table()[gfx]
     made = triton_attention.compiled(arch, head_dim, config, tail=True, buffers=False)

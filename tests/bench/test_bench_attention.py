@@ -257,7 +257,7 @@ def test_triton_asks_for_few_configs() -> None:
 INTERPRETED = """
 import torch
 from lib_rocm_sd.bench.attention import exact, triton_run
-from lib_rocm_sd.bench.attention.triton_kernel import Config
+from lib_rocm_sd.bench.attention.triton_kernel import TritonConfig
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 
@@ -267,7 +267,7 @@ for sizes in ((2, 3, 37, 77, 40), (1, 2, 32, 64, 64), (1, 2, 20, 32, 160)):
         inputs = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)._replace(scale=scale)
         right = exact.expected(inputs, problem)
         q, k, v = inputs[:3]
-        error = right.error(triton_run.run(Config(32, 32, 4, 1), q, k, v, scale))
+        error = right.error(triton_run.run(TritonConfig(32, 32, 4, 1), q, k, v, scale))
         assert error <= ATTENTION.tolerance(problem), (problem, error)
 """
 

@@ -29,7 +29,7 @@ COUNTS = ("matrix", "transcendental", "vector", "vector_slots", "scalar", "lds")
 @pytest.mark.parametrize(("gfx", "queries"), [("gfx1100", 64), ("gfx942", 128)])
 def test_what_stands_in_tritons_loop_is_what_a_pass_executes(gfx: str, queries: int) -> None:
     arch = table()[gfx]
-    config = triton_attention.Config(queries, 32, 4, 1)
+    config = triton_attention.TritonConfig(queries, 32, 4, 1)
     made = triton_attention.compiled(arch, 64, config, tail=False, buffers=False)
     code = executable(made, arch)
     counts = []

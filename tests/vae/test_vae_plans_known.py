@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.ways import Chosen, Way
+from lib_rocm_sd.vae.ways import Chosen, ConvWay
 from tests.vae import vae_models
 
 PATH = Path(__file__).parents[1] / "data" / "vae_plans.json"
@@ -27,7 +27,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
-class Ours(Way):
+class Ours(ConvWay):
     """A kernel of ours whose memory is known here, so that a tuned kernel changes no plan."""
 
     @property
@@ -44,7 +44,7 @@ class Ours(Way):
 
 
 @dataclass(frozen=True)
-class Theirs(Way):
+class Theirs(ConvWay):
     """A convolution that keeps a normalised image, an enlarged one, and sums."""
 
     @property
@@ -64,7 +64,7 @@ def _variant(problem: ConvProblem) -> Variant[ConvProblem, ConvInputs]:
     return CONVS[problem.kind].variants[0]
 
 
-def _mixed(problem: ConvProblem) -> Way:
+def _mixed(problem: ConvProblem) -> ConvWay:
     kind = Theirs if problem.in_channels == 256 or problem.out_channels % 8 else Ours
     return kind(_variant(problem), None)
 

@@ -27,7 +27,7 @@ from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.read_ldm import steps
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
-from lib_rocm_sd.vae.ways import Way
+from lib_rocm_sd.vae.ways import ConvWay
 
 LDM = "double_of_ldm.modules.diffusionmodules.model"
 
@@ -162,22 +162,24 @@ def engine_plan(op: Op[Any, Any], problem: Any, gfx: str = "gfx1100") -> Variant
     return VariantPlan(able, able.configs(arch, problem)[0], {}, "")
 
 
-def way(problem: ConvProblem, gfx: str = "gfx1100") -> Way:
+def way(problem: ConvProblem, gfx: str = "gfx1100") -> ConvWay:
     """How a convolution is run where our kernels run."""
     plan = engine_plan(CONVS[problem.kind], problem, gfx)
-    return Way(plan.variant, plan.config)
+    return ConvWay(plan.variant, plan.config)
 
 
-def library(problem: ConvProblem) -> Way:
+def library(problem: ConvProblem) -> ConvWay:
     """How a convolution is run where torch's, finished by a kernel of ours, is the fastest."""
     plan = engine_plan(CONVS[problem.kind], problem)
     variant = next(v for v in CONVS[problem.kind].variants if isinstance(v, LibraryConv))
-    return Way(plan.variant, plan.config) if problem.out_channels % 8 else Way(variant, None)
+    return (
+        ConvWay(plan.variant, plan.config) if problem.out_channels % 8 else ConvWay(variant, None)
+    )
 
 
-def torchs(problem: ConvProblem) -> Way:
+def torchs(problem: ConvProblem) -> ConvWay:
     """How a convolution is run where nothing of ours can."""
-    return Way(CONVS[problem.kind].variants[-1], None)
+    return ConvWay(CONVS[problem.kind].variants[-1], None)
 
 
 def planner_of(module: nn.Module, x: torch.Tensor) -> BandPlanner:

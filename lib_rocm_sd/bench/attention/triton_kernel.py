@@ -83,7 +83,7 @@ def attention(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class Config:
+class TritonConfig:
     """Tile sizes, waves and pipeline stages."""
 
     block_m: int

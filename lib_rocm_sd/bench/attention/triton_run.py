@@ -9,14 +9,14 @@ from contextlib import nullcontext
 import torch
 import triton
 
-from lib_rocm_sd.bench.attention.triton_kernel import Config, attention, columns_of
+from lib_rocm_sd.bench.attention.triton_kernel import TritonConfig, attention, columns_of
 
 LOG2_E = math.log2(math.e)
 CONFIGS = {
-    64: (Config(128, 64, 4, 3), Config(128, 128, 8, 3)),
-    128: (Config(128, 64, 8, 3), Config(128, 128, 8, 2)),
-    256: (Config(128, 64, 8, 2), Config(64, 32, 4, 2)),
-    512: (Config(64, 32, 8, 2), Config(32, 32, 4, 1)),
+    64: (TritonConfig(128, 64, 4, 3), TritonConfig(128, 128, 8, 3)),
+    128: (TritonConfig(128, 64, 8, 3), TritonConfig(128, 128, 8, 2)),
+    256: (TritonConfig(128, 64, 8, 2), TritonConfig(64, 32, 4, 2)),
+    512: (TritonConfig(64, 32, 8, 2), TritonConfig(32, 32, 4, 1)),
 }
 """By the columns that a head takes, up to this many: few, since each is compiled in a second."""
 FAILED: tuple[type[Exception], ...] = (
@@ -26,14 +26,14 @@ FAILED: tuple[type[Exception], ...] = (
 """What Triton and the compilers that it calls raise, besides RuntimeError."""
 
 
-def configs(head_dim: int) -> tuple[Config, ...]:
+def configs(head_dim: int) -> tuple[TritonConfig, ...]:
     """What is tried for a head_dim."""
     columns = columns_of(head_dim)
     return next((CONFIGS[most] for most in CONFIGS if columns <= most), CONFIGS[512])
 
 
 def run(
-    config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    config: TritonConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """(B, Sq, H*D) for q (B, Sq, H, D), k and v (B, Sk, H, D), last stride 1.
 

@@ -22,7 +22,7 @@ from lib_rocm_sd.bench.vae.ways import WAYS
 NAME = next(way.name for way in WAYS if way.compiled)
 POLL_S = 0.5
 COMPILERS = ("c++", "g++", "clang++", "cl")
-Job = tuple[str, int]
+RoleAndSize = tuple[str, int]
 """A role and a size."""
 
 
@@ -39,7 +39,7 @@ def reasons(device: torch.device) -> list[str]:
 
 
 def measured(
-    options: Sequence[str], jobs: Sequence[Job], device: torch.device, limit_s: float
+    options: Sequence[str], jobs: Sequence[RoleAndSize], device: torch.device, limit_s: float
 ) -> Iterator[VaeRow]:
     """The rows of the compiled way for all `jobs`, by `bench vae` with these options.
 
@@ -107,5 +107,5 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _without(job: Job, reason: str) -> VaeRow:
+def _without(job: RoleAndSize, reason: str) -> VaeRow:
     return VaeRow(*job, NAME, reason=reason)

@@ -1,5 +1,5 @@
 """Diffusers: see pipeline.py."""
 
-from lib_rocm_sd.hosts.diffusers.pipeline import Patch, patched
+from lib_rocm_sd.hosts.diffusers.pipeline import PipelinePatch, patched
 
-__all__ = ["Patch", "patched"]
+__all__ = ["PipelinePatch", "patched"]

@@ -30,7 +30,7 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class Patch:
+class PipelinePatch:
     """What `patched` did: how many attention modules run through the engine, and what it left."""
 
     replaced: int
@@ -114,7 +114,7 @@ def patched(
     vae: bool | str = True,
     budget_bytes: int | None = None,
     session: Session = DEFAULT,
-) -> Iterator[Patch]:
+) -> Iterator[PipelinePatch]:
     """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
 
     `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the level
@@ -136,7 +136,7 @@ def patched(
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
-        yield Patch(chosen, left, part)
+        yield PipelinePatch(chosen, left, part)
 
 
 @contextmanager
