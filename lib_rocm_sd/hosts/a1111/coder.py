@@ -34,14 +34,16 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class VaeWish:
-    """What a generation asks of the VAE. `mode`: "auto" or "banded" of vae.program."""
+    """What a generation asks of the VAE; its level is the session's. `mode`: "auto" or "banded" of
+    vae.policy. `gives_back`: packed weights leave the device when the generation ends.
+    """
 
     mode: str
-    level: str
     budget_bytes: int | None = None
 
 
 @dataclass
+    gives_back: bool = False
 class Turn:
     """One generation: in which thread it runs, what it did, and whether it was told to stop."""
 
@@ -68,7 +70,7 @@ class CoderStandIn(StandIn):
     def __init__(self, module: nn.Module, role: str) -> None:
         super().__init__(module)
         self.role = role
-        self._wish = VaeWish("auto", "Auto")
+        self._wish = VaeWish("auto")
         self._turn = Turn()
         self._program: Program | None = None
         self._barred = ""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd import policy
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -63,7 +64,7 @@ class VaeSession:
             wish, self._wish = self._wish, None
             self._take_out()
             self._release_stale()
-            if wish is not None and wish.level == "Memory":
+            if wish is not None and wish.gives_back:
                 for coder in self._all():
                     coder.release()
 
@@ -117,7 +118,9 @@ class VaeSession:
 def wish_of(options: Options) -> VaeWish | None:
     """What the options ask of the VAE; None for nothing."""
     mode = VAE_MODES[options.vae] if options.enable else ""
-    return VaeWish(mode, options.level, options.budget_mib << 20 or None) if mode else None
+    if not mode:
+        return None
+    return VaeWish(mode, options.budget_mib << 20 or None, options.level == policy.MEMORY.name)
 
 
 def refusals() -> list[str]:
