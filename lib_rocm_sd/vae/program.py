@@ -36,7 +36,7 @@ KINDS_KNOWN = 64
 SESSIONS_KNOWN = 16
 """Who comes with ever new sessions begins anew."""
 PARTS = {"decoder": "VAE decode", "encoder": "VAE encode"}
-"""Of the model, for the report."""
+"""Of the model, for the report, where the caller's session names none."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Program:
         memory" when the smallest bands do not fit.
         """
         wish = policy.wish(session.level, mode, budget_bytes)
-        session = session.of_part(self._part)
+        session = session.of_part(session.part or self._part)
         request = _Request(image, wish, session, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
             for _ in range(MOST_CHANGES):
@@ -183,7 +183,6 @@ class Program:
         `dtype` and `device` are those that the weights will have; they need not be there yet.
         Raises UnknownModuleError; ValueError on a caller's mistake.
         """
-        session = session.of_part(self._part)
         wish = policy.wish(session.level, mode, budget_bytes)
         if not dtype.is_floating_point or min(height, width, batch) < 1:
             raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
@@ -299,6 +298,7 @@ class Program:
         Of two sizes in one kind of plan the second needs next to nothing, which is looked for only
         where it is wanted `thoroughly`; else a launch does it.
         """
+        session = session.of_part(self._part)  # one plan, for whatever part it is run
         where = (dtype, device, session)
         if where not in self._readiness:
             if len(self._readiness) >= SESSIONS_KNOWN:

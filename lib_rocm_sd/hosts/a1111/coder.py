@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.modules.stand_in import StandIn
@@ -29,6 +30,8 @@ PREVIEW_WAIT_S = 0.5
 """So long may a live preview wait for its turn; the WebUI's progress bar waits with it."""
 ROUGH_PIXELS = 64
 """Latent pixels a side of what stands for an interrupted decode."""
+PREVIEW = "Live preview"
+"""The part of the report's rows that are no picture's."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -40,10 +43,10 @@ class VaeWish:
 
     mode: str
     budget_bytes: int | None = None
+    gives_back: bool = False
 
 
 @dataclass
-    gives_back: bool = False
 class Turn:
     """One generation: in which thread it runs, what it did, and whether it was told to stop."""
 
@@ -172,7 +175,7 @@ class CoderStandIn(StandIn):
             with Watch(may_stop=self.role == "decoder", visible=turn.is_here) as watch:
                 made = program(
                     image,
-                    session=session.current(),
+                    session=self._session(),
                     mode=wish.mode,
                     budget_bytes=wish.budget_bytes,
                     progress=watch.progress,
@@ -187,6 +190,11 @@ class CoderStandIn(StandIn):
         finally:
             if host.is_short_of_memory():
                 program.release()
+
+    def _session(self) -> Session:
+        """What a live preview runs is no part of what the generation did."""
+        now = session.current()
+        return now if self._turn.is_here else now.of_part(PREVIEW)
 
     def _note(self, program: Program, wish: VaeWish) -> None:
         """Keep for the infotext what ran; say so where the budget was not enough.
@@ -213,7 +221,7 @@ class CoderStandIn(StandIn):
         shrink = -(-max(height, width) // ROUGH_PIXELS)
         size = (max(height // shrink, 1), max(width // shrink, 1))
         small = functional.interpolate(image.float(), size=size, mode="area").to(image.dtype)
-        made = program(small, session=session.current(), budget_bytes=wish.budget_bytes)
+        made = program(small, session=self._session(), budget_bytes=wish.budget_bytes)
         factor = made.shape[2] // small.shape[2]
         return functional.interpolate(made, size=(height * factor, width * factor), mode="bilinear")
 

@@ -246,6 +246,25 @@ def test_a_previews_budget_is_not_told(start: Start, gpu: FakeGpu, monkeypatch: 
     assert not result.comments
 
 
+def test_a_previews_convolutions_are_not_the_pictures(
+    start: Start, gpu: FakeGpu, monkeypatch: Any
+) -> None:
+    """Here previews alone run our program: the picture's infotext names no convolution."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a planted failure")
+
+    webui = start(gpu=gpu, dtype=HALF)
+    webui.shared.opts.show_progress_every_n_steps = 1
+    webui.shared.opts.show_progress_type = "Full"
+    program = webui.library("vae.program").Program
+    monkeypatch.setattr(program, "__call__", preview_only(fail, program.__call__))
+    result = webui.txt2img(steps=4)
+    assert 'ROCm SD VAE: "Auto, left to the WebUI"' in result.info
+    rows = webui.library("report").snapshot()["rows"]
+    assert {row["part"] for row in rows if row["family"] == "conv"} == {"Live preview"}
+
+
 class Clock:
     """Ten seconds pass between two looks."""
 
