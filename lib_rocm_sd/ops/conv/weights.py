@@ -30,7 +30,7 @@ class ConvWeights:
     """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut.
 
     Packs and converts itself once per device, dtype and kernel; the tensors must not change. What
-    was made for a device stays there until `release`.
+    was made lives as long as this object.
     """
 
     def __init__(
@@ -51,11 +51,6 @@ class ConvWeights:
     def _on(self, device: torch.device) -> dict[object, Any]:
         """What was made for `device`."""
         return self._made.setdefault(device, {})
-
-    def release(self, device: torch.device | None = None) -> None:
-        """Give back the memory of what was made for `device`, or for all; made again if needed."""
-        for known in list(self._made) if device is None else [device]:
-            self._made.pop(known, None)
 
     def plain(self, like: torch.Tensor) -> _Plain:
         """weight, bias and shortcut weight in the dtype and on the device of `like`."""
