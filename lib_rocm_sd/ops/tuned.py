@@ -3,7 +3,7 @@
 A table has sections, each with where its choices come from: "modelled", by a cost model from the
 machine code, or "measured", on a card, by its owner. Measured ones win, the newest first. A table
 that is damaged or not ours, and an entry that no longer fits the kernel, are ignored with a reason.
-Needs no torch.
+Needs no torch. It lies here and not in the engine for attention's kernel.py, which needs none.
 """
 
 from __future__ import annotations

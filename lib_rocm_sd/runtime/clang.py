@@ -1,4 +1,8 @@
-"""clang as a program: a ROCm SDK's, the system's, and the one inside PyPI's package ziglang."""
+"""clang as a program: a ROCm SDK's, the system's, and the one inside PyPI's package ziglang.
+
+It compiles, assembles and links in three steps, because neither ziglang's nor a distribution's
+driver finds a linker for AMD code.
+"""
 
 from __future__ import annotations
 
