@@ -7,21 +7,20 @@ gfx1100, whose waves have 32 lanes too. The matrix unit stays NVIDIA's, and with
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
+from functools import cache
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec
 
 CONFIGS_OF = "gfx1100"
 
 
+@cache
 def with_amd_loops(spec: KernelSpec) -> KernelSpec:
     """The same, with the loops that AMD runs."""
     return replace(spec, defines=(*spec.defines, ("AMD_LOOPS", 1)))
@@ -44,36 +43,5 @@ class AmdLoops(MatrixAttention):
     def defaults(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[AttentionConfig]:
         return self.configs(arch, problem)[:1]
 
-    def specs(
-        self, arch: Arch, problem: AttentionProblem, config: AttentionConfig
-    ) -> Sequence[KernelSpec]:
-        return [with_amd_loops(spec) for spec in super().specs(arch, problem, config)]
-
-    def bound(
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> Run:
-        return self.run
-
-    def run(
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        def launched(
-            spec: KernelSpec,
-            grid: int,
-            block: int,
-            params: ctypes.Structure,
-            device: torch.device,
-        ) -> None:
-            if launch is None:
-                raise ValueError("AmdLoops needs a launch")
-            launch(with_amd_loops(spec), grid, block, params, device)
-
-        return super().run(launched, config, problem, inputs)
+    def spec(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSpec:
+        return with_amd_loops(super().spec(problem, config))

@@ -97,7 +97,11 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     def specs(
         self, arch: Arch, problem: AttentionProblem, config: AttentionConfig
     ) -> Sequence[KernelSpec]:
-        return (kernel.spec(problem.dtype, problem.head_dim, problem.mask, config),)
+        return (self.spec(problem, config),)
+
+    def spec(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSpec:
+        """The kernel that `run` launches."""
+        return kernel.spec(problem.dtype, problem.head_dim, problem.mask, config)
 
     @staticmethod
     def grid(problem: AttentionProblem, config: AttentionConfig) -> int:
@@ -117,8 +121,8 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
             return self.run
         p, q = problem, inputs.q
         first = _params(config, q, inputs.k, inputs.v)
-        spec = kernel.spec(p.dtype, p.head_dim, "none", config)
-        sizes, device = (_groups(first), config.block), q.device
+        spec, device = self.spec(p, config), q.device
+        sizes = (_groups(first), config.block)
         return BoundCall(
             first,
             (p.batch, p.seq_q, p.heads * p.head_dim),
@@ -148,8 +152,7 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
             params.mask = mask.data_ptr()
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
-        spec = kernel.spec(p.dtype, p.head_dim, p.mask, config)
-        launch(spec, _groups(params), config.block, params, q.device)
+        launch(self.spec(p, config), _groups(params), config.block, params, q.device)
         return out
 
 
