@@ -179,3 +179,11 @@ class Op(Generic[P, I]):
 def reasons(*checks: tuple[object, str]) -> list[str]:
     """The messages of the checks whose condition is true."""
     return [message for condition, message in checks if condition]
+
+
+HALVES = ("float16", "bfloat16")
+
+
+def halves_only(dtype: str) -> tuple[bool, str]:
+    """A check of a kernel that reads nothing else."""
+    return dtype not in HALVES, f"{dtype}: the kernel takes fp16 and bf16"

@@ -12,12 +12,12 @@ from functools import cache
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import tuned
-from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.base import HALVES, KernelSpec
 
 OP = "attention"
 SOURCE = "attention.hip"
 ENTRY = "attention_forward"
-DTYPES = ("float16", "bfloat16")
+DTYPES = HALVES
 MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
 """In the order of MaskKind in common/attention_layout.h."""
 FEW_KEYS = 80

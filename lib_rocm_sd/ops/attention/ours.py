@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.attention.call import BoundCall
 from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -59,7 +59,7 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
         config = self.configs(arch, p)[0] if not kernel.head_dim_refusals(p.head_dim) else None
         items = self.grid(p, config) * config.block if config else 0
         return kernel.head_dim_refusals(p.head_dim) + reasons(
-            (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+            halves_only(p.dtype),
             (
                 p.mask not in kernel.MASK_KINDS,
                 f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",

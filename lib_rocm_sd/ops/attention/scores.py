@@ -15,7 +15,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
@@ -78,7 +78,7 @@ class ScoresAttention(Variant[AttentionProblem, AttentionInputs]):
             return ["no supported GPU"]
         p = problem
         return reasons(
-            (p.dtype not in ("float16", "bfloat16"), f"{p.dtype}: the kernel takes fp16 and bf16"),
+            halves_only(p.dtype),
             (p.mask != "none", "it takes no mask"),
             (p.head_dim <= 256, f"head_dim {p.head_dim}: fused kernels are faster up to 256"),
             (not _gives_float32(), "this torch has no float32 product of halves (2.8 and newer)"),

@@ -12,7 +12,6 @@ from lib_rocm_sd.ops.base import KernelSpec
 KINDS = ("3x3", "3x3 stride 2", "upsample")
 SHORTCUTS = ("none", "identity", "conv")
 """In the order of Shortcut in common/conv.h."""
-DTYPES = ("float16", "bfloat16")
 
 
 class ConvParams(ctypes.Structure):

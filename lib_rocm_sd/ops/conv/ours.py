@@ -14,13 +14,12 @@ from functools import lru_cache, partial
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
 from lib_rocm_sd.ops.conv import kernel, layout
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result, affine_refusals
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
 
@@ -41,7 +40,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         p = problem
         rows, columns = p.out_size
         return reasons(
-            (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+            halves_only(p.dtype),
             (
                 p.shortcut != "none" and (p.out_channels % 16 or p.shortcut_channels % 16),
                 f"a shortcut of {p.shortcut_channels} to {p.out_channels} channels: no whole tiles",
@@ -62,7 +61,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         )
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
-        return gradient_refusals(inputs.x, inputs.weights.weight) + affine_refusals(inputs)
+        return problems.input_refusals(inputs)
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
         p = problem

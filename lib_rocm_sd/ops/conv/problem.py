@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.layout import is_in_place
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES, FLOATS
+from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.keys import described, key_by, tensor_errors
 
 
@@ -125,11 +126,13 @@ Result = tuple[torch.Tensor, "torch.Tensor | None"]
 """y, and the next norm or, of a band, statistics."""
 
 
-def affine_refusals(inputs: ConvInputs) -> list[str]:
-    """Why our kernels cannot make the next norm."""
+def input_refusals(inputs: ConvInputs) -> list[str]:
+    """Why kernels of ours cannot take these tensors."""
     following = inputs.next_norm
     wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
-    return reasons((wide, "gamma or beta of the next norm in float64"))
+    return gradient_refusals(inputs.x, inputs.weights.weight) + reasons(
+        (wide, "gamma or beta of the next norm in float64")
+    )
 
 
 def key_of(kind: str, inputs: ConvInputs) -> Hashable:

@@ -19,11 +19,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
 from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result, affine_refusals
+from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
 from lib_rocm_sd.ops.group_norm.formula import norm_from
@@ -81,7 +81,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         )
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
-        return gradient_refusals(inputs.x, inputs.weights.weight) + affine_refusals(inputs)
+        return problems.input_refusals(inputs)
 
     def workspace(self, problem: ConvProblem) -> int:
         """Images that our convolution never makes: normalised, upsampled, of the shortcut."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.base import HALVES, KernelSpec
 
 SOURCE = "group_norm_silu.hip"
-DTYPES = ("float16", "bfloat16")
+DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
 """Of gamma and beta, in the order of AffineKind in group_norm_silu.hip."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm import formula, kernel
@@ -41,7 +41,7 @@ def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
         return ["no supported GPU"]
     p = problem
     found = reasons(
-        (p.dtype not in kernel.DTYPES, f"{p.dtype}: the kernel takes fp16 and bf16"),
+        halves_only(p.dtype),
         (p.pixels >= 1 << 31, f"{p.pixels} pixels are more than the kernel counts"),
     )
     if found or not p.parts:
