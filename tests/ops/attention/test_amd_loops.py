@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Launch
 from tests import simt
 from tests.ops.attention.judge import numbers
 from tests.ops.running import compute
@@ -63,3 +66,19 @@ def test_their_tiles_are_an_amd_cards() -> None:
     assert chosen == MatrixAttention().configs(table()["gfx1100"], PROBLEM)
     (spec,) = AmdLoops().specs(CARD, PROBLEM, chosen[0])
     assert dict(spec.defines)["AMD_LOOPS"] == 1
+
+
+def test_a_bound_call_runs_them_too() -> None:
+    prepared: list[KernelSpec] = []
+
+    class Launcher:
+        def prepare(self, spec: KernelSpec, *_: Any) -> Callable[[], None]:
+            prepared.append(spec)
+            return lambda: None
+
+    variant, launch = AmdLoops(), cast("Launch", Launcher())
+    config = variant.configs(CARD, PROBLEM)[0]
+    inputs = ATTENTION.make_inputs(PROBLEM, torch.device("cpu"), 3)
+    variant.bound(launch, config, PROBLEM, inputs)(launch, config, PROBLEM, inputs)
+    assert dict(prepared[0].defines)["AMD_LOOPS"] == 1
+    assert prepared == list(variant.specs(CARD, PROBLEM, config))
