@@ -117,7 +117,7 @@ def test_what_an_op_does_not_use_is_left_out(tree: Path) -> None:
 
 
 def test_the_executor_decides_about_each_case() -> None:
-    for module in ("tests.amdgpu.cases", "tests.ops.attention.test_simt_attention"):
+    for module in ("tests.amdgpu.judge", "tests.ops.attention.test_simt_attention"):
         waiting, reached = [module], set(executed.ASIDE)
         while waiting:
             each = waiting.pop()
@@ -125,7 +125,7 @@ def test_the_executor_decides_about_each_case() -> None:
                 reached.add(each)
                 waiting += executed._imports(each)
         assert {"tests.simt", "tests.simt.launch", "lib_rocm_sd.ops.attention.ours"} <= reached
-        assert ("tests.amdgpu.vmem" in reached) is (module == "tests.amdgpu.cases")
+        assert ("tests.amdgpu.vmem" in reached) is (module == "tests.amdgpu.judge")
 
 
 def test_words_of_a_tree_do_not_hang_on_layout() -> None:

@@ -30,7 +30,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.runtime import codeobject
-from tests.amdgpu import cases, launch
+from tests.amdgpu import judge, launch
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
@@ -70,22 +70,22 @@ class Counted:
         return waves_instructions * self.wave_size / self.units
 
 
-def typical(gfx: str) -> Iterator[tuple[cases.Case, str, int]]:
+def typical(gfx: str) -> Iterator[tuple[judge.Case, str, int]]:
     """A case of each kernel, the unit that it computes, and how many."""
     for head_dim in HEAD_DIMS:
         attention = AttentionProblem(1, 1, 128, 256, head_dim, "float16", "none")
-        yield cases.Case(gfx, "attention", attention), "query and key", 128 * 256
+        yield judge.Case(gfx, "attention", attention), "query and key", 128 * 256
     rows = AttentionProblem(1, 1, 4, 4096, 512, "float16", "none")
-    yield cases.Case(gfx, "softmax", rows), "score", 4 * 4096
+    yield judge.Case(gfx, "softmax", rows), "score", 4 * 4096
     conv = ConvProblem("3x3", 1, 16, 32, 64, 128, "float16", True, statistics=True)
-    yield cases.Case(gfx, "conv", conv), "output value", 16 * 32 * 128
+    yield judge.Case(gfx, "conv", conv), "output value", 16 * 32 * 128
     upsample = ConvProblem("upsample", 1, 8, 16, 64, 128, "float16", statistics=True)
-    yield cases.Case(gfx, "conv", upsample), "output value", 16 * 32 * 128
+    yield judge.Case(gfx, "conv", upsample), "output value", 16 * 32 * 128
     norm = GroupNormProblem(1, 64, 32, 64, "float16", True, True, 32, "float16")
-    yield cases.Case(gfx, "group norm", norm), "value", 64 * 32 * 64
+    yield judge.Case(gfx, "group norm", norm), "value", 64 * 32 * 64
 
 
-def count(wanted: tuple[cases.Case, str, int]) -> list[Counted]:
+def count(wanted: tuple[judge.Case, str, int]) -> list[Counted]:
     """Execute a case. Raises AssertionError where it comes out wrong."""
     case, unit, units = wanted
     launched: list[Any] = []
@@ -95,11 +95,11 @@ def count(wanted: tuple[cases.Case, str, int]) -> list[Counted]:
             super().__call__(spec, grid, block, *rest)
             launched.append((spec, self.counts[-1]))
 
-    original, cases.CodeLaunch = cases.CodeLaunch, Noting  # type: ignore[misc]
+    original, judge.CodeLaunch = judge.CodeLaunch, Noting  # type: ignore[misc]
     try:
-        outcome = cases.execute(case)
+        outcome = judge.execute(case)
     finally:
-        cases.CodeLaunch = original  # type: ignore[misc]
+        judge.CodeLaunch = original  # type: ignore[misc]
     assert not outcome.faults, f"{case}: {outcome.faults}"
     found = []
     for spec, counts in launched:

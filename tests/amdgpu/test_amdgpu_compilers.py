@@ -11,6 +11,7 @@ import pytest
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.runtime import clang
 from tests.amdgpu import cases, launch
+from tests.amdgpu.judge import execute
 
 GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
 STEP = 26
@@ -38,6 +39,6 @@ def test_code_of_another_clang_in_path_is_right(
     every = [case for make in cases.ALL.values() for case in make(gfx)]
     whole = pytestconfig.getoption("--all", default=False)
     taken = every if whole else every[GPUS.index(gfx) * (STEP // len(GPUS)) :: STEP]
-    found = [cases.execute(replace(case, compiled_by=other.path.name)) for case in taken]
+    found = [execute(replace(case, compiled_by=other.path.name)) for case in taken]
     wrong = [f"{each.case}: {'; '.join(each.faults)}" for each in found if each.faults]
     assert found and not wrong, "\n".join(wrong)

@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
 from tests.amdgpu import patch
-from tests.amdgpu.cases import Case, execute, specs_of
+from tests.amdgpu.judge import Case, execute, specs_of
 from tests.amdgpu.launch import built, compiler, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -1,0 +1,209 @@
+"""How a case is executed as machine code, and its results are judged."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.torch import LibraryConv
+from lib_rocm_sd.ops.group_norm import formula
+from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
+from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
+from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
+from tests.amdgpu.errors import ExecutionError
+from tests.amdgpu.launch import CodeLaunch
+from tests.ops.attention.judge import numbers, torchs_own
+from tests.ops.running import compute
+from tests.simt.attention import draw, random_mask
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, by one config, on one GPU. `layout`: of attention's q, k and v."""
+
+    gfx: str
+    op: str
+    problem: Any
+    config: int = 0
+    layout: str = "plain"
+    seed: int = 1
+    compiled_by: str = "clang"
+
+    @property
+    def arch(self) -> Arch:
+        arch = by_gfx(self.gfx)
+        assert arch is not None
+        return arch
+
+    def __str__(self) -> str:
+        how = f"config {self.config} {self.layout} {self.compiled_by}"
+        return f"{self.gfx} {self.op} {self.problem} {how}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`faults`: what is wrong, empty when it is right. `reached`: addresses of the instructions
+    that were executed.
+    """
+
+    case: Case
+    faults: tuple[str, ...]
+    lane_instructions: int
+    seconds: float
+    reached: frozenset[int] = frozenset()
+
+
+def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
+    """Compile, execute, compare. What the executor raises is a fault."""
+    launch = CodeLaunch(case.arch, case.seed, kernels_dir, changed, case.compiled_by)
+    start = time.monotonic()
+    try:
+        faults = _RUN[case.op](case, launch)
+    except ExecutionError as error:
+        faults = [f"{type(error).__name__}: {error}"]
+    done = sum(counts.lane_instructions for counts in launch.counts)
+    reached = {
+        ins.address
+        for counts in launch.counts
+        for ins, times in zip(counts.instructions, counts.executed, strict=True)
+        if times
+    }
+    seconds = time.monotonic() - start
+    return Outcome(case, tuple(faults), done, seconds, frozenset(reached))
+
+
+def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:
+    return (output.double() - exact).abs().max().item()
+
+
+def _judged(ours: float, theirs: float, slack: float = 0.0) -> list[str]:
+    """At most twice the error of torch's own in the same half type; NaN is wrong."""
+    good = ours <= 2 * theirs + slack
+    return [] if good else [f"largest error {ours}, torch's own {theirs}"]
+
+
+def _config(case: Case) -> attention_kernel.AttentionConfig:
+    """In an order that does not depend on lengths."""
+    p = case.problem
+    return attention_kernel.ordered(case.arch, p.dtype, p.head_dim, p.mask)[case.config]
+
+
+def _attention(case: Case, launch: CodeLaunch) -> list[str]:
+    p = case.problem
+    q, k, v = draw(p, (case.layout,) * 3)
+    mask = None if p.mask == "none" else random_mask((1, 1, p.seq_q, p.seq_k), p.mask)
+    inputs = AttentionInputs(q, k, v, mask)
+    with launch.knows(q, k, v, mask):
+        output = compute(ATTENTION, MatrixAttention(), launch, _config(case), inputs)
+    return numbers(output, q, k, v, mask).faults(True)
+
+
+def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
+    p = case.problem
+    q, k, v = draw(p)
+    with launch.knows(q, k, v):
+        output = compute(ATTENTION, ScoresAttention(), launch, None, AttentionInputs(q, k, v))
+    exact = reference(AttentionInputs(q, k, v))
+    return _judged(_largest(output, exact), _largest(torchs_own(q, k, v), exact))
+
+
+def _conv(case: Case, launch: CodeLaunch) -> list[str]:
+    p: ConvProblem = case.problem
+    op = CONVS[p.kind]
+    inputs = op.make_inputs(p, CPU, 5)
+    exact, exact_norm = op.reference(inputs)
+    theirs, _ = compute(op, op.variants[-1], None, None, inputs._replace(next_norm=None, out=None))
+    error = _largest(theirs, exact)
+    if case.op == "finish":  # torch rounds to half before bias and shortcut are added
+        error *= 2
+    output, norm = run_conv(case, launch, inputs)
+    found = _judged(_largest(output, exact), error)
+    if output[..., p.out_channels :].any():
+        found.append("the padding channels are not zero")
+    if p.statistics and not _largest(norm, exact_norm) <= 2e-3 * exact_norm.abs().max().item():
+        found.append(f"the next norm is off by {_largest(norm, exact_norm)}")
+    return found
+
+
+def run_conv(case: Case, launch: CodeLaunch, inputs: ConvInputs) -> Any:
+    """What the kernels give."""
+    p = case.problem
+    variant: Any = LibraryConv(p.kind) if case.op == "finish" else MatrixConv(p.kind)
+    weights = inputs.weights
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    with launch.knows(*tensors, weights.weight, weights.bias_on(CPU)):
+        config = variant.configs(case.arch, p)[case.config]
+        return compute(CONVS[p.kind], variant, launch, config, inputs)
+
+
+def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
+    x, gamma, beta, groups, eps, silu = inputs
+    config = norm_kernel.configs(case.arch)[case.config]
+    exact = formula.reference(*inputs)
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        statistics = launches.launch_statistics(launch, config, x)
+        norm = launches.launch_finalize(launch, config, statistics, gamma, beta, groups, eps)
+        output = launches.launch_apply(launch, config, x, norm, silu)
+    return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
+
+
+def _finalize(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = FINALIZE.make_inputs(case.problem, CPU, 3)
+    exact = formula.reference_norm(*inputs)
+    config = norm_kernel.configs(case.arch)[case.config]
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        output = launches.launch_finalize(launch, config, *inputs)
+    error = _largest(output, exact)
+    limit = 2e-6 * exact.abs().max().item()
+    return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
+
+
+_RUN: dict[str, Any] = {
+    "attention": _attention,
+    "softmax": _softmax,
+    "conv": _conv,
+    "finish": _conv,
+    "group norm": _group_norm,
+    "finalize": _finalize,
+}
+
+
+def specs_of(case: Case) -> set[KernelSpec]:
+    """The kernels that a case launches, as far as they are known beforehand."""
+    p, arch = case.problem, case.arch
+    if case.op == "softmax":
+        return {softmax_spec(p.dtype, held_of(p.seq_k))}
+    if case.op == "finalize":
+        config = norm_kernel.configs(arch)[case.config]
+        return {norm_kernel.merge_spec(config), norm_kernel.finalize_spec(config)}
+    if case.op == "group norm":
+        config = norm_kernel.configs(arch)[case.config]
+        every = norm_kernel.specs(p.form, p.silu, config)
+        return {spec for spec in every if "merge" not in spec.entry}
+    if case.op == "attention":
+        return set(MatrixAttention().specs(arch, p, _config(case)))
+    variant: Any = {
+        "conv": MatrixConv(getattr(p, "kind", "3x3")),
+        "finish": LibraryConv(getattr(p, "kind", "3x3")),
+    }[case.op]
+    return set(variant.specs(arch, p, variant.configs(arch, p)[case.config]))
