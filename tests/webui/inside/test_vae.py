@@ -93,8 +93,8 @@ def test_banded(start: Start, gpu: FakeGpu, monkeypatch: Any, budget: int) -> No
 
 def test_a_budget_that_is_too_small_is_told(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    result = webui.txt2img(True, "Auto", "Auto", 1, width=512, height=512, steps=1)
-    assert result.images[0].size == (512, 512)
+    result = webui.txt2img(True, "Auto", "Auto", 1, width=256, height=320, steps=1)
+    assert result.images[0].size == (256, 320)
     assert "the budget is 1 MiB" in result.comments
 
 
@@ -239,18 +239,21 @@ def test_vae_works_beside_another_optimizer(start: Start, gpu: FakeGpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vae", "budget"),
-    [("Auto", 0), ("Auto", 640), ("Always banded", 0), ("Always banded", 77), ("Off", 0)],
+    ("level", "vae", "budget"),
+    [
+        *(("Memory", "Auto", 0), ("Auto", "Auto", 640), ("Performance", "Off", 0)),
+        *(("Auto", "Always banded", 0), ("Memory", "Always banded", 77)),
+    ],
 )
-def test_infotext_round_trip(start: Start, gpu: FakeGpu, vae: str, budget: int) -> None:
+def test_infotext_round_trip(start: Start, gpu: FakeGpu, level: str, vae: str, budget: int) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    info = webui.txt2img(True, "Performance", vae, budget).info
+    info = webui.txt2img(True, level, vae, budget).info
     for tab in ("txt2img", "img2img"):
         runner = getattr(webui.scripts, f"scripts_{tab}")
         controls = runner.script("ROCm SD Optimization").controls
         updates = webui.infotext_utils.paste(tab, info)
         pasted = [value_of(updates[control]) for control in controls]
-        assert pasted == [True, "Performance", vae, None if vae == "Off" else budget]
+        assert pasted == [True, level, vae, None if vae == "Off" else budget]
 
 
 def test_api(start: Start, gpu: FakeGpu) -> None:

@@ -242,7 +242,7 @@ def test_a_previews_budget_is_not_told(start: Start, gpu: FakeGpu, monkeypatch: 
         return made
 
     monkeypatch.setattr(program, "__call__", preview_only(plenty, whole))
-    result = webui.txt2img(True, "Auto", "Auto", 1, width=512, height=512, steps=1)
+    result = webui.txt2img(True, "Auto", "Auto", 1, width=256, height=320, steps=1)
     assert not result.comments
 
 
