@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -78,13 +78,13 @@ def measure(
     """
     times: Times = {}
     failures: list[tuple[Contender, Exception]] = []
-    end = time.perf_counter() + budget_s
+    end = perf_counter() + budget_s
     with torch.no_grad():
         sets = input_sets(op, problem, device)
         for place, contender in enumerate(contenders):
             if interrupt():
                 raise InterruptedMeasurement
-            share_s = max(0.0, end - time.perf_counter()) / (len(contenders) - place)
+            share_s = max(0.0, end - perf_counter()) / (len(contenders) - place)
             try:
                 time_us = _time_us(contender, problem, sets, device, share_s)
             except FAILURES as error:
@@ -139,9 +139,9 @@ def _time_us(
     first = timed(call, 1, device)[0]
     if first > 1e6 * share_s:
         return first
-    begin = time.perf_counter()
+    begin = perf_counter()
     second = timed(call, 1, device)[0]
-    once_s = max(1e-7, time.perf_counter() - begin)
+    once_s = max(1e-7, perf_counter() - begin)
     runs = min(MOST_RUNS, int(share_s / once_s))
     return second if runs < LEAST_RUNS else statistics.median(timed(call, runs, device))
 
@@ -167,9 +167,9 @@ def _timed_on_gpu(call: Callable[[int], None], runs: int, device: torch.device) 
 def _timed_on_cpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
     times = []
     for number in range(runs):
-        begin = time.perf_counter()
+        begin = perf_counter()
         call(number)
-        times.append(1e6 * (time.perf_counter() - begin))
+        times.append(1e6 * (perf_counter() - begin))
     return times
 
 
