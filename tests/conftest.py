@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests import ledger
+from tests.clock import Clock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
 
@@ -105,6 +106,16 @@ def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     from lib_rocm_sd.engine import measure as tune
 
     monkeypatch.setattr(tune, "measure", partial(tune.measure, budget_s=0.1))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What is measured takes as long as it tells this clock, however busy the machine is."""
+    from lib_rocm_sd.engine import measure
+
+    made = Clock()
+    monkeypatch.setattr(measure, "perf_counter", made)
+    return made
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

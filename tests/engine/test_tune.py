@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.engine import measure as tune
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.runtime import source
+from tests.clock import Clock
 from tests.ops.toy_op import (
     CPU,
     GFX1100,
@@ -22,36 +22,43 @@ from tests.ops.toy_op import (
     engine_of,
     op_of,
     raising,
-    sleeping,
+    taking,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_cache", "brief_tuning")
+pytestmark = pytest.mark.usefixtures("fresh_cache", "clock")
 
 
-def test_performance_measures_configs_and_takes_the_fastest() -> None:
+def test_performance_measures_configs_and_takes_the_fastest(clock: Clock) -> None:
     engine, _ = engine_of(GFX1100)
     engine.set_level("Performance")
-    tiles = {Tile(1): sleeping(1.5e-2), Tile(2): sleeping(1e-4), Tile(3): sleeping(1e-2)}
+    tiles = {
+        Tile(1): taking(1.5e-2, clock),
+        Tile(2): taking(1e-4, clock),
+        Tile(3): taking(1e-2, clock),
+    }
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
-    op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
+    op = op_of(ours, Doubler("theirs", work=taking(2e-2, clock)))
     plan = engine.plan(Doubling(10, 8), CPU, op)
     assert (plan.variant.name, plan.config) == ("ours", Tile(2))
     assert "measured" in plan.why
 
 
-def test_performance_prefers_a_faster_variant_to_a_preferred_one() -> None:
+def test_performance_prefers_a_faster_variant_to_a_preferred_one(clock: Clock) -> None:
     engine, _ = engine_of()
     engine.set_level("Performance")
-    op = op_of(Doubler("preferred", 9, work=sleeping(2e-2)), Doubler("quick", work=sleeping(1e-4)))
+    op = op_of(
+        Doubler("preferred", 9, work=taking(2e-2, clock)),
+        Doubler("quick", work=taking(1e-4, clock)),
+    )
     assert engine.plan(Doubling(10, 8), CPU, op).variant.name == "quick"
 
 
-def test_a_wrong_config_is_never_timed_however_fast() -> None:
+def test_a_wrong_config_is_never_timed_however_fast(clock: Clock) -> None:
     engine, report = engine_of(GFX1100)
     engine.set_level("Performance")
-    tiles = {Tile(1): sleeping(1e-2), Tile(2): lambda x: x * 3}
+    tiles = {Tile(1): taking(1e-2, clock), Tile(2): lambda x: x * 3}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
-    op = op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
+    op = op_of(ours, Doubler("theirs", work=taking(2e-2, clock)))
     plan = engine.plan(Doubling(10, 8), CPU, op)
     assert plan.config == Tile(1)
     assert [config for _, config, shape in ours.seen if shape[0] == 10] == [
@@ -60,14 +67,14 @@ def test_a_wrong_config_is_never_timed_however_fast() -> None:
     assert "self-test failed" in report.snapshot()["events"][0]
 
 
-def test_measured_times_come_from_the_cache_in_the_next_process() -> None:
+def test_measured_times_come_from_the_cache_in_the_next_process(clock: Clock) -> None:
     def run() -> tuple[int, Any]:
         engine, _ = engine_of(GFX1100)
         engine.set_level("Performance")
-        tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4)}
+        tiles = {Tile(1): taking(1e-2, clock), Tile(2): taking(1e-4, clock)}
         ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
         plan = engine.plan(
-            Doubling(10, 8), CPU, op_of(ours, Doubler("theirs", work=sleeping(2e-2)))
+            Doubling(10, 8), CPU, op_of(ours, Doubler("theirs", work=taking(2e-2, clock)))
         )
         return ours.calls(10), plan.config
 
@@ -75,12 +82,12 @@ def test_measured_times_come_from_the_cache_in_the_next_process() -> None:
     assert run() == (0, Tile(2))
 
 
-def stored(content: bytes) -> tuple[Any, list[str]]:
+def stored(content: bytes, clock: Clock) -> tuple[Any, list[str]]:
     """The plan made, and the events told, with this tuning file in the cache."""
     cache.write("tune", "gfx1100/doubling.json", content)
     engine, report = engine_of(GFX1100)
     engine.set_level("Performance")
-    op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs", work=sleeping(1e-2)))
+    op = op_of(Doubler("ours", 9, ours=True), Doubler("theirs", work=taking(1e-2, clock)))
     return engine.plan(Doubling(10, 8), CPU, op), report.snapshot()["events"]
 
 
@@ -94,8 +101,10 @@ def stored(content: bytes) -> tuple[Any, list[str]]:
         (b'{"stamp": "another card", "rows": {}}', ""),
     ],
 )
-def test_a_damaged_or_foreign_tuning_file_is_measured_anew(content: bytes, words: str) -> None:
-    plan, events = stored(content)
+def test_a_damaged_or_foreign_tuning_file_is_measured_anew(
+    content: bytes, words: str, clock: Clock
+) -> None:
+    plan, events = stored(content, clock)
     assert plan.variant.name == "ours"
     assert "measured" in plan.why
     assert [words in event for event in events] == ([True] if words else [])
@@ -111,10 +120,10 @@ def test_a_damaged_or_foreign_tuning_file_is_measured_anew(content: bytes, words
         "3",
     ],
 )
-def test_a_damaged_tuning_entry_is_measured_anew(entry: str) -> None:
+def test_a_damaged_tuning_entry_is_measured_anew(entry: str, clock: Clock) -> None:
     stamp = tune.stamp(GFX1100)
     rows = f'{{"{Doubling(10, 8)}": {{"ours": {entry}}}}}'
-    plan, events = stored(f'{{"stamp": "{stamp}", "rows": {rows}}}'.encode())
+    plan, events = stored(f'{{"stamp": "{stamp}", "rows": {rows}}}'.encode(), clock)
     assert plan.variant.name == "ours"
     assert "measured" in plan.why
     assert "tuning entry of ours is ignored" in events[0]
@@ -138,28 +147,27 @@ def test_too_little_memory_to_measure_one_variant_bars_nothing() -> None:
     assert plan.refusals == {"full": ["comes after solid"]}
 
 
-def test_measuring_stays_within_its_budget() -> None:
-    op = op_of(Doubler("slow", work=sleeping(0.02)), Doubler("quick"))
+def test_measuring_stays_within_its_budget(clock: Clock) -> None:
+    op = op_of(Doubler("slow", work=taking(0.02, clock)), Doubler("quick"))
     contenders = [tune.Contender(variant, None, None) for variant in op.variants]
-    begin = time.perf_counter()
     times, failures = tune.measure(op, Doubling(10, 8), CPU, contenders, budget_s=0.2)
-    assert time.perf_counter() - begin < 1.0
+    assert clock.now_s <= 0.2
     assert failures == []
-    assert times["slow"].time_us > 15_000 > times["quick"].time_us
+    assert times["slow"].time_us == pytest.approx(20_000)
+    assert times["quick"].time_us == tune.LEAST_US
 
 
-def test_every_configs_time_is_kept() -> None:
+def test_every_configs_time_is_kept(clock: Clock) -> None:
     engine, _ = engine_of(GFX1100)
     engine.set_level("Performance")
-    tiles = {Tile(1): sleeping(1e-2), Tile(2): sleeping(1e-4), Tile(3): lambda x: x * 3}
+    tiles = {Tile(1): taking(1e-2, clock), Tile(2): taking(1e-4, clock), Tile(3): lambda x: x * 3}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
     op = op_of(ours)
     engine.plan(Doubling(10, 8), CPU, op)
     times, reason = tune.load(op, GFX1100, Doubling(10, 8))
     assert not reason and times["ours"].config == Tile(2)
     each = dict(times["ours"].each)
-    assert each.keys() == {Tile(1), Tile(2)}  # the third is wrong
-    assert each[Tile(1)] > 9_000 > each[Tile(2)] == times["ours"].time_us
+    assert each == pytest.approx({Tile(1): 10_000, Tile(2): 100})  # the third is wrong
     assert tune.stored_problems(op, GFX1100) == [str(Doubling(10, 8))]
 
 
@@ -189,7 +197,7 @@ def test_other_kernels_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run() > 0
 
 
-def test_an_interrupted_measurement_leaves_nothing_half_done() -> None:
+def test_an_interrupted_measurement_leaves_nothing_half_done(clock: Clock) -> None:
     def interrupted(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 10:
             raise KeyboardInterrupt
@@ -197,9 +205,9 @@ def test_an_interrupted_measurement_leaves_nothing_half_done() -> None:
 
     engine, _ = engine_of(GFX1100)
     engine.set_level("Performance")
-    tiles = {Tile(1): sleeping(1e-4), Tile(2): interrupted}
+    tiles = {Tile(1): taking(1e-4, clock), Tile(2): interrupted}
     ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
-    op = op_of(ours, Doubler("theirs", work=sleeping(1e-2)))
+    op = op_of(ours, Doubler("theirs", work=taking(1e-2, clock)))
     with pytest.raises(KeyboardInterrupt):
         engine.plan(Doubling(10, 8), CPU, op)
     assert tune.load(op, GFX1100, Doubling(10, 8)) == ({}, "")

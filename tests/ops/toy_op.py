@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op, Variant
 from lib_rocm_sd.ops.keys import key_by
 from lib_rocm_sd.report import Report
+from tests.clock import Clock
 
 CPU = torch.device("cpu")
 X = torch.arange(80.0).reshape(10, 8)
@@ -191,9 +191,9 @@ def raising(error: BaseException, after: int = 0) -> Callable[[torch.Tensor], to
     return work
 
 
-def sleeping(seconds: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def taking(seconds: float, clock: Clock) -> Callable[[torch.Tensor], torch.Tensor]:
     def work(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(seconds)
+        clock.turn(seconds)
         return x * 2
 
     return work

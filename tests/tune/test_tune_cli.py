@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__ as command
 from lib_rocm_sd.doctor import card as selftest_card
-from lib_rocm_sd.engine import measure, planner
+from lib_rocm_sd.engine import planner
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
@@ -38,14 +38,6 @@ DELAYS = {40: (4e-3, 1e-3, 8e-3, 8e-3), 64: (1e-3, 4e-3, 4e-3, 4e-3)}
 """Seconds by the config's place in the search space."""
 USUAL_S = 1e-3
 Work = Callable[[kernel.AttentionConfig, int], None]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What is measured takes as long as it says, however busy the machine is."""
-    made = Clock()
-    monkeypatch.setattr(measure, "perf_counter", made)
-    return made
 
 
 @pytest.fixture
