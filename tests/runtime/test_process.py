@@ -7,25 +7,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from lib_rocm_sd.runtime import process
+from tests.runtime.processes import LONG_S, WAIT_S, noted, sleeper, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc and Linux's kernel")
-LONG_S = 600
-WAIT_S = 60.0
 
 COMPILING = f"""
 import sys
 from lib_rocm_sd.runtime import process
 with process.work_folder() as folder:
     (folder / "kernel.s").write_text("half")
-    note_and_sleep = "echo $$ > $0.new; mv $0.new $0; exec sleep {LONG_S}"
-    process.run(["/bin/sh", "-c", note_and_sleep, sys.argv[1]], {LONG_S})
+    process.run(sys.argv[1:], {LONG_S})
 """
 
 
@@ -40,28 +37,6 @@ def started(script: str, temporary: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until_gone(pid: int) -> bool:
-    """Whether the process `pid` ends; a zombie has ended."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def noted(path: Path) -> str:
-    """What somebody else writes to `path`, as soon as it is there."""
-    end = time.monotonic() + WAIT_S
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    return path.read_text(encoding="utf-8")
-
-
 @linux_only
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_killed_process_started_ends_and_its_folder_goes(
@@ -69,7 +44,7 @@ def test_what_a_killed_process_started_ends_and_its_folder_goes(
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    killed = started(COMPILING, temporary, str(tmp_path / "pid"))
+    killed = started(COMPILING, temporary, *sleeper(tmp_path / "pid"))
     pid = int(noted(tmp_path / "pid"))
     (left,) = temporary.glob("rocm_sd_*")
     killed.send_signal(number)
