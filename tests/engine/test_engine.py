@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from tests.calls import calls_of
 from tests.ops.toy_op import (
     CPU,
     GFX1100,
@@ -297,7 +298,7 @@ def test_what_is_known_is_told_without_waiting() -> None:
     with engine._lock:  # some thread measures
         thread = threading.Thread(target=lambda: told.append(engine.known(CPU, op)))
         thread.start()
-        thread.join(5)
+        thread.join(60)
     assert told == [[]]
     engine._planner.quarantine(op, op.variants[0], 1, op.usual[0][1], CPU, "planted")
     assert engine.known(CPU, op) is None  # it may have been barred
@@ -357,20 +358,14 @@ def test_checks_have_error_and_tolerance_of_every_variant_that_could_run() -> No
     assert found["off"].error > found["off"].tolerance
 
 
-def test_a_call_costs_little_beyond_the_launch() -> None:
+def test_a_call_costs_few_calls_beyond_the_launch() -> None:
     engine, _ = engine_of()
     op = replace(
         ATTENTION, name="nothing", variants=(_Nothing(),), tolerance=lambda p: float("inf")
     )
     q = torch.zeros(1, 4, 1, 8)
     engine.run(op, AttentionInputs(q, q, q))
-    best_us = float("inf")
-    for _ in range(20):
-        begin = time.perf_counter()
-        for _ in range(500):
-            engine.run(op, AttentionInputs(q, q, q))
-        best_us = min(best_us, (time.perf_counter() - begin) / 500 * 1e6)
-    assert best_us < 50  # about 5 on an idle machine
+    assert calls_of(lambda: engine.run(op, AttentionInputs(q, q, q))) <= 18
 
 
 class _Nothing(MatrixAttention):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +188,9 @@ for number in range(150):
 
 
 def test_a_lock_is_held_by_one(fresh_cache: Path) -> None:
-    with cache.lock(KEY, 1.0) as first, cache.lock(KEY, 0.05) as second:
+    with cache.lock(KEY, 60.0) as first, cache.lock(KEY, 0.0) as second:
         assert first and not second
-    with cache.lock(KEY, 1.0) as again:
+    with cache.lock(KEY, 0.0) as again:
         assert again
 
 
@@ -200,20 +199,19 @@ def test_the_lock_of_a_killed_process_is_free_at_once(fresh_cache: Path) -> None
     script = f"""
 import time
 from lib_rocm_sd import cache
-with cache.lock({KEY!r}, 1.0) as got:
+with cache.lock({KEY!r}, 60.0) as got:
     print(got, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
     process = started(script, fresh_cache)
     assert process.stdout is not None and process.stdout.readline() == "True\n"
-    with cache.lock(KEY, 0.05) as got:
+    with cache.lock(KEY, 0.0) as got:
         assert not got
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
-    start = time.monotonic()
-    with cache.lock(KEY, 10.0) as got:
-        assert got and time.monotonic() - start < 1.0
+    with cache.lock(KEY, 0.0) as got:
+        assert got
 
 
 def test_size_and_clear(fresh_cache: Path) -> None:
