@@ -6,8 +6,8 @@ import gc
 import math
 import statistics
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -20,10 +20,11 @@ from lib_rocm_sd.speedtest.side import Cancelled
 FAILED = (*FAILURES, MemoryError, LookupError, ArithmeticError, AssertionError, ImportError)
 """What a method, or a host, may die of: the reason of a row, not the end of the test."""
 CHUNK_S = 0.25
+"""About how long calls are timed without asking whether to go on."""
 LONG_S = 0.7
 """A call that takes longer is waited for from beside, so that Cancel need not wait for it."""
-"""About how long calls are timed without asking whether to go on."""
 POLL_S = 0.05
+BESIDE = "rocm_sd speed test, kernels"
 
 T = TypeVar("T")
 
@@ -42,18 +43,18 @@ class Guard:
         self.cancelled = cancelled
         self.limit_s = limit_s
         self.long = False
-        self.end = time.monotonic() + limit_s
+        self.end = monotonic() + limit_s
 
     def check(self) -> None:
         """Raises Cancelled, TooLongError."""
         if self.cancelled():
             raise Cancelled("cancelled")
-        if time.monotonic() > self.end:
+        if monotonic() > self.end:
             raise TooLongError(f"not finished within {self.limit_s:.0f} s")
 
     def stop(self) -> bool:
         """Whether `check` would raise."""
-        return self.cancelled() or time.monotonic() > self.end
+        return self.cancelled() or monotonic() > self.end
 
     def beside(self, work: Callable[[], T], limited: bool = False) -> T:
         """The result of `work`, which cannot be stopped: once cancelled, nobody waits for it.
@@ -71,7 +72,7 @@ class Guard:
             except FAILED as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=run, name="rocm_sd speed test, kernels", daemon=True)
+        thread = threading.Thread(target=run, name=BESIDE, daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(POLL_S)
@@ -106,14 +107,14 @@ class Guard:
         others.
         """
         times: list[float] = []
-        begin, runs = time.monotonic(), 1
+        begin, runs = monotonic(), 1
         while len(times) < most:
             if not times or self.cancelled():
                 self.check()
             count = min(runs, most - len(times))
             times += self.timed(call, count, device, times[-1] / 1e6 if times else expected_s)
-            past_s = time.monotonic() - begin
-            if (len(times) >= least and past_s >= share_s) or time.monotonic() > self.end:
+            past_s = monotonic() - begin
+            if (len(times) >= least and past_s >= share_s) or monotonic() > self.end:
                 break
             each_s = max(past_s / len(times), 1e-7)
             runs = max(1, int(min(CHUNK_S, share_s - past_s) / each_s))

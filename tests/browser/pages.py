@@ -8,7 +8,7 @@ from typing import Any
 
 ACCORDION = "#script_{tab}_rocm_sd_optimization_{name}"
 SPEED = "#rocm_sd_speed_{name}"
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 CALL = "/run/"
 """In the address that gradio asks for what a control or our hidden button gives."""
 TRANSITION_MS = 400

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ANSWER = "@@ "
+IDLE_LIMIT_S = 60.0
 HERE = Path(__file__).resolve().parent
 DOUBLE = HERE.parent / "webui" / "double"
 sys.path[0] = str(HERE.parent / "webui" / "inside")
@@ -80,7 +81,7 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """What a test wants to know of the process."""
-        from modules import errors, scripts
+        from modules import call_queue, errors, scripts
 
         from lib_rocm_sd.speedtest.session import session
 
@@ -98,7 +99,15 @@ class Server:
             "errors": [str(error) for error in errors.records],
             "test": session.progress().state,
             "running": session.running,
+            "waiting": len(call_queue.waiting),
         }
+
+    def idle(self) -> dict[str, Any]:
+        """`state`, when no speed test runs any more."""
+        from lib_rocm_sd.speedtest.session import session
+
+        session.wait(IDLE_LIMIT_S)
+        return self.state()
 
 
 def main() -> None:
@@ -106,7 +115,7 @@ def main() -> None:
     server = Server(int(sys.argv[1]), sys.argv[2] == "gpu")
     server.start()
     print(ANSWER + json.dumps(server.state()), flush=True)
-    commands = {"state": server.state, "reload": server.reload}
+    commands = {"state": server.state, "idle": server.idle, "reload": server.reload}
     for line in sys.stdin:
         print(ANSWER + json.dumps(commands[line.strip()]()), flush=True)
     os._exit(0)  # gradio's threads would go on

@@ -80,7 +80,7 @@ class Served:
         self._listener.join(10)
 
     def ask(self, command: str) -> dict[str, Any]:
-        """The answer to "state" or "reload"."""
+        """The answer to "state", "idle" or "reload"."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()

@@ -121,10 +121,12 @@ def test_the_keyboard_stays_on_the_link_when_the_table_is_renewed(visit: Open) -
     page.wait_for_title("VAE off$")
     page.page.locator(f"{page.ours('status')} .rocm-sd-link:not([data-old])").wait_for()
     page.page.wait_for_function("document.activeElement.matches('.rocm-sd-link:not([data-old])')")
+    link.evaluate("link => { link.dataset.old = 'yes'; }")
     page.page.locator(f"{page.ours('enable')} input").focus()
     vae.get_by_label("Auto", exact=True).evaluate("input => input.click()")
     page.wait_for_title("Auto · (?!.*VAE off)")
-    page.page.wait_for_timeout(500)
+    page.page.locator(f"{page.ours('status')} .rocm-sd-link:not([data-old])").wait_for()
+    page.wait_for_accordion()
     assert page.page.evaluate("document.activeElement.type") == "checkbox"
 
 

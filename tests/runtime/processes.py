@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LONG_S = 600
+from tests.waiting import POLL_S, wait_until
+
+LONG_S = 3600
 """What is to be ended would take so long."""
-WAIT_S = 60.0
-"""Only stops a test that hangs."""
-POLL_S = 0.01
 _NOTES_ITSELF = f"""
 import os, pathlib, sys, time
 new = pathlib.Path(sys.argv[1] + ".new")
@@ -23,16 +21,6 @@ new.write_text(str(os.getpid()))
 new.replace(sys.argv[1])
 time.sleep({LONG_S})
 """
-
-
-def wait_until(true: Callable[[], object]) -> bool:
-    """Whether it comes true."""
-    end = time.monotonic() + WAIT_S
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_S)
-    return True
 
 
 def wait_until_gone(pid: int) -> bool:

@@ -21,7 +21,8 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import background as module
 from lib_rocm_sd.runtime import build, process
 from lib_rocm_sd.runtime.background import Background, BackgroundState
-from tests.runtime.processes import LONG_S, WAIT_S, noted, sleeper, wait_until_gone
+from tests.runtime.processes import LONG_S, noted, sleeper, wait_until_gone
+from tests.waiting import WAIT_S
 
 ARCH = by_gfx("gfx1100")
 PARTS = {

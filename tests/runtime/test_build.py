@@ -23,7 +23,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import background, build, clang, compilers, library_compilers, source
 from lib_rocm_sd.runtime.compiler import Compiler, file_identity
 from tests.runtime.code_objects import SCALE, code_object
-from tests.runtime.processes import WAIT_S
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 ROW = arch.table()["gfx1100"]

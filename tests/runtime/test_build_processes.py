@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.code_objects import SCALE
-from tests.runtime.processes import WAIT_S, wait_until
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import cache
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 KEY = cache.key_of("a key")
@@ -183,7 +184,7 @@ for number in range(150):
 """
     processes = [started(script, fresh_cache) for _ in range(3)]
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=WAIT_S)
     assert [process.returncode for process in processes] == [0, 0, 0]
 
 
@@ -201,14 +202,14 @@ import time
 from lib_rocm_sd import cache
 with cache.lock({KEY!r}, 60.0) as got:
     print(got, flush=True)
-    time.sleep(600)
+    time.sleep(3600)
 """
     process = started(script, fresh_cache)
     assert process.stdout is not None and process.stdout.readline() == "True\n"
     with cache.lock(KEY, 0.0) as got:
         assert not got
     process.send_signal(signal.SIGKILL)
-    process.wait(60)
+    process.wait(WAIT_S)
     process.stdout.close()
     with cache.lock(KEY, 0.0) as got:
         assert got
@@ -316,7 +317,7 @@ def test_a_pipe_in_an_entrys_place_is_not_waited_for(fresh_cache: Path) -> None:
     script = f"from lib_rocm_sd import cache; print(cache.read('code', {KEY!r}))"
     process = started(script, fresh_cache)
     try:
-        assert process.communicate(timeout=60)[0] == "None\n"
+        assert process.communicate(timeout=WAIT_S)[0] == "None\n"
     finally:
         process.kill()
     cache.write("code", KEY, b"again")

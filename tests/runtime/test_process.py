@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.runtime import process
-from tests.runtime.processes import LONG_S, WAIT_S, noted, sleeper, wait_until_gone
+from tests.runtime.processes import LONG_S, noted, sleeper, wait_until_gone
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc and Linux's kernel")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.speedtest.result import Document, Pair, SpeedRow
 from lib_rocm_sd.speedtest.side import Attention, Busy, Cancelled, Picture
+from tests.waiting import POLL_S, WAIT_S
 
 
 class Side:
@@ -32,7 +32,8 @@ class Side:
         self.module: Any = None
         self.images: list[tuple[int, int, bool]] = []
         self.fails: Callable[[bool, int], None] = lambda enabled, size: None
-        self.takes_s = 0.0
+        self.image_may_end = threading.Event()
+        self.image_may_end.set()
 
     def busy(self) -> str:
         return self.reason
@@ -68,11 +69,9 @@ class Side:
 
         self.images.append((steps, size, enabled))
         self.fails(enabled, size)
-        end = time.monotonic() + self.takes_s
-        while time.monotonic() < end:
+        while not self.image_may_end.wait(POLL_S):
             if cancelled():
                 raise Cancelled("cancelled")
-            time.sleep(0.01)
         progress(1.0)
         image = Image.new("RGB", (size, size), (100, 100, 103 if enabled else 100))
         image.info["parameters"] = "a secret prompt"
@@ -90,7 +89,7 @@ class Gate:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.entered.set()
-        self.open.wait(30)
+        self.open.wait(WAIT_S)
         return torch.zeros(q.shape[0], q.shape[1], q.shape[2] * q.shape[3])
 
 

@@ -24,6 +24,7 @@ from lib_rocm_sd.speedtest.session import SpeedSession
 from lib_rocm_sd.ui import speed_html, speed_pictures
 from lib_rocm_sd.ui.speed_view import State, View, sizes_of
 from tests.speedtest.speedtest_doubles import Gate, Side, document
+from tests.waiting import WAIT_S
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script>\x1b\u202e&"
 VOID = ("img", "input", "br")
@@ -253,7 +254,7 @@ def test_a_bad_request_is_refused_in_words(
 def test_sizes_count_with_custom_only() -> None:
     shown = view(Side())
     assert shown.start(["image"], "quick", "nonsense") == ""
-    assert shown.session.wait(60)
+    assert shown.session.wait(WAIT_S)
 
 
 def test_a_page_follows_a_test_to_its_end(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_a_page_follows_a_test_to_its_end(tmp_path: Path) -> None:
     assert shown.state(before.token).content is None
 
     assert shown.start(["attention", "image"], "quick", "") == ""
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(WAIT_S)
     during = shown.state(before.token)
     assert not during.can_run
     assert during.can_cancel
@@ -277,7 +278,7 @@ def test_a_page_follows_a_test_to_its_end(tmp_path: Path) -> None:
     assert "a speed test is running" in shown.start(["image"], "quick", "")
 
     gate.open.set()
-    assert shown.session.wait(60)
+    assert shown.session.wait(WAIT_S)
     after = shown.state(during.token)
     assert "Done in" in words(after)
     assert after.can_run
@@ -293,13 +294,13 @@ def test_a_cancelled_test_keeps_its_rows() -> None:
     side.methods = {"waits": gate}
     shown = view(side)
     assert shown.start(["attention"], "quick", "") == ""
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(WAIT_S)
     shown.cancel()
     asked = shown.state("")
     assert not asked.can_cancel
     assert "cancelling" in words(asked) or "finishes" in words(asked)
     gate.open.set()
-    assert shown.session.wait(60)
+    assert shown.session.wait(WAIT_S)
     over = shown.state(asked.token)
     assert "Cancelled" in words(over)
     assert over.content is not None
@@ -328,7 +329,7 @@ def test_a_document_of_the_session_is_one_of_the_page() -> None:
     side = Side()
     session = SpeedSession()
     ident = session.start(Request(("image",)), side)
-    assert session.wait(60)
+    assert session.wait(WAIT_S)
     found = result.of(json.loads(json.dumps(session.result(ident))))
     state = View(session, side).state("")
     assert state.content is not None
