@@ -24,6 +24,30 @@ import torch
 from conftest import FakeGpu  # type: ignore[import-not-found]
 
 
+class Queue:
+    """The WebUI's queue lock; `waiting` has an entry for each who waits for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.waiting: list[int] = []
+
+    def acquire(self, *words: Any, **options: Any) -> Any:
+        self.waiting.append(1)
+        try:
+            return self._lock.acquire(*words, **options)
+        finally:
+            self.waiting.pop()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
 class Server:
     """One WebUI at a fixed port."""
 
@@ -35,6 +59,9 @@ class Server:
             gpu = FakeGpu()
             gpu.convs = True
             gpu.install(Path(self.data) / "extensions" / "rocm-sd")
+        from modules import call_queue
+
+        call_queue.queue_lock = self.queue = Queue(call_queue.queue_lock)
         from modules import (
             devices,
             initialize,
@@ -81,7 +108,7 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """What a test wants to know of the process."""
-        from modules import call_queue, errors, scripts
+        from modules import errors, scripts
 
         from lib_rocm_sd.speedtest.session import session
 
@@ -99,7 +126,7 @@ class Server:
             "errors": [str(error) for error in errors.records],
             "test": session.progress().state,
             "running": session.running,
-            "waiting": len(call_queue.waiting),
+            "waiting": len(self.queue.waiting),
         }
 
     def idle(self) -> dict[str, Any]:

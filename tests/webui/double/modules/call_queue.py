@@ -7,15 +7,11 @@ One generation at a time.
 import threading
 
 queue_lock = threading.RLock()
-waiting = []
-"""The calls that wait for the others. Not the WebUI's: it is here for the tests."""
 
 
 def wrap_queued_call(func):
     def f(*args, **kwargs):
-        waiting.append(func)
         with queue_lock:
-            waiting.remove(func)
             return func(*args, **kwargs)
 
     return f
