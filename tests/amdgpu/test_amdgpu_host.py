@@ -25,9 +25,7 @@ from tests import executed
 from tests.amdgpu import launch
 from tests.amdgpu.memory import Memory
 from tests.amdgpu_host import NAMES, Gpu, standing_in
-from tests.vae.vae_models import error, image, ldm_coder, needs_half, one_thread, own
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import error, image, ldm_coder, needs_half, own
 
 CPU = torch.device("cpu")
 EXECUTED = tuple(NAMES)

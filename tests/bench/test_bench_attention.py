@@ -40,9 +40,6 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Variant
-from tests.vae.vae_models import one_thread
-
-__all__ = ["one_thread"]
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

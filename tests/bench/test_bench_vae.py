@@ -21,9 +21,6 @@ from lib_rocm_sd.bench.vae.ways import KEYS, WAYS, Runner, Way
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae import policy
-from tests.vae.vae_models import one_thread
-
-__all__ = ["one_thread"]
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
 CPU = torch.device("cpu")

@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,6 @@ from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.vae.program import Program
 
 PROMPTS = ["a red circle left of a blue square", "a big green star"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def arguments(out: Path, *more: str) -> argparse.Namespace:

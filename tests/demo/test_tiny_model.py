@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,12 @@ from diffusers.models.attention_processor import Attention
 from safetensors import safe_open
 
 from lib_rocm_sd.demo import pipeline as demo
+from tests.demo.tiny_model import pipeline
 from tools import shapes, tiny_tokenizer, train_tiny_sd
 
+__all__ = ["pipeline"]
+
 SIZE = 128
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def pipeline() -> Any:
-    return demo.load(demo.MODEL, torch.float32)
 
 
 def scenes(count: int) -> shapes.Scenes:

@@ -27,9 +27,7 @@ from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs
 from lib_rocm_sd.ops.conv.torch import TorchConv
 from tests.ops.toy_op import GFX1100, engine_of
-from tests.vae.vae_models import needs_half, one_thread
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import needs_half
 
 
 class Kernel(MatrixAttention):

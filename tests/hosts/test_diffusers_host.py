@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,23 +22,12 @@ from diffusers.models import attention_processor as theirs
 
 from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.hosts.diffusers import pipeline as host
+from tests.demo.tiny_model import pipeline
+
+__all__ = ["pipeline"]
 
 PROMPT = "a red circle left of a blue square"
 STEPS = 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def pipeline() -> Any:
-    return demo.load(demo.MODEL, torch.float32)
 
 
 class Exact:

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import report
-from tests.vae.vae_models import error, one_thread
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import error
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 

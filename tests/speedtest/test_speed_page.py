@@ -7,13 +7,11 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 image = pytest.importorskip("PIL.Image")
 
@@ -28,14 +26,6 @@ from tests.waiting import WAIT_S
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script>\x1b\u202e&"
 VOID = ("img", "input", "br")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Reader(HTMLParser):

@@ -18,12 +18,9 @@ from lib_rocm_sd.speedtest import attention, guard, presets, result, vae
 from lib_rocm_sd.speedtest.request import Request, parse
 from lib_rocm_sd.speedtest.session import Busy, SpeedSession
 from tests.speedtest.speedtest_doubles import Gate, Side
-from tests.vae.vae_models import one_thread
 from tests.waiting import WAIT_S
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_cache")
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 IMAGE = Request(("image",))
 ATTENTION = Request(("attention",))
 

@@ -27,11 +27,9 @@ from lib_rocm_sd.tune import export as tune_export
 from lib_rocm_sd.tune import file as tuned_file
 from tests.clock import Clock
 from tests.ops.toy_op import CPU, GFX1100, NO_GPU
-from tests.vae.vae_models import needs_half, one_thread
+from tests.vae.vae_models import needs_half
 
-__all__ = ["one_thread"]
-
-pytestmark = [pytest.mark.usefixtures("fresh_cache", "one_thread"), needs_half]
+pytestmark = [pytest.mark.usefixtures("fresh_cache"), needs_half]
 
 SLOTS = (tune_export.Slot("float16", 40), tune_export.Slot("bfloat16", 64))
 DELAYS = {40: (4e-3, 1e-3, 8e-3, 8e-3), 64: (1e-3, 4e-3, 4e-3, 4e-3)}

@@ -25,9 +25,6 @@ from lib_rocm_sd.vae.policy import Plans
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.weights import Scales, prepare
 from tests.vae import vae_models
-from tests.vae.vae_models import one_thread
-
-__all__ = ["one_thread"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"decoder": (128, 128), "encoder": (1024, 1024)}

@@ -24,15 +24,11 @@ from tests.vae.vae_models import (
     image,
     legs_of,
     needs_half,
-    one_thread,
     own,
     planner_of,
 )
 
 HOST = 1 << 40
-
-
-__all__ = ["one_thread"]
 
 
 @pytest.fixture(autouse=True)

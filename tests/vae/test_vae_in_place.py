@@ -15,9 +15,7 @@ from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import ConvStep
 from lib_rocm_sd.vae.trace import Chain, peak_bytes
 from tests.vae import vae_models
-from tests.vae.vae_models import coder, error, fixed, image, needs_half, one_thread, own
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import coder, error, fixed, image, needs_half, own
 
 MIB = 1 << 20
 

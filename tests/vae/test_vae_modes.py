@@ -15,9 +15,7 @@ from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import MODES, Plans, Wish
 from lib_rocm_sd.vae.program import Program
 from tests.vae import vae_models
-from tests.vae.vae_models import coder, error, image, needs_half, one_thread, own
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import coder, error, image, needs_half, own
 
 MIB, GIB = 1 << 20, 1 << 30
 

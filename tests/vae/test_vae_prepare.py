@@ -23,9 +23,7 @@ from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.readiness import Readiness
 from lib_rocm_sd.vae.trace import chain
 from tests.vae import vae_models
-from tests.vae.vae_models import coder, error, fixed, image, legs_of, one_thread, own, planner_of
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import coder, error, fixed, image, legs_of, own, planner_of
 
 CPU = torch.device("cpu")
 NONSENSE = Session(replace(DEFAULT.policy, name="Fast"))

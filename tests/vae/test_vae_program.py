@@ -16,9 +16,7 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.weights import Scales
 from tests.vae import vae_models
-from tests.vae.vae_models import coder, error, image, needs_half, one_thread, own
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import coder, error, image, needs_half, own
 
 
 @pytest.mark.parametrize("kind", vae_models.KINDS)

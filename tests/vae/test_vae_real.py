@@ -13,9 +13,7 @@ from torch import nn
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
-from tests.vae.vae_models import error, fixed, legs_of, needs_half, one_thread, own
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import error, fixed, legs_of, needs_half, own
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "tiny-sd" / "vae"
 

@@ -17,9 +17,7 @@ from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.read import read
 from tests.vae import vae_models
 from tests.vae.test_vae_read import DIFFUSERS_CHANGES, LDM_CHANGES
-from tests.vae.vae_models import coder, image, one_thread
-
-__all__ = ["one_thread"]
+from tests.vae.vae_models import coder, image
 
 
 @pytest.mark.parametrize("kind", vae_models.KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -30,15 +29,6 @@ from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.ways import ConvWay
 
 LDM = "double_of_ldm.modules.diffusionmodules.model"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small images are faster without threads, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _no_half() -> str:
