@@ -6,7 +6,9 @@ import math
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,20 +18,32 @@ from torch.nn import functional as F
 from lib_rocm_sd.bench.vae import child, coders, plot, tilings
 from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import WAYS
-from tests.vae.vae_models import one_thread
-
-__all__ = ["one_thread"]
+from tests.clock import Clock
+from tests.waiting import POLL_S
 
 CPU = torch.device("cpu")
 JOBS = [("decoder", 64), ("encoder", 64)]
-SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
 
-def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    begin = time.monotonic()
-    said = list(child.watched(SLEEPS, 0.3, tmp_path / "log"))
-    assert said[-1] == "not compiled and timed within 0 s" and not any(said[:-1])
-    assert time.monotonic() - begin < 30
+def set_clock(monkeypatch: pytest.MonkeyPatch, goes: Callable[[], bool]) -> None:
+    """For who watches a child, time stands still unless `goes`."""
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(POLL_S)
+        if goes():
+            clock.turn(seconds)
+
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+
+
+def test_a_child_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_clock(monkeypatch, lambda: True)
+    said = list(child.watched(SLEEPS, 3.0, tmp_path / "log"))
+    assert said[-1] == "not compiled and timed within 3 s" and not any(said[:-1])
 
 
 def test_a_childs_last_words_are_the_reason(tmp_path: Path) -> None:
@@ -43,7 +57,7 @@ import json, sys, time
 row = {"role": "decoder", "size": 64, "way": "compiled channels-last", "compile_s": 3.0}
 with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
     json.dump({"rows": [row]}, file)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -54,12 +68,12 @@ def test_rows_come_before_the_child_has_ended(monkeypatch: pytest.MonkeyPatch) -
     def watched(command: list[str], limit_s: float, log: Path) -> object:
         assert command[1:5] == ["-m", "lib_rocm_sd", "bench", "vae"]
         assert "--in-process" in command and "--small" in command
+        written = Path(command[command.index("--json") + 1])
+        set_clock(monkeypatch, lambda: bool(child._rows(written)))
         return own([sys.executable, "-c", WRITES, *command[5:]], limit_s, log)
 
     monkeypatch.setattr(child, "watched", watched)
-    begin = time.monotonic()
     rows = list(child.measured(["--small"], JOBS, CPU, 4))
-    assert time.monotonic() - begin < 50
     assert [(row.role, row.size) for row in rows] == JOBS
     assert rows[0].compile_s == 3.0 and not rows[0].reason
     assert rows[1].reason == "not compiled and timed within 4 s"

@@ -18,8 +18,10 @@ from gradio import routes
 
 STATUS, BENCH = "/rocm-sd/v1/status", "/rocm-sd/v1/bench"
 JSON = {"Content-Type": "application/json"}
-PROMPT_S = 0.25
-"""A route that waits for nothing takes milliseconds; a busy machine is granted more."""
+PATIENCE_S = 120.0
+"""Only stops a test that hangs."""
+SERVER_THREADS = 40
+"""Of starlette's, for functions that are not async."""
 
 
 class Bench:
@@ -78,11 +80,11 @@ def bench(webui: WebUI) -> Iterator[Bench]:
     made = Bench(webui)
     yield made
     made.go.set()
-    assert made.session.wait(10)
+    assert made.session.wait(PATIENCE_S)
 
 
 def until(client: TestClient, ident: str, state: str) -> dict[str, Any]:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while True:
         answer = client.get(f"{BENCH}/{ident}").json()
         if answer["state"] == state:
@@ -166,20 +168,25 @@ def test_status_without_paths_and_names(webui: WebUI, monkeypatch: pytest.Monkey
     assert found["background"]["failure"] == "compile.log is bad"
 
 
-def test_status_is_quick_whatever_else_runs(webui: WebUI, bench: Bench) -> None:
+def test_status_waits_for_nothing_that_runs(webui: WebUI, bench: Bench) -> None:
     """A generation that measures holds the engine's lock, a test the queue's; and every thread of
     the server may be waiting for the queue."""
     app, held, done = app_of(webui), threading.Event(), threading.Event()
+    waiting: list[int] = []
+    left: list[int] = []
 
     @app.get("/waits")
     def waits() -> None:
-        done.wait(30)
+        waiting.append(1)
+        done.wait(PATIENCE_S)
+        left.append(1)
 
     def generate() -> None:
         engine = webui.library("engine.engine").engine
         with webui.call_queue.queue_lock, engine._lock:
             held.set()
-            done.wait(30)
+            done.wait(PATIENCE_S)
+            left.append(1)
 
     with TestClient(app) as client:
         client.get(STATUS)
@@ -188,21 +195,21 @@ def test_status_is_quick_whatever_else_runs(webui: WebUI, bench: Bench) -> None:
         for thread in threads:
             thread.start()
         try:
-            assert held.wait(10)
-            time.sleep(0.3)
+            assert held.wait(PATIENCE_S)
+            end = time.monotonic() + PATIENCE_S
+            while len(waiting) < SERVER_THREADS:
+                assert time.monotonic() < end, len(waiting)
+                time.sleep(0.01)
             answer = client.post(BENCH, json={})
             assert answer.status_code == 202
-            took = []
-            for path in (STATUS, f"{BENCH}/{answer.json()['id']}") * 5:
-                begin = time.monotonic()
+            for path in (STATUS, f"{BENCH}/{answer.json()['id']}"):
                 assert client.get(path).status_code == 200
-                took.append(time.monotonic() - begin)
-            assert sorted(took)[len(took) // 2] < PROMPT_S, took
             assert client.get(STATUS).json()["speed_test"]["state"] == "running"
+            assert not left, "an answer waited for a thread, or for a lock"
         finally:
             done.set()
             for thread in threads:
-                thread.join(10)
+                thread.join(PATIENCE_S)
 
 
 # --- the speed test
@@ -250,13 +257,11 @@ def test_not_while_a_picture_is_made(webui: WebUI, bench: Bench) -> None:
 def test_cancelling(webui: WebUI, bench: Bench) -> None:
     client = client_of(webui)
     ident = client.post(BENCH, json={}).json()["id"]
-    begin = time.monotonic()
     assert client.delete(f"{BENCH}/{ident}").status_code == 200
     until(client, ident, "cancelled")
-    assert time.monotonic() - begin < 5
     assert client.delete(f"{BENCH}/{ident}").json()["state"] == "cancelled"  # again: nothing
     bench.go.set()
-    assert bench.session.wait(10)
+    assert bench.session.wait(PATIENCE_S)
     other = client.post(BENCH, json={}).json()["id"]
     until(client, other, "done")
     assert client.get(f"{BENCH}/{ident}").json()["state"] == "cancelled"
@@ -353,10 +358,8 @@ def test_a_client_that_leaves_is_no_error(
 
 
 def test_a_large_body_is_not_kept(webui: WebUI, bench: Bench) -> None:
-    begin = time.monotonic()
     answer = client_of(webui).post(BENCH, content=b" " * (1 << 24), headers=JSON)
     assert answer.status_code == 413
-    assert time.monotonic() - begin < 10
 
 
 # --- the server
