@@ -174,9 +174,9 @@ def test_from_end_to_end(
     assert "was not found" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell stands in for the tool")
 def test_a_command_that_takes_too_long_is_stopped() -> None:
-    script = "import time; print('begun', flush=True); time.sleep(60)"
-    status, text = sanitize.run([sys.executable, "-c", script], 2.0)
+    status, text = sanitize.run(["/bin/sh", "-c", "echo begun; exec sleep 3600"], 1.0)
     assert status is None
     assert "begun" in text
 

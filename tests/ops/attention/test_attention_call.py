@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import KernelSpec
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import GFX1100, engine_of
+from tests.waiting import WAIT_S
 
 CONFIGS = [each for arch in table().values() for dim in (40, 128) for each in configs(arch, dim)]
 CONFIG = configs(table()["gfx1100"], 40)[0]
@@ -33,9 +33,9 @@ OURS = MatrixAttention()
 
 @dataclass
 class Launches:
-    """Notes what each launch is given. `pause_s`: between being called and reading."""
+    """Notes what each launch is given. `pause`: between being called and reading."""
 
-    pause_s: float = 0.0
+    pause: Callable[[], object] = bool
     seen: list[tuple[Any, ...]] = field(default_factory=list)
     prepared: int = 0
     fails: bool = False
@@ -43,7 +43,7 @@ class Launches:
     def __call__(
         self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
     ) -> None:
-        time.sleep(self.pause_s)
+        self.pause()
         if self.fails:
             raise LaunchError("no")
         self.seen.append((spec, grid, block, bytes(params), device))
@@ -131,7 +131,7 @@ def test_without_a_launcher_that_prepares_and_with_a_mask_it_is_run() -> None:
 
 
 def test_threads_do_not_share_arguments() -> None:
-    launch = Launches(pause_s=0.002)
+    launch = Launches(pause=threading.Barrier(6, timeout=WAIT_S).wait)
     bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(*tensors()))
     expected: dict[int, tuple[int, ...]] = {}
     kept: list[Any] = []
@@ -148,7 +148,7 @@ def test_threads_do_not_share_arguments() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(launch.seen) == 120 and 1 < launch.prepared <= 6
+    assert len(launch.seen) == 120 and launch.prepared == 6
     for _, _, _, params, _ in launch.seen:
         read = AttentionParams.from_buffer_copy(params)
         factor = read.scale * 0.6931472
