@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.ops.toy_op import (
     op_of,
     raising,
 )
+from tests.waiting import wait_until
 
 # Refusals and ranking
 
@@ -217,17 +217,17 @@ def test_out_of_memory_of_the_fallback_is_passed_on() -> None:
 def test_two_threads_share_one_first_use() -> None:
     engine, report = engine_of()
 
-    def slow(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.01)
+    def after_all_came(x: torch.Tensor) -> torch.Tensor:
+        assert wait_until(lambda: len(came) == 4)
         return x * 2
 
-    only = Doubler("only", work=slow)
+    only = Doubler("only", work=after_all_came)
     op = op_of(only)
-    gate = threading.Barrier(4)
+    came: list[int] = []
     outputs: list[torch.Tensor] = []
 
     def work() -> None:
-        gate.wait()
+        came.append(1)
         outputs.append(engine.run(op, X))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
