@@ -14,11 +14,13 @@ import gradio
 import pytest
 import torch
 from gradio import routes
+from starts import make_cheaper
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
+make_cheaper()
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
 if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
