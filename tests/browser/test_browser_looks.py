@@ -82,6 +82,24 @@ def test_texts_begin_where_the_labels_do(visit: Open) -> None:
     assert texts == [label] * 3
 
 
+GAP = """root => {
+    const box = (selector) => {
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector(`${root} ${selector}`));
+        return range.getBoundingClientRect();
+    };
+    return box("[id$=vae] [data-testid=block-info]").top - box(".rocm-sd-explanation").bottom;
+}"""
+LEAST_GAP_PX = 8
+
+
+def test_a_levels_explanation_is_no_part_of_what_follows(visit: Open) -> None:
+    page = visit()
+    page.page.add_style_tag(content=WEBUIS_RULE)
+    page.open_accordion()
+    assert page.page.evaluate(GAP, ROOTS["accordion"]) >= LEAST_GAP_PX
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_phone_shows_it_whole_and_every_control_has_a_name(
     visit: Open, artefact: Callable[[str], Path], place: str
