@@ -93,7 +93,7 @@ def to_markdown(document: Document) -> str:
 
 
 METHODS_SAID = (
-    "Doggettx-like and sub-quadratic-like are own re-implementations of these methods. Error: "
+    "Doggettx-like and sub-quadratic-like are our own re-implementations of these methods. Error: "
     "largest difference from an exact computation, relative to the largest value."
 )
 
