@@ -11,6 +11,7 @@ import pytest
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.doctor.card import FORMAT
+from lib_rocm_sd.speedtest import result as speed_test
 from tools import card_table, results_table
 
 ROOT = results_table.ROOT
@@ -206,6 +207,15 @@ def test_every_picture_is_shown() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     pictures = [path.name for path in (ROOT / "docs" / "images").iterdir()]
     assert [name for name in pictures if f"images/{name}" not in text] == []
+
+
+def test_the_picture_of_the_speed_test_names_its_device() -> None:
+    """Its figures are a file's, and no AMD card's."""
+    caption = _text("docs/usage.md").split("images/speed-test.png)")[1].split("\n\n")[1]
+    measured = speed_test.read(ROOT / "docs/results/speed-test-h200.json")
+    assert "(results/speed-test-h200.json)" in caption
+    assert f"**{measured.machine['card']}**" in caption
+    assert measured.complete and not any(row.reason for row in measured.rows)
 
 
 def test_the_documents_say_the_version_that_this_is() -> None:

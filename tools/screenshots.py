@@ -1,0 +1,116 @@
+"""Pictures of the real WebUI's page: docs/images/real-webui.png and speed-test.png.
+
+python -m tools.screenshots [--python PYTHON] [--result FILE] CHECKOUT --ckpt MODEL [FLAG ...]
+
+CHECKOUT: AUTOMATIC1111's WebUI or its AMD fork, ready to start with PYTHON. What follows goes to
+it; without a GPU it wants `--use-cpu all --no-half --precision full`. It runs in a data folder of
+its own. The Speed test tab shows FILE, as it shows the last result of its folder after a start.
+Needs playwright, chromium, and a font that has emoji.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lib_rocm_sd.hosts.a1111.speedtest import FOLDER
+from lib_rocm_sd.speedtest.result import read
+from lib_rocm_sd.ui.speed_tab import TITLE
+from tests.browser.conftest import ARGUMENTS, BROWSERS
+from tests.browser.pages import PARTS, TRANSITION_MS, Visit
+from tests.browser.pictures import keep
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "docs/results/speed-test-h200.json"
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 900, "height": 800}
+START_LIMIT_S = 600.0
+READY = ("Startup time:", "Model loaded in")
+"""What the WebUI prints when it may be asked, and when the checkpoint is loaded.
+
+It fails to start if it is asked before the first of them.
+"""
+NEXT_SCRIPT = "#script_list"
+"""What comes below the accordion."""
+
+
+def main(argv: list[str]) -> int:
+    """Take both pictures. Returns 0."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="the WebUI's own")
+    asked = parser.parse_args(argv)
+    path = next(path for path in map(shutil.which, BROWSERS) if path)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(asked.checkout, asked.python, asked.flags, _data(Path(folder), asked.result)) as at,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        visit = Visit(browser, at, "dark", WIDE)
+        visit.part("accordion").locator(".label-wrap").click()
+        for name in PARTS:
+            visit.part(name).wait_for(state="visible")
+        visit.page.wait_for_timeout(TRANSITION_MS)
+        keep(visit, "gradio-app", "real-webui", NEXT_SCRIPT)
+        visit.page.set_viewport_size(NARROW)
+        visit.show_tab(TITLE)
+        visit.wait_for_results()
+        keep(visit, visit.speed("column"), "speed-test", visit.speed("looks"))
+        browser.close()
+    return 0
+
+
+def _data(folder: Path, result: Path) -> Path:
+    """A data folder with this extension, and with `result` as the Speed test's last one."""
+    extensions = folder / "extensions"
+    extensions.mkdir()
+    (extensions / "rocm-sd-optimization").symlink_to(ROOT, target_is_directory=True)
+    read(result).write(folder / "outputs" / FOLDER)
+    return folder
+
+
+@contextmanager
+def started(checkout: Path, python: str, flags: Sequence[str], data: Path) -> Iterator[str]:
+    """The address of a WebUI that runs as long as the `with` lasts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "launch.py", "--skip-prepare-environment", "--no-download-sd-model"]
+    command += ["--port", str(port), "--data-dir", str(data), *flags]
+    log = data / "console.txt"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=checkout, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        _wait(process, log)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_LIMIT_S
+    while not all(line in log.read_text(errors="replace") for line in READY):
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the WebUI did not start:\n{log.read_text(errors='replace')}")
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
