@@ -77,11 +77,13 @@ def results(document: Document) -> str:
 
 
 def _when(document: Document) -> str:
-    asked = document.request
+    """The card, too: a picture of the page is passed on alone."""
+    asked, card = document.request, document.machine.get("card")
     what = ", ".join(str(part) for part in asked.get("what", ()))
     sizes = " ".join(str(size) for size in asked.get("sizes", ()))
     when = document.date.replace("T", " ").replace("Z", " UTC")
-    return text_of(", ".join(part for part in (when, asked.get("preset"), sizes, what) if part))
+    parts = (card, when, asked.get("preset"), sizes, what)
+    return text_of(", ".join(str(part) for part in parts if part))
 
 
 def _table(rows: Sequence[SpeedRow], test: str) -> str:

@@ -105,6 +105,11 @@ def test_the_table_has_each_row_and_marks_ours() -> None:
     )
 
 
+def test_a_result_names_its_card() -> None:
+    found = Reader(speed_html.results(document("Radeon RX 7600")))
+    assert any(text.startswith("Radeon RX 7600, ") and "UTC" in text for text in found.texts)
+
+
 def test_more_steps_a_second_are_better() -> None:
     rows = [
         SpeedRow("image", "64x64", "extension off", "it/s", 5.0, 5.0, 5.0, 1),
