@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import gradio
 import pytest
 import torch
+from fastapi import FastAPI
 from gradio import routes
 from starts import make_cheaper
 
@@ -95,9 +97,13 @@ class WebUI:
     def library(name: str) -> Any:
         return importlib.import_module(f"lib_rocm_sd.{name}")
 
-    @staticmethod
-    def api_server() -> Any:
-        return importlib.import_module("modules.api.api").Api()
+    def by_api(self, scripts: dict[str, Any] | None = None) -> str:
+        """The infotext of a txt2img with these alwayson_scripts."""
+        api = importlib.import_module("modules.api.api")
+        models = importlib.import_module("modules.api.models")
+        request = models.StableDiffusionTxt2ImgProcessingAPI(alwayson_scripts=scripts or {})
+        answer = api.Api(FastAPI(), self.call_queue.queue_lock).text2imgapi(request)
+        return str(json.loads(answer.info)["infotexts"][0])
 
     def is_ours(self) -> bool:
         """Whether all four forwards are this extension's, and do not stand aside."""

@@ -78,17 +78,15 @@ API_ARGS: dict[str, tuple[list[Any], str]] = {
 @pytest.mark.parametrize("name", [TITLE, TITLE.lower()])
 def test_api(start: Start, gpu: FakeGpu, args: list[Any], expected: str, name: str) -> None:
     webui = start(gpu=gpu)
-    api = webui.api_server()
-    result = api.text2imgapi(alwayson_scripts={name: {"args": args}})
-    assert f'ROCm SD: "{expected}' in result.info or f"ROCm SD: {expected}" in result.info
+    info = webui.by_api({name: {"args": args}})
+    assert f'ROCm SD: "{expected}' in info or f"ROCm SD: {expected}" in info
     assert not webui.errors_reported
 
 
 def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
-    api = webui.api_server()
-    assert "Auto, attention: rocm_sd" in api.text2imgapi().info
-    assert "Auto, attention: rocm_sd" in api.text2imgapi(alwayson_scripts={TITLE: {}}).info
+    assert "Auto, attention: rocm_sd" in webui.by_api()
+    assert "Auto, attention: rocm_sd" in webui.by_api({TITLE: {}})
 
 
 BUDGET = "VAE memory budget (MiB, 0 = Auto)"
@@ -115,8 +113,8 @@ def test_bad_arguments(
     start: Start, gpu: FakeGpu, capsys: Any, args: list[Any], message: str
 ) -> None:
     webui = start(gpu=gpu)
-    result = webui.api_server().text2imgapi(alwayson_scripts={TITLE: {"args": args}})
-    assert 'ROCm SD: "Auto, attention: rocm_sd"' in result.info
+    info = webui.by_api({TITLE: {"args": args}})
+    assert 'ROCm SD: "Auto, attention: rocm_sd"' in info
     assert capsys.readouterr().out.count(f"ROCm SD: {message}") == 1
 
 
@@ -214,4 +212,5 @@ def test_preload_sets_no_environment_variable(start: Start) -> None:
 
 def test_metadata(start: Start) -> None:
     webui = start(cuda=False)
-    assert [e.declared_name for e in webui.extensions.active()] == ["rocm-sd"]
+    (ours,) = webui.extensions.active()
+    assert ours.metadata.config.get("Extension", "Name") == "rocm-sd"

@@ -258,11 +258,9 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, level: str, vae: str, b
 
 def test_api(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    api = webui.api_server()
 
     def info(*args: Any) -> str:
-        scripts = {"rocm sd optimization": {"args": list(args)}}
-        return str(api.text2imgapi(alwayson_scripts=scripts).info)
+        return webui.by_api({"rocm sd optimization": {"args": list(args)}})
 
     assert 'ROCm SD VAE: "Auto, whole frame' in info()
     assert 'ROCm SD VAE: "Auto, whole frame' in info(True, "Memory")

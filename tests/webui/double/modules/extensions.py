@@ -12,14 +12,19 @@ from modules.paths_internal import extensions_dir
 extensions = []
 
 
+class ExtensionMetadata:
+    def __init__(self, path, canonical_name):
+        self.config = configparser.ConfigParser()
+        self.config.read(Path(path) / "metadata.ini")
+        self.canonical_name = canonical_name.lower().strip()
+
+
 class Extension:
-    def __init__(self, name, path):
+    def __init__(self, name, path, enabled=True, is_builtin=False, metadata=None):
         self.name = name
         self.path = path
-        config = configparser.ConfigParser()
-        config.read(Path(path) / "metadata.ini")
-        self.declared_name = config.get("Extension", "Name", fallback=name)
-        self.canonical_name = name.lower().strip()
+        self.metadata = metadata or ExtensionMetadata(path, name)
+        self.canonical_name = self.metadata.canonical_name
 
     def list_files(self, subdir, extension):
         folder = Path(self.path) / subdir

@@ -25,7 +25,7 @@ from modules.shared import cmd_opts, opts, state
 opt_f = 8
 
 
-def stop_if_asked():
+def _stop_if_asked():
     if state.interrupted or state.skipped:
         raise InterruptedException
 
@@ -69,20 +69,28 @@ class StableDiffusionProcessing:
     def init(self, all_prompts, all_seeds, all_subseeds):
         pass
 
-    def sample(self, conditioning, unconditional_conditioning, seeds):
+    def sample(
+        self,
+        conditioning,
+        unconditional_conditioning,
+        seeds,
+        subseeds,
+        subseed_strength,
+        prompts,
+    ):
         raise NotImplementedError
 
-    def noise(self, seeds, height, width):
+    def _noise(self, seeds, height, width):
         shape = (4, height // opt_f, width // opt_f)
         made = [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
         return torch.stack(made).to(devices.dtype_unet)
 
-    def denoise(self, x, start, cond, uncond):
+    def _denoise(self, x, start, cond, uncond):
         """Euler from step `start` on; may be interrupted; the refiner changes the model."""
         latent = x
         try:
             for step in range(start, self.steps):
-                stop_if_asked()
+                _stop_if_asked()
                 if self.refiner_checkpoint and step == self.steps // 2:
                     sd_models.reload_model_weights(info=self.refiner_checkpoint)
                     cond = shared.sd_model.get_learned_conditioning(self.prompts)
@@ -108,20 +116,28 @@ class StableDiffusionProcessingTxt2Img(StableDiffusionProcessing):
     hr_scale: float = 2.0
     denoising_strength: float = 0.75
 
-    def sample(self, conditioning, unconditional_conditioning, seeds):
-        x = self.noise(seeds, self.height, self.width)
+    def sample(
+        self,
+        conditioning,
+        unconditional_conditioning,
+        seeds,
+        subseeds,
+        subseed_strength,
+        prompts,
+    ):
+        x = self._noise(seeds, self.height, self.width)
         self._before_every(x, conditioning, unconditional_conditioning)
-        samples = self.denoise(x, 0, conditioning, unconditional_conditioning)
+        samples = self._denoise(x, 0, conditioning, unconditional_conditioning)
         if not self.enable_hr or state.interrupted:
             return samples
         samples = torch.nn.functional.interpolate(
             samples, scale_factor=self.hr_scale, mode="nearest"
         )
-        noise = self.noise(seeds, samples.shape[2] * opt_f, samples.shape[3] * opt_f)
+        noise = self._noise(seeds, samples.shape[2] * opt_f, samples.shape[3] * opt_f)
         self._before_every(samples, conditioning, unconditional_conditioning)
         start = self.steps - int(self.steps * self.denoising_strength)
         mixed = samples + noise * self.denoising_strength
-        samples = self.denoise(mixed, start, conditioning, unconditional_conditioning)
+        samples = self._denoise(mixed, start, conditioning, unconditional_conditioning)
         return decode_latent_batch(self.sd_model, samples, check_for_nans=True)
 
     def _before_every(self, x, c, uc):
@@ -139,22 +155,44 @@ class StableDiffusionProcessingImg2Img(StableDiffusionProcessing):
         image = torch.from_numpy(np.moveaxis(pixels, 2, 0).copy())[None]
         self.init_latent = images_tensor_to_samples(image, model=self.sd_model)
 
-    def sample(self, conditioning, unconditional_conditioning, seeds):
+    def sample(
+        self,
+        conditioning,
+        unconditional_conditioning,
+        seeds,
+        subseeds,
+        subseed_strength,
+        prompts,
+    ):
         height, width = (size * opt_f for size in self.init_latent.shape[2:])
-        x = self.noise(seeds, height, width)
+        x = self._noise(seeds, height, width)
         if self.scripts is not None:
             self.scripts.process_before_every_sampling(
                 p=self, x=self.init_latent, noise=x, c=conditioning, uc=unconditional_conditioning
             )
         start = self.steps - int(self.steps * self.denoising_strength)
         mixed = self.init_latent.to(x.dtype) + x * self.denoising_strength
-        return self.denoise(mixed, start, conditioning, unconditional_conditioning)
+        return self._denoise(mixed, start, conditioning, unconditional_conditioning)
 
 
 class Processed:
-    def __init__(self, p, images_list, infotexts=None):
+    def __init__(
+        self,
+        p,
+        images_list,
+        seed=-1,
+        info="",
+        subseed=None,
+        all_prompts=None,
+        all_negative_prompts=None,
+        all_seeds=None,
+        all_subseeds=None,
+        index_of_first_image=0,
+        infotexts=None,
+        comments="",
+    ):
         self.images = images_list
-        self.infotexts = infotexts or [create_infotext(p)]
+        self.infotexts = infotexts or [info]
         self.info = self.infotexts[0]
         self.decoded = p.decoded
         self.comments = "".join(f"{comment}\n" for comment in p.comments)
@@ -180,11 +218,24 @@ def decode_latent_batch(model, batch, target_device=None, check_for_nans=False):
     return samples
 
 
-def create_infotext(p, index=0):
+def create_infotext(
+    p,
+    all_prompts,
+    all_seeds,
+    all_subseeds,
+    comments=None,
+    iteration=0,
+    position_in_batch=0,
+    use_main_prompt=False,
+    index=None,
+    all_negative_prompts=None,
+):
+    if index is None:
+        index = position_in_batch + iteration * p.batch_size
     params = {
         "Steps": p.steps,
         "CFG scale": p.cfg_scale,
-        "Seed": p.seed + index,
+        "Seed": all_seeds[index],
         "Size": f"{p.width}x{p.height}",
         **p.extra_generation_params,
     }
@@ -247,11 +298,12 @@ def process_images_inner(p):
             cond = shared.sd_model.get_learned_conditioning(p.prompts)
             uncond = shared.sd_model.get_learned_conditioning(p.negative_prompts)
             if n == 0:
-                processed = Processed(p, [])
+                info = create_infotext(p, all_prompts, all_seeds, all_seeds)
+                processed = Processed(p, [], info=info)
                 if not cmd_opts.no_prompt_history:
                     Path(paths.data_path, "params.txt").write_text(processed.info, encoding="utf-8")
             with devices.without_autocast() if devices.unet_needs_upcast else devices.autocast():
-                samples = p.sample(cond, uncond, seeds)
+                samples = p.sample(cond, uncond, seeds, seeds, 0, p.prompts)
             if p.scripts is not None:
                 ps = scripts.PostSampleArgs(samples)
                 p.scripts.post_sample(p, ps)
@@ -270,7 +322,9 @@ def process_images_inner(p):
                 decoded = listed.images
             for i, sample in enumerate(decoded):
                 array = (255.0 * np.moveaxis(sample.cpu().numpy(), 0, 2)).astype(np.uint8)
-                text = create_infotext(p, n * p.batch_size + i)
+                text = create_infotext(
+                    p, all_prompts, all_seeds, all_seeds, iteration=n, position_in_batch=i
+                )
                 image = Image.fromarray(array)
                 image.info["parameters"] = text
                 if opts.samples_save and not p.do_not_save_samples:
@@ -280,7 +334,7 @@ def process_images_inner(p):
                 images.append(image)
                 infotexts.append(text)
     devices.torch_gc()
-    res = Processed(p, images, infotexts)
+    res = Processed(p, images, infotexts=infotexts)
     if p.scripts is not None:
         p.scripts.postprocess(p, res)
     return res

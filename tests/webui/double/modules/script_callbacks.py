@@ -11,7 +11,7 @@ from typing import Any
 
 from modules import errors, extensions
 
-CATEGORIES = (
+_CATEGORIES = (
     "app_started",
     "model_loaded",
     "ui_tabs",
@@ -31,7 +31,7 @@ class ScriptCallback:
     name: str = "unnamed"
 
 
-callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in CATEGORIES}
+callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in _CATEGORIES}
 
 
 def add_callback(callbacks, fun, *, name=None, category="unknown", filename=None):

@@ -25,7 +25,7 @@ sgm_diffusionmodules_model_AttnBlock_forward = (  # noqa: N816
 )
 
 
-def set_forwards(cross, block=None):
+def _set_forwards(cross, block=None):
     ldm.modules.attention.CrossAttention.forward = cross
     sgm.modules.attention.CrossAttention.forward = cross
     if block is not None:
@@ -51,7 +51,7 @@ class SdOptimization:
         pass
 
     def undo(self):
-        set_forwards(hypernetwork.attention_CrossAttention_forward)
+        _set_forwards(hypernetwork.attention_CrossAttention_forward)
         ldm.modules.diffusionmodules.model.AttnBlock.forward = (
             diffusionmodules_model_AttnBlock_forward
         )
@@ -67,7 +67,7 @@ class SdOptimizationSdpNoMem(SdOptimization):
     priority = 80
 
     def apply(self):
-        set_forwards(scaled_dot_product_attention_forward, sdp_attnblock_forward)
+        _set_forwards(scaled_dot_product_attention_forward, sdp_attnblock_forward)
 
 
 class SdOptimizationSdp(SdOptimizationSdpNoMem):
@@ -84,7 +84,7 @@ class SdOptimizationV1(SdOptimization):
     priority = 10
 
     def apply(self):
-        set_forwards(split_cross_attention_forward_v1)
+        _set_forwards(split_cross_attention_forward_v1)
 
 
 class SdOptimizationInvokeAI(SdOptimization):
@@ -96,7 +96,7 @@ class SdOptimizationInvokeAI(SdOptimization):
         return 1000 if shared.device.type != "mps" and not torch.cuda.is_available() else 10
 
     def apply(self):
-        set_forwards(split_cross_attention_forward_invoke_ai)
+        _set_forwards(split_cross_attention_forward_invokeAI)
 
 
 class SdOptimizationDoggettx(SdOptimization):
@@ -105,7 +105,7 @@ class SdOptimizationDoggettx(SdOptimization):
     priority = 90
 
     def apply(self):
-        set_forwards(split_cross_attention_forward, cross_attention_attnblock_forward)
+        _set_forwards(split_cross_attention_forward, cross_attention_attnblock_forward)
 
 
 def list_optimizers(res):
@@ -120,7 +120,7 @@ def list_optimizers(res):
     )
 
 
-def project(self, x, context):
+def _project(self, x, context):
     """Queries, keys, values (B, H, S, D), upcast if the setting asks; the dtype to return to."""
     q = self.to_q(x)
     context = default(context, x)
@@ -132,30 +132,32 @@ def project(self, x, context):
     return *(t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v)), dtype
 
 
-def finish(self, out, dtype):
+def _finish(self, out, dtype):
     return self.to_out(out.to(dtype).transpose(1, 2).flatten(2))
 
 
 def split_cross_attention_forward_v1(self, x, context=None, mask=None, **kwargs):
-    q, k, v, dtype = project(self, x, context)
+    q, k, v, dtype = _project(self, x, context)
     with devices.without_autocast(disable=not shared.opts.upcast_attn):
         pairs = [
             (q[:, i : i + 2] @ k[:, i : i + 2].transpose(-1, -2) * self.scale).softmax(-1)
             @ v[:, i : i + 2]
             for i in range(0, self.heads, 2)
         ]
-    return finish(self, torch.cat(pairs, dim=1), dtype)
+    return _finish(self, torch.cat(pairs, dim=1), dtype)
 
 
-def split_cross_attention_forward_invoke_ai(self, x, context=None, mask=None, **kwargs):
-    q, k, v, dtype = project(self, x, context)
+def split_cross_attention_forward_invokeAI(  # noqa: N802
+    self, x, context=None, mask=None, **kwargs
+):
+    q, k, v, dtype = _project(self, x, context)
     with devices.without_autocast(disable=not shared.opts.upcast_attn):
         out = (q @ (k * self.scale).transpose(-1, -2)).softmax(-1) @ v
-    return finish(self, out, dtype)
+    return _finish(self, out, dtype)
 
 
 def split_cross_attention_forward(self, x, context=None, mask=None, **kwargs):
-    q, k, v, dtype = project(self, x, context)
+    q, k, v, dtype = _project(self, x, context)
     with devices.without_autocast(disable=not shared.opts.upcast_attn):
         k = k * self.scale
         half = max(1, q.shape[2] // 2)
@@ -163,15 +165,15 @@ def split_cross_attention_forward(self, x, context=None, mask=None, **kwargs):
             torch.einsum("bhid,bhjd->bhij", q[:, :, i : i + half], k).softmax(-1) @ v
             for i in range(0, q.shape[2], half)
         ]
-    return finish(self, torch.cat(slices, dim=2), dtype)
+    return _finish(self, torch.cat(slices, dim=2), dtype)
 
 
 def scaled_dot_product_attention_forward(self, x, context=None, mask=None, **kwargs):
-    q, k, v, dtype = project(self, x, context)
+    q, k, v, dtype = _project(self, x, context)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False
     )
-    return finish(self, out, dtype)
+    return _finish(self, out, dtype)
 
 
 def cross_attention_attnblock_forward(self, x):

@@ -1,7 +1,7 @@
 """Double of modules/sd_models.py.
 
 The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
-Loading a model hijacks it; a change of checkpoint does so again.
+Loading a model hijacks it; a change of checkpoint does so again. A CheckpointInfo is a name here.
 """
 
 from types import SimpleNamespace
@@ -14,8 +14,8 @@ model_data = SimpleNamespace(sd_model=None)
 loaded = {"name": None, "family": "ldm"}
 
 
-def load_model(name=None):
-    name = name or shared.opts.sd_model_checkpoint
+def load_model(checkpoint_info=None, already_loaded_state_dict=None):
+    name = checkpoint_info or shared.opts.sd_model_checkpoint
     if shared.sd_model is not None:
         sd_hijack.model_hijack.undo_hijack(shared.sd_model)
     seed = int(name.rsplit("-", 1)[1])

@@ -18,7 +18,7 @@ class InterruptedException(BaseException):
 approximation_indexes = {"Full": 0, "Approx NN": 1, "Approx cheap": 2, "TAESD": 3}
 
 
-def cheap_approximation(sample):
+def _cheap_approximation(sample):
     """Of sd_vae_approx.py: as small as the latent."""
     return sample[:, :3].float()
 
@@ -30,7 +30,7 @@ def samples_to_images_tensor(sample, approximation=None, model=None):
         lowvram = shared.sd_model.lowvram and not shared.opts.live_preview_allow_lowvram_full
         approximation = 1 if approximation == 0 and lowvram else approximation
     if approximation != 0:
-        return cheap_approximation(sample)
+        return _cheap_approximation(sample)
     model = model or shared.sd_model
     with torch.no_grad(), devices.without_autocast():
         return model.decode_first_stage(sample.to(model.first_stage_model.dtype))

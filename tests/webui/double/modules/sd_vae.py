@@ -6,8 +6,10 @@ Another VAE is loaded into the module that is there.
 
 from modules import devices, script_callbacks, sd_hijack, shared
 
+unspecified = object()
 
-def reload_vae_weights(sd_model=None, vae_file=None):
+
+def reload_vae_weights(sd_model=None, vae_file=unspecified):
     sd_model = sd_model or shared.sd_model
     sd_hijack.model_hijack.undo_hijack(sd_model)
     sd_model.first_stage_model.load_state_dict(vae_file)

@@ -44,18 +44,18 @@ class OptionInfo:
 
 
 class Options:
-    def __init__(self, data_labels):
+    def __init__(self, data_labels, restricted_opts):
         self.__dict__["data_labels"] = dict(data_labels)
         self.__dict__["data"] = {key: info.default for key, info in data_labels.items()}
 
     def __setattr__(self, key, value):
         self.data[key] = value
 
-    def __getattr__(self, key):
+    def __getattr__(self, item):
         try:
-            return self.data[key]
+            return self.data[item]
         except KeyError as error:
-            raise AttributeError(key) from error
+            raise AttributeError(item) from error
 
     def add_option(self, key, info):
         self.data_labels[key] = info
@@ -128,7 +128,8 @@ opts = Options(
         "enable_pnginfo": OptionInfo(True),
         "samples_save": OptionInfo(False),
         "auto_vae_precision": OptionInfo(True),
-    }
+    },
+    restricted_opts=set(),
 )
 state = State()
 device = torch.device("cpu")

@@ -6,7 +6,7 @@ lllyasviel/stable-diffusion-webui-forge dfdcbab6, where it is a function around 
 
 import gradio as gr
 
-GRADIO_3 = gr.__version__.startswith("3.")
+_GRADIO_3 = gr.__version__.startswith("3.")
 
 
 class InputAccordionImpl(gr.Checkbox):
@@ -25,7 +25,7 @@ class InputAccordionImpl(gr.Checkbox):
         hidden = {**kwargs, "elem_id": f"{self.accordion_id}-checkbox", "visible": False}
         super().__init__(value=value, **hidden)
         script = f'function(checked){{ inputAccordionChecked("{self.accordion_id}", checked); }}'
-        self.change(fn=None, inputs=[self], **{"_js" if GRADIO_3 else "js": script})
+        self.change(fn=None, inputs=[self], **{"_js" if _GRADIO_3 else "js": script})
         shown = {
             **kwargs,
             "elem_id": self.accordion_id,

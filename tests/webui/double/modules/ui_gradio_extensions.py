@@ -11,7 +11,7 @@ import gradio as gr
 from modules import extensions
 from modules.paths_internal import script_path
 
-original = gr.routes.templates.TemplateResponse
+_original = gr.routes.templates.TemplateResponse
 
 
 def _address(path):
@@ -38,7 +38,7 @@ def reload_javascript():
     scripts, styles = javascript_html().encode(), css_html().encode()
 
     def template_response(*args, **kwargs):
-        response = original(*args, **kwargs)
+        response = _original(*args, **kwargs)
         response.body = response.body.replace(b"</head>", scripts + b"</head>")
         response.body = response.body.replace(b"</body>", styles + b"</body>")
         response.init_headers()

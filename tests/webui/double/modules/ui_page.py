@@ -12,7 +12,7 @@ import gradio as gr
 from modules import infotext_utils, processing, script_callbacks, scripts, shared
 from modules.call_queue import wrap_queued_call
 
-FONTS = ("DejaVu Sans", "sans-serif")
+_FONTS = ("DejaVu Sans", "sans-serif")
 """Of the machine: gradio's own would be fetched from elsewhere."""
 
 
@@ -24,7 +24,7 @@ def create_ui():
         *script_callbacks.ui_tabs_callback(),
         (_settings(), "Settings", "settings"),
     ]
-    theme = gr.themes.Default(font=FONTS, font_mono=("monospace",))
+    theme = gr.themes.Default(font=_FONTS, font_mono=("monospace",))
     demo = gr.Blocks(theme=theme, analytics_enabled=False, title="Stable Diffusion")
     with demo, gr.Tabs(elem_id="tabs"):
         for interface, label, name in interfaces:

@@ -45,7 +45,17 @@ class BasicTransformerBlock(nn.Module):
         "softmax-xformers": MemoryEfficientCrossAttention,
     }
 
-    def __init__(self, dim, n_heads, d_head, context_dim=None):
+    def __init__(
+        self,
+        dim,
+        n_heads,
+        d_head,
+        dropout=0.0,
+        context_dim=None,
+        gated_ff=True,
+        checkpoint=True,
+        disable_self_attn=False,
+    ):
         super().__init__()
         attention = self.ATTENTION_MODES["softmax"]
         self.attn1 = attention(query_dim=dim, heads=n_heads, dim_head=d_head)

@@ -1,7 +1,7 @@
 """Double of modules/api/models.py.
 
 The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
-What describes a script's arguments.
+A request, its answer, and what describes a script's arguments.
 """
 
 from dataclasses import dataclass, field
@@ -24,3 +24,13 @@ class ScriptInfo:
     is_alwayson: bool | None = None
     is_img2img: bool | None = None
     args: list[ScriptArg] = field(default_factory=list)
+
+
+@dataclass
+class StableDiffusionTxt2ImgProcessingAPI:
+    alwayson_scripts: dict = field(default_factory=dict)
+
+
+@dataclass
+class TextToImageResponse:
+    info: str

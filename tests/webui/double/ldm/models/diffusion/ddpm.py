@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 
-DDCONFIG = {
+_DDCONFIG = {
     "double_z": True,
     "z_channels": 4,
     "resolution": 64,
@@ -40,7 +40,7 @@ class LatentDiffusion(nn.Module):
         attention = importlib.import_module(f"{family}.modules.attention")
         openaimodel = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
         self.model = DiffusionWrapper(openaimodel.UNetModel(attention.BasicTransformerBlock))
-        self.first_stage_model = first_stage(family)
+        self.first_stage_model = _first_stage(family)
         self.scale_factor = 0.18215
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -58,17 +58,17 @@ class LatentDiffusion(nn.Module):
     def ema_scope(self, context=None):
         yield
 
-    def get_learned_conditioning(self, prompts):
+    def get_learned_conditioning(self, c):
         """(B, 77, 24): the same numbers for the same prompt; a hypernetwork's size for its layers."""
         dtype = next(self.model.parameters()).dtype
         rows = [
             torch.randn((77, 24), generator=torch.Generator().manual_seed(zlib.crc32(p.encode())))
-            for p in prompts
+            for p in c
         ]
         return torch.stack(rows).to(dtype)
 
-    def apply_model(self, x_noisy, t, cond, **kwargs):
-        return self.model.diffusion_model(x_noisy, t, context=cond, **kwargs)
+    def apply_model(self, x_noisy, t, cond, return_ids=False):
+        return self.model.diffusion_model(x_noisy, t, context=cond)
 
     @torch.no_grad()
     def decode_first_stage(self, z, predict_cids=False, force_not_quantize=False):
@@ -83,8 +83,8 @@ class LatentDiffusion(nn.Module):
         return self.scale_factor * z
 
 
-def first_stage(family):
+def _first_stage(family):
     autoencoder = importlib.import_module(f"{family}.models.autoencoder")
     if family == "sgm":
-        return autoencoder.AutoencoderKLInferenceWrapper(embed_dim=4, ddconfig=DDCONFIG)
-    return autoencoder.AutoencoderKL(DDCONFIG, embed_dim=4)
+        return autoencoder.AutoencoderKLInferenceWrapper(embed_dim=4, ddconfig=_DDCONFIG)
+    return autoencoder.AutoencoderKL(_DDCONFIG, embed_dim=4)

@@ -42,7 +42,15 @@ class Downsample(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    def __init__(self, *, in_channels, out_channels=None, dropout, temb_channels=512):
+    def __init__(
+        self,
+        *,
+        in_channels,
+        out_channels=None,
+        conv_shortcut=False,
+        dropout,
+        temb_channels=512,
+    ):
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels or in_channels
         self.norm1 = Normalize(in_channels)
@@ -82,7 +90,7 @@ def make_attn(in_channels, attn_type="vanilla", attn_kwargs=None):
     return AttnBlock(in_channels)
 
 
-class Coder(nn.Module):
+class _Coder(nn.Module):
     """What Encoder and Decoder share; the real ones repeat it."""
 
     def level(self, before, width, blocks, attention, dropout):
@@ -114,7 +122,7 @@ class Coder(nn.Module):
         return self.mid.block_2(self.mid.attn_1(self.mid.block_1(h, None)), None)
 
 
-class Encoder(Coder):
+class Encoder(_Coder):
     def __init__(
         self,
         *,
@@ -129,6 +137,8 @@ class Encoder(Coder):
         resolution,
         z_channels,
         double_z=True,
+        use_linear_attn=False,
+        attn_type="vanilla",
         **ignore_kwargs,
     ):
         super().__init__()
@@ -156,7 +166,7 @@ class Encoder(Coder):
         return self.conv_out(nonlinearity(self.norm_out(self.run_middle(h))))
 
 
-class Decoder(Coder):
+class Decoder(_Coder):
     def __init__(
         self,
         *,
@@ -172,6 +182,8 @@ class Decoder(Coder):
         z_channels,
         give_pre_end=False,
         tanh_out=False,
+        use_linear_attn=False,
+        attn_type="vanilla",
         **ignorekwargs,
     ):
         super().__init__()
@@ -191,7 +203,7 @@ class Decoder(Coder):
         self.norm_out = Normalize(width)
         self.conv_out = nn.Conv2d(width, out_ch, 3, padding=1)
 
-    def forward(self, z, **kwargs):
+    def forward(self, z):
         self.last_z_shape = z.shape
         h = self.run_middle(self.conv_in(z))
         for i_level in reversed(range(self.num_resolutions)):

@@ -66,7 +66,7 @@ class Upsample(nn.Module):
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
-def blocks(before, width, count):
+def _blocks(before, width, count):
     widths = [before] + [width] * count
     return nn.ModuleList(
         ResnetBlock(in_channels=a, out_channels=b)
@@ -74,7 +74,7 @@ def blocks(before, width, count):
     )
 
 
-def middle(width):
+def _middle(width):
     mid = nn.Module()
     mid.block_1 = ResnetBlock(in_channels=width)
     mid.attn_1 = AttnBlock(width)
@@ -91,13 +91,13 @@ class VAEEncoder(nn.Module):
         width = ch
         for i_level, factor in enumerate(ch_mult):
             down = nn.Module()
-            down.block = blocks(width, ch * factor, num_res_blocks)
+            down.block = _blocks(width, ch * factor, num_res_blocks)
             down.attn = nn.ModuleList()
             width = ch * factor
             if i_level != self.num_resolutions - 1:
                 down.downsample = Downsample(width)
             self.down.append(down)
-        self.mid = middle(width)
+        self.mid = _middle(width)
         self.norm_out = Normalize(width)
         self.conv_out = nn.Conv2d(width, 2 * z_channels, 3, padding=1)
         self.swish = nn.SiLU(inplace=True)
@@ -118,11 +118,11 @@ class VAEDecoder(nn.Module):
         self.num_resolutions, self.num_res_blocks = len(ch_mult), num_res_blocks
         width = ch * ch_mult[-1]
         self.conv_in = nn.Conv2d(z_channels, width, 3, padding=1)
-        self.mid = middle(width)
+        self.mid = _middle(width)
         self.up = nn.ModuleList()
         for i_level in reversed(range(self.num_resolutions)):
             up = nn.Module()
-            up.block = blocks(width, ch * ch_mult[i_level], num_res_blocks + 1)
+            up.block = _blocks(width, ch * ch_mult[i_level], num_res_blocks + 1)
             width = ch * ch_mult[i_level]
             if i_level != 0:
                 up.upsample = Upsample(width)

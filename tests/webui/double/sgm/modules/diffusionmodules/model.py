@@ -1,4 +1,5 @@
-"""Double of sgm/modules/diffusionmodules/model.py: as ldm's, but AttnBlock is through SDPA.
+"""Double of sgm/modules/diffusionmodules/model.py: as ldm's, but AttnBlock is through SDPA,
+and Decoder takes more arguments.
 
 The surface was read in Stability-AI/generative-models 45c443b.
 """
@@ -9,9 +10,15 @@ import ldm.modules.diffusionmodules.model
 import torch.nn.functional as F
 from torch import nn
 
-source = Path(ldm.modules.diffusionmodules.model.__file__)
-exec(compile(source.read_text(encoding="utf-8"), __file__, "exec"))
+_source = Path(ldm.modules.diffusionmodules.model.__file__)
+exec(compile(_source.read_text(encoding="utf-8"), __file__, "exec"))
 Normalize = globals()["Normalize"]
+_Decoder = globals()["Decoder"]
+
+
+class Decoder(_Decoder):
+    def forward(self, z, **kwargs):
+        return super().forward(z)
 
 
 class AttnBlock(nn.Module):
