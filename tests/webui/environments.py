@@ -61,6 +61,33 @@ FORGE = Environment(
         "huggingface-hub==0.26.2",
     ),
 )
+# What the start of a real WebUI needs beside A1111's. inside/real_parts.py stubs the rest.
+REAL = Environment(
+    "webui",
+    (
+        "--no-deps",  # torch is the interpreter's
+        "--no-binary=antlr4-python3-runtime",  # there is no wheel of it
+        "antlr4-python3-runtime==4.9.3",
+        "diskcache==5.6.*",
+        "einops",
+        "huggingface-hub==0.36.*",
+        "inflection==0.5.1",
+        "lark==1.1.2",
+        "lightning-utilities",
+        "omegaconf==2.2.3",
+        "piexif==1.1.3",
+        "psutil",
+        "pytorch_lightning==1.9.4",
+        "scipy",
+        "setuptools<80",
+        "tokenizers==0.22.*",
+        "torchdiffeq",
+        "torchmetrics",
+        "torchsde==0.2.6",
+        "trampoline",
+        "transformers==4.57.*",
+    ),
+)
 
 
 def prepare(environment: Environment) -> str:

@@ -12,40 +12,57 @@ from pathlib import Path
 
 import pytest
 
-from tests.webui.environments import CHECKOUT, Environment, prepare
+from tests.webui.environments import CHECKOUT, REAL, Environment, prepare
 
 WEBUI = CHECKOUT / "tests" / "webui"
+DOUBLE = WEBUI / "double"
 LIMIT_S = 600
+REAL_LIMIT_S = 3600
 
 
-def run_inside(folder: str, environment: Environment, tmp_path: Path, *options: str) -> str:
+def run_inside(
+    folder: str, environment: Environment, tmp_path: Path, *options: str, real: Path | None = None
+) -> str:
     """Pytest's output for a folder of tests/webui, all of whose tests must pass.
 
-    Skips where torch or the environment cannot be had. `options` are pytest's.
+    Skips where torch or the environment cannot be had. `options` are pytest's. `real`: the checkout
+    of a WebUI that is started in place of the double; `options` then say which tests.
     """
     pytest.importorskip("torch", reason="torch is not installed")
-    reason = prepare(environment)
-    if reason:
-        pytest.skip(reason)
+    environments = [REAL, environment] if real else [environment]
+    for reason in map(prepare, environments):
+        if reason:
+            pytest.skip(reason)
     tests = str(WEBUI / folder)
+    places = [*(str(each.folder) for each in environments), *([] if real else [str(DOUBLE)])]
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
-    command += ["--rootdir", tests, "--confcutdir", tests, *options, tests]
+    command += ["--rootdir", tests, "--confcutdir", tests, *options]
+    command += [] if real else [tests]
     done = subprocess.run(
         command,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(environment.folder), str(WEBUI / "double")]),
+            "PYTHONPATH": os.pathsep.join(places),
+            **(_for_real(real) if real else {}),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "",  # `inside` starts the double some two hundred times
         },
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=REAL_LIMIT_S if real else LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     return done.stdout
+
+
+def _for_real(checkout: Path) -> dict[str, str]:
+    """Nothing of ours is left in the checkout."""
+    return {
+        "ROCM_SD_INSIDE": str(checkout),
+        "PYTHONPYCACHEPREFIX": str(REAL.folder / "pycache"),
+    }
 
 
 def check(environment: Environment, tmp_path: Path, *options: str) -> None:

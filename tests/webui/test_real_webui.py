@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.webui.environments import CHECKOUT
+from tests.webui.environments import A1111, CHECKOUT
+from tests.webui.inside_run import DOUBLE, run_inside
 from tests.webui.surface import Mirror
-
-DOUBLE = CHECKOUT / "tests" / "webui" / "double"
 
 OWN = {
     "handles for the tests": (
@@ -61,12 +60,15 @@ OWN = {
 """What the double has for itself, beside names with an underscore."""
 
 
+INSIDE = ("test_optimizer.py", "test_vae.py", "test_accordion.py")
+
+
 @pytest.fixture(scope="module")
 def mirror() -> Mirror:
     place = os.environ.get("ROCM_SD_WEBUI")
     if not place:
         pytest.skip("ROCM_SD_WEBUI names no checkout of a WebUI")
-    checkout = Path(place)
+    checkout = Path(place).resolve()
     assert (checkout / "modules" / "sd_hijack.py").is_file(), f"no WebUI is at {checkout}"
     return Mirror(DOUBLE, checkout)
 
@@ -80,6 +82,17 @@ def test_double_mirrors_the_real_one(mirror: Mirror, folder: str) -> None:
     own = {name for names in OWN.values() for name in names if name.startswith(f"{folder}/")}
     assert {name: how for name, how in found.items() if name not in own} == {}
     assert own - found.keys() == set(), "listed as the double's own, but it is as in the real one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", INSIDE)
+def test_inside_the_real_one(mirror: Mirror, tmp_path: Path, file: str) -> None:
+    for folder in mirror.REPOSITORIES:
+        if mirror.missing_repository(folder):
+            pytest.skip(f"the checkout has no repositories/{mirror.missing_repository(folder)}")
+    tests = str(CHECKOUT / "tests" / "webui" / "inside" / file)
+    output = run_inside("inside", A1111, tmp_path, tests, real=mirror.checkout)
+    assert " passed" in output
 
 
 REAL = """

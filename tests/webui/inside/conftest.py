@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,17 @@ def settle() -> None:
     gc.freeze()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "double_only(reason): not in a real WebUI, and why not")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark = item.get_closest_marker("double_only")
+        if mark and "ROCM_SD_INSIDE" in os.environ:
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
 def pytest_collection_finish() -> None:
     settle()
 
@@ -54,8 +67,30 @@ def forget() -> None:
 class WebUI:
     """One start of the double. `modules.<name>` of it are attributes."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.data = data
+        self.monkeypatch = monkeypatch
+        self._generating = False
+
+    def prepare(self, args: str, cuda: bool) -> None:
+        """Before anything of it is imported."""
+        self.monkeypatch.setenv("ROCM_SD_DOUBLE_DATA", str(self.data))
+        self.monkeypatch.setenv("ROCM_SD_DOUBLE_ARGS", args)
+        self.monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+    def load(self, family: str, dtype: torch.dtype) -> None:
+        """What its models will be."""
+        self.devices.dtype_unet = self.devices.dtype_vae = dtype
+        self.sd_models.loaded["family"] = family
+
+    def begin(self) -> None:
+        self.initialize.initialize()
+
+    def start_ui(self) -> None:
+        self.initialize.start_ui()
+
+    def forget(self) -> None:
+        """Undo what it has changed outside of itself."""
 
     def __getattr__(self, name: str) -> Any:
         return importlib.import_module(f"modules.{name}")
@@ -125,11 +160,30 @@ class WebUI:
         return self._generate(kind, self.scripts.scripts_img2img, args, fields)
 
     def _generate(self, kind: Any, runner: Any, args: tuple[Any, ...], fields: Any) -> Any:
-        with self.call_queue.queue_lock:
-            p = kind(sd_model=self.shared.sd_model, **fields)
-            p.scripts = runner
-            p.script_args = self.script_args(runner, args)
-            return self.processing.process_images(p)
+        """One inside another has the queue's lock already, as the cells of an X/Y/Z plot do."""
+        outermost = not self._generating
+        with self.call_queue.queue_lock if outermost else nullcontext():
+            self._generating = True
+            try:
+                p = self.new_generation(kind, fields)
+                p.scripts = runner
+                p.script_args = self.script_args(runner, args)
+                return self.process(p)
+            finally:
+                self._generating = not outermost
+
+    def new_generation(self, kind: Any, fields: dict[str, Any]) -> Any:
+        return kind(sd_model=self.shared.sd_model, **fields)
+
+    def process(self, p: Any) -> Any:
+        return self.processing.process_images(p)
+
+    def load_vae(self, weights: dict[str, torch.Tensor]) -> None:
+        self.sd_vae.reload_vae_weights(vae_file=weights)
+
+    def paste(self, tab: str, info: str) -> Any:
+        """What the paste button does to each component."""
+        return self.infotext_utils.paste(tab, info)
 
     @staticmethod
     def script_args(runner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -242,6 +296,12 @@ def _kernel(base: Any) -> Any:
 Start = Callable[..., WebUI]
 
 
+def _kind() -> type[WebUI]:
+    if "ROCM_SD_INSIDE" not in os.environ:
+        return WebUI
+    return importlib.import_module("real_webui").RealWebUI  # type: ignore[no-any-return]
+
+
 @pytest.fixture
 def gpu() -> FakeGpu:
     return FakeGpu()
@@ -255,7 +315,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     `before` is called with the WebUI before its scripts are loaded. `serve`: with gradio's web
     server, which gradio 4 takes a second to make.
     """
-    count = 0
+    started: list[WebUI] = []
+
+    def clear() -> None:
+        for webui in started[-1:]:
+            webui.forget()
+        forget()
 
     def begin(
         *,
@@ -269,30 +334,26 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         ui: bool = True,
         serve: bool = False,
     ) -> WebUI:
-        nonlocal count
-        count += 1
-        forget()
-        data = tmp_path / f"webui-{count}"
+        clear()
+        data = tmp_path / f"webui-{len(started)}"
         folder = data / "extensions" / EXTENSION
         folder.parent.mkdir(parents=True)
         if extension:
             folder.symlink_to(CHECKOUT, target_is_directory=True)
-        monkeypatch.setenv("ROCM_SD_DOUBLE_DATA", str(data))
-        monkeypatch.setenv("ROCM_SD_DOUBLE_ARGS", args)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         if not serve:
             monkeypatch.setattr(routes.App, "create_app", lambda *args, **kwargs: object())
-        webui = WebUI(data)
+        webui = _kind()(data, monkeypatch)
+        started.append(webui)
+        webui.prepare(args, cuda)
         if gpu is not None and extension:
             gpu.install(folder)
-        webui.devices.dtype_unet = webui.devices.dtype_vae = dtype
-        webui.sd_models.loaded["family"] = family
+        webui.load(family, dtype)
         before(webui)
-        webui.initialize.initialize()
+        webui.begin()
         if ui:
-            webui.initialize.start_ui()
+            webui.start_ui()
         return webui
 
     yield begin
-    forget()
+    clear()
     settle()

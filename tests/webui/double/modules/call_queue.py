@@ -4,9 +4,9 @@ The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
 One generation at a time.
 """
 
-import threading
+from modules import fifo_lock
 
-queue_lock = threading.RLock()
+queue_lock = fifo_lock.FIFOLock()
 
 
 def wrap_queued_call(func):

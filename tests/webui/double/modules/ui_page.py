@@ -100,7 +100,7 @@ def _settings():
             changed = [key for key, v in zip(saved, values, strict=True) if shared.opts.set(key, v)]
             return f"<p>{len(changed)} settings changed: {', '.join(changed)}.</p>"
 
-        apply.click(fn=wrap_queued_call(run), inputs=[made[key] for key in saved], outputs=[done])
+        apply.click(fn=run, inputs=[made[key] for key in saved], outputs=[done])
     return interface
 
 
