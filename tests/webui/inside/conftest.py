@@ -7,10 +7,11 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gradio
@@ -66,6 +67,8 @@ def forget() -> None:
 
 class WebUI:
     """One start of the double. `modules.<name>` of it are attributes."""
+
+    api_fields: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.data = data
@@ -136,7 +139,9 @@ class WebUI:
         """The infotext of a txt2img with these alwayson_scripts."""
         api = importlib.import_module("modules.api.api")
         models = importlib.import_module("modules.api.models")
-        request = models.StableDiffusionTxt2ImgProcessingAPI(alwayson_scripts=scripts or {})
+        request = models.StableDiffusionTxt2ImgProcessingAPI(
+            alwayson_scripts=scripts or {}, **self.api_fields
+        )
         answer = api.Api(FastAPI(), self.call_queue.queue_lock).text2imgapi(request)
         return str(json.loads(answer.info)["infotexts"][0])
 
@@ -160,15 +165,20 @@ class WebUI:
         return self._generate(kind, self.scripts.scripts_img2img, args, fields)
 
     def _generate(self, kind: Any, runner: Any, args: tuple[Any, ...], fields: Any) -> Any:
-        """One inside another has the queue's lock already, as the cells of an X/Y/Z plot do."""
+        with self.generating():
+            p = self.new_generation(kind, fields)
+            p.scripts = runner
+            p.script_args = self.script_args(runner, args)
+            return self.process(p)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """In the WebUI's queue. What is inside has its lock, as the cells of an X/Y/Z plot do."""
         outermost = not self._generating
         with self.call_queue.queue_lock if outermost else nullcontext():
             self._generating = True
             try:
-                p = self.new_generation(kind, fields)
-                p.scripts = runner
-                p.script_args = self.script_args(runner, args)
-                return self.process(p)
+                yield
             finally:
                 self._generating = not outermost
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 import threading
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ GENERATION = {
 
 class RealWebUI(WebUI):
     """Another start of it forgets what the former one had imported and patched."""
+
+    api_fields = MappingProxyType({"steps": 1, "width": 64, "height": 64, "sampler_name": "Euler"})
 
     def prepare(self, args: str, cuda: bool) -> None:
         patch = self.monkeypatch
@@ -161,7 +164,7 @@ class RealWebUI(WebUI):
             every = self.shared.opts.show_progress_every_n_steps
             due = every > 0 and self.shared.state.sampling_step % every == 0
             if due and self.shared.opts.live_previews_enable:
-                request = threading.Thread(target=self.shared.state.set_current_image)
+                request = threading.Thread(target=self.shared.state.do_set_current_image)
                 request.start()
                 request.join()
 

@@ -113,7 +113,7 @@ def test_the_webuis_own_path_until_the_kernels_are_ready(
 def test_it_switches_between_generations(start: Start, gpu: FakeGpu, builder: Builder) -> None:
     expected = start(extension=False).txt2img(n_iter=2)
     webui = start(gpu=gpu)
-    with webui.call_queue.queue_lock:  # a generation has begun
+    with webui.generating():
         builder.allow()
         until(lambda: not state(webui).running)
         time.sleep(0.1)

@@ -76,7 +76,7 @@ def test_img2img_encodes_with_ours(start: Start, gpu: FakeGpu, monkeypatch: Any)
     assert seen == [("encoder", (1, 3, 64, 64)), ("decoder", (1, 4, 8, 8))]
     off = webui.img2img(False, init_images=[PICTURE])
     assert len(seen) == 2 and untouched(webui)
-    assert distance(on, off) < 0.1
+    assert distance(on, off) < 0.3  # another picture is 1.0
 
 
 @pytest.mark.parametrize("budget", [0, 1, 512])
