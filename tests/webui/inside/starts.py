@@ -20,7 +20,7 @@ _from_file = SourceFileLoader.get_code
 
 @cache
 def _compiled(text: str) -> CodeType:
-    return compile(text, "<string>", "exec")
+    return compile(text, "<string>", "exec", dont_inherit=True)
 
 
 def _execute(text: str, *scopes: Any) -> None:
