@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lib_rocm_sd import arch
 
-KINDS = ("code", "index", "compilers", "tune", "locks")
+KINDS = ("code", "index", "compilers", "tune", "locks", "verdicts")
 """The subfolders; whatever else lies in the folder is not ours."""
 _MAGIC = b"rocm_sd cache 1\n"
 _DIGEST_BYTES = 32
@@ -139,6 +139,12 @@ def delete(kind: str, key: str) -> None:
     if path is not None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def keys(kind: str) -> list[str]:
+    """Of all entries of a kind that can be written or are in memory, sorted."""
+    stored = (path.name for path, _ in _files((kind,)) if not path.name.startswith("."))
+    return sorted({*stored, *(key for each, key in _state.memory if each == kind)})
 
 
 def size_bytes() -> int:

@@ -19,6 +19,7 @@ LAYERS = (
     ("runtime",),
     ("machine",),
     ("engine",),
+    ("trials",),
     ("functional",),
     ("modules",),
     ("vae", "unet"),
