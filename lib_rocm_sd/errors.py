@@ -50,7 +50,11 @@ class CompileError(RocmSdError):
 
 
 class LaunchError(RocmSdError):
-    """A driver call returned a status other than success."""
+    """A driver call returned a status other than success; 0 where there was no such call."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class DeviceOutOfMemoryError(RocmSdError, MemoryError):

@@ -138,6 +138,14 @@ def _itself(problem: P) -> P:
     return problem
 
 
+TrialInputs = Sequence[tuple[str, Callable[[], Any]]]
+"""Names, and what makes inputs on the CPU."""
+
+
+def _none_further(problem: Any) -> TrialInputs:
+    return ()
+
+
 @dataclass(frozen=True)
 class Op(Generic[P, I]):
     """An op as the engine, the tests, the benchmark and the tuner see it.
@@ -157,6 +165,8 @@ class Op(Generic[P, I]):
     `output_dtype(problem)`: where it is not the first input's.
     `measured_as(problem)`: the problem whose measured times decide for `problem` too, so that a new
     size of an image is not always measured anew.
+    `trial_inputs(problem)`: beside the test problems, what the first trial of `problem`'s class on
+    a card runs: other strides, masks and tails, offsets beyond 2 GiB.
     """
 
     name: str
@@ -174,6 +184,7 @@ class Op(Generic[P, I]):
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
     output_dtype: Callable[[P], torch.dtype] | None = None
     measured_as: Callable[[P], P] = _itself
+    trial_inputs: Callable[[P], TrialInputs] = _none_further
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

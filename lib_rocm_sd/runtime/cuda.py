@@ -56,7 +56,7 @@ class CudaDriver(Driver):
         return replace(arch, gfx=f"sm_{major}{minor}")
 
     def load(self, code: bytes) -> int:
-        self._bind_context()
+        self.bind_context()
         module = c_void_p()
         self._call("cuModuleLoadData", byref(module), code)
         return module.value or 0
@@ -74,7 +74,7 @@ class CudaDriver(Driver):
         )
         if status == _NOT_FOUND:
             return 0
-        self._check("cuModuleGetGlobal", status)
+        self.check("cuModuleGetGlobal", status)
         lds_bytes = c_uint()
         self._call("cuMemcpyDtoH_v2", byref(lds_bytes), address, ctypes.sizeof(lds_bytes))
         if lds_bytes.value > _STATIC_LIMIT_BYTES:
@@ -101,31 +101,34 @@ class CudaDriver(Driver):
     def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
         status = self._launch(*sizes, stream, None, extra)
         if status == _INVALID_CONTEXT:  # a thread in which the runtime was not used yet
-            self._bind_context()
+            self.bind_context()
             status = self._launch(*sizes, stream, None, extra)
         if status:
-            self._check("cuLaunchKernel", status)
+            self.check("cuLaunchKernel", status)
 
-    def _bind_context(self) -> None:
+    def bind_context(self) -> None:
         """Make the primary context of torch's current device current in this thread, where no
         context is.
         """
-        import torch
-
         device, context = c_int(), c_void_p()
         if self._library.cuCtxGetDevice(byref(device)) != 0:
-            self._call("cuDeviceGet", byref(device), torch.cuda.current_device())
+            self._call("cuDeviceGet", byref(device), self._current_device())
             self._call("cuDevicePrimaryCtxRetain", byref(context), device)
             self._call("cuCtxSetCurrent", context)
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        self._check(name, getattr(self._library, name)(*arguments))
+    def _current_device(self) -> int:
+        import torch
 
-    def _check(self, name: str, status: int) -> None:
+        return torch.cuda.current_device()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.check(name, getattr(self._library, name)(*arguments))
+
+    def check(self, call: str, status: int) -> None:
         if status:
             text = c_char_p()
             self._library.cuGetErrorString(status, byref(text))
-            raise_status(name, status, (text.value or b"?").decode())
+            raise_status(call, status, (text.value or b"?").decode())
 
 
 def library() -> ctypes.CDLL:

@@ -79,7 +79,7 @@ def raise_status(call: str, status: int, text: str) -> None:
     message = f"{call}: {text} ({status})"
     if status == 2:
         raise DeviceOutOfMemoryError(message)
-    raise LaunchError(message)
+    raise LaunchError(message, status)
 
 
 def packed(

@@ -39,12 +39,12 @@ class HipDriver(Driver):
 
     def load(self, code: bytes) -> int:
         module = c_void_p()
-        self._check("hipModuleLoadData", self._load(byref(module), code))
+        self.check("hipModuleLoadData", self._load(byref(module), code))
         return module.value or 0
 
     def function(self, module: int, entry: str) -> int:
         function = c_void_p()
-        self._check("hipModuleGetFunction", self._function(byref(function), module, entry.encode()))
+        self.check("hipModuleGetFunction", self._function(byref(function), module, entry.encode()))
         return function.value or 0
 
     def dynamic_lds_bytes(self, module: int, function: int) -> int:
@@ -70,9 +70,9 @@ class HipDriver(Driver):
     def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
         status = self._launch(*sizes, stream, None, extra)
         if status:
-            self._check("hipModuleLaunchKernel", status)
+            self.check("hipModuleLaunchKernel", status)
 
-    def _check(self, call: str, status: int) -> None:
+    def check(self, call: str, status: int) -> None:
         if status:
             self._clear()  # else torch's next call would report our error as its own
             raise_status(call, status, (self._text(status) or b"?").decode())

@@ -45,7 +45,12 @@ class Launcher:
         self._kernels: dict[KernelSpec, _Kernel] = {}
         self._latest: dict[int, tuple[KernelSpec, _Kernel]] = {}
         """By the identity of their specs, which are made once, and whose hashes take long."""
-        self._stream, self._current = _torch_calls()
+        self._stream, self._current = self._calls()
+
+    @property
+    def arch(self) -> Arch:
+        """The row that code for its device is built for."""
+        return self._arch
 
     def __call__(
         self,
@@ -137,17 +142,27 @@ class Launcher:
         return known[1]
 
     def _load(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
-        if _capturing():
+        if self._capturing():
             raise LaunchError(
                 f"{spec.entry} cannot be loaded while a stream is captured: run it once before"
             )
-        code = build.build(spec, self._arch).code
+        code = self._code(spec)
         self._check_params(code, spec, params)
         module = self._driver.load(code)
         function = self._driver.function(module, spec.entry)
         kernel = _Kernel(function, self._driver.dynamic_lds_bytes(module, function), code)
         self._kernels[spec] = kernel
         return kernel
+
+    def _calls(self) -> tuple[Callable[[int], int], Callable[[], int]]:
+        """What gives a device's current stream, and the current device."""
+        return _torch_calls()
+
+    def _capturing(self) -> bool:
+        return _capturing()
+
+    def _code(self, spec: KernelSpec) -> bytes:
+        return build.build(spec, self._arch).code
 
     def _check_params(self, code: bytes, spec: KernelSpec, params: ctypes.Structure) -> None:
         if not self._arch.is_amd:

@@ -9,6 +9,7 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
+from lib_rocm_sd.ops.attention.trial import trial_inputs
 from lib_rocm_sd.ops.base import Op
 
 ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
@@ -26,5 +27,6 @@ ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     cases=(*(case.problem for case in CASES), *ODD),
     usual=USUAL,
     measured_as=problems.measured_as,
+    trial_inputs=trial_inputs,
 )
 OPS = (ATTENTION,)

@@ -11,6 +11,7 @@ from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv, TorchConv
+from lib_rocm_sd.ops.conv.trial import trial_inputs
 
 
 def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
@@ -29,6 +30,7 @@ def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
         cases=tuple(problem for _, problem in problems.usual(kind)),
         usual=problems.usual(kind),
         measured_as=problems.measured_as,
+        trial_inputs=trial_inputs,
     )
 
 

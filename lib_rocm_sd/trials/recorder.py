@@ -1,0 +1,231 @@
+"""Runs variants on tensors of the CPU, without a card, and notes what they would have launched.
+
+So a trial launches what is launched later: the same packing of arguments, the same grids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lib_rocm_sd.engine.selftest import SEED
+from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Start
+
+CPU = torch.device("cpu")
+LARGE_BYTES = 64 << 20
+"""Of a larger buffer only what the inputs' elements take is kept."""
+MOST_PIECES = 4096
+
+
+class NeedsTorchError(Exception):
+    """Between or after its launches torch computes with what they wrote."""
+
+
+@dataclass
+class _Memory:
+    """A storage that is kept alive, and so keeps its address."""
+
+    storage: torch.UntypedStorage
+    written: bool
+    views: list[torch.Tensor] = field(default_factory=list)
+    buffer: int | None = None
+    """Its number, once a launch was given it."""
+
+    @property
+    def address(self) -> int:
+        return int(self.storage.data_ptr())
+
+    def has(self, address: int) -> bool:
+        return self.address <= address < self.address + self.storage.nbytes()
+
+
+class _Recorder(TorchDispatchMode):
+    """Knows every storage that appears while it is active, and is a `Launch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: dict[int, _Memory] = {}
+        self.buffers: list[Buffer] = []
+        self.starts: list[Start] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = list(_tensors((args, kwargs)))
+        allocates = "empty" in func._schema.name
+        views = _is_view(func)
+        if self.starts and not allocates and not views:
+            self._refuse(func, given)
+        result = func(*args, **kwargs)
+        for tensor in given:
+            self._known(tensor, written=True)
+        for tensor in _tensors(result):
+            known = self._known(tensor, written=not allocates)
+            known.written |= not (allocates or views)
+        return result
+
+    def _refuse(self, func: Any, given: Sequence[torch.Tensor]) -> None:
+        for tensor in given:
+            memory = self.memory.get(tensor.untyped_storage()._cdata)
+            if memory is not None and memory.buffer is not None:
+                raise NeedsTorchError(f"{func} uses what was launched on")
+
+    def _known(self, tensor: torch.Tensor, written: bool) -> _Memory:
+        storage = tensor.untyped_storage()
+        return self.memory.setdefault(storage._cdata, _Memory(storage, written))
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These are inputs: of their storages what they show is kept."""
+        for tensor in tensors:
+            self._known(tensor, written=True).views.append(tensor)
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> None:
+        if grid == 0:
+            return
+        addresses = tuple(self._addresses(spec, params))
+        self.starts.append(Start(spec, grid, block, bytes(params), addresses))
+
+    def _addresses(self, spec: KernelSpec, params: ctypes.Structure) -> Iterator[Address]:
+        for name, kind, *_ in type(params)._fields_:  # type: ignore[misc]
+            value = getattr(params, name)
+            if kind is not ctypes.c_uint64 or not value:
+                continue
+            memory = next((each for each in self.memory.values() if each.has(value)), None)
+            if memory is None:
+                raise ValueError(f"{spec.entry}: {name} is in no memory that is known here")
+            at = getattr(type(params), name).offset
+            yield Address(at, self.number(memory), value - memory.address)
+
+    def number(self, memory: _Memory) -> int:
+        """The buffer that stands for it; its contents are what they are now."""
+        if memory.buffer is None:
+            memory.buffer = len(self.buffers)
+            pieces = tuple(_pieces(memory)) if memory.written else ()
+            self.buffers.append(Buffer(memory.storage.nbytes(), pieces))
+        return memory.buffer
+
+    def output(self, tensor: torch.Tensor, expected: torch.Tensor) -> Output:
+        """Where an output lies. NeedsTorchError where no launch made it."""
+        memory = self.memory.get(tensor.untyped_storage()._cdata)
+        if memory is None or memory.buffer is None:
+            raise NeedsTorchError("torch makes an output")
+        exact = expected.double().contiguous()
+        return Output(
+            memory.buffer,
+            tensor.storage_offset() * tensor.element_size(),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            DTYPE_NAMES[tensor.dtype],
+            ctypes.string_at(exact.data_ptr(), exact.numel() * 8),
+        )
+
+
+def recordings(
+    op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any
+) -> list[Recording]:
+    """The trial of the class of `problem`: its test problems, and the op's `trial_inputs`.
+
+    Raises NeedsTorchError; what the variant raises; ValueError where what it gives is no output.
+    """
+    found = [
+        record(op, variant, config, lambda test=test: op.make_inputs(test, CPU, SEED), str(test))
+        for test in dict.fromkeys(op.test_problems(problem))
+    ]
+    for name, make in op.trial_inputs(problem):
+        found.append(record(op, variant, config, make, name))
+    return found
+
+
+def record(
+    op: Op[Any, Any],
+    variant: Variant[Any, Any],
+    config: Any,
+    make: Callable[[], Any],
+    name: str,
+) -> Recording:
+    """What `variant` launches for the inputs that `make` gives."""
+    with torch.no_grad(), ExitStack() as stack:
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        recorder = _Recorder()
+        with recorder:
+            inputs = make()
+            recorder.holds([item for item in inputs if isinstance(item, torch.Tensor)])
+            posed = op.problem_of(inputs)
+            made = variant.run(recorder, config, posed, inputs)
+        reference = op.reference(inputs)
+        outputs = _outputs(op, recorder, posed, inputs, made, reference)
+    far = any(buffer.size > LARGE_BYTES for buffer in recorder.buffers)
+    return Recording(
+        name, op.tolerance(posed), tuple(recorder.buffers), tuple(recorder.starts), outputs, far
+    )
+
+
+def _outputs(
+    op: Op[Any, Any], recorder: _Recorder, problem: Any, inputs: Any, made: Any, reference: Any
+) -> tuple[Output, ...]:
+    wanted = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
+    pairs = list(zip(made, reference, strict=True)) if isinstance(made, tuple) else []
+    pairs = [pair for pair in pairs if pair[1] is not None] or [(made, reference)]
+    for place, (tensor, exact) in enumerate(pairs):
+        if tensor.shape != exact.shape or (place == 0 and tensor.dtype != wanted):
+            got = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise ValueError(f"{problem}: output is {got}, expected {tuple(exact.shape)} {wanted}")
+    return tuple(recorder.output(tensor, exact) for tensor, exact in pairs)
+
+
+def _tensors(items: Any) -> Iterator[torch.Tensor]:
+    if isinstance(items, torch.Tensor):
+        yield items
+    elif isinstance(items, dict):
+        yield from _tensors(list(items.values()))
+    elif isinstance(items, (tuple, list)):
+        for item in items:
+            yield from _tensors(item)
+
+
+def _is_view(func: Any) -> bool:
+    """True for what only looks at its argument's memory in another way."""
+    returned = func._schema.returns
+    aliases = [each.alias_info for each in returned]
+    return bool(aliases) and all(each is not None and not each.is_write for each in aliases)
+
+
+def _pieces(memory: _Memory) -> Iterator[tuple[int, bytes]]:
+    """The contents: all, or of a large storage what the inputs show."""
+    size = memory.storage.nbytes()
+    if size <= LARGE_BYTES:
+        yield 0, ctypes.string_at(memory.address, size)
+        return
+    for start, count in dict.fromkeys(run for view in memory.views for run in _runs(view)):
+        yield start, ctypes.string_at(memory.address + start, count)
+
+
+def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """First byte and length of each run of bytes that a tensor's elements fill."""
+    length, inner = tensor.element_size(), tensor.ndim
+    while inner and tensor.stride(inner - 1) * tensor.element_size() in (length, 0):
+        if tensor.stride(inner - 1):
+            length *= tensor.shape[inner - 1]
+        inner -= 1
+    outer = tensor.shape[:inner]
+    if torch.Size(outer).numel() > MOST_PIECES:
+        raise ValueError(f"more than {MOST_PIECES} runs of bytes in {tuple(tensor.shape)}")
+    for place in product(*(range(size) for size in outer)):
+        steps = zip(place, tensor.stride(), strict=False)
+        offset = tensor.storage_offset() + sum(index * stride for index, stride in steps)
+        yield offset * tensor.element_size(), length

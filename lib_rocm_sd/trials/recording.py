@@ -1,0 +1,234 @@
+"""What a variant launched, as bytes: buffers, launches, outputs and what they should be.
+
+The process that has torch makes it (recorder.py); the child, which has none, replays it. A message
+between them is one line of JSON and the bytes that it announces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from lib_rocm_sd.ops.base import KernelSpec
+
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MOST_BYTES = 1 << 31
+"""Of one message."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory of `size` bytes. `pieces`: (offset, contents); the rest is poison."""
+
+    size: int
+    pieces: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where in the arguments (byte `at`) the address of a buffer's byte `offset` belongs."""
+
+    at: int
+    buffer: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """One launch. `arguments`: the parameter struct; what `addresses` name is filled in."""
+
+    spec: KernelSpec
+    grid: int
+    block: int
+    arguments: bytes
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor in a buffer: byte offset, shape, strides in elements, dtype.
+
+    `expected`: float64 of this shape, C-contiguous bytes.
+    """
+
+    buffer: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    expected: bytes
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One problem run once. `far`: it needs gigabytes, and is left out where they are not free."""
+
+    name: str
+    tolerance: float
+    buffers: tuple[Buffer, ...]
+    starts: tuple[Start, ...]
+    outputs: tuple[Output, ...]
+    far: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory for all buffers."""
+        return sum(buffer.size for buffer in self.buffers)
+
+    def error(self, contents: Mapping[int, Bytes]) -> float:
+        """The worst of the outputs; infinity where one is not finite. `contents`: by buffer."""
+        return max(
+            (_relative_error(output, contents[output.buffer]) for output in self.outputs),
+            default=0.0,
+        )
+
+    def misplaced(self, contents: Mapping[int, Bytes]) -> str:
+        """What was written that is no output's: beside one in its buffer, or into an input."""
+        for number, found in contents.items():
+            buffer = self.buffers[number]
+            outputs = [output for output in self.outputs if output.buffer == number]
+            if not outputs and not buffer.pieces:
+                continue  # of passing use
+            before, after = filled(buffer), found.copy()
+            for output in outputs:
+                view(output, after)[...] = view(output, before)
+            if not np.array_equal(before, after):
+                return "wrote beside its output" if outputs else "wrote into its input"
+        return ""
+
+
+POISON = 0xFF
+"""Every half and float made of it is NaN."""
+
+
+def filled(buffer: Buffer) -> Bytes:
+    """What a buffer holds before the first launch."""
+    made = np.full(buffer.size, POISON, np.uint8)
+    for offset, data in buffer.pieces:
+        made[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+    return made
+
+
+def view(output: Output, contents: Bytes) -> npt.NDArray[Any]:
+    """The output's elements, raw, in its buffer's bytes."""
+    size = ITEM_BYTES[output.dtype]
+    whole = contents[output.offset :]
+    raw = whole[: len(whole) // size * size].view(f"<u{size}")
+    strides = tuple(stride * size for stride in output.strides)
+    return np.lib.stride_tricks.as_strided(raw, output.shape, strides)
+
+
+def _relative_error(output: Output, contents: Bytes) -> float:
+    got = _doubles(view(output, contents), output.dtype)
+    expected = np.frombuffer(output.expected, np.float64).reshape(output.shape)
+    if not got.size:
+        return 0.0
+    if not np.isfinite(got).all():
+        return float("inf")
+    size = float(np.abs(expected).max())
+    error = float(np.abs(got - expected).max())
+    ratio = error / size if size else error
+    return ratio if np.isfinite(ratio) else float("inf")
+
+
+def _doubles(raw: npt.NDArray[Any], dtype: str) -> Doubles:
+    raw = np.ascontiguousarray(raw)
+    if dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return raw.view(np.dtype(dtype)).astype(np.float64)
+
+
+# -- on the wire
+
+
+def send(stream: BinaryIO, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    """Write one message."""
+    head = {**head, "blobs": [len(blob) for blob in blobs]}
+    stream.write(json.dumps(head).encode() + b"\n")
+    for blob in blobs:
+        stream.write(blob)
+    stream.flush()
+
+
+def received(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]] | None:
+    """The next message; None at the end. ValueError where it is none."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        return None
+    head = json.loads(line)
+    sizes = head.get("blobs", [])
+    if sum(sizes) > MOST_BYTES:
+        raise ValueError(f"a message of {sum(sizes)} bytes")
+    blobs = [stream.read(size) for size in sizes]
+    if [len(blob) for blob in blobs] != sizes:
+        return None
+    return head, blobs
+
+
+def packed(recordings: Sequence[Recording]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Recordings as JSON and bytes; what several have in common is there once."""
+    places: dict[bytes, int] = {}
+
+    def place(blob: bytes) -> int:
+        return places.setdefault(blob, len(places))
+
+    rows = [
+        {
+            "name": r.name,
+            "tolerance": r.tolerance,
+            "far": r.far,
+            "buffers": [[b.size, [[at, place(data)] for at, data in b.pieces]] for b in r.buffers],
+            "starts": [
+                {
+                    "spec": [s.spec.source, s.spec.entry, [list(pair) for pair in s.spec.defines]],
+                    "sizes": [s.grid, s.block],
+                    "arguments": place(s.arguments),
+                    "addresses": [[a.at, a.buffer, a.offset] for a in s.addresses],
+                }
+                for s in r.starts
+            ],
+            "outputs": [
+                [o.buffer, o.offset, o.shape, o.strides, o.dtype, place(o.expected)]
+                for o in r.outputs
+            ],
+        }
+        for r in recordings
+    ]
+    return rows, list(places)
+
+
+def unpacked(rows: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Iterator[Recording]:
+    """What `packed` was given. ValueError, TypeError, KeyError or IndexError where it was not."""
+    for row in rows:
+        buffers = tuple(
+            Buffer(int(size), tuple((int(at), blobs[place]) for at, place in pieces))
+            for size, pieces in row["buffers"]
+        )
+        starts = tuple(
+            Start(
+                spec_of(each["spec"]),
+                *(int(size) for size in each["sizes"]),
+                blobs[each["arguments"]],
+                tuple(Address(*address) for address in each["addresses"]),
+            )
+            for each in row["starts"]
+        )
+        outputs = tuple(
+            Output(buffer, offset, tuple(shape), tuple(strides), dtype, blobs[place])
+            for buffer, offset, shape, strides, dtype, place in row["outputs"]
+        )
+        yield Recording(row["name"], row["tolerance"], buffers, starts, outputs, row["far"])
+
+
+def spec_of(row: Sequence[Any]) -> KernelSpec:
+    """A spec as `packed` wrote it."""
+    source, entry, defines = row
+    return KernelSpec(source, entry, tuple((str(name), int(value)) for name, value in defines))

@@ -1,0 +1,229 @@
+"""Recordings are complete: launched elsewhere, from bytes alone, they give the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE
+from lib_rocm_sd.ops.registry import ops
+from lib_rocm_sd.trials import recorder, recording
+from lib_rocm_sd.trials.recording import Recording
+from lib_rocm_sd.trials.replay import replay
+from tests import simt
+from tests.ops.toy_op import Doubling, Inputs, op_of
+from tests.trials.doubles import HostCard, Shim, arch_of, doubling
+
+GFX = "gfx1100"
+PLAIN = AttentionProblem(2, 8, 4096, 4096, 40)
+CONV = ConvProblem("3x3", 1, 64, 64, 16, 16)
+USUAL = [
+    *((ATTENTION, replace(PLAIN, head_dim=head_dim)) for head_dim in (40, 64, 80, 160, 512)),
+    *((op, op.usual[0][1]) for op in ops() if op is not ATTENTION),
+]
+
+
+class DoublingParams(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_uint64), ("out", ctypes.c_uint64), ("count", ctypes.c_uint64)]
+
+
+class Launching(Variant[Doubling, Inputs]):
+    """2 x by a launch; `after` is what torch does with it."""
+
+    name = "ours"
+    ours = True
+
+    def __init__(self, after: Any = lambda out: out, before: Any = lambda x: x) -> None:
+        self.after, self.before = after, before
+
+    def refusals(self, arch: Arch | None, problem: Doubling) -> list[str]:
+        return []
+
+    def run(self, launch: Launch | None, config: Any, problem: Doubling, inputs: Inputs) -> Any:
+        assert launch is not None
+        x = self.before(inputs.x)
+        out = torch.empty_like(x)
+        params = DoublingParams(x.data_ptr(), out.data_ptr(), 0)
+        launch(KernelSpec("d.hip", "d"), x.numel(), 1, params, x.device)
+        return self.after(out)
+
+
+def toy(variant: Variant[Any, Any]) -> Recording:
+    (found, _) = recorder.recordings(op_of(variant), variant, None, Doubling(3, 8))
+    return found
+
+
+def usual_class(op: Op[Any, Any], problem: Any) -> list[Recording]:
+    variant, arch = op.variants[0], arch_of(GFX)
+    config = variant.defaults(arch, problem)[0]
+    return recorder.recordings(op, variant, config, problem)
+
+
+def run_shim(found: Recording, gfx: str = GFX) -> Any:
+    card = HostCard()
+    outcome = replay(found, card, Shim(card, gfx), 0)
+    assert card.blocks == {}
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"), USUAL, ids=lambda item: getattr(item, "name", str(item))
+)
+def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> None:
+    found = usual_class(op, problem)
+    assert len(found) == len(dict.fromkeys(op.test_problems(problem))) + len(
+        op.trial_inputs(problem)
+    )
+    for each in found:
+        assert each.starts
+        assert each.outputs
+        used = {address.buffer for start in each.starts for address in start.addresses}
+        assert used == set(range(len(each.buffers)))
+        stored = sum(len(data) for buffer in each.buffers for _, data in buffer.pieces)
+        assert stored < recorder.LARGE_BYTES
+        assert each.far == (each.size_bytes > recorder.LARGE_BYTES)
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+@pytest.mark.parametrize(
+    ("op", "problem", "which"),
+    [
+        (ATTENTION, replace(PLAIN, mask="bool"), (-2, -3, -6)),
+        (CONVS["3x3"], replace(CONV, norm=True, statistics=True), (1,)),
+        (FINALIZE, FINALIZE.usual[0][1], (0,)),
+    ],
+    ids=["attention", "conv", "finalize"],
+)
+def test_a_recording_gives_the_reference(
+    op: Op[Any, Any], problem: Any, which: Sequence[int]
+) -> None:
+    found = usual_class(op, problem)
+    for place in which:
+        outcome = run_shim(found[place])
+        assert outcome.reason == ""
+        assert 0 < outcome.error <= found[place].tolerance
+
+
+def test_far_offsets_are_kept_without_their_gaps() -> None:
+    far = usual_class(ATTENTION, PLAIN)[-1]
+    largest = max(far.buffers, key=lambda buffer: buffer.size)
+    assert largest.size > 1 << 31
+    assert max(at for at, _ in largest.pieces) > 1 << 31
+    q, k, v = (2 * seq * 2 * 40 * 2 for seq in (77, 131, 131))
+    assert sum(len(data) for _, data in largest.pieces) == q + k + v
+    outcome = replay(far, HostCard(free=1 << 30), doubling(), 0)
+    assert outcome.skipped
+    assert outcome.reason == ""
+
+
+def test_a_toy_is_replayed_and_judged() -> None:
+    found = toy(Launching())
+    assert [start.addresses[0].at for start in found.starts] == [0]
+    assert [buffer.pieces != () for buffer in found.buffers] == [True, False]
+    assert replay(found, HostCard(), doubling(), 0).reason == ""
+
+
+def _set(place: int, value: float) -> Any:
+    def change(out: Any) -> None:
+        address = ctypes.addressof(out) + 4 * place
+        ctypes.c_float.from_address(address).value = value
+
+    return change
+
+
+WRONG = {
+    "a wrong lane": (_set(3, 1e3), "wrong by"),
+    "NaN": (_set(3, math.nan), "NaN or infinity"),
+    "behind": (_set(24, 0.0), "wrote behind its output"),
+    "before": (_set(-1, 0.0), "wrote before its output"),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_wrong_is_said(how: str) -> None:
+    change, said = WRONG[how]
+    outcome = replay(toy(Launching()), HostCard(), doubling(change), 0)
+    assert said in outcome.reason
+
+
+def test_what_was_not_written_is_nan() -> None:
+    outcome = replay(toy(Launching()), HostCard(), lambda *args: None, 0)
+    assert "NaN or infinity" in outcome.reason
+
+
+def test_an_input_that_was_written_is_seen() -> None:
+    def launch(spec: Any, grid: int, block: int, params: Any, device: Any) -> None:
+        doubling()(spec, grid, block, params, device)
+        (x,) = (ctypes.c_uint64 * 1).from_buffer_copy(bytes(params)[:8])
+        ctypes.c_float.from_address(x).value = 7.0
+
+    assert "into its input" in replay(toy(Launching()), HostCard(), launch, 0).reason
+
+
+def test_a_neighbour_in_the_outputs_buffer_is_guarded() -> None:
+    wide = Launching(after=lambda out: out[:, :4])
+    op = replace(op_of(wide), reference=lambda inputs: inputs[0].double()[:, :4] * 2)
+    found = recorder.record(op, wide, None, lambda: Inputs(torch.ones(2, 8)), "wide")
+    assert "beside its output" in replay(found, HostCard(), doubling(), 0).reason
+
+
+@pytest.mark.parametrize(
+    "after", [lambda out: out + 1, lambda out: out.clone(), lambda out: out.mul_(1)]
+)
+def test_what_torch_goes_on_with_is_not_recorded(after: Any) -> None:
+    with pytest.raises(recorder.NeedsTorchError):
+        toy(Launching(after=after))
+
+
+def test_an_address_of_unknown_memory_is_an_error() -> None:
+    class Foreign(Launching):
+        def run(self, launch: Any, config: Any, problem: Doubling, inputs: Inputs) -> Any:
+            launch(KernelSpec("d.hip", "d"), 1, 1, DoublingParams(12345, 0, 0), inputs.x.device)
+
+    with pytest.raises(ValueError, match="d: x is in no memory"):
+        toy(Foreign())
+
+
+def test_what_torch_makes_before_the_launch_is_in_the_recording() -> None:
+    halves = Launching(before=lambda x: x.mul(0.5).contiguous())
+    op = replace(op_of(halves), reference=lambda inputs: inputs[0].double())
+    (found, _) = recorder.recordings(op, halves, None, Doubling(3, 8))
+    assert replay(found, HostCard(), doubling(), 0).reason == ""
+
+
+def test_it_survives_the_wire() -> None:
+    found = [toy(Launching()), usual_class(APPLY, APPLY.usual[0][1])[0]]
+    rows, blobs = recording.packed(found)
+    stream = io.BytesIO()
+    recording.send(stream, {"kind": "class", "rows": rows}, blobs)
+    stream.seek(0)
+    message = recording.received(stream)
+    assert message is not None
+    head, came = message
+    assert list(recording.unpacked(head["rows"], came)) == found
+    assert recording.received(stream) is None
+    assert recording.received(io.BytesIO(stream.getvalue()[:-1])) is None
+
+
+def test_bfloat16_is_read_right() -> None:
+    values = torch.tensor([1.5, -3.25e10, 0.0], dtype=torch.bfloat16)
+    raw = np.frombuffer(values.view(torch.int16).numpy().tobytes(), np.uint8)
+    exact = values.double().numpy().tobytes()
+    output = recording.Output(0, 0, (3,), (1,), "bfloat16", exact)
+    found = Recording("b", 0.0, (recording.Buffer(6),), (), (output,))
+    assert found.error({0: raw}) == 0.0
