@@ -12,6 +12,7 @@ from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine.gating import Asked, Gate
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
@@ -70,12 +71,36 @@ class Engine:
         self.pending: Callable[[str], str] = _nothing_pending
         """Says why the kernels of an op, by its name, have to be waited for; empty if not. For a
         host that has them compiled in the background."""
+        self._gate: Gate | None = None
+        self.renewals = 0
+        """How often plans were made anew: who keeps what a plan said compares it."""
         self.reset()
+
+    @property
+    def gate(self) -> Gate | None:
+        """Says which kernel classes may be launched in this process, see gating.py; without one,
+        which is how it begins, all that pass their self-test here. Hosts set it.
+        """
+        return self._gate
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        with self._lock:
+            self._gate = self._planner.gate = gate
+        self.renew()
+
+    def renew(self) -> None:
+        """Plan anew what is called from now on: the gate answers otherwise than before."""
+        with self._lock:
+            self._routes = {}
+            self._planner.changes += 1
+            self.renewals += 1
 
     def reset(self) -> None:
         """Forget every plan, self-test, quarantine and measurement of this process."""
         with self._lock:
             self._planner = self._new_planner()
+            self._planner.gate = self._gate
             self._measurer = Measurer(self._planner, self._lock)
             self._routes: dict[Hashable, _Route] = {}
             self._known: dict[Hashable, tuple[int, list[str]]] = {}
@@ -228,7 +253,10 @@ class Engine:
         )
         launch = self._planner.launch(variant, device)
         run = variant.bound(launch, plan.config, problem, inputs)
-        return _Route(run, row, problem, device, plan, launch)
+        route = _Route(run, row, problem, device, plan, launch)
+        if self._gate is not None and variant.ours:
+            route.run = _watched(route, self._gate, op)
+        return route
 
     def _recover(
         self,
@@ -252,6 +280,8 @@ class Engine:
                 with self._lock:
                     where = (op, variant, route.config, route.problem, route.device)
                     failed.append((variant, reason, self._planner.quarantine(*where, reason)))
+                    if self._gate is not None and variant.ours:
+                        self._gate.failed(Asked(*where, route.launch), reason)
                     self._routes = {}
                 try:
                     route = self._prepare(op, key, inputs, session)
@@ -273,6 +303,29 @@ class Engine:
                     self._routes = {}
                     for _, _, barred in failed:
                         self._planner.pardon(barred)
+
+
+def _watched(route: _Route, gate: Gate, op: Op[Any, Any]) -> Callable[..., Any]:
+    """The route's `run`, to stand in its place until its first launch has come to an end."""
+    run, plan = route.run, route.plan
+    assert plan is not None
+    asked = Asked(op, plan.variant, route.config, route.problem, route.device, route.launch)
+
+    def first(launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+        if is_recording(route.device):
+            return run(launch, config, problem, inputs)
+        watch = gate.launching(asked, "call")
+        if watch is None:
+            output = run(launch, config, problem, inputs)
+        else:
+            with watch:
+                output = run(launch, config, problem, inputs)
+                if route.device.type == "cuda":
+                    torch.cuda.synchronize(route.device)
+        route.run = run
+        return output
+
+    return first
 
 
 def _nothing_pending(op_name: str) -> str:

@@ -72,9 +72,12 @@ class Measurer:
         device: torch.device,
         variants: Sequence[Variant[Any, Any]],
     ) -> bool:
+        waits = self._planner.waits
         contenders = self._contenders(session, op, problem, device, variants)
         if contenders is None:
             return False
+        if self._planner.waits != waits:
+            return True  # measured when `renew` has forgotten the plan that is made now
         session.progress(f"measuring {op.title.lower()}, once: {problem}")
         try:
             times, failures = measure.measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import measure, selftest
+from lib_rocm_sd.engine.gating import Asked, Gate
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
@@ -48,8 +50,11 @@ class Planner:
         self.identify = identify
         self._launcher = launcher
         self._free = free
+        self.gate: Gate | None = None
         self.changes = 0
         """Counts what was barred or pardoned."""
+        self.waits = 0
+        """Counts refusals that the gate will think over."""
         self._checks: dict[Hashable, Check] = {}
         self._quarantine: dict[Hashable, str] = {}
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
@@ -132,6 +137,7 @@ class Planner:
         Raises only "out of memory".
         """
         reason = self._quarantine.get(_class(op, variant, config, problem, device))
+        reason = reason or self._gated(session, op, variant, config, problem, device)
         if reason:
             return [reason]
         for test in op.test_problems(problem):
@@ -139,8 +145,7 @@ class Planner:
             if key not in self._checks:
                 if is_recording(device):
                     return ["was not self-tested before the graph capture began"]
-                launch = self.launch(variant, device)
-                self._checks[key] = selftest.check(op, variant, config, launch, test, device)
+                self._checks[key] = self._check(op, variant, config, problem, test, device)
             failed = self._checks[key].reason
             if failed:
                 reason = f"self-test failed: {failed}"
@@ -148,6 +153,48 @@ class Planner:
                 self.tell(session, op, variant, device, reason)
                 return [reason]
         return []
+
+    def _gated(
+        self,
+        session: Session,
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
+        config: Any,
+        problem: Any,
+        device: torch.device,
+    ) -> str:
+        """Why the gate does not let the class be launched here; empty where it does."""
+        if self.gate is None or not variant.ours:
+            return ""
+        asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
+        refusal = self.gate.refusal(asked)
+        if refusal is None:
+            return ""
+        if refusal.waits:
+            self.waits += 1
+        else:
+            self.tell(session, op, variant, device, refusal.reason)
+        return refusal.reason
+
+    def _check(
+        self,
+        op: Op[Any, Any],
+        variant: Variant[Any, Any],
+        config: Any,
+        problem: Any,
+        test: Any,
+        device: torch.device,
+    ) -> Check:
+        """A self-test; the first of a class is entered in the gate's journal."""
+        launch = self.launch(variant, device)
+        if self.gate is None or not variant.ours:
+            return selftest.check(op, variant, config, launch, test, device)
+        asked = Asked(op, variant, config, problem, device, launch)
+        with self.gate.launching(asked, "self-test") or nullcontext():
+            found = selftest.check(op, variant, config, launch, test, device)
+        if found.reason:
+            self.gate.failed(asked, found.reason)
+        return found
 
     def worst_check(
         self,

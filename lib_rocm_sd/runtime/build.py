@@ -79,9 +79,14 @@ def build_all(specs: Iterable[KernelSpec], arch: Arch) -> None:
         list(pool.map(attempt, wanted))
 
 
+def cached(spec: KernelSpec, arch: Arch) -> CodeObject | None:
+    """What `build` would give without starting a compiler; None where it would start one."""
+    return _lookup(_source_key(source.flatten(spec.source), spec, arch))
+
+
 def is_cached(spec: KernelSpec, arch: Arch) -> bool:
     """True when `build` would start no compiler. Starts none itself."""
-    return _lookup(_source_key(source.flatten(spec.source), spec, arch)) is not None
+    return cached(spec, arch) is not None
 
 
 def forget_failures() -> None:

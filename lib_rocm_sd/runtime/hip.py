@@ -83,12 +83,8 @@ def library() -> ctypes.CDLL:
 
     Raises LaunchError when there is none.
     """
-    loaded = [path for path in loaded_libraries() if _NAME.search(path.name)]
-    torch = libraries.package_folder("torch")
-    near = [
-        path for path in loaded if torch is not None and torch.resolve() in path.resolve().parents
-    ]
-    for path in [*near, *loaded]:
+    path = loaded_runtime()
+    if path is not None:
         return _handle(path)
     candidates = [
         path for folder in libraries.rocm_library_folders() for path in _in_folder(folder)
@@ -99,6 +95,16 @@ def library() -> ctypes.CDLL:
         except OSError:
             continue
     raise LaunchError(f"no HIP runtime is loaded or can be: {[*map(str, candidates)]}")
+
+
+def loaded_runtime() -> Path | None:
+    """The file of the HIP runtime in this process, torch's own before others."""
+    loaded = [path for path in loaded_libraries() if _NAME.search(path.name)]
+    torch = libraries.package_folder("torch")
+    near = [
+        path for path in loaded if torch is not None and torch.resolve() in path.resolve().parents
+    ]
+    return next(iter([*near, *loaded]), None)
 
 
 def _in_folder(folder: Path) -> list[Path]:

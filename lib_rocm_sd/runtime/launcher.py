@@ -197,7 +197,7 @@ def launcher_for(device: torch.device, arch: Arch) -> Launch:
     index = torch.cuda.current_device() if device.index is None else device.index
     key = (index, arch.gfx)
     if key not in _launchers:
-        _launchers[key] = Launcher(_driver_for(index), index, arch)
+        _launchers[key] = Launcher(driver_for(index), index, arch)
     return _launchers[key]
 
 
@@ -206,7 +206,8 @@ def reset() -> None:
     _launchers.clear()
 
 
-def _driver_for(index: int) -> Driver:
+def driver_for(index: int) -> Driver:
+    """The driver of torch's device `index`. Raises LaunchError."""
     import torch
 
     backend = identify(torch.device("cuda", index)).backend

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 _LOG_LIMIT_BYTES = 1 << 20
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
@@ -81,14 +82,14 @@ class Group:
             members = list(self._members)
         for process in members:
             if process.returncode is None:
-                _kill(process)
+                kill(process)
 
     def _add(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
             self._members.add(process)
             ended = self.ended
         if ended:
-            _kill(process)
+            kill(process)
 
     def _remove(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
@@ -160,16 +161,7 @@ def run(
         return Finished("was not started: the program ends", "", 0.0)
     try:
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                [*_bound(), *map(str, command)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                env=None if env is None else {**os.environ, **env},
-                start_new_session=sys.platform != "win32",
-                creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group and group.polite else 0),
-            )
+            process = spawn(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=env)
             trouble, hung = _wait_in(group, process, limit_s)
             output.seek(0)
             text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
@@ -178,6 +170,30 @@ def run(
     if trouble and text.startswith(_NOT_STARTED):
         trouble, text = text.strip(), ""
     return Finished(trouble, text, time.monotonic() - start, hung)
+
+
+def spawn(
+    command: Sequence[str | Path],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own, without a window. On Linux it ends also when the
+    thread that starts it does. Raises OSError, on Linux where no interpreter can be started.
+    """
+    group: Group | None = getattr(_thread, "group", None)
+    return subprocess.Popen(
+        [*_bound(), *map(str, command)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        env=None if env is None else {**os.environ, **env},
+        start_new_session=sys.platform != "win32",
+        creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group and group.polite else 0),
+    )
 
 
 def _bound() -> list[str]:
@@ -221,11 +237,12 @@ def _trouble(status: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+    kill(process)
     process.wait()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End it and what it started; returns before they are gone."""
     if sys.platform == "win32":
         with suppress(OSError, subprocess.SubprocessError):
             subprocess.run(

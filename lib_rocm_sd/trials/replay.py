@@ -35,7 +35,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class Device:
     """A device by its number, in place of torch's."""
 
     index: int
@@ -109,7 +109,7 @@ def _launch(start: Start, places: Sequence[int], launch: Launch, index: int) -> 
         address = places[each.buffer] + each.offset
         arguments[each.at : each.at + 8] = address.to_bytes(8, "little")
     params: Any = (ctypes.c_char * len(arguments)).from_buffer_copy(arguments)
-    where: Any = Place(index)
+    where: Any = Device(index)
     launch(start.spec, start.grid, start.block, params, where)
 
 

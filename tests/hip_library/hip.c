@@ -2,9 +2,13 @@
 
    Every argument is looked at as the callee receives it. What a driver would crash on, or take
    for something else, becomes a line of `complaints`; what it would refuse becomes its status.
-   Launches are handed to a function of the test's, which may execute them. Not thread-safe. */
+   Launches are handed to a function of the test's, which may execute them. Not thread-safe.
+
+   A process that no test reaches is told by ROCM_SD_FAKE_HIP what to do: it executes tests/data's
+   `scale` on host memory, and at its launch number N does as "HOW:N" says (see `misbehave`). */
 
 #include <elf.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 typedef int hipError_t;
 typedef struct Module *hipModule_t;
@@ -124,6 +129,72 @@ hipStream_t test_stream(void) {
     return stream;
 }
 
+/* Memory, and what a script says */
+
+enum { FREE_BYTES = 1 << 30 };
+static int launches, allocations, sticky;
+
+static int scripted(const char *how, int number) {
+    const char *script = getenv("ROCM_SD_FAKE_HIP");
+    size_t length = strlen(how);
+    return script && !strncmp(script, how, length) && script[length] == ':' &&
+           atoi(script + length + 1) == number;
+}
+
+hipError_t hipSetDevice(int index) { return index ? last_error = 101 : hipSuccess; }
+hipError_t hipDriverGetVersion(int *version) { return *version = 60443483, hipSuccess; }
+hipError_t hipRuntimeGetVersion(int *version) { return *version = 60443483, hipSuccess; }
+hipError_t hipDeviceSynchronize(void) { return last_error = sticky; }
+
+hipError_t hipMalloc(void **pointer, size_t size) {
+    if (scripted("oom", ++allocations)) return last_error = hipErrorOutOfMemory;
+    *pointer = aligned_alloc(256, (size + 255) / 256 * 256);
+    return sticky;
+}
+
+hipError_t hipFree(void *pointer) { return free(pointer), sticky; }
+hipError_t hipMemset(void *to, int value, size_t size) { return memset(to, value, size), sticky; }
+
+hipError_t hipMemcpy(void *to, const void *from, size_t size, int kind) {
+    if (kind != 1 && kind != 2) return complain("hipMemcpy of kind %d\n", kind);
+    return memcpy(to, from, size), sticky;
+}
+
+hipError_t hipMemGetInfo(size_t *available, size_t *total) {
+    return *available = *total = FREE_BYTES, sticky;
+}
+
+hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags) {
+    if (flags != 1) return complain("a stream with flags %u\n", flags);
+    return *stream = test_stream(), sticky;
+}
+
+struct Scale { const float *x; float *out; int64_t count; float a; };
+
+static void scale(const struct Scale *p) {
+    for (int64_t i = 0; i < p->count; i++) p->out[i] = p->a * p->x[i] + p->x[i ^ 1];
+}
+
+static int misbehave(const struct Scale *p) {
+    int number = ++launches;
+    if (scripted("abort", number)) {
+        fprintf(stderr, "Memory access fault by GPU node-1 (Agent handle: 0x55d0) on address "
+                        "0x7f1000. Reason: Page not present or supervisor privilege.\n");
+        abort();
+    }
+    if (scripted("segv", number)) raise(SIGSEGV);
+    if (scripted("kill", number)) raise(SIGKILL);
+    if (scripted("exit", number)) _exit(7);
+    while (scripted("hang", number)) pause();
+    if (scripted("fault", number)) sticky = 700;
+    if (scripted("refuse", number)) return 701;
+    scale(p);
+    if (scripted("wrong", number)) p->out[3] += 1;
+    if (scripted("nan", number)) memset(&p->out[3], 0xff, sizeof(float));
+    if (scripted("beyond", number)) p->out[p->count] = 0;
+    return hipSuccess;
+}
+
 /* Code objects */
 
 static uint64_t sum_of(const unsigned char *data, size_t size) {
@@ -228,6 +299,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned gridX, unsigned gridY
     int number = stream ? stream->number : 0;
     note("hipModuleLaunchKernel %s grid %u block %u stream %d bytes %zu\n", f->name, gridX, blockX,
          number, bytes);
+    if (!execute && getenv("ROCM_SD_FAKE_HIP")) return last_error = misbehave(given);
     if (!execute) return hipSuccess;
     void *copy = malloc(bytes);
     memcpy(copy, given, bytes);

@@ -117,7 +117,7 @@ def test_the_driver_follows_the_device(
     monkeypatch.setattr(cuda, "library", lambda: cuda_library)
     devices.forget()
     try:
-        found = launcher._driver_for(0)
+        found = launcher.driver_for(0)
     finally:
         devices.forget()
     assert isinstance(found, cuda.CudaDriver) == (wanted == "cuda")

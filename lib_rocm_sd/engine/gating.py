@@ -1,0 +1,50 @@
+"""Who may say that a kernel class must not be launched in this process. trials/gate.py does."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from lib_rocm_sd.ops.base import Launch, Op, Variant
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`waits`: it will be answered anew, after which the host calls `Engine.renew`."""
+
+    reason: str
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A class on a device: `variant` with `config`, for all problems like `problem`. `launch` is
+    what would launch it.
+    """
+
+    op: Op[Any, Any]
+    variant: Variant[Any, Any]
+    config: Any
+    problem: Any
+    device: torch.device
+    launch: Launch | None
+
+
+class Gate(Protocol):
+    """Asked when plans are made and at the first launches of a class, never later. Its answers must
+    not wait: the engine's lock is held.
+    """
+
+    def refusal(self, asked: Asked) -> Refusal | None:
+        """Why the class is not to be launched in this process; None where it may be."""
+
+    def launching(self, asked: Asked, stage: str) -> AbstractContextManager[Any] | None:
+        """To be entered around the class's first launch and the synchronisation after it, in its
+        self-test (stage "self-test") and then for a caller ("call"); None where that was.
+        """
+
+    def failed(self, asked: Asked, reason: str) -> None:
+        """A launch of the class failed in this process, and the process lives."""

@@ -1,0 +1,318 @@
+"""Has classes tried by children, one after the other, and writes down what became of each.
+
+The child is a process of its own (child.py). Where it dies, or does not come back in time, that is
+the verdict of the class in work. After a fault or a hang nothing more is tried on the card by
+itself: `halt` says so and why, until driver, torch or kernels change or somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lib_rocm_sd.engine.selftest import FAILURES, describe
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
+from lib_rocm_sd.trials.link import Link
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.verdicts import (
+    DANGEROUS,
+    FAULTED,
+    HUNG,
+    KILLED,
+    REFUSED,
+    WRONG,
+    Verdict,
+)
+
+CLASS_LIMIT_S = 20.0
+START_LIMIT_S = 60.0
+BUSY_POLL_S = 0.25
+_FAULT_WORDS = re.compile(
+    r"memory access fault|page not present|illegal|segmentation|hsa_status|exception|abort", re.I
+)
+_WINDOWS_EXCEPTION = 0xC0000000
+_OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was short"
+
+Told = Callable[[Subject, Verdict], None]
+
+
+def _untold(subject: Subject, verdict: Verdict) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """What the child is sent of one class; `torch`: the child that takes it must have torch."""
+
+    key: str
+    head: dict[str, Any]
+    blobs: list[bytes]
+    torch: bool
+
+
+def halt(place: Place) -> str:
+    """Why nothing more is tried on this card by itself; empty where it is."""
+    found = verdicts.read(place.halt_key)
+    return "" if found is None else found.reason
+
+
+def resume(place: Place) -> None:
+    """Let classes be tried by themselves again: the user has asked for it."""
+    verdicts.forget(place.halt_key)
+
+
+class Conductor:
+    """Of one card. One thread at a time may `run` it.
+
+    `busy()`: somebody needs the card now, and no class is begun. `stop()`: nobody waits any more.
+    `spawn` starts a child; for tests.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        busy: Callable[[], bool] = bool,
+        stop: Callable[[], bool] = bool,
+        spawn: Callable[[], Link] = Link,
+        class_limit_s: float = CLASS_LIMIT_S,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> None:
+        self.place = place
+        self._busy, self._stop, self._spawn = busy, stop, spawn
+        self._class_limit_s, self._start_limit_s = class_limit_s, start_limit_s
+        self._child: Link | None = None
+        self._with_torch = False
+        self._abandoned = ""
+
+    def run(
+        self,
+        subjects: Iterable[Subject],
+        *,
+        force: bool = False,
+        told: Told = _untold,
+        limit_s: float = math.inf,
+    ) -> list[tuple[Subject, Verdict]]:
+        """Try those that have no verdict; with `force` all, and each also after a fault of another.
+
+        `told` gets each class with its verdict, also those known before. `limit_s`: classes that
+        are not begun by then are left. What could not be tried for a reason that passes (no
+        memory, no child) has the verdict "refused", which is not kept.
+        """
+        found: list[tuple[Subject, Verdict]] = []
+        end = time.monotonic() + limit_s
+        try:
+            for subject in subjects:
+                verdict = self._verdict(subject, force, end)
+                if verdict is None:
+                    break
+                found.append((subject, verdict))
+                told(subject, verdict)
+        finally:
+            self._dismiss()
+        return found
+
+    def _verdict(self, subject: Subject, force: bool, end: float) -> Verdict | None:
+        """The verdict of one class; None where nothing more is to be done."""
+        try:
+            codes = subject.codes(self.place.arch, compiles=True)
+        except CompileError as error:
+            return self._made(subject, REFUSED, f"does not compile: {error.reason}")
+        key = subject.key(self.place, codes)
+        known = None if force else verdicts.read(key)
+        if known is not None and not known.asks_again:
+            return known
+        why = self._abandoned or ("" if force else halt(self.place))
+        if why:
+            return self._made(subject, REFUSED, why)
+        if not self._may_begin(end):
+            return None
+        try:
+            letter = self._letter(subject, key, codes)
+        except (*FAILURES, MemoryError) as error:
+            return verdicts.write(key, self._made(subject, WRONG, describe(error)))
+        return self._tried(subject, letter, known, force)
+
+    def _may_begin(self, end: float) -> bool:
+        """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
+        while self._busy() and not self._stop():
+            self._dismiss()
+            if time.monotonic() > end:
+                return False
+            time.sleep(BUSY_POLL_S)
+        return not self._stop() and time.monotonic() <= end
+
+    def _letter(self, subject: Subject, key: str, codes: dict[Any, bytes]) -> _Letter:
+        s = subject
+        head: dict[str, Any] = {"kind": "class"}
+        rows: list[dict[str, Any]] = []
+        blobs: list[bytes] = []
+        try:
+            found = recorder.recordings(s.op, s.variant, s.config, s.problem)
+            rows, blobs = recording.packed(found)
+            with_torch = False
+        except recorder.NeedsTorchError:
+            problems = dict.fromkeys((*s.op.test_problems(s.problem), *_longer(s)))
+            head["torch"] = torch_child.description(s.op, s.variant, s.config, list(problems))
+            with_torch = True
+        first = len(blobs)
+        places = [
+            [[spec.source, spec.entry, [list(pair) for pair in spec.defines]], first + place]
+            for place, spec in enumerate(codes)
+        ]
+        head |= {"rows": rows, "codes": places}
+        return _Letter(key, head, [*blobs, *codes.values()], with_torch)
+
+    def _tried(
+        self, subject: Subject, letter: _Letter, known: Verdict | None, force: bool
+    ) -> Verdict:
+        try:
+            child = self._opened(letter.torch)
+        except TimeoutError:
+            made = self._made(subject, HUNG, "the driver did not answer in a process of its own")
+            return self._kept(letter.key, made, force)
+        except (OSError, RuntimeError) as error:
+            return self._made(subject, REFUSED, f"no process for the trial: {describe(error)}")
+        child.send(letter.head, letter.blobs)
+        problem, end = "", time.monotonic() + self._class_limit_s
+        while True:
+            try:
+                answer = child.receive(end - time.monotonic())
+            except TimeoutError:
+                return self._kept(letter.key, self._hung(subject, problem), force)
+            if answer is None:
+                return self._died(subject, letter.key, problem, force)
+            if answer.get("kind") == "trying":
+                problem = str(answer.get("problem"))
+            elif answer.get("kind") == "verdict":
+                return self._answered(subject, letter.key, answer, problem, known, force)
+
+    def _answered(
+        self,
+        subject: Subject,
+        key: str,
+        answer: dict[str, Any],
+        problem: str,
+        known: Verdict | None,
+        force: bool,
+    ) -> Verdict:
+        reason = str(answer.get("reason", ""))
+        if answer["outcome"] == FAULTED:  # the child can do nothing more on the card
+            reason = f"{problem}: {reason}"
+            self._dismiss()
+        made = replace(
+            self._made(subject, answer["outcome"], reason),
+            error=answer.get("error"),
+            tolerance=float(answer.get("tolerance", 0.0)),
+            time_ms=round(float(answer.get("time_ms", 0.0)), 3),
+            notes=tuple(str(note) for note in answer.get("notes", ())),
+            deaths=known.deaths if known else 0,
+        )
+        return self._kept(key, made, force) if answer.get("lasting", True) else made
+
+    def _hung(self, subject: Subject, problem: str) -> Verdict:
+        reason = f"{problem}: no answer within {self._class_limit_s:g} s"
+        self._end_hanging()
+        if self._abandoned:
+            reason += ", and its process cannot be ended"
+        return self._made(subject, HUNG, reason)
+
+    def _end_hanging(self) -> None:
+        child, self._child = self._child, None
+        if child is not None and not child.kill():
+            self._abandoned = "a process hangs in the driver and cannot be ended"
+
+    def _died(
+        self,
+        subject: Subject,
+        key: str,
+        problem: str,
+        force: bool,
+    ) -> Verdict:
+        """The verdict where the process ended in the middle."""
+        outcome, reason = self._ended()
+        reason = f"{problem}: {reason}" if problem else reason
+        if outcome == KILLED:
+            return verdicts.interrupted(key, str(subject), str(self.place), reason, KILLED)
+        made = self._made(subject, outcome, reason)
+        return made if outcome == REFUSED else self._kept(key, made, force)
+
+    def _kept(self, key: str, made: Verdict, force: bool) -> Verdict:
+        made = verdicts.write(key, made)
+        if made.outcome in DANGEROUS and not force:
+            why = (
+                f"after a trial that {made.outcome} ({made.subject}) nothing more of ours is tried"
+            )
+            about = "on this card by itself; Check this card goes on"
+            stopped = Verdict("halt", REFUSED, f"{why} {about}", device=str(self.place))
+            verdicts.write(self.place.halt_key, stopped)
+        return made
+
+    def _made(self, subject: Subject, outcome: str, reason: str) -> Verdict:
+        return Verdict(str(subject), outcome, verdicts.clean(reason), device=str(self.place))
+
+    def _opened(self, with_torch: bool) -> Link:
+        """The child, started if need be. Raises OSError, RuntimeError and TimeoutError."""
+        if self._child is not None and self._with_torch == with_torch:
+            return self._child
+        self._dismiss()
+        child = self._spawn()
+        self._child, self._with_torch = child, with_torch
+        child.send({"kind": "open", **self.place.as_dict(), "torch": with_torch})
+        try:
+            answer = child.receive(self._start_limit_s)
+        except TimeoutError:
+            self._end_hanging()
+            raise
+        if answer is None or answer.get("kind") != "ready":
+            _, why = self._ended()
+            raise RuntimeError(str(answer["reason"]) if answer else f"it {why}")
+        return child
+
+    def _ended(self) -> tuple[str, str]:
+        """Outcome and reason of the child, which has ended by itself."""
+        child, self._child = self._child, None
+        assert child is not None
+        found = ended(child.status(), child.words())
+        child.end()
+        return found
+
+    def _dismiss(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+
+def _longer(subject: Subject) -> Sequence[Any]:
+    """The real problem, where a kernel is launched for it that no test problem launches, with as
+    few queries as there can be.
+    """
+    s, longest = subject, getattr(subject.problem, "seq_k", 0)
+    if longest <= 256:
+        return ()
+    return (replace(s.problem, batch=1, heads=1, seq_q=3),)
+
+
+def ended(status: int | None, words: str) -> tuple[str, str]:
+    """Outcome and reason, by how a child ended and what it wrote to standard error."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    said = next((line for line in lines if _FAULT_WORDS.search(line)), "")
+    if status is None:
+        return HUNG, "its process does not end"
+    if status < 0:
+        name = str(-status)
+        with suppress(ValueError):
+            name = signal.Signals(-status).name
+        if name == "SIGKILL" and not said:
+            return KILLED, _OUT_OF_MEMORY_KILLER
+        return FAULTED, f"{said or 'its process crashed'} ({name})"
+    if status & 0xFFFFFFFF >= _WINDOWS_EXCEPTION:
+        return FAULTED, f"{said or 'its process crashed'} (0x{status & 0xFFFFFFFF:08X})"
+    return REFUSED, f"ended with status {status}: {lines[-1] if lines else 'no word'}"

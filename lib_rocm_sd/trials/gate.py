@@ -1,0 +1,312 @@
+"""The engine's gate: a class is launched in this process only after a trial in a child.
+
+For hosts:
+
+    gate = Gate(renew=engine.renew, say=host.say, busy=host.is_making_a_picture)
+    gate.start()          # reads the journal of processes that died
+    engine.gate = gate
+
+From then on the engine asks for each class that a plan would use. One without a verdict is refused
+("is being tried ..."), queued, and tried in the background; `renew` is then called in the gate's
+thread, which may wait for the end of a picture before it calls `engine.renew`. `state()` says how
+far it is, `ask()` tries again what was refused. With all verdicts there nothing is started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.engine.gating import Asked, Refusal
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.runtime import process
+from lib_rocm_sd.trials import place as places
+from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials.conductor import Conductor, halt, resume
+from lib_rocm_sd.trials.journal import Journal
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
+
+WAITS = "is being tried in a process of its own first"
+_FAULTS = re.compile(
+    r"illegal (memory access|address|instruction)|misaligned|launch failure|hsa_status|page fault",
+    re.I,
+)
+
+Say = Callable[[str], None]
+Places = Callable[[torch.device, Launch | None], Place | None]
+Identity = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class GateState:
+    """`done` of `total` classes were tried; `subject` is the one in work, empty if none.
+
+    `refused`: classes that must not be launched, in words, with the reason of each. `halted`: why
+    nothing more is tried by itself, empty where it is.
+    """
+
+    running: bool = False
+    done: int = 0
+    total: int = 0
+    subject: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
+    halted: str = ""
+
+    @property
+    def line(self) -> str:
+        """In a few words; empty where there is nothing to say."""
+        if self.running:
+            return f"trying kernels in a process of their own, {self.done} of {self.total} are done"
+        if self.halted:
+            return self.halted
+        return f"{len(self.refused)} kernels are not used" if self.refused else ""
+
+
+@dataclass(frozen=True)
+class _Known:
+    subject: Subject
+    place: Place
+    key: str
+    refusal: Refusal | None
+
+
+class Gate:
+    """One per process; others exist in tests. Thread-safe; the engine's questions wait for nothing.
+
+    `renew()`: called, in the gate's thread and without a lock, when answers have changed. `say`:
+    lines for the console. `busy()`: a picture is being made, and no trial is begun. `place_of` and
+    `conductor` are for tests.
+    """
+
+    def __init__(
+        self,
+        renew: Callable[[], None],
+        say: Say = print,
+        busy: Callable[[], bool] = bool,
+        journal: Journal | None = None,
+        place_of: Places = places.of,
+        conductor: Callable[..., Conductor] = Conductor,
+    ) -> None:
+        self._renew, self._say, self._busy = renew, say, busy
+        self._journal = journal or Journal()
+        self._place_of, self._conductor = place_of, conductor
+        self._lock = threading.RLock()
+        self._places: dict[torch.device, Place | None] = {}
+        self._known: dict[tuple[Place, Identity], _Known] = {}
+        self._queue: list[tuple[Place, Subject, bool]] = []
+        self._launched: set[tuple[Place, Identity, str]] = set()
+        self._state = GateState()
+        self._thread: threading.Thread | None = None
+        self._group = process.Group()
+
+    # -- for the host
+
+    def start(self) -> list[Verdict]:
+        """Read what processes that died have left in the journal; what that bars, once."""
+        atexit.register(self.stop)
+        found = [_of_line(line) for line in self._journal.open_lines()]
+        for verdict in found:
+            self._tell(f"{verdict.subject}: {verdict.reason}")
+        return found
+
+    def stop(self) -> None:
+        """Begin nothing more; the child ends. Called when the process exits."""
+        self._group.end()
+
+    def state(self) -> GateState:
+        """How far it is. Takes no lock."""
+        return self._state
+
+    def ask(self) -> int:
+        """The user wants what was refused to be tried again, class by class; how many there are."""
+        with self._lock:
+            again = [known for known in self._known.values() if known.refusal is not None]
+            for place in {known.place for known in again}:
+                resume(place)
+            for known in again:
+                self._enqueue(known.place, known.subject, force=True)
+            return len(again)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until nothing is tried any more; False where something still is."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self._state.running
+
+    # -- for the engine
+
+    def refusal(self, asked: Asked) -> Refusal | None:
+        place = self._place(asked)
+        if place is None:
+            return None
+        subject = _subject(asked, place)
+        with self._lock:
+            known = self._known.get((place, subject.identity))
+            if known is None:
+                known = self._looked_up(place, subject)
+                self._note(known)
+            return known.refusal
+
+    def launching(self, asked: Asked, stage: str) -> AbstractContextManager[None] | None:
+        place = self._place(asked)
+        if place is None:
+            return None
+        subject = _subject(asked, place)
+        once = (place, subject.identity, stage)
+        known = self._known.get((place, subject.identity))
+        if known is None or not known.key or once in self._launched:
+            return None
+        return self._trying(known, once)
+
+    def failed(self, asked: Asked, reason: str) -> None:
+        """After a fault the class has its verdict; what else fails is the process's own affair."""
+        place = self._place(asked)
+        if place is None or not _FAULTS.search(reason):
+            return
+        known = self._known.get((place, _subject(asked, place).identity))
+        if known is not None and known.key:
+            said = f"in the program itself, though not in its trial: {reason}"
+            made = Verdict(str(known.subject), FAULTED, said, device=str(place))
+            self._learn(known, verdicts.write(known.key, made))
+
+    # -- within
+
+    def _place(self, asked: Asked) -> Place | None:
+        if asked.device not in self._places:
+            self._places[asked.device] = self._place_of(asked.device, asked.launch)
+        return self._places[asked.device]
+
+    def _looked_up(self, place: Place, subject: Subject) -> _Known:
+        """By its verdict; queued where there is none. The lock is held."""
+        try:
+            key = subject.key(place, subject.codes(place.arch, compiles=False))
+            verdict = verdicts.read(key)
+        except CompileError:
+            key, verdict = "", None
+        if verdict is not None and not verdict.asks_again:
+            refusal = Refusal(verdict.refusal) if verdict.refusal else None
+            return _Known(subject, place, key, refusal)
+        halted = halt(place)
+        if halted:
+            return _Known(subject, place, key, Refusal(halted))
+        self._enqueue(place, subject, force=False)
+        before = f" ({verdict.reason})" if verdict else ""
+        return _Known(subject, place, key, Refusal(f"{WAITS}{before}", waits=True))
+
+    def _enqueue(self, place: Place, subject: Subject, force: bool) -> None:
+        """The lock is held."""
+        if self._group.ended:
+            return
+        self._queue.append((place, subject, force))
+        if self._thread is None or not self._thread.is_alive() or not self._state.running:
+            self._state = GateState(running=True)
+            self._tell("trying new kernels in a process of their own, once")
+            self._thread = threading.Thread(target=self._work, name="rocm_sd trials", daemon=True)
+            self._thread.start()
+        self._show(total=self._state.total + 1)
+
+    def _work(self) -> None:
+        self._group.join()
+        while (batch := self._next()) is not None:
+            self._run(batch)
+
+    def _run(self, batch: list[tuple[Place, Subject, bool]]) -> None:
+        (place, _, force), *_ = batch
+        subjects = [subject for _, subject, _ in batch]
+        done: set[Identity] = set()
+
+        def told(subject: Subject, verdict: Verdict) -> None:
+            done.add(subject.identity)
+            self._done(place, subject, verdict)
+
+        runs = self._conductor(place, busy=self._busy, stop=lambda: self._group.ended)
+        with suppress(OSError):
+            runs.run(subjects, force=force, told=told)
+        for subject in subjects:
+            if subject.identity not in done:
+                self._done(place, subject, None)
+
+    def _next(self) -> list[tuple[Place, Subject, bool]] | None:
+        """What goes to one conductor; None ends the thread."""
+        with self._lock:
+            if self._group.ended or not self._queue:
+                self._queue.clear()
+                self._show(running=False, subject="")
+                refused = len(self._state.refused)
+                if not self._group.ended:
+                    self._tell(f"all new kernels are tried, {refused} are not used")
+                return None
+            place, _, force = self._queue[0]
+            batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
+            self._queue = [item for item in self._queue if item not in batch]
+            self._show(subject=str(batch[0][1]))
+            return batch
+
+    def _done(self, place: Place, subject: Subject, verdict: Verdict | None) -> None:
+        """A class has its verdict, or none can be had in this process."""
+        with self._lock:
+            known = self._known[place, subject.identity]
+            reason = "its trial was not run" if verdict is None else verdict.refusal
+            key = known.key
+            if verdict is not None and verdict.passed and not key:
+                with suppress(CompileError):
+                    key = subject.key(place, subject.codes(place.arch, compiles=False))
+            refusal = Refusal(reason) if reason else None
+            if verdict is not None and not verdict.passed:
+                self._tell(f"{subject}: {reason}")
+            self._note(_Known(subject, place, key, refusal))
+            self._show(done=self._state.done + 1, halted=halt(place))
+        self._renew()
+
+    def _learn(self, known: _Known, verdict: Verdict) -> None:
+        with self._lock:
+            self._note(_Known(known.subject, known.place, known.key, Refusal(verdict.refusal)))
+        self._tell(f"{known.subject}: {verdict.reason}")
+
+    def _note(self, known: _Known) -> None:
+        """The lock is held."""
+        self._known[known.place, known.subject.identity] = known
+        every = self._known.values()
+        refused = [(str(k.subject), k.refusal.reason) for k in every if _barred(k)]  # type: ignore[union-attr]
+        self._show(refused=tuple(refused))
+
+    def _show(self, **changes: Any) -> None:
+        self._state = GateState(**{**vars(self._state), **changes})
+
+    @contextmanager
+    def _trying(self, known: _Known, once: tuple[Place, Identity, str]) -> Iterator[None]:
+        with self._journal.trying(known.key, str(known.subject), str(known.place)):
+            yield
+        self._launched.add(once)
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # no console, or one that is closed
+            self._say(line)
+
+
+def _barred(known: _Known) -> bool:
+    return known.refusal is not None and not known.refusal.waits
+
+
+def _subject(asked: Asked, place: Place) -> Subject:
+    return Subject.of(asked.op, asked.variant, asked.config, asked.problem, place.arch)
+
+
+def _of_line(line: Any) -> Verdict:
+    """The verdict of a class whose launch a process did not come back from."""
+    if line.evidence:
+        said = f"the program itself died in its first launch there: {line.evidence}"
+        return verdicts.write(line.key, Verdict(line.subject, FAULTED, said, device=line.device))
+    said = "the program ended in its first launch there (a crash, a power cut, or it was closed)"
+    return verdicts.interrupted(line.key, line.subject, line.device, said, INTERRUPTED)

@@ -1,0 +1,104 @@
+"""The card that trials are made on, and all of the machine that their verdicts depend on."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from contextlib import suppress
+from ctypes import byref, c_int
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import arch as arches
+from lib_rocm_sd import cache
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.runtime import cuda, hip
+from lib_rocm_sd.runtime.compiler import file_identity
+from lib_rocm_sd.runtime.launcher import Launcher
+
+if TYPE_CHECKING:
+    import torch
+
+_VERSIONS = {
+    "hip": ("hipDriverGetVersion", "hipRuntimeGetVersion"),
+    "cuda": ("cuDriverGetVersion",),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """`index`: torch's, and the driver's, number of the card. `library`: the driver's file, empty
+    for CUDA. `software`: what a new version of asks for new verdicts.
+    """
+
+    index: int
+    backend: str
+    name: str
+    arch: Arch
+    library: str
+    software: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Of card and software."""
+        return cache.key_of("place 1", self.name, self.arch.gfx, *self.software)
+
+    @property
+    def halt_key(self) -> str:
+        """Of the note that nothing more is tried here by itself; new kernels are tried anew."""
+        return cache.key_of("halt 1", self.key, kernels())
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.arch.gfx})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it, for the child."""
+        return {
+            "index": self.index,
+            "backend": self.backend,
+            "library": self.library,
+            "arch": asdict(self.arch),
+        }
+
+
+def of(device: torch.device, launch: Any) -> Place | None:
+    """Where `launch` launches for `device`; None where it is not the driver's launcher."""
+    import torch
+
+    from lib_rocm_sd.device import identify
+
+    if not isinstance(launch, Launcher):
+        return None
+    info = identify(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    backend = "cuda" if info.backend == "cuda" else "hip"
+    path = hip.loaded_runtime() if backend == "hip" else None
+    software = (
+        *(str(torch.__version__), str(torch.version.hip), platform.system(), platform.release()),
+        *(("" if path is None else file_identity("hip", path)), _versions(backend)),
+    )
+    return Place(index, backend, info.name, launch.arch, str(path or ""), software)
+
+
+def _versions(backend: str) -> str:
+    """What the driver's library says of itself."""
+    found = []
+    with suppress(RuntimeError, OSError, AttributeError):
+        library = hip.library() if backend == "hip" else cuda.library()
+        for name in _VERSIONS[backend]:
+            number = c_int()
+            function: Any = getattr(library, name)
+            function.restype, function.argtypes = c_int, [ctypes.POINTER(c_int)]
+            function(byref(number))
+            found.append(str(number.value))
+    return " ".join(found)
+
+
+@lru_cache(maxsize=1)
+def kernels() -> str:
+    """The SHA-256 of all kernels' source."""
+    files = sorted(Path(arches.KERNELS_DIR).rglob("*"))
+    texts = [path for path in files if path.suffix in (".h", ".hip")]
+    return cache.key_of(*(path.read_text(encoding="utf-8") for path in texts))

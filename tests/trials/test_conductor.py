@@ -1,0 +1,220 @@
+"""Whatever becomes of a child, this process lives, and the verdict says what it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.runtime import build
+from lib_rocm_sd.trials import conductor, verdicts
+from lib_rocm_sd.trials.conductor import Conductor, ended
+from lib_rocm_sd.trials.link import Link
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
+from tests.trials import scaling
+
+pytestmark = pytest.mark.usefixtures("ready")
+Script = Callable[[str], None]
+
+
+@pytest.fixture
+def place(hip_file: Path) -> Place:
+    return scaling.place(hip_file)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return lambda text: monkeypatch.setenv("ROCM_SD_FAKE_HIP", text)
+
+
+def run(
+    place: Place, *factors: float, force: bool = False, class_limit_s: float = 20.0
+) -> list[Verdict]:
+    subjects = [scaling.subject(factor) for factor in factors]
+    made = Conductor(place, class_limit_s=class_limit_s)
+    return [verdict for _, verdict in made.run(subjects, force=force)]
+
+
+def test_what_is_right_passes_and_is_not_tried_again(place: Place) -> None:
+    first = run(place, 2.0, 3.0)
+    assert [verdict.outcome for verdict in first] == [PASSED, PASSED]
+    assert all(0 <= (v.error or 0) <= v.tolerance == 1e-6 and v.time_ms > 0 for v in first)
+    assert first[0].subject == "scaling, rocm_sd: Scaling(count=128, factor=2.0, dtype='float32')"
+    assert first[0].device == "Fake RX 7900 XTX (gfx1100)"
+
+    def none() -> Link:
+        raise AssertionError("a child was started")
+
+    again = Conductor(place, spawn=none).run([scaling.subject(2.0), scaling.subject(3.0)])
+    assert [verdict for _, verdict in again] == first
+
+
+def test_another_driver_asks_anew(place: Place, hip_file: Path) -> None:
+    subject = scaling.subject(2.0)
+    codes = subject.codes(place.arch, compiles=False)
+    newer = scaling.place(hip_file, "driver 2")
+    assert subject.key(place, codes) != subject.key(newer, codes)
+    assert place.halt_key != newer.halt_key
+
+
+SCRIPTS = {
+    "abort": (FAULTED, "Memory access fault by GPU node-1"),
+    "segv": (FAULTED, "SIGSEGV"),
+    "fault": (FAULTED, "an illegal memory access was encountered (700)"),
+    "kill": (KILLED, "SIGKILL"),
+    "refuse": (REFUSED, "too many resources requested for launch (701)"),
+    "wrong": (WRONG, "wrong by"),
+    "nan": (WRONG, "NaN or infinity"),
+    "beyond": (WRONG, "wrote behind its output"),
+    "oom": (REFUSED, "out of memory"),
+    "exit": (REFUSED, "ended with status 7"),
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+def test_every_end_of_a_child_is_told(place: Place, script: Script, how: str) -> None:
+    script(f"{how}:1")
+    outcome, said = SCRIPTS[how]
+    (verdict,) = run(place, 2.0)
+    assert verdict.outcome == outcome
+    assert said in verdict.reason
+    assert verdict.reason in verdict.refusal
+    kept = [each for _, each in verdicts.every() if each.subject != "halt"]
+    assert bool(kept) == (how not in ("oom", "exit"))
+    assert bool(conductor.halt(place)) == (outcome == FAULTED)
+
+
+def test_a_hang_is_ended_and_nothing_more_is_tried(place: Place, script: Script) -> None:
+    script("hang:1")
+    first, second = run(place, 2.0, 3.0, class_limit_s=0.5)
+    assert first.outcome == HUNG
+    assert "Scaling(count=128" in first.reason
+    assert "no answer within 0.5 s" in first.reason
+    assert second.outcome == REFUSED
+    assert "nothing more of ours is tried" in second.reason
+
+
+def test_the_second_class_dies_and_the_first_keeps_its_verdict(
+    place: Place, script: Script
+) -> None:
+    script(f"abort:{scaling.LAUNCHES + 1}")
+    first, second, third = run(place, 2.0, 3.0, 4.0)
+    assert [first.outcome, second.outcome, third.outcome] == [PASSED, FAULTED, REFUSED]
+    script("right:0")
+    again = run(place, 2.0, 3.0, 4.0)
+    assert [verdict.outcome for verdict in again] == [PASSED, FAULTED, REFUSED]
+    asked = run(place, 2.0, 3.0, 4.0, force=True)
+    assert [verdict.outcome for verdict in asked] == [PASSED, PASSED, PASSED]
+
+
+def test_who_asks_gets_each_class_tried_by_a_new_child(place: Place, script: Script) -> None:
+    script("abort:1")
+    found = run(place, 2.0, 3.0, force=True)
+    assert [verdict.outcome for verdict in found] == [FAULTED, FAULTED]
+    assert conductor.halt(place) == ""
+
+
+def test_a_new_driver_is_not_halted(place: Place, hip_file: Path, script: Script) -> None:
+    script("abort:1")
+    run(place, 2.0)
+    script("right:0")
+    (verdict,) = run(scaling.place(hip_file, "driver 2"), 2.0)
+    assert verdict.passed
+
+
+def test_a_killed_child_is_started_once_more(place: Place, script: Script) -> None:
+    script("kill:1")
+    (first,) = run(place, 2.0)
+    assert first.asks_again
+    (second,) = run(place, 2.0)
+    assert (second.outcome, second.asks_again) == (KILLED, False)
+    script("right:0")
+    assert run(place, 2.0) == [second]
+
+
+def test_a_pass_between_deaths_does_not_wipe_them_out(place: Place, script: Script) -> None:
+    script("kill:1")
+    run(place, 2.0)
+    script("right:0")
+    (verdict,) = run(place, 2.0)
+    assert (verdict.outcome, verdict.deaths) == (PASSED, 1)
+
+
+def test_a_class_that_does_not_compile_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(spec: object, row: object) -> build.CodeObject:
+        raise CompileError("clang", "no such thing")
+
+    monkeypatch.setattr(build, "build", fails)
+    (verdict,) = run(place, 2.0)
+    assert (verdict.outcome, verdict.reason) == (REFUSED, "does not compile: no such thing")
+    assert list(verdicts.every()) == []
+
+
+def test_without_a_runtime_it_is_refused_for_now(tmp_path: Path) -> None:
+    (verdict,) = run(scaling.place(tmp_path / "none.so"), 2.0)
+    assert verdict.outcome == REFUSED
+    assert "no process for the trial" in verdict.reason
+    assert list(verdicts.every()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "said"),
+    [
+        (["no such program"], REFUSED, "no process for the trial"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], HUNG, "the driver did not answer"),
+        ([sys.executable, "-c", "print('no json'); raise SystemExit(3)"], REFUSED, "status 3"),
+    ],
+)
+def test_a_child_that_does_not_begin(
+    place: Place, command: Sequence[str], outcome: str, said: str
+) -> None:
+    made = Conductor(place, spawn=lambda: Link(command), start_limit_s=1.0)
+    ((_, verdict),) = made.run([scaling.subject(2.0)])
+    assert verdict.outcome == outcome
+    assert said in verdict.reason
+
+
+def test_nothing_is_begun_while_the_card_is_needed(place: Place) -> None:
+    answers = [True, True, False]
+    made = Conductor(place, busy=lambda: answers.pop(0) if answers else False)
+    ((_, verdict),) = made.run([scaling.subject(2.0)])
+    assert verdict.passed
+    assert answers == []
+    assert Conductor(place, busy=lambda: True).run([scaling.subject(5.0)], limit_s=0.0) == []
+    assert Conductor(place, stop=lambda: True).run([scaling.subject(5.0)]) == []
+
+
+WINDOWS = {0xC0000005: FAULTED, 1: REFUSED}
+
+
+@pytest.mark.parametrize("status", WINDOWS)
+def test_statuses_of_windows(status: int) -> None:
+    outcome, reason = ended(status, "")
+    assert outcome == (WINDOWS[status])
+    assert ("0xC0000005" in reason) == (outcome == FAULTED)
+
+
+def test_a_process_that_cannot_be_ended_is_given_up(place: Place) -> None:
+    class Stuck(Link):
+        def kill(self) -> bool:
+            super().kill()
+            return False
+
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    made = Conductor(place, spawn=lambda: Stuck(command), start_limit_s=0.2)
+    subjects: list[Subject] = [scaling.subject(2.0), scaling.subject(3.0)]
+    (_, first), (_, second) = made.run(subjects, force=True)
+    assert first.outcome == HUNG
+    assert (second.outcome, second.reason) == (
+        REFUSED,
+        "a process hangs in the driver and cannot be ended",
+    )
