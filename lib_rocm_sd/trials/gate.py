@@ -130,7 +130,7 @@ class Gate:
     def ask(self) -> int:
         """The user wants what was refused to be tried again, class by class; how many there are."""
         with self._lock:
-            again = [known for known in self._known.values() if known.refusal is not None]
+            again = [known for known in self._known.values() if _barred(known)]
             for place in {known.place for known in again}:
                 resume(place)
             for known in again:
