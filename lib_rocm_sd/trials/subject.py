@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,18 @@ class Subject:
         digests = (hashlib.sha256(codes[spec]).hexdigest() for spec in self.specs)
         what = (self.op.name, self.variant.name, repr(self.config), repr(self.first))
         return cache.key_of("verdict 1", place.key, *what, *digests)
+
+
+def subjects(work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch) -> list[Subject]:
+    """The classes that ops and problems come to where nothing was measured, each once."""
+    found: dict[Any, Subject] = {}
+    for op, problem in work:
+        able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
+        for variant in sorted(able, key=lambda v: -v.preference)[:1]:
+            config = variant.defaults(arch, problem)[0]
+            each = Subject.of(op, variant, config, problem, arch)
+            found.setdefault(each.identity, each)
+    return list(found.values())
 
 
 def _code(spec: KernelSpec, arch: Arch, compiles: bool) -> bytes:

@@ -1,0 +1,181 @@
+"""On a card: all that Stable Diffusion needs passes its trial; planted faults stay in the child.
+
+`pytest -s` prints a table of the verdicts, and how long the child took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.planner import default_launcher
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.runtime import build
+from lib_rocm_sd.trials import conductor, place
+from lib_rocm_sd.trials.conductor import Conductor
+from lib_rocm_sd.trials.gate import Gate
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject, subjects
+from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, PASSED, WRONG, Verdict
+from lib_rocm_sd.vae import usual
+from tests import simt
+
+pytestmark = pytest.mark.gpu
+LIMIT_S = 5.0
+START = "    Kernel(p, memory).run();"
+PLANTS = {
+    "outside": "    if (thread_id() == 0) *(volatile u32*)((u64)p.out + (1ull << 40)) = 1;\n"
+    + START,
+    "endless": "    for (u64 i = 0; *(volatile u32*)p.q + (i >> 60) != 0x12345678u; ++i) {}\n"
+    + START,
+    "lane": START + "\n    if (thread_id() == 3) ((u16*)p.out)[block_id() * 8 + 3] ^= 0x4000;",
+}
+ENDS = {"outside": FAULTED, "endless": HUNG, "lane": WRONG}
+
+
+@pytest.fixture
+def card() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def here(card: torch.device) -> Place:
+    arch = identify(card).arch
+    assert arch is not None
+    found = place.of(card, default_launcher(card, arch))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def no_verdicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Verdicts of this test alone; the machine code is kept."""
+    from lib_rocm_sd import cache
+
+    cache.clear(("verdicts",))
+    yield
+    cache.clear(("verdicts",))
+
+
+def attention(here: Place, head_dim: int = 64) -> Subject:
+    (found,) = subjects([(ATTENTION, AttentionProblem(2, 8, 1024, 1024, head_dim))], here.arch)
+    return found
+
+
+def planted(how: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Attention's kernel compiled from a changed source, until the returned function is called."""
+    folder = simt.planted("attention.hip", START, PLANTS[how])
+    real_build, real_cached = build.build, build.cached
+
+    def changed(spec: KernelSpec) -> KernelSpec:
+        return replace(spec, source=str(folder / spec.source))
+
+    def is_ours(spec: KernelSpec) -> bool:
+        return spec.source == "attention.hip"
+
+    def made(spec: KernelSpec, row: Arch) -> Any:
+        return real_build(changed(spec) if is_ours(spec) else spec, row)
+
+    def known(spec: KernelSpec, row: Arch) -> Any:
+        return real_cached(changed(spec) if is_ours(spec) else spec, row)
+
+    monkeypatch.setattr(build, "build", made)
+    monkeypatch.setattr(build, "cached", known)
+
+    def undo() -> None:
+        monkeypatch.setattr(build, "build", real_build)
+        monkeypatch.setattr(build, "cached", real_cached)
+
+    return undo
+
+
+def show(verdict: Verdict, seconds: float) -> None:
+    error = "" if verdict.error is None else f"{verdict.error:.1e} of {verdict.tolerance:.1e}"
+    notes = f"  [{'; '.join(verdict.notes)}]" if verdict.notes else ""
+    said = f"{verdict.outcome:8} {seconds:6.2f} s  {error:20} {verdict.time_ms:8.3f} ms"
+    print(f"{said}  {verdict.subject}  {verdict.reason}{notes}")
+
+
+@pytest.mark.usefixtures("no_verdicts")
+def test_all_that_stable_diffusion_needs_passes(here: Place) -> None:
+    work = [(ATTENTION, problem) for problem in ATTENTION.cases[:18]] + usual.work()
+    wanted = subjects(work, here.arch)
+    specs = dict.fromkeys(spec for each in wanted for spec in each.specs)
+    begin = time.monotonic()
+    build.build_all(specs, here.arch)
+    print(f"\n{here}: {len(wanted)} classes; compiled in {time.monotonic() - begin:.1f} s")
+    begin = last = time.monotonic()
+
+    def told(subject: Subject, verdict: Verdict) -> None:
+        nonlocal last
+        show(verdict, time.monotonic() - last)
+        last = time.monotonic()
+
+    found = Conductor(here).run(wanted, told=told)
+    print(f"all trials: {time.monotonic() - begin:.1f} s")
+    begin = time.monotonic()
+    assert Conductor(here).run(wanted) == found
+    print(f"asked again: {1e3 * (time.monotonic() - begin):.1f} ms")
+    wrong = [verdict for _, verdict in found if verdict.outcome != PASSED]
+    assert wrong == []
+    assert len(found) == len(wanted)
+
+
+@pytest.mark.usefixtures("no_verdicts")
+@pytest.mark.parametrize("how", PLANTS)
+def test_a_planted_fault_ends_the_child_alone(
+    here: Place, card: torch.device, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = planted(how, monkeypatch)
+    subject = attention(here)
+    build.build_all(subject.specs, here.arch)
+    begin = time.monotonic()
+    ((_, verdict),) = Conductor(here, class_limit_s=LIMIT_S).run([subject])
+    show(verdict, time.monotonic() - begin)
+    assert verdict.outcome == ENDS[how]
+    assert bool(conductor.halt(here)) == (how != "lane")
+    assert torch.ones(4, device=card).sum().item() == 4  # the card works on, in this process
+    undo()
+    ((_, again),) = Conductor(here).run([subject], force=True)
+    assert again.outcome == PASSED
+
+
+@pytest.mark.usefixtures("no_verdicts")
+def test_the_engine_stays_on_torch_and_takes_over_after_the_plant_is_gone(
+    here: Place, card: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = planted("outside", monkeypatch)
+    engine, session = Engine(), Session(report=Report())
+    gate = Gate(renew=engine.renew, say=lambda line: print(line))
+    gate.start()
+    engine.gate = gate
+    inputs = ATTENTION.make_inputs(AttentionProblem(2, 8, 1024, 1024, 64), card, 3)
+    first = engine.run(ATTENTION, inputs, session)
+    assert gate.wait(120)
+    second = engine.run(ATTENTION, inputs, session)
+    assert torch.equal(first, second)
+    assert gate.state().refused
+    undo()
+    assert gate.ask()
+    assert gate.wait(120)
+    begin = time.monotonic()
+    third = engine.run(ATTENTION, inputs, session)
+    print(f"the first call of ours, self-tests included: {time.monotonic() - begin:.3f} s")
+    rows = session.report.snapshot()["rows"]
+    assert "rocm_sd" in {row["variant"] for row in rows if row["calls"]}
+    assert (first.double() - third.double()).abs().max() < 1e-2
+    assert list(Path(str(gate._journal._place())).glob("*.trying")) == []
