@@ -60,8 +60,8 @@ class Tester:
         except DeviceOutOfMemoryError as error:
             return found | {"outcome": REFUSED, "reason": str(error), "lasting": False}
         except LaunchError as error:
-            faulted = error.status in FAULTS
-            return found | {"outcome": FAULTED if faulted else REFUSED, "reason": str(error)}
+            outcome = FAULTED if error.status in FAULTS else REFUSED
+            return found | {"outcome": outcome, "reason": str(error), "error": None}
         return found
 
     def _runs(self, found: list[Recording]) -> list[tuple[Recording, int]]:
