@@ -76,6 +76,15 @@ class Engine:
         """How often plans were made anew: who keeps what a plan said compares it."""
         self.reset()
 
+    def reset(self) -> None:
+        """Forget every plan, self-test, quarantine and measurement of this process."""
+        with self._lock:
+            self._planner = self._new_planner()
+            self._planner.gate = self._gate
+            self._measurer = Measurer(self._planner, self._lock)
+            self._routes: dict[Hashable, _Route] = {}
+            self._known: dict[Hashable, tuple[int, list[str]]] = {}
+
     @property
     def gate(self) -> Gate | None:
         """Says which kernel classes may be launched in this process, see gating.py; without one,
@@ -95,15 +104,6 @@ class Engine:
             self._routes = {}
             self._planner.changes += 1
             self.renewals += 1
-
-    def reset(self) -> None:
-        """Forget every plan, self-test, quarantine and measurement of this process."""
-        with self._lock:
-            self._planner = self._new_planner()
-            self._planner.gate = self._gate
-            self._measurer = Measurer(self._planner, self._lock)
-            self._routes: dict[Hashable, _Route] = {}
-            self._known: dict[Hashable, tuple[int, list[str]]] = {}
 
     def run(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""

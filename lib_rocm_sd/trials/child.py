@@ -53,10 +53,10 @@ class Tester:
         try:
             for each, stream in self._runs(list(recording.unpacked(head["rows"], blobs))):
                 self._say({"kind": "trying", "problem": each.name})
-                outcome = self._one(each, stream)
-                _add(found, each, outcome)
-                if outcome.reason:
-                    return found | {"outcome": WRONG, "reason": outcome.reason}
+                came = self._one(each, stream)
+                _add(found, each, came)
+                if came.reason:
+                    return found | {"outcome": WRONG, "reason": came.reason}
         except DeviceOutOfMemoryError as error:
             return found | {"outcome": REFUSED, "reason": str(error), "lasting": False}
         except LaunchError as error:

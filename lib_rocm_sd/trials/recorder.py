@@ -129,7 +129,7 @@ class _Recorder(TorchDispatchMode):
         exact = expected.double().contiguous()
         return Output(
             memory.buffer,
-            tensor.storage_offset() * tensor.element_size(),
+            int(tensor.storage_offset()) * tensor.element_size(),
             tuple(tensor.shape),
             tuple(tensor.stride()),
             DTYPE_NAMES[tensor.dtype],
@@ -256,4 +256,4 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     for place in product(*(range(size) for size in outer)):
         steps = zip(place, tensor.stride(), strict=False)
         offset = tensor.storage_offset() + sum(index * stride for index, stride in steps)
-        yield offset * tensor.element_size(), length
+        yield int(offset) * tensor.element_size(), length

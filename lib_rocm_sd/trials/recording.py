@@ -215,7 +215,8 @@ def unpacked(rows: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Iterator
         starts = tuple(
             Start(
                 spec_of(each["spec"]),
-                *(int(size) for size in each["sizes"]),
+                int(each["sizes"][0]),
+                int(each["sizes"][1]),
                 blobs[each["arguments"]],
                 tuple(Address(*address) for address in each["addresses"]),
             )

@@ -58,8 +58,8 @@ def _block(taken: int, out: int) -> list[Step]:
 
 
 def _middle(channels: int) -> list[Step]:
-    parts = [_conv(channels, channels, 1) for _ in range(4)]
-    attention = AttentionStep("attention", _norm(channels), *parts)
+    q, k, v, out = (_conv(channels, channels, 1) for _ in range(4))
+    attention = AttentionStep("attention", _norm(channels), q, k, v, out)
     return [*_block(channels, channels), attention, *_block(channels, channels)]
 
 

@@ -40,7 +40,7 @@ def no_handler() -> Iterator[None]:
     yield
     faulthandler.disable()
     if before:
-        faulthandler.enable(sys.__stderr__)
+        faulthandler.enable()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

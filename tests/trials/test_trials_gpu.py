@@ -48,12 +48,12 @@ ENDS = {"outside": FAULTED, "endless": HUNG, "lane": WRONG}
 
 
 @pytest.fixture
-def card() -> torch.device:
+def card() -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
 @pytest.fixture
-def here(card: torch.device) -> Place:
+def here(card: Any) -> Place:
     arch = identify(card).arch
     assert arch is not None
     found = place.of(card, default_launcher(card, arch))
@@ -138,7 +138,7 @@ def test_all_that_stable_diffusion_needs_passes(here: Place) -> None:
 @pytest.mark.usefixtures("no_verdicts")
 @pytest.mark.parametrize("how", PLANTS)
 def test_a_planted_fault_ends_the_child_alone(
-    here: Place, card: torch.device, how: str, monkeypatch: pytest.MonkeyPatch
+    here: Place, card: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undo = planted(how, monkeypatch)
     subject = attention(here)
@@ -156,7 +156,7 @@ def test_a_planted_fault_ends_the_child_alone(
 
 @pytest.mark.usefixtures("no_verdicts")
 def test_the_engine_stays_on_torch_and_takes_over_after_the_plant_is_gone(
-    here: Place, card: torch.device, monkeypatch: pytest.MonkeyPatch
+    here: Place, card: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undo = planted("outside", monkeypatch)
     engine, session = Engine(), Session(report=Report())

@@ -55,7 +55,7 @@ def _unaligned(p: AttentionProblem) -> AttentionInputs:
         view.copy_(tensor)
         return view
 
-    return AttentionInputs(*(moved(each) for each in made[:3]), made.mask)
+    return AttentionInputs(moved(made.q), moved(made.k), moved(made.v), made.mask)
 
 
 def _masked(p: AttentionProblem, kind: str) -> AttentionInputs:
@@ -85,4 +85,5 @@ def _far(p: AttentionProblem) -> AttentionInputs:
         view.copy_(tensor)
         placed.append(view)
         first += size
-    return AttentionInputs(*placed, made.mask)
+    q, k, v = placed
+    return AttentionInputs(q, k, v, made.mask)
