@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import device as devices
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
@@ -299,7 +300,7 @@ class Program:
         where it is wanted `thoroughly`; else a launch does it.
         """
         session = session.of_part(self._part)  # one plan, for whatever part it is run
-        where = (dtype, device, session)
+        where = (dtype, device, session, engine.renewals)
         if where not in self._readiness:
             if len(self._readiness) >= SESSIONS_KNOWN:
                 self._readiness, self._plans, self._kinds = {}, {}, {}

@@ -248,3 +248,22 @@ def test_performance_measures_pictures_of_any_size_once() -> None:
         return {(op.name, op.measured_as(problem)) for op, problem in work}
 
     assert measured(104, 152) == measured(128, 128) == measured(64, 64) == measured(61, 7)
+
+
+def test_when_the_engine_plans_anew_so_does_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "ldm decoder"
+    program, asked = Program(coder(kind)), []
+    get_ready = Readiness.get_ready
+
+    def noted(self: Readiness, work: problems.Work, told: readiness.Told) -> None:
+        asked.append(len(work))
+        get_ready(self, work, told)
+
+    monkeypatch.setattr(Readiness, "get_ready", noted)
+    program(image(kind, 8, 8))
+    asked.clear()
+    program(image(kind, 8, 8))
+    assert asked == []
+    engine.renew()
+    program(image(kind, 8, 8))
+    assert asked
