@@ -12,7 +12,7 @@ from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
-from lib_rocm_sd.engine.gating import Asked, Gate
+from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
@@ -71,7 +71,7 @@ class Engine:
         self.pending: Callable[[str], str] = _nothing_pending
         """Says why the kernels of an op, by its name, have to be waited for; empty if not. For a
         host that has them compiled in the background."""
-        self._gate: Gate | None = None
+        self._gate: Gatekeeper | None = None
         self.renewals = 0
         """How often plans were made anew: who keeps what a plan said compares it."""
         self.reset()
@@ -86,14 +86,14 @@ class Engine:
             self._known: dict[Hashable, tuple[int, list[str]]] = {}
 
     @property
-    def gate(self) -> Gate | None:
+    def gate(self) -> Gatekeeper | None:
         """Says which kernel classes may be launched in this process, see gating.py; without one,
         which is how it begins, all that pass their self-test here. Hosts set it.
         """
         return self._gate
 
     @gate.setter
-    def gate(self, gate: Gate | None) -> None:
+    def gate(self, gate: Gatekeeper | None) -> None:
         with self._lock:
             self._gate = self._planner.gate = gate
         self.renew()
@@ -305,7 +305,7 @@ class Engine:
                         self._planner.pardon(barred)
 
 
-def _watched(route: _Route, gate: Gate, op: Op[Any, Any]) -> Callable[..., Any]:
+def _watched(route: _Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., Any]:
     """The route's `run`, to stand in its place until its first launch has come to an end."""
     run, plan = route.run, route.plan
     assert plan is not None

@@ -33,7 +33,7 @@ class Asked:
     launch: Launch | None
 
 
-class Gate(Protocol):
+class Gatekeeper(Protocol):
     """Asked when plans are made and at the first launches of a class, never later. Its answers must
     not wait: the engine's lock is held.
     """

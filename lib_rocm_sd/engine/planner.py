@@ -12,7 +12,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import measure, selftest
-from lib_rocm_sd.engine.gating import Asked, Gate
+from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
@@ -50,7 +50,7 @@ class Planner:
         self.identify = identify
         self._launcher = launcher
         self._free = free
-        self.gate: Gate | None = None
+        self.gate: Gatekeeper | None = None
         self.changes = 0
         """Counts what was barred or pardoned."""
         self.waits = 0

@@ -19,7 +19,7 @@ _NON_BLOCKING = 1
 _TO_DEVICE, _TO_HOST = 1, 2  # hipMemcpyKind
 
 
-class Card(ABC):
+class BareCard(ABC):
     """One device; opened by the thread that uses it. Addresses and handles are integers.
 
     Raises LaunchError or DeviceOutOfMemoryError.
@@ -54,7 +54,7 @@ class Card(ABC):
         """One that does not wait for the default stream, as torch's are."""
 
 
-class HipCard(Card):
+class HipCard(BareCard):
     """`library`: a loaded libamdhip64."""
 
     def __init__(self, library: ctypes.CDLL, index: int) -> None:
@@ -124,7 +124,7 @@ class _BareCuda(CudaDriver):
         return self._index
 
 
-class CudaCard(Card):
+class CudaCard(BareCard):
     """`library`: a loaded libcuda. For development."""
 
     def __init__(self, library: ctypes.CDLL, index: int) -> None:

@@ -22,7 +22,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError, RocmSdError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import compile_worker, cuda
-from lib_rocm_sd.runtime.card import BareLauncher, Card, CudaCard, HipCard
+from lib_rocm_sd.runtime.card import BareCard, BareLauncher, CudaCard, HipCard
 from lib_rocm_sd.trials import recording
 from lib_rocm_sd.trials.recording import Recording
 from lib_rocm_sd.trials.replay import Outcome, replay
@@ -39,7 +39,7 @@ Say = Callable[[dict[str, Any]], None]
 class Tester:
     """Tries classes on one card."""
 
-    def __init__(self, card: Card, index: int, arch: Arch, say: Say) -> None:
+    def __init__(self, card: BareCard, index: int, arch: Arch, say: Say) -> None:
         self._card, self._index, self._say = card, index, say
         self._codes: dict[KernelSpec, bytes] = {}
         self._launch = BareLauncher(card.driver, index, arch, self._codes.__getitem__)
@@ -101,7 +101,7 @@ def opened(head: dict[str, Any], say: Say) -> Any:
         from lib_rocm_sd.trials.torch_child import TorchTester
 
         return TorchTester(index, arch, say)
-    card: Card
+    card: BareCard
     if head["backend"] == "cuda":
         card = CudaCard(cuda.library(), index)
     else:

@@ -23,7 +23,7 @@ READ_BYTES = 256 << 20
 
 
 class Memory(Protocol):
-    """What of runtime.card.Card is needed here."""
+    """What of runtime.card.BareCard is needed here."""
 
     def allocate(self, size: int) -> int: ...
     def free(self, address: int) -> None: ...

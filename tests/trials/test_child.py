@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,12 +106,15 @@ def test_it_ends_when_its_parent_is_killed() -> None:
         assert child.exists()
         parent.kill()
         parent.wait(30)
-        for _ in range(3000):
-            if not child.exists() or "Z" in (child / "stat").read_text().split()[2]:
-                break
-            subprocess.run(["sleep", "0.01"], check=False)
-        else:
-            pytest.fail("the child lives")
+        until(lambda: not child.exists() or " Z " in (child / "stat").read_text())
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for what happens, a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_it_finds_the_packages_of_this_interpreter() -> None:

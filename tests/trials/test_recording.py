@@ -34,7 +34,8 @@ PLAIN = AttentionProblem(2, 8, 4096, 4096, 40)
 CONV = ConvProblem("3x3", 1, 64, 64, 16, 16)
 USUAL = [
     *((ATTENTION, replace(PLAIN, head_dim=head_dim)) for head_dim in (40, 64, 80, 160, 512)),
-    *((op, op.usual[0][1]) for op in ops() if op is not ATTENTION),
+    *((op, op.usual[0][1]) for op in ops() if op.name not in ("attention", "conv upsample")),
+    (CONVS["upsample"], replace(CONV, kind="upsample")),
 ]
 
 
