@@ -28,7 +28,6 @@ from lib_rocm_sd.trials.verdicts import (
     HUNG,
     KILLED,
     REFUSED,
-    WRONG,
     Verdict,
 )
 
@@ -137,7 +136,7 @@ class Conductor:
         try:
             letter = self._letter(subject, key, codes)
         except (*FAILURES, MemoryError) as error:
-            return verdicts.write(key, self._made(subject, WRONG, describe(error)))
+            return self._made(subject, REFUSED, f"its launches cannot be noted: {describe(error)}")
         return self._tried(subject, letter, known, force)
 
     def _may_begin(self, end: float) -> bool:

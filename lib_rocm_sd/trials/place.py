@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lib_rocm_sd import arch as arches
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops import registry
 from lib_rocm_sd.runtime import cuda, hip
 from lib_rocm_sd.runtime.compiler import file_identity
 from lib_rocm_sd.runtime.launcher import Launcher
@@ -94,6 +95,14 @@ def _versions(backend: str) -> str:
             function(byref(number))
             found.append(str(number.value))
     return " ".join(found)
+
+
+@lru_cache(maxsize=16)
+def launching(family: str) -> str:
+    """The SHA-256 of the Python that launches the kernels of a family of ops."""
+    folder = Path(registry.__file__).parent
+    files = (*sorted(folder.glob("*.py")), *sorted((folder / family).glob("*.py")))
+    return cache.key_of(*(path.read_text(encoding="utf-8") for path in files))
 
 
 @lru_cache(maxsize=1)

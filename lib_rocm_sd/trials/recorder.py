@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib_rocm_sd.engine.selftest import SEED
+from lib_rocm_sd.engine.selftest import SEED, is_out_of_memory
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Start
@@ -140,7 +140,8 @@ class _Recorder(TorchDispatchMode):
 def recordings(
     op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any
 ) -> list[Recording]:
-    """The trial of the class of `problem`: its test problems, and the op's `trial_inputs`.
+    """The trial of the class of `problem`: its test problems, and the op's `trial_inputs`. Of these
+    what this process has no address space for is empty: Recording.unmade says why.
 
     Raises NeedsTorchError; what the variant raises; ValueError where what it gives is no output.
     """
@@ -149,10 +150,15 @@ def recordings(
         (str(test), partial(op.make_inputs, test, CPU, SEED)) for test in tests
     ]
     known: dict[str, Any] = {}
-    return [
-        record(op, variant, config, make, name, known)
-        for name, make in (*made, *op.trial_inputs(problem))
-    ]
+    found = [record(op, variant, config, make, name, known) for name, make in made]
+    for name, make in op.trial_inputs(problem):
+        try:
+            found.append(record(op, variant, config, make, name, known))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            found.append(Recording(name, 0.0, (), (), (), unmade="this process has no memory"))
+    return found
 
 
 def record(

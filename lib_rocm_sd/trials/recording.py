@@ -69,7 +69,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Recording:
-    """One problem run once. `far`: it needs gigabytes, and is left out where they are not free."""
+    """One problem run once. `far`: it needs gigabytes, and is left out where they are not free.
+    `unmade`: why there is nothing in it.
+    """
 
     name: str
     tolerance: float
@@ -77,6 +79,7 @@ class Recording:
     starts: tuple[Start, ...]
     outputs: tuple[Output, ...]
     far: bool = False
+    unmade: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -185,6 +188,7 @@ def packed(recordings: Sequence[Recording]) -> tuple[list[dict[str, Any]], list[
             "name": r.name,
             "tolerance": r.tolerance,
             "far": r.far,
+            "unmade": r.unmade,
             "buffers": [[b.size, [[at, place(data)] for at, data in b.pieces]] for b in r.buffers],
             "starts": [
                 {
@@ -226,7 +230,8 @@ def unpacked(rows: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Iterator
             Output(buffer, offset, tuple(shape), tuple(strides), dtype, blobs[place])
             for buffer, offset, shape, strides, dtype, place in row["outputs"]
         )
-        yield Recording(row["name"], row["tolerance"], buffers, starts, outputs, row["far"])
+        about = (row["far"], row["unmade"])
+        yield Recording(row["name"], row["tolerance"], buffers, starts, outputs, *about)
 
 
 def spec_of(row: Sequence[Any]) -> KernelSpec:

@@ -53,6 +53,8 @@ class Outcome:
 
 def replay(recording: Recording, memory: Memory, launch: Launch, index: int) -> Outcome:
     """Run it once. Raises LaunchError and DeviceOutOfMemoryError."""
+    if recording.unmade:
+        return Outcome(skipped=f"{recording.name}: {recording.unmade}")
     wanted = recording.size_bytes
     if recording.far and memory.free_bytes() < 2 * wanted:
         return Outcome(skipped=f"{recording.name}: less than {2 * wanted >> 20} MiB is free")

@@ -13,7 +13,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.place import Place, launching
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Subject:
         """Of the verdict."""
         digests = (hashlib.sha256(codes[spec]).hexdigest() for spec in self.specs)
         what = (self.op.name, self.variant.name, repr(self.config), repr(self.first))
-        return cache.key_of("verdict 1", place.key, *what, *digests)
+        return cache.key_of("verdict 1", place.key, launching(self.op.family), *what, *digests)
 
 
 def subjects(work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch) -> list[Subject]:

@@ -106,7 +106,14 @@ def test_it_ends_when_its_parent_is_killed() -> None:
         assert child.exists()
         parent.kill()
         parent.wait(30)
-        until(lambda: not child.exists() or " Z " in (child / "stat").read_text())
+        until(lambda: gone(child))
+
+
+def gone(process: Path) -> bool:
+    try:
+        return " Z " in (process / "stat").read_text()
+    except OSError:
+        return True
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials import conductor, verdicts
+from lib_rocm_sd.trials import conductor, subject, verdicts
 from lib_rocm_sd.trials.conductor import Conductor, ended
 from lib_rocm_sd.trials.link import Link
-from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.place import Place, launching
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
 from tests.trials import scaling
@@ -56,11 +56,34 @@ def test_what_is_right_passes_and_is_not_tried_again(place: Place) -> None:
     assert [verdict for _, verdict in again] == first
 
 
+def test_another_packing_of_arguments_asks_anew(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = scaling.subject(2.0).codes(place.arch, compiles=False)
+    before = scaling.subject(2.0).key(place, codes)
+    monkeypatch.setattr(subject, "launching", lambda family: f"another {family}")
+    assert scaling.subject(2.0).key(place, codes) != before
+    assert launching("conv") != launching("attention")
+
+
+def test_what_cannot_be_noted_is_refused_for_now(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> None:
+        raise ValueError("no such field")
+
+    monkeypatch.setattr(scaling.Scaler, "run", fails)
+    (verdict,) = run(place, 2.0)
+    assert verdict.outcome == REFUSED
+    assert "cannot be noted: ValueError: no such field" in verdict.reason
+    assert list(verdicts.every()) == []
+
+
 def test_another_driver_asks_anew(place: Place, hip_file: Path) -> None:
-    subject = scaling.subject(2.0)
-    codes = subject.codes(place.arch, compiles=False)
+    each = scaling.subject(2.0)
+    codes = each.codes(place.arch, compiles=False)
     newer = scaling.place(hip_file, "driver 2")
-    assert subject.key(place, codes) != subject.key(newer, codes)
+    assert each.key(place, codes) != each.key(newer, codes)
     assert place.halt_key != newer.halt_key
 
 

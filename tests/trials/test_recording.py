@@ -132,6 +132,18 @@ def test_far_offsets_are_kept_without_their_gaps() -> None:
     assert outcome.reason == ""
 
 
+def test_what_there_is_no_memory_for_is_left_out() -> None:
+    def none() -> Any:
+        raise MemoryError
+
+    variant = Launching()
+    op = replace(op_of(variant), trial_inputs=lambda problem: (("far", none),))
+    *_, last = recorder.recordings(op, variant, None, Doubling(3, 8))
+    outcome = replay(last, HostCard(), doubling(), 0)
+    assert outcome.skipped == "far: this process has no memory"
+    assert outcome.reason == ""
+
+
 def test_a_toy_is_replayed_and_judged() -> None:
     found = toy(Launching())
     assert [start.addresses[0].at for start in found.starts] == [0]
