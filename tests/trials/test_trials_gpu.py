@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +25,8 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials import conductor, place
@@ -111,7 +115,7 @@ def show(verdict: Verdict, seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("no_verdicts")
-def test_all_that_stable_diffusion_needs_passes(here: Place) -> None:
+def test_all_that_stable_diffusion_needs_passes(here: Place, card: Any) -> None:
     work = [(ATTENTION, problem) for problem in ATTENTION.cases[:18]] + usual.work()
     wanted = subjects(work, here.arch)
     specs = dict.fromkeys(spec for each in wanted for spec in each.specs)
@@ -133,6 +137,91 @@ def test_all_that_stable_diffusion_needs_passes(here: Place) -> None:
     wrong = [verdict for _, verdict in found if verdict.outcome != PASSED]
     assert wrong == []
     assert len(found) == len(wanted)
+    for gated in (False, True):
+        show_first_use(card, work, gated)
+
+
+def show_first_use(card: Any, work: Any, gated: bool) -> None:
+    """How long a process's first look at each class takes, all verdicts being there."""
+    begin = time.monotonic()
+    engine = Engine()
+    if gated:
+        gate = Gate(renew=engine.renew)
+        gate.start()
+        engine.gate = gate
+    assert engine.usable(card) == []
+    usable = time.monotonic() - begin
+    begin = time.monotonic()
+    for op, problem in work:
+        engine.plan(problem, card, op)
+    torch.cuda.synchronize()
+    planned = time.monotonic() - begin
+    print(f"gate {gated}: usable after {usable:.3f} s, all {len(work)} planned in {planned:.3f} s")
+    if gated:
+        assert not gate.state().running
+        assert gate.state().refused == ()
+
+
+@pytest.mark.usefixtures("no_verdicts")
+def test_what_needs_torch_is_tried_by_a_child_that_has_it(here: Place) -> None:
+    problem = AttentionProblem(1, 1, 4096, 4096, 512)
+    conv = ConvProblem("3x3", 1, 64, 64, 128, 128, norm=True, statistics=True)
+    cases = [(ATTENTION, problem), (CONVS["3x3"], conv)]
+    wanted = [
+        Subject.of(op, op.variants[1], op.variants[1].configs(here.arch, each)[0], each, here.arch)
+        for op, each in cases
+        if not op.variants[1].refusals(here.arch, each)
+    ]
+    begin = time.monotonic()
+    found = Conductor(here, class_limit_s=60).run(wanted)
+    for _, verdict in found:
+        show(verdict, time.monotonic() - begin)
+    assert [verdict.outcome for _, verdict in found] == [PASSED] * len(wanted)
+
+
+ALONE = """
+import sys
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.runtime import build, launcher
+from lib_rocm_sd.trials.gate import Gate
+from dataclasses import replace
+import torch
+
+card, problem = torch.device("cuda", 0), AttentionProblem(2, 8, 1024, 1024, 64)
+engine = Engine()
+gate = Gate(renew=engine.renew)
+print("started", [verdict.outcome for verdict in gate.start()])
+engine.gate = gate
+if len(sys.argv) > 1:  # what this process launches is not what the child has tried
+    real = launcher.Launcher._code
+    def changed(self, spec):
+        return real(self, replace(spec, source=sys.argv[1] + "/" + spec.source))
+    launcher.Launcher._code = changed
+inputs = ATTENTION.make_inputs(problem, card, 3)
+engine.run(ATTENTION, inputs)
+gate.wait(60)
+engine.run(ATTENTION, inputs)
+print("refused", gate.state().refused)
+"""
+
+
+@pytest.mark.usefixtures("no_verdicts")
+def test_a_fault_that_comes_only_in_the_program_comes_once(here: Place) -> None:
+    folder = simt.planted("attention.hip", START, PLANTS["outside"])
+    root = Path(__file__).parents[2]
+    told = []
+    for arguments in ([str(folder)], []):
+        command = [sys.executable, "-c", ALONE, *arguments]
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=120, check=False
+        )
+        told.append((done.returncode, done.stdout, done.stderr[-300:]))
+        print(*told[-1], sep="\n")
+    assert told[0][0] != 0
+    assert told[1][0] == 0
+    assert "in the program itself, though not in its trial" in told[1][1]
 
 
 @pytest.mark.usefixtures("no_verdicts")
