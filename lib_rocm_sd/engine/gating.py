@@ -41,6 +41,9 @@ class Gatekeeper(Protocol):
     def refusal(self, asked: Asked) -> Refusal | None:
         """Why the class is not to be launched in this process; None where it may be."""
 
+    def vouches(self, asked: Asked) -> bool:
+        """The class was launched elsewhere, and found right there."""
+
     def launching(self, asked: Asked, stage: str) -> AbstractContextManager[Any] | None:
         """To be entered around the class's first launch and the synchronisation after it, in its
         self-test (stage "self-test") and then for a caller ("call"); None where that was.

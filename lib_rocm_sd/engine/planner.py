@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ class VariantPlan:
     why: str
 
 
+SECOND_LOOK_S = 0.2
+"""How long a process tests what the gate vouches for, all classes together."""
+
+
 def default_launcher(device: torch.device, arch: Arch) -> Launch:
     """The driver's launcher; imported here so that without a GPU no driver is ever loaded."""
     from lib_rocm_sd.runtime import launcher
@@ -46,8 +51,11 @@ class Planner:
         identify: Callable[[torch.device], DeviceInfo],
         launcher: Callable[[torch.device, Arch], Launch],
         free: Callable[[torch.device, int], int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.identify = identify
+        self._clock = clock
+        self._looked_s = 0.0
         self._launcher = launcher
         self._free = free
         self.gate: Gatekeeper | None = None
@@ -185,13 +193,20 @@ class Planner:
         test: Any,
         device: torch.device,
     ) -> Check:
-        """A self-test; the first of a class is entered in the gate's journal."""
+        """A self-test. The first of a class is entered in the gate's journal; of a class that passed
+        elsewhere it is a second look, and left out where these have taken long enough.
+        """
         launch = self.launch(variant, device)
         if self.gate is None or not variant.ours:
             return selftest.check(op, variant, config, launch, test, device)
         asked = Asked(op, variant, config, problem, device, launch)
+        names_class = test == op.test_problems(problem)[0]
+        if names_class and self._looked_s >= SECOND_LOOK_S and self.gate.vouches(asked):
+            return Check(0.0, op.tolerance(test))
+        begin = self._clock()
         with self.gate.launching(asked, "self-test") or nullcontext():
             found = selftest.check(op, variant, config, launch, test, device)
+        self._looked_s += self._clock() - begin
         if found.reason:
             self.gate.failed(asked, found.reason)
         return found

@@ -62,12 +62,12 @@ def check(
         try:
             inputs = op.make_inputs(problem, device, SEED)
             output = variant.run(launch, config, problem, inputs)
-        except FAILURES as error:
+            dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
+            return _compare_all(output, dtype, reference, tolerance, problem)
+        except FAILURES as error:  # what a launch dies of may be told by the copy to the CPU
             if is_out_of_memory(error):
                 raise
             return Check(math.inf, tolerance, f"{problem}: {describe(error)}")
-        dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
-        return _compare_all(output, dtype, reference, tolerance, problem)
 
 
 def _compare_all(

@@ -158,6 +158,10 @@ class Gate:
                 self._note(known)
             return known.refusal
 
+    def vouches(self, asked: Asked) -> bool:
+        place = self._place(asked)
+        return place is not None and self.refusal(asked) is None
+
     def launching(self, asked: Asked, stage: str) -> AbstractContextManager[None] | None:
         place = self._place(asked)
         if place is None:
@@ -175,7 +179,7 @@ class Gate:
         if place is None or not _FAULTS.search(reason):
             return
         known = self._known.get((place, _subject(asked, place).identity))
-        if known is not None and known.key:
+        if known is not None and known.key and known.refusal is None:
             said = f"in the program itself, though not in its trial: {reason}"
             made = Verdict(str(known.subject), FAULTED, said, device=str(place))
             self._learn(known, verdicts.write(known.key, made))

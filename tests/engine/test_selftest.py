@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-from tests.ops.toy_op import SELF_TESTS, Doubler, X, engine_of, op_of, raising
+from tests.ops.toy_op import CPU, SELF_TESTS, Doubler, Doubling, X, engine_of, op_of, raising
 
 
 @pytest.mark.parametrize(
@@ -122,3 +123,18 @@ def test_random_generators_autograd_and_autocast_are_left_alone() -> None:
     assert before[2] == repr(np.random.get_state(legacy=False))
     assert modes[:SELF_TESTS] == [(False, False)] * SELF_TESTS
     assert modes[-1] == (True, False)
+
+
+def test_an_error_that_comes_with_the_output_is_the_variants() -> None:
+    class Late:
+        """What a launch gives on a card where it has died since."""
+
+        def detach(self) -> Late:
+            return self
+
+        def to(self, device: str) -> torch.Tensor:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    variant = Doubler("late", work=lambda x: Late())  # type: ignore[arg-type,return-value]
+    found = selftest.check(op_of(variant), variant, None, None, Doubling(3, 8), CPU)
+    assert "illegal memory access" in found.reason

@@ -335,6 +335,27 @@ def test_performance_measures_what_was_tried(world: World, brief_tuning: None) -
     assert planner.was_tried(SCALING, SCALING.variants[0], scaling.Scaling(1024, 2.0), CPU)
 
 
+def test_the_second_look_is_left_out_when_it_has_taken_long_enough(world: World) -> None:
+    for factor in (2.0, 3.0):
+        world.run(factor)
+    world.settled()
+    planner, clock = world.user.engine._planner, iter(range(100))
+    planner._clock = lambda: float(next(clock))
+    launches = []
+    for factor in (2.0, 3.0):
+        before = world.launch.count
+        assert world.run(factor) == "rocm_sd"
+        launches.append(world.launch.count - before)
+    assert launches == [3, 2]  # of the second class only the problem that no child had
+
+
+def test_without_a_trial_every_self_test_is_run(world: World) -> None:
+    world.gate._places[CPU] = None
+    world.user.engine._planner._looked_s = 1e9
+    assert world.run() == "rocm_sd"
+    assert world.launch.count == 3
+
+
 def test_reset_keeps_the_gate_and_none_takes_it_away(world: World) -> None:
     world.busy = True
     world.user.engine.reset()
