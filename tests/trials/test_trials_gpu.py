@@ -166,7 +166,7 @@ def show_first_use(card: Any, work: Any, gated: bool) -> None:
 def test_what_needs_torch_is_tried_by_a_child_that_has_it(here: Place) -> None:
     problem = AttentionProblem(1, 1, 4096, 4096, 512)
     conv = ConvProblem("3x3", 1, 64, 64, 128, 128, norm=True, statistics=True)
-    cases = [(ATTENTION, problem), (CONVS["3x3"], conv)]
+    cases: list[tuple[Any, Any]] = [(ATTENTION, problem), (CONVS["3x3"], conv)]
     wanted = [
         Subject.of(op, op.variants[1], op.variants[1].configs(here.arch, each)[0], each, here.arch)
         for op, each in cases
