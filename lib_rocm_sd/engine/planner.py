@@ -193,8 +193,8 @@ class Planner:
         test: Any,
         device: torch.device,
     ) -> Check:
-        """A self-test. The gate's journal has the first of a class. Of a class that passed elsewhere
-        it is a second look, and left out where these have taken long enough.
+        """A self-test. The gate's journal has the first of a class. Of what passed elsewhere it is
+        a second look, and left out where these have taken long enough.
         """
         launch = self.launch(variant, device)
         if self.gate is None or not variant.ours:

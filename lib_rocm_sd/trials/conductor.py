@@ -90,6 +90,14 @@ class Conductor:
         self._child: Link | None = None
         self._with_torch = False
         self._abandoned = ""
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Have `run` come to an end, from another thread: the class in work gets no verdict."""
+        self._cancelled = True
+        child = self._child
+        if child is not None:
+            child.kill()
 
     def run(
         self,
@@ -129,6 +137,8 @@ class Conductor:
         if known is not None and not known.asks_again:
             return known
         why = self._abandoned or ("" if force else halt(self.place))
+        if self._cancelled:
+            return None
         if why:
             return self._made(subject, REFUSED, why)
         if not self._may_begin(end):
@@ -141,7 +151,7 @@ class Conductor:
 
     def _may_begin(self, end: float) -> bool:
         """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
-        while self._busy() and not self._stop():
+        while self._busy() and not self._stop() and not self._cancelled:
             self._dismiss()
             if time.monotonic() > end:
                 return False
@@ -225,7 +235,9 @@ class Conductor:
 
     def _end_hanging(self) -> None:
         child, self._child = self._child, None
-        if child is not None and not child.kill():
+        if child is not None and child.kill():
+            child.end()
+        elif child is not None:
             self._abandoned = "a process hangs in the driver and cannot be ended"
 
     def _died(
@@ -237,6 +249,8 @@ class Conductor:
     ) -> Verdict:
         """The verdict where the process ended in the middle."""
         outcome, reason = self._ended()
+        if self._cancelled:
+            return self._made(subject, REFUSED, "its trial was not finished")
         reason = f"{problem}: {reason}" if problem else reason
         if outcome == KILLED:
             return verdicts.interrupted(key, str(subject), str(self.place), reason, KILLED)
@@ -264,6 +278,8 @@ class Conductor:
         self._dismiss()
         child = self._spawn()
         self._child, self._with_torch = child, with_torch
+        if self._cancelled:
+            child.kill()
         child.send({"kind": "open", **self.place.as_dict(), "torch": with_torch})
         try:
             answer = child.receive(self._start_limit_s)

@@ -36,6 +36,7 @@ from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
+STOPPED_S = 15.0
 WAITS = "is being tried in a process of its own first"
 _FAULTS = re.compile(
     r"illegal (memory access|address|instruction)|misaligned|launch failure|hsa_status|page fault",
@@ -107,6 +108,7 @@ class Gate:
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
         self._thread: threading.Thread | None = None
+        self._running: Conductor | None = None
         self._group = process.Group()
 
     # -- for the host
@@ -120,8 +122,16 @@ class Gate:
         return found
 
     def stop(self) -> None:
-        """Begin nothing more; the child ends. Called when the process exits."""
+        """Begin nothing more, end the child and wait for the thread, which must not be within torch
+        when Python ends. Called then.
+        """
         self._group.end()
+        with self._lock:
+            running, thread = self._running, self._thread
+        if running is not None:
+            running.cancel()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOPPED_S)
 
     def state(self) -> GateState:
         """How far it is. Takes no lock."""
@@ -235,6 +245,8 @@ class Gate:
             self._done(place, subject, verdict)
 
         runs = self._conductor(place, busy=self._busy, stop=lambda: self._group.ended)
+        with self._lock:
+            self._running = runs
         with suppress(OSError):
             runs.run(subjects, force=force, told=told)
         for subject in subjects:

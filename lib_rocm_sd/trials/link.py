@@ -75,7 +75,6 @@ class Link:
         self._letters.put(None)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GONE_S)
-        self._words.close()
         return self._process.returncode is not None
 
     def status(self) -> int | None:

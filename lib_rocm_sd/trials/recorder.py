@@ -59,6 +59,11 @@ class _Recorder(TorchDispatchMode):
         self.buffers: list[Buffer] = []
         self.starts: list[Start] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Newer torch would load all of torch.compile to keep it out: seconds, and much memory."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))

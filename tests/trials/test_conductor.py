@@ -232,8 +232,8 @@ def test_a_process_that_cannot_be_ended_is_given_up(place: Place) -> None:
             super().kill()
             return False
 
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    made = Conductor(place, spawn=lambda: Stuck(command), start_limit_s=0.2)
+    stuck = Stuck([sys.executable, "-c", "import time; time.sleep(60)"])
+    made = Conductor(place, spawn=lambda: stuck, start_limit_s=0.2)
     subjects: list[Subject] = [scaling.subject(2.0), scaling.subject(3.0)]
     (_, first), (_, second) = made.run(subjects, force=True)
     assert first.outcome == HUNG
@@ -241,3 +241,4 @@ def test_a_process_that_cannot_be_ended_is_given_up(place: Place) -> None:
         REFUSED,
         "a process hangs in the driver and cannot be ended",
     )
+    stuck.end()

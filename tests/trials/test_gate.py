@@ -24,6 +24,7 @@ from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import WAITS, Gate
 from lib_rocm_sd.trials.journal import Journal
+from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, PASSED
 from tests.ops.toy_op import CPU, GFX1100, User
@@ -234,6 +235,29 @@ def test_usable_says_that_it_waits(world: World) -> None:
     assert world.user.usable(CPU, SCALING) == []
 
 
+def test_a_program_that_ends_waits_for_no_trial_and_blames_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", "hang:1")
+    begun = threading.Event()
+    receive = Link.receive
+
+    def noted(link: Link, limit_s: float) -> Any:
+        answer = receive(link, limit_s)
+        if answer and answer["kind"] == "trying":
+            begun.set()
+        return answer
+
+    monkeypatch.setattr(Link, "receive", noted)
+    world.run()
+    assert begun.wait(60)
+    world.gate.stop()
+    assert world.gate._thread is not None
+    assert not world.gate._thread.is_alive()
+    assert list(verdicts.every()) == []
+    assert again(world).started == []
+
+
 # -- the journal
 
 
@@ -295,11 +319,13 @@ def die(world: World, how: str) -> None:
     assert len(os.listdir(folder)) == 1  # noqa: PTH208
 
 
-def test_an_error_of_the_driver_here_bars_the_class_for_later_too(world: World) -> None:
+@pytest.mark.parametrize("stage", ["self-test", "call"])
+def test_an_error_of_the_driver_here_bars_the_class_for_later_too(world: World, stage: str) -> None:
     world.run()
     world.settled()
-    world.run()
-    world.user.engine.renew()
+    if stage == "call":
+        world.run()
+        world.user.engine.renew()
     world.launch.error = LaunchError("hipModuleLaunchKernel: an illegal memory access", 700)
     assert world.run() == "torch"
     assert "illegal memory access" in world.why()
