@@ -32,7 +32,7 @@ class VariantPlan:
     why: str
 
 
-SECOND_LOOK_S = 0.2
+SECOND_LOOK_S = 0.1
 """How long a process tests what the gate vouches for, all classes together."""
 
 

@@ -21,7 +21,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
-from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.subject import Subject, digest
 from lib_rocm_sd.trials.verdicts import (
     DANGEROUS,
     FAULTED,
@@ -129,10 +129,10 @@ class Conductor:
     def _verdict(self, subject: Subject, force: bool, end: float) -> Verdict | None:
         """The verdict of one class; None where nothing more is to be done."""
         try:
-            codes = subject.codes(self.place.arch, compiles=True)
+            codes = subject.codes(self.place.arch)
         except CompileError as error:
             return self._made(subject, REFUSED, f"does not compile: {error.reason}")
-        key = subject.key(self.place, codes)
+        key = subject.key(self.place, {spec: digest(code) for spec, code in codes.items()})
         known = None if force else verdicts.read(key)
         if known is not None and not known.asks_again:
             return known

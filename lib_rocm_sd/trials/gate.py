@@ -26,7 +26,7 @@ import torch
 
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
@@ -104,6 +104,7 @@ class Gate:
         self._lock = threading.RLock()
         self._places: dict[torch.device, Place | None] = {}
         self._known: dict[tuple[Place, Identity], _Known] = {}
+        self._digests: dict[tuple[KernelSpec, str], str] = {}
         self._queue: list[tuple[Place, Subject, bool]] = []
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
@@ -143,6 +144,7 @@ class Gate:
             again = [known for known in self._known.values() if _barred(known)]
             for place in {known.place for known in again}:
                 resume(place)
+            self._show(halted="")
             for known in again:
                 self._enqueue(known.place, known.subject, force=True)
             return len(again)
@@ -204,7 +206,7 @@ class Gate:
     def _looked_up(self, place: Place, subject: Subject) -> _Known:
         """By its verdict; queued where there is none. The lock is held."""
         try:
-            key = subject.key(place, subject.codes(place.arch, compiles=False))
+            key = subject.key(place, subject.digests(place.arch, self._digests))
             verdict = verdicts.read(key)
         except CompileError:
             key, verdict = "", None
@@ -213,6 +215,7 @@ class Gate:
             return _Known(subject, place, key, refusal)
         halted = halt(place)
         if halted:
+            self._show(halted=halted)
             return _Known(subject, place, key, Refusal(halted))
         self._enqueue(place, subject, force=False)
         before = f" ({verdict.reason})" if verdict else ""
@@ -224,7 +227,7 @@ class Gate:
             return
         self._queue.append((place, subject, force))
         if self._thread is None or not self._thread.is_alive() or not self._state.running:
-            self._state = GateState(running=True)
+            self._show(running=True, done=0, total=0)
             self._tell("trying new kernels in a process of their own, once")
             self._thread = threading.Thread(target=self._work, name="rocm_sd trials", daemon=True)
             self._thread.start()
@@ -277,7 +280,7 @@ class Gate:
             key = known.key
             if verdict is not None and verdict.passed and not key:
                 with suppress(CompileError):
-                    key = subject.key(place, subject.codes(place.arch, compiles=False))
+                    key = subject.key(place, subject.digests(place.arch, self._digests))
             refusal = Refusal(reason) if reason else None
             if verdict is not None and not verdict.passed:
                 self._tell(f"{subject}: {reason}")

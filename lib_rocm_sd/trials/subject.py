@@ -16,6 +16,11 @@ from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials.place import Place, launching
 
 
+def digest(code: bytes) -> str:
+    """The SHA-256 of machine code."""
+    return hashlib.sha256(code).hexdigest()
+
+
 @dataclass(frozen=True)
 class Subject:
     """`problem`: one of the class. `specs`: all kernels that the class launches for it."""
@@ -51,17 +56,34 @@ class Subject:
         title = f"{self.op.name}, {self.variant.name}: {self.first}"
         return f"{title} [{config}]" if config else title
 
-    def codes(self, arch: Arch, compiles: bool) -> dict[KernelSpec, bytes]:
-        """The machine code. Raises CompileError; also where it would have to be compiled first and
-        `compiles` is False.
-        """
-        return {spec: _code(spec, arch, compiles) for spec in self.specs}
+    def codes(self, arch: Arch) -> dict[KernelSpec, bytes]:
+        """The machine code, compiled if need be. Raises CompileError."""
+        return {spec: build.build(spec, arch).code for spec in self.specs}
 
-    def key(self, place: Place, codes: Mapping[KernelSpec, bytes]) -> str:
-        """Of the verdict."""
-        digests = (hashlib.sha256(codes[spec]).hexdigest() for spec in self.specs)
+    def digests(
+        self, arch: Arch, known: dict[tuple[KernelSpec, str], str]
+    ) -> dict[KernelSpec, str]:
+        """Of its machine code. Raises CompileError where that is not compiled yet. `known` is asked
+        first, and filled.
+        """
+        for spec in self.specs:
+            if (spec, arch.gfx) not in known:
+                found = build.cached(spec, arch)
+                if found is None:
+                    raise CompileError("cache", f"{spec} was not compiled yet")
+                known[spec, arch.gfx] = digest(found.code)
+        return {spec: known[spec, arch.gfx] for spec in self.specs}
+
+    def key(self, place: Place, digests: Mapping[KernelSpec, str]) -> str:
+        """Of the verdict. `digests`: of the machine code, see `digest`."""
         what = (self.op.name, self.variant.name, repr(self.config), repr(self.first))
-        return cache.key_of("verdict 1", place.key, launching(self.op.family), *what, *digests)
+        return cache.key_of(
+            "verdict 1",
+            place.key,
+            launching(self.op.family),
+            *what,
+            *map(digests.__getitem__, self.specs),
+        )
 
 
 def subjects(work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch) -> list[Subject]:
@@ -74,12 +96,3 @@ def subjects(work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch) -> list[Subje
             each = Subject.of(op, variant, config, problem, arch)
             found.setdefault(each.identity, each)
     return list(found.values())
-
-
-def _code(spec: KernelSpec, arch: Arch, compiles: bool) -> bytes:
-    if not compiles:
-        found = build.cached(spec, arch)
-        if found is None:
-            raise CompileError("cache", f"{spec} was not compiled yet")
-        return found.code
-    return build.build(spec, arch).code

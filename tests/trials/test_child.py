@@ -75,7 +75,7 @@ def test_it_ends_when_its_input_does_also_in_a_hang(
     monkeypatch.setenv("ROCM_SD_FAKE_HIP", "hang:1")
     link = opened(hip_file)
     spec = scaling.SPEC
-    code = scaling.subject(2.0).codes(arch.table()["gfx1100"], compiles=False)[spec]
+    code = scaling.subject(2.0).codes(arch.table()["gfx1100"])[spec]
     rows, blobs = recording.packed(recorded())
     row = [spec.source, spec.entry, [list(pair) for pair in spec.defines]]
     head = {"kind": "class", "rows": rows, "codes": [[row, len(blobs)]]}

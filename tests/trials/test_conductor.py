@@ -59,10 +59,10 @@ def test_what_is_right_passes_and_is_not_tried_again(place: Place) -> None:
 def test_another_packing_of_arguments_asks_anew(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = scaling.subject(2.0).codes(place.arch, compiles=False)
-    before = scaling.subject(2.0).key(place, codes)
+    digests = scaling.subject(2.0).digests(place.arch, {})
+    before = scaling.subject(2.0).key(place, digests)
     monkeypatch.setattr(subject, "launching", lambda family: f"another {family}")
-    assert scaling.subject(2.0).key(place, codes) != before
+    assert scaling.subject(2.0).key(place, digests) != before
     assert launching("conv") != launching("attention")
 
 
@@ -81,9 +81,9 @@ def test_what_cannot_be_noted_is_refused_for_now(
 
 def test_another_driver_asks_anew(place: Place, hip_file: Path) -> None:
     each = scaling.subject(2.0)
-    codes = each.codes(place.arch, compiles=False)
+    digests = each.digests(place.arch, {})
     newer = scaling.place(hip_file, "driver 2")
-    assert each.key(place, codes) != each.key(newer, codes)
+    assert each.key(place, digests) != each.key(newer, digests)
     assert place.halt_key != newer.halt_key
 
 
