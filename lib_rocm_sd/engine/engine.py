@@ -20,7 +20,7 @@ from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Launch, Op
+from lib_rocm_sd.ops.base import Launch, Op, Variant
 from lib_rocm_sd.report import UsedRow
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -51,6 +51,10 @@ class _Route:
         self.plan = plan
         self.launch = launch
         self.config = plan.config if plan else None
+
+    def runs(self, variant: Variant[Any, Any], config: Any) -> bool:
+        """Whether that is what it leads to."""
+        return self.plan is not None and (self.plan.variant, self.config) == (variant, config)
 
 
 class Engine:
@@ -279,19 +283,20 @@ class Engine:
                 variant, reason = route.plan.variant, f"failed: {selftest.describe(error)}"
                 with self._lock:
                     where = (op, variant, route.config, route.problem, route.device)
-                    failed.append((variant, reason, self._planner.quarantine(*where, reason)))
+                    barred = self._planner.quarantine(*where, reason)
+                    failed.append((variant, route.config, reason, barred))
                     if self._gate is not None and variant.ours:
                         self._gate.failed(Asked(*where, route.launch), reason)
                     self._routes = {}
+                route = self._next_route(op, key, inputs, session, first)
+                if any(route.runs(variant, config) for variant, config, _, _ in failed):
+                    raise first  # a graph capture takes torch's own, whether barred or not
                 try:
-                    route = self._prepare(op, key, inputs, session)
                     output = route.run(route.launch, route.config, route.problem, inputs)
-                except NotSupportedError:
-                    raise first from None
                 except (RuntimeError, OSError) as again:
                     error = again
                     continue
-                for variant, reason, _ in failed:
+                for variant, _, reason, _ in failed:
                     self._planner.tell(session, op, variant, route.device, reason)
                 route.row.calls += 1
                 failed.clear()
@@ -301,8 +306,21 @@ class Engine:
             if failed:
                 with self._lock:
                     self._routes = {}
-                    for _, _, barred in failed:
+                    for *_, barred in failed:
                         self._planner.pardon(barred)
+
+    def _next_route(
+        self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session, first: BaseException
+    ) -> _Route:
+        """What is left after a failure. Raises `first` where nothing is, or not even a plan can be
+        made: after some faults every call of the driver fails.
+        """
+        try:
+            return self._prepare(op, key, inputs, session)
+        except (NotSupportedError, RuntimeError, OSError) as error:
+            if selftest.is_out_of_memory(error):
+                raise
+            raise first from None
 
 
 def _watched(route: _Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., Any]:

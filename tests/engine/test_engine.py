@@ -260,6 +260,38 @@ def test_a_graph_capture_tests_nothing_and_is_not_remembered(
     assert report.snapshot()["events"] == []
 
 
+def test_a_failure_within_a_graph_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own is planned there, whether barred or not: it must not be tried for ever."""
+    for module in (planner, engine_module, measuring):
+        monkeypatch.setattr(module, "is_recording", lambda device: True)
+    engine, report = engine_of(GFX1100)
+    theirs = Doubler("theirs", work=raising(RuntimeError("not while it is captured")))
+    with pytest.raises(RuntimeError, match="not while it is captured"):
+        engine.run(op_of(theirs), X)
+    assert len(theirs.seen) == 1
+    assert report.snapshot()["events"] == []
+
+
+def test_where_nothing_can_be_planned_after_a_fault_the_fault_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After an access outside of memory every call of the driver fails, also the planner's."""
+    engine, _ = engine_of(GFX1100)
+    faulty = Doubler("faulty", 9, work=raising(RuntimeError("an illegal memory access"), SELF_TESTS))
+    op = op_of(faulty, Doubler("other"))
+
+    def broken(device: torch.device) -> bool:
+        if len(faulty.seen) > SELF_TESTS:
+            raise RuntimeError("the driver is gone")
+        return False
+
+    for module in (planner, engine_module, measuring):
+        monkeypatch.setattr(module, "is_recording", broken)
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        engine.run(op, X)
+    assert len(faulty.seen) == SELF_TESTS + 1
+
+
 def test_torch_compile_traces_through_torchs_own_variant() -> None:
     q = torch.randn(2, 12, 2, 16)
     whole = hasattr(torch.compiler, "is_compiling")  # else the graph breaks at the engine

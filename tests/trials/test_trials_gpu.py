@@ -180,7 +180,9 @@ def test_what_needs_torch_is_tried_by_a_child_that_has_it(here: Place) -> None:
 
 
 ALONE = """
+import faulthandler
 import sys
+faulthandler.dump_traceback_later(30, exit=True)
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -217,7 +219,7 @@ def test_a_fault_that_comes_only_in_the_program_comes_once(here: Place) -> None:
         done = subprocess.run(
             command, cwd=root, capture_output=True, text=True, timeout=120, check=False
         )
-        told.append((done.returncode, done.stdout, done.stderr[-300:]))
+        told.append((done.returncode, done.stdout, done.stderr[-3000:]))
         print(*told[-1], sep="\n")
     assert told[0][0] != 0
     assert told[1][0] == 0
