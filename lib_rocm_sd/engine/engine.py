@@ -87,7 +87,7 @@ class Engine:
             self._planner.gate = self._gate
             self._measurer = Measurer(self._planner, self._lock)
             self._routes: dict[Hashable, _Route] = {}
-            self._known: dict[Hashable, tuple[int, list[str]]] = {}
+            self._known: dict[Hashable, tuple[int, list[str], bool]] = {}
 
     @property
     def gate(self) -> Gatekeeper | None:
@@ -158,8 +158,10 @@ class Engine:
             return [pending]
         device = _with_index(device)
         with self._lock:
+            asked = self._planner.waits
             found = self._unusable(op, device, session)
-            self._known[op.name, device] = (self._planner.changes, found)
+            waits = bool(found) and self._planner.waits != asked
+            self._known[op.name, device] = (self._planner.changes, found, waits)
         return list(found)
 
     def known(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> list[str] | None:
@@ -172,6 +174,19 @@ class Engine:
             return [pending]
         found = self._known.get((op.name, _with_index(device)))
         return list(found[1]) if found and found[0] == self._planner.changes else None
+
+    def waits(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> bool:
+        """Whether the gate has not decided yet on what `usable` gave reasons against."""
+        found = self._known.get((op.name, _with_index(device)))
+        return found is not None and found[2]
+
+    def launcher(self, device: torch.device) -> Launch | None:
+        """What launches our kernels on `device`; None where they cannot be."""
+        device = _with_index(device)
+        with self._lock:
+            if self._planner.identify(device).reasons:
+                return None
+            return self._planner.launcher_of(device)[0]
 
     def _unusable(self, op: Op[Any, Any], device: torch.device, session: Session) -> list[str]:
         _, problem = op.usual[0]

@@ -111,14 +111,14 @@ class Planner:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
         info = self.identify(device)
         if variant.ours:
-            why = list(info.reasons) or self._launcher_of(device)[1]
+            why = list(info.reasons) or self.launcher_of(device)[1]
             if why:
                 return why
         return variant.refusals(info.arch, problem)
 
     def launch(self, variant: Variant[Any, Any], device: torch.device) -> Launch | None:
         """What launches kernels of ours on `device`; None for a variant that needs none."""
-        return self._launcher_of(device)[0] if variant.ours else None
+        return self.launcher_of(device)[0] if variant.ours else None
 
     def default_config(self, variant: Variant[Any, Any], problem: Any, device: torch.device) -> Any:
         """The config of `variant` that runs `problem` unless another was measured."""
@@ -288,7 +288,7 @@ class Planner:
         """True if this process has tried to time `variant`."""
         return (op.name, variant.name, problem, device) in self._tried
 
-    def _launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
+    def launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
         """The launcher, or why there is none; asked once per device."""
         if device not in self._launchers:
             arch = self.identify(device).arch

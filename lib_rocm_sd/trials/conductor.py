@@ -133,8 +133,8 @@ class Conductor:
         except CompileError as error:
             return self._made(subject, REFUSED, f"does not compile: {error.reason}")
         key = subject.key(self.place, {spec: digest(code) for spec, code in codes.items()})
-        known = None if force else verdicts.read(key)
-        if known is not None and not known.asks_again:
+        known = verdicts.read(key)
+        if known is not None and not known.asks_again and not force:
             return known
         why = self._abandoned or ("" if force else halt(self.place))
         if self._cancelled:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import atexit
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +26,14 @@ import torch
 
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Op
 from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.conductor import Conductor, halt, resume
 from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.place import Place
-from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
 STOPPED_S = 15.0
@@ -138,6 +138,31 @@ class Gate:
         """How far it is. Takes no lock."""
         return self._state
 
+    def expect(
+        self, device: torch.device, launch: Launch | None, work: Iterable[tuple[Op[Any, Any], Any]]
+    ) -> Callable[[], int]:
+        """Have tried what will be asked for, where that is not known yet: ops and problems, in
+        this order. The function that is given says how many classes of it still wait.
+        """
+        place = self._place(device, launch)
+        if place is None:
+            return int
+        listed = subjects(work, place.arch)
+        with self._lock:
+            self._show(halted=halt(place))
+            for subject in listed:
+                self._answer(place, subject)
+        keys = [(place, subject.identity) for subject in listed]
+        return lambda: sum(_waits(self._known.get(key)) for key in keys)
+
+    def forget(self) -> None:
+        """Look for every verdict anew: kernels are compiled again."""
+        with self._lock:
+            self._known.clear()
+            self._digests.clear()
+            self._launched.clear()
+            self._show(refused=(), halted="")
+
     def ask(self) -> int:
         """The user wants what was refused to be tried again, class by class; how many there are."""
         with self._lock:
@@ -159,23 +184,19 @@ class Gate:
     # -- for the engine
 
     def refusal(self, asked: Asked) -> Refusal | None:
-        place = self._place(asked)
+        place = self._place(asked.device, asked.launch)
         if place is None:
             return None
         subject = _subject(asked, place)
         with self._lock:
-            known = self._known.get((place, subject.identity))
-            if known is None:
-                known = self._looked_up(place, subject)
-                self._note(known)
-            return known.refusal
+            return self._answer(place, subject).refusal
 
     def vouches(self, asked: Asked) -> bool:
         place = self._place(asked)
         return place is not None and self.refusal(asked) is None
 
     def launching(self, asked: Asked, stage: str) -> AbstractContextManager[None] | None:
-        place = self._place(asked)
+        place = self._place(asked.device, asked.launch)
         if place is None:
             return None
         subject = _subject(asked, place)
@@ -187,7 +208,7 @@ class Gate:
 
     def failed(self, asked: Asked, reason: str) -> None:
         """After a fault the class has its verdict; what else fails is the process's own affair."""
-        place = self._place(asked)
+        place = self._place(asked.device, asked.launch)
         if place is None or not _FAULTS.search(reason):
             return
         known = self._known.get((place, _subject(asked, place).identity))
@@ -198,10 +219,18 @@ class Gate:
 
     # -- within
 
-    def _place(self, asked: Asked) -> Place | None:
-        if asked.device not in self._places:
-            self._places[asked.device] = self._place_of(asked.device, asked.launch)
-        return self._places[asked.device]
+    def _place(self, device: torch.device, launch: Launch | None) -> Place | None:
+        if device not in self._places:
+            self._places[device] = self._place_of(device, launch)
+        return self._places[device]
+
+    def _answer(self, place: Place, subject: Subject) -> _Known:
+        """The lock is held."""
+        known = self._known.get((place, subject.identity))
+        if known is None:
+            known = self._looked_up(place, subject)
+            self._note(known)
+        return known
 
     def _looked_up(self, place: Place, subject: Subject) -> _Known:
         """By its verdict; queued where there is none. The lock is held."""
@@ -275,9 +304,9 @@ class Gate:
     def _done(self, place: Place, subject: Subject, verdict: Verdict | None) -> None:
         """A class has its verdict, or none can be had in this process."""
         with self._lock:
-            known = self._known[place, subject.identity]
+            known = self._known.get((place, subject.identity))
             reason = "its trial was not run" if verdict is None else verdict.refusal
-            key = known.key
+            key = known.key if known else ""
             if verdict is not None and verdict.passed and not key:
                 with suppress(CompileError):
                     key = subject.key(place, subject.digests(place.arch, self._digests))
@@ -316,6 +345,10 @@ class Gate:
 
 def _barred(known: _Known) -> bool:
     return known.refusal is not None and not known.refusal.waits
+
+
+def _waits(known: _Known | None) -> bool:
+    return known is not None and known.refusal is not None and known.refusal.waits
 
 
 def _subject(asked: Asked, place: Place) -> Subject:

@@ -64,7 +64,7 @@ class Verdict:
         """Why the class is not launched, for people; empty where it may be."""
         if self.passed:
             return ""
-        return f"its trial in a process of its own: {self.outcome}: {self.reason}; {_ASK}"
+        return f"tried in a process of its own: {self.outcome}: {self.reason}; {_ASK}"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -229,13 +229,53 @@ def test_what_was_not_compiled_yet_is_compiled_by_the_gate(
     assert later.children == 0
 
 
+def test_what_is_expected_is_tried_before_it_is_asked_for(world: World) -> None:
+    world.busy = True
+    work = [(SCALING, scaling.Scaling(1024, factor)) for factor in (2.0, 3.0)]
+    left = world.gate.expect(CPU, world.launch, work)
+    assert (left(), world.gate.state().total) == (2, 2)
+    assert left() == world.gate.expect(CPU, world.launch, work)()
+    assert world.gate.state().total == 2
+    world.busy = False
+    world.settled()
+    assert left() == 0
+    assert (world.run(2.0), world.run(3.0)) == ("rocm_sd", "rocm_sd")
+    assert world.children <= 2
+
+
+def test_a_halt_is_told_before_anything_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", "abort:1")
+    world.run()
+    world.settled()
+    later = again(world)
+    assert later.gate.expect(CPU, later.launch, ())() == 0
+    assert "nothing more of ours is tried" in later.gate.state().halted
+    assert later.children == 0
+
+
+def test_what_is_compiled_again_is_looked_up_anew(world: World) -> None:
+    world.run()
+    world.settled()
+    verdicts.forget(key_of(world))
+    assert world.run() == "rocm_sd"
+    world.busy = True
+    world.gate.forget()
+    world.user.engine.reset()
+    assert world.run() == "torch"
+    assert WAITS in world.why()
+
+
 def test_usable_says_that_it_waits(world: World) -> None:
     world.busy = True
     assert WAITS in world.user.usable(CPU, SCALING)[0]
+    assert world.user.engine.waits(CPU, SCALING)
     world.busy = False
     world.settled()
     assert world.user.known(CPU, SCALING) is None
     assert world.user.usable(CPU, SCALING) == []
+    assert not world.user.engine.waits(CPU, SCALING)
 
 
 def test_a_program_that_ends_waits_for_no_trial_and_blames_none(
@@ -311,6 +351,23 @@ def test_a_closed_window_is_forgiven_once(world: World) -> None:
     assert last.run() == "torch"
     assert last.children == 0
     assert "2 times" in last.why()
+
+
+def test_who_asks_after_two_such_ends_is_answered_until_the_next(world: World) -> None:
+    world.run()
+    world.settled()
+    for _ in range(2):
+        die(world, "_exit(0)")
+        again(world)
+    asked = again(world)
+    assert asked.run() == "torch"
+    assert asked.gate.ask() == 1
+    asked.settled()
+    assert asked.run() == "rocm_sd"
+    die(world, "_exit(0)")
+    last = again(world)
+    assert (last.run(), last.children) == ("torch", 0)
+    assert "3 times" in last.why()
 
 
 def die(world: World, how: str) -> None:
