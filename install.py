@@ -31,9 +31,16 @@ NAME = "ROCm SD Optimization"
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
 COMPILE_LIMIT_S = 300
+TRIAL_LIMIT_S = 120
+LEAST_TRIAL_S = 20
+"""What importing torch may take; with less nothing is begun."""
 KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
 MOST_TEST_WORKERS = 4
+TRY = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from lib_rocm_sd.first_trials import main; "
+    "raise SystemExit(main(sys.argv[2], float(sys.argv[3]), sys.argv[4:]))"
+)
 MIN_JOBS, MAX_JOBS = 2, 8
 """Compilations at a time: as many as there are cores, between these. Each takes about 130 MiB."""
 
@@ -69,7 +76,9 @@ def interrupt(_number: int, _frame: "FrameType | None") -> None:
 
 
 def prepare_kernels() -> None:
-    """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks."""
+    """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks, and
+    have it tried there in processes that may die.
+    """
     from lib_rocm_sd import cache
     from lib_rocm_sd.runtime import torch_build
 
@@ -85,6 +94,7 @@ def prepare_kernels() -> None:
     deadline = time.monotonic() + COMPILE_LIMIT_S
     for arch in chosen:
         compile_for(arch, deadline)
+    try_kernels(chosen, folder, deadline)
 
 
 def wanted_gpus() -> "tuple[str, list[Arch]]":
@@ -200,6 +210,7 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     from lib_rocm_sd.ops.attention.kernel import table_reasons as ignored
     from lib_rocm_sd.runtime import build, compilers
     from lib_rocm_sd.shipped import AT_START, shipped
+    from lib_rocm_sd.trials import stamp
 
     specs = shipped(arch, AT_START)
     for reason in ignored(arch):
@@ -213,6 +224,7 @@ def compile_for(arch: "Arch", deadline: float) -> None:
         for reason in cache.reasons():
             say(f"  {reason}")
         return
+    stamp.drop(arch.gfx)
     jobs = min(max(os.cpu_count() or MIN_JOBS, MIN_JOBS), MAX_JOBS)
     say(
         f"{NAME}: {arch.gfx}: compiling {len(missing)} of {len(specs)} kernels, once, "
@@ -225,6 +237,38 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     say("  No compiler here can serve. The WebUI works as before.")
     for name, reasons in compilers.survey(arch).items():
         say(f"  {name}: {'; '.join(reasons)}")
+
+
+def try_kernels(chosen: "list[Arch]", folder: "Path | None", deadline: float) -> None:
+    """Have all that was compiled tried on the cards, once, in a process that has torch and in
+    children of it, which alone launch something. Nothing for a card that lacks a kernel.
+    """
+    from lib_rocm_sd.first_trials import MARK
+    from lib_rocm_sd.runtime import build, process
+    from lib_rocm_sd.shipped import AT_START, shipped
+    from lib_rocm_sd.trials import stamp
+
+    wanted = [
+        arch.gfx
+        for arch in chosen
+        if not stamp.is_there(arch.gfx)
+        and all(build.is_cached(spec, arch) for spec in shipped(arch, AT_START))
+    ]
+    limit_s = min(deadline - time.monotonic(), TRIAL_LIMIT_S)
+    if not wanted or limit_s < LEAST_TRIAL_S:
+        return
+    say(f"{NAME}: {', '.join(wanted)}: trying the kernels in a process of their own, once.")
+    words = [str(ROOT), str(folder or ""), str(limit_s - LEAST_TRIAL_S / 2), *wanted]
+    done = process.run([sys.executable, "-c", TRY, *words], limit_s)
+    told = [line for line in done.output.splitlines() if line.startswith(MARK)]
+    for line in told:
+        say(f"  {line[len(MARK) :]}")
+    for gfx in wanted:
+        if not stamp.is_there(gfx):
+            stamp.put(gfx, whole=False)
+    if done.trouble or not told:
+        why = f"that {done.trouble}" if done.trouble else "torch reports no card for them"
+        say(f"  {why[:1].upper()}{why[1:]}. They are tried while the WebUI is open.")
 
 
 def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int) -> None:

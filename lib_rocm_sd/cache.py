@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lib_rocm_sd import arch
 
-KINDS = ("code", "index", "compilers", "tune", "locks", "verdicts")
+KINDS = ("code", "index", "compilers", "tune", "locks", "verdicts", "tried")
 """The subfolders; whatever else lies in the folder is not ours."""
 _MAGIC = b"rocm_sd cache 1\n"
 _DIGEST_BYTES = 32

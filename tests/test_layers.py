@@ -23,7 +23,7 @@ LAYERS = (
     ("functional",),
     ("modules",),
     ("vae", "unet"),
-    ("shipped",),
+    ("shipped", "first_trials"),
     ("bench",),
     ("speedtest",),
     ("ui",),

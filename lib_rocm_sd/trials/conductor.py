@@ -186,7 +186,7 @@ class Conductor:
             child = self._opened(letter.torch)
         except TimeoutError:
             made = self._made(subject, HUNG, "the driver did not answer in a process of its own")
-            return self._kept(letter.key, made, force)
+            return self._kept(letter.key, made)
         except (OSError, RuntimeError) as error:
             return self._made(subject, REFUSED, f"no process for the trial: {describe(error)}")
         child.send(letter.head, letter.blobs)
@@ -195,7 +195,7 @@ class Conductor:
             try:
                 answer = child.receive(end - time.monotonic())
             except TimeoutError:
-                return self._kept(letter.key, self._hung(subject, problem), force)
+                return self._kept(letter.key, self._hung(subject, problem))
             if answer is None:
                 return self._died(subject, letter.key, problem, force)
             if answer.get("kind") == "trying":
@@ -224,7 +224,7 @@ class Conductor:
             notes=tuple(str(note) for note in answer.get("notes", ())),
             deaths=known.deaths if known else 0,
         )
-        return self._kept(key, made, force) if answer.get("lasting", True) else made
+        return self._kept(key, made) if answer.get("lasting", True) else made
 
     def _hung(self, subject: Subject, problem: str) -> Verdict:
         reason = f"{problem}: no answer within {self._class_limit_s:g} s"
@@ -255,11 +255,11 @@ class Conductor:
         if outcome == KILLED:
             return verdicts.interrupted(key, str(subject), str(self.place), reason, KILLED)
         made = self._made(subject, outcome, reason)
-        return made if outcome == REFUSED else self._kept(key, made, force)
+        return made if outcome == REFUSED else self._kept(key, made)
 
-    def _kept(self, key: str, made: Verdict, force: bool) -> Verdict:
+    def _kept(self, key: str, made: Verdict) -> Verdict:
         made = verdicts.write(key, made)
-        if made.outcome in DANGEROUS and not force:
+        if made.outcome in DANGEROUS:
             why = (
                 f"after a trial that {made.outcome} ({made.subject}) nothing more of ours is tried"
             )

@@ -155,6 +155,10 @@ class Gate:
         keys = [(place, subject.identity) for subject in listed]
         return lambda: sum(_waits(self._known.get(key)) for key in keys)
 
+    def serves(self, device: torch.device) -> bool:
+        """Whether what was expected on `device` is tried; not where no driver launches it."""
+        return self._places.get(device) is not None
+
     def forget(self) -> None:
         """Look for every verdict anew: kernels are compiled again."""
         with self._lock:
@@ -192,7 +196,7 @@ class Gate:
             return self._answer(place, subject).refusal
 
     def vouches(self, asked: Asked) -> bool:
-        place = self._place(asked)
+        place = self._place(asked.device, asked.launch)
         return place is not None and self.refusal(asked) is None
 
     def launching(self, asked: Asked, stage: str) -> AbstractContextManager[None] | None:

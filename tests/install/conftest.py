@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import install
 from lib_rocm_sd import device
 from lib_rocm_sd.runtime import build, compilers, torch_build
 from tests.install.install_doubles import ROCM, Builder
@@ -25,5 +26,6 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     monkeypatch.setattr(build, "build", double.build)
     monkeypatch.setattr(compilers, "serves", lambda arch: True)
     monkeypatch.setattr(torch_build, "installed", lambda: ROCM)
+    monkeypatch.setattr(install, "try_kernels", lambda chosen, folder, deadline: None)
     monkeypatch.setenv("ROCM_SD_COMPILE_TIME_LIMIT_S", "60")
     return double

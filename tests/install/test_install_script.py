@@ -24,12 +24,15 @@ import runpy, sys
 started = []
 sys.addaudithook(lambda event, _: started.append(1) if event == "subprocess.Popen" else None)
 from lib_rocm_sd import device
-from lib_rocm_sd.runtime import torch_build
+from lib_rocm_sd.runtime import process, torch_build
 from lib_rocm_sd import shipped as support
 device.kfd_gpus = lambda: ["gfx1100"]
 torch_build.installed = lambda: torch_build.TorchBuild("2.9.0+rocm6.4", None, "6.4")
 every = support.shipped
 support.shipped = lambda arch, names: dict(list(every(arch, names).items())[:{count}])
+real = process.run
+tried = process.Finished("", "rocm_sd: tried", 1.0)
+process.run = lambda *a, **k: tried if "first_trials" in str(a[0]) else real(*a, **k)
 sys.argv = [{script!r}]
 try:
     runpy.run_path({script!r}, run_name="__main__")
@@ -259,6 +262,8 @@ def test_little_is_done_when_nothing_is_left_to_do(tmp_path: Path) -> None:
 
     first = run()
     assert "compiling 2 of 2 kernels" in first[0] and first[-1] != "0 processes"
+    trying = "gfx1100: trying the kernels in a process of their own, once."
+    assert trying in first[-3] and first[-2] == "  tried"
     assert list((tmp_path / "cache" / "rocm_sd" / "code").glob("*.co"))
     ready, processes = run()
     assert "all 2 kernels are ready" in ready and processes == "0 processes"

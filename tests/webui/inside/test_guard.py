@@ -126,7 +126,7 @@ def statuses(client: Any, hosts: tuple[str, ...]) -> dict[str, list[int]]:
 def test_a_foreign_host_is_refused(start: Start, gpu: FakeGpu) -> None:
     client = client_of(start(gpu=gpu, args="--api"))
     assert statuses(client, OWN) == dict.fromkeys(OWN, PASSED)
-    assert statuses(client, FOREIGN) == dict.fromkeys(FOREIGN, [403] * 4)
+    assert statuses(client, FOREIGN) == dict.fromkeys(FOREIGN, [403] * 5)
     answer = client.get(STATUS, headers={"Host": "e" * 5000 + ".example"})
     assert len(answer.text) < 300
     assert "no name of this WebUI" in answer.json()["detail"]
@@ -143,7 +143,7 @@ def test_a_foreign_host_is_refused(start: Start, gpu: FakeGpu) -> None:
 def test_names_that_the_owner_has_given(start: Start, gpu: FakeGpu, args: str, name: str) -> None:
     client = client_of(start(gpu=gpu, args=f"--api {args}"))
     assert statuses(client, (name,)) == {name: PASSED}
-    assert statuses(client, ("evil.example",)) == {"evil.example": [403] * 4}
+    assert statuses(client, ("evil.example",)) == {"evil.example": [403] * 5}
 
 
 def test_the_name_of_the_share_link(start: Start, gpu: FakeGpu) -> None:
@@ -151,4 +151,4 @@ def test_the_name_of_the_share_link(start: Start, gpu: FakeGpu) -> None:
     webui.shared.demo = SimpleNamespace(share_url="https://abc.gradio.live")
     client = client_of(webui)
     assert statuses(client, ("abc.gradio.live",)) == {"abc.gradio.live": PASSED}
-    assert statuses(client, ("other.gradio.live",)) == {"other.gradio.live": [403] * 4}
+    assert statuses(client, ("other.gradio.live",)) == {"other.gradio.live": [403] * 5}

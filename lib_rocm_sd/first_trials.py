@@ -1,0 +1,133 @@
+"""What is tried in a process of its own before it is needed: all of Stable Diffusion 1.5 and XL.
+
+`main` is what install.py runs in a process that has torch: it records what is launched, and has
+children launch it. Without torch this module can be imported, and says whether that is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import cache
+from lib_rocm_sd.shipped import AT_START
+from lib_rocm_sd.trials import stamp, verdicts
+from lib_rocm_sd.trials.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from lib_rocm_sd.ops.base import Op
+    from lib_rocm_sd.trials.conductor import Conductor
+    from lib_rocm_sd.trials.place import Place
+    from lib_rocm_sd.trials.subject import Subject
+
+MARK = "rocm_sd: "
+MOST_REASONS = 3
+IN_VAIN = 3
+"""So many in a row that could not be tried at all: the rest is left to the WebUI."""
+
+Say = Callable[[str], None]
+
+
+def work(part: str) -> list[tuple[Op[Any, Any], Any]]:
+    """Ops and problems of one of `shipped.AT_START`, what is needed first first. Needs torch."""
+    if part == AT_START[0]:
+        from lib_rocm_sd.ops.attention.op import ATTENTION
+
+        return [(ATTENTION, problem) for _, problem in ATTENTION.usual]
+    from lib_rocm_sd.vae import usual
+
+    return usual.work()
+
+
+def all_work() -> list[tuple[Op[Any, Any], Any]]:
+    """Of all parts."""
+    return [each for part in AT_START for each in work(part)]
+
+
+def places(gfx: Iterable[str] = ()) -> list[Place]:
+    """The cards here that our kernels serve, one of each kind; of these gfx ids where given."""
+    import torch
+
+    from lib_rocm_sd.device import identify
+    from lib_rocm_sd.engine.planner import default_launcher
+    from lib_rocm_sd.trials import place
+
+    wanted, found = set(gfx), {}
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device in (torch.device("cuda", index) for index in range(count)):
+        info = identify(device)
+        if info.reasons or info.arch is None or (wanted and info.gfx not in wanted):
+            continue
+        with suppress(RuntimeError, OSError):
+            here = place.of(device, default_launcher(device, info.arch))
+            if here is not None:
+                found.setdefault(here.key, here)
+    return list(found.values())
+
+
+def main(folder: str, limit_s: float, gfx: Sequence[str]) -> int:
+    """Try what has no verdict yet on the cards of these kinds, with the cache in the host's
+    `folder`, if it is not empty. What came of it is in lines that begin with MARK.
+    """
+    end = time.monotonic() + limit_s
+    if folder:
+        cache.set_directory(folder)
+    for here in places(gfx):
+        try_all(here, end - time.monotonic(), _marked)
+    return 0
+
+
+def _marked(line: str) -> None:
+    print(f"{MARK}{line}", flush=True)
+
+
+def try_all(
+    here: Place,
+    limit_s: float,
+    say: Say = print,
+    conductor: Callable[..., Conductor] | None = None,
+    listed: Sequence[Subject] | None = None,
+) -> list[Verdict]:
+    """Of one card; what was found. `conductor` and `listed` are for tests."""
+    from lib_rocm_sd.trials.conductor import Conductor, halt
+    from lib_rocm_sd.trials.subject import subjects
+
+    listed = subjects(all_work(), here.arch) if listed is None else listed
+    begun = time.monotonic()
+    found: list[Verdict] = []
+
+    def in_vain() -> bool:
+        last = found[-IN_VAIN:]
+        return len(last) == IN_VAIN and all(v.outcome == verdicts.REFUSED for v in last)
+
+    def told(subject: Subject, verdict: Verdict) -> None:
+        found.append(verdict)
+
+    made = (conductor or Conductor)(here, stop=in_vain)
+    made.run(listed, told=told, limit_s=limit_s)
+    halted = halt(here)
+    if halted or len(found) == len(listed):
+        stamp.put(here.arch.gfx)
+    say(f"{here}: {_summary(len(listed), found, time.monotonic() - begun)}")
+    for line in _barred(found, halted):
+        say(line)
+    if len(found) < len(listed) and not halted:
+        say(f"The other {len(listed) - len(found)} are tried while the WebUI is open.")
+    return found
+
+
+def _summary(total: int, found: Sequence[Verdict], took_s: float) -> str:
+    passed = sum(verdict.passed for verdict in found)
+    return f"{passed} of {total} kernels passed, that took {took_s:.0f} s."
+
+
+def _barred(found: Sequence[Verdict], halted: str) -> Iterable[str]:
+    barred = [v for v in found if not v.passed and v.reason != halted]
+    for verdict in barred[:MOST_REASONS]:
+        yield f"not used: {verdict.subject}: {verdict.refusal}"
+    if len(barred) > MOST_REASONS:
+        yield f"and {len(barred) - MOST_REASONS} more; doctor lists them"
+    if halted:
+        yield halted
