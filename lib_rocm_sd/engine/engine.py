@@ -215,6 +215,8 @@ class Engine:
         if pending:
             return f"not active: {pending}; {otherwise}"
         why = self.usable(device, op)
+        if self.waits(device, op):
+            return f"not active: the kernel for {info.gfx} {why[0]}; {otherwise}"
         if why:
             return f"not active: the kernel for {info.gfx} cannot be used: {why[0]}; {otherwise}"
         notes = f"; {'; '.join(info.notes)}" if info.notes else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -22,6 +22,8 @@ from lib_rocm_sd.ui.status import Status
 
 Look = Callable[[Options], Status]
 """What the host says of the state, were a picture made with these options now."""
+Check = Callable[[], str]
+"""Has tried again what a trial has barred; what was done, in a sentence."""
 
 EXPLANATIONS = {
     "Auto": "Expected to be fastest, within half of the free memory.",
@@ -70,11 +72,12 @@ def explanation_html(level: str) -> str:
     return f'<span class="rocm-sd-explanation">{escape(EXPLANATIONS[level])}</span>'
 
 
-def build(elem_id: Callable[[str], str], look: Look) -> Controls:
+def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
     """Create the components in gradio's current context.
 
     `look` is asked now, when a control changes, and when the hidden button is clicked, which
     rocm_sd.js does when the page is loaded, after each generation and while kernels are compiled.
+    `check` is called by a button that is there where the state names a risk.
     """
     import gradio as gr
 
@@ -101,26 +104,32 @@ def build(elem_id: Callable[[str], str], look: Look) -> Controls:
             )
         stale = f'<div class="rocm-sd-stale">{page.html(first)}</div>'  # rocm_sd.js renews it
         line = gr.HTML(stale, elem_id=elem_id("status"))
+        checks = gr.Button(page.CHECK, visible=bool(first.risk), elem_id=elem_id("check"))
         again = gr.Button(
             "Refresh", visible=False, elem_id=elem_id("refresh"), elem_classes=["rocm-sd-refresh"]
         )
-    again.do_not_save_to_config = True  # ui-config.json is for what people choose
+    for button in (again, checks):
+        button.do_not_save_to_config = True  # ui-config.json is for what people choose
     controls = Controls(enable, level, vae, budget)
     for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
         component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
 
-    def refreshed(*values: Any) -> tuple[Any, str, str]:
+    def refreshed(*values: Any) -> tuple[Any, str, str, Any]:
         options, _ = parse(*values)
-        status = look(options)
-        label = gr.update(label=page.title(status))
-        return label, explanation_html(options.level), page.html(status)
+        return shown(options, look(options))
 
+    def checked(*values: Any) -> tuple[Any, str, str, Any]:
+        said, (options, _) = check(), parse(*values)
+        status = look(options)
+        return shown(options, replace(status, lines=(said, *status.lines)))
+
+    def shown(options: Options, status: Status) -> tuple[Any, str, str, Any]:
+        label = gr.update(label=page.title(status))
+        button = gr.update(visible=bool(status.risk))
+        return label, explanation_html(options.level), page.html(status), button
+
+    result = {"outputs": [frame, explanation, line, checks], "queue": False}
     for trigger in (again.click, *(control.change for control in controls.arguments)):
-        trigger(
-            fn=refreshed,
-            inputs=controls.arguments,
-            outputs=[frame, explanation, line],
-            queue=False,
-            show_progress="hidden",
-        )
+        trigger(fn=refreshed, inputs=controls.arguments, show_progress="hidden", **result)
+    checks.click(fn=checked, inputs=controls.arguments, **result)
     return controls

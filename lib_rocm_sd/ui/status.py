@@ -13,6 +13,10 @@ from lib_rocm_sd.ui.options import TITLE
 
 TITLE_LENGTH = 90
 """Longer title lines are cut; the accordion says the whole of it inside."""
+COMPILING = "Compiling kernels"
+TRYING = "Trying kernels in a process of their own"
+CHECK = "Check this card"
+"""What the button says that has something tried again."""
 HEADINGS = ("Operation", "Runs now", "Why nothing faster")
 ADVICE = (
     "What cannot run on our kernels is computed by the WebUI's own code. Where no compiler knows "
@@ -43,8 +47,9 @@ class Failure:
 class Status:
     """All that the accordion says. `headline` follows the extension's name in the title line.
 
-    `progress`: kernels that are compiled, and how many there are to be; None when none is being
-    compiled. `speed_tab`: the label of the tab that the link opens, '' for no link.
+    `progress`: kernels that are compiled, or tried, and how many there are to be; None when none
+    is. `work`: which of the two. `risk`: where the owner may have something tried again, what that
+    may do. `speed_tab`: the label of the tab that the link opens, '' for no link.
     """
 
     headline: str
@@ -52,6 +57,8 @@ class Status:
     rows: tuple[StatusRow, ...] = ()
     notes: tuple[str, ...] = ()
     progress: tuple[int, int] | None = None
+    work: str = COMPILING
+    risk: str = ""
     failure: Failure | None = None
     speed_tab: str = ""
 
@@ -65,17 +72,18 @@ def title(status: Status) -> str:
 def html(status: Status) -> str:
     """The status as HTML: progress, failure, sentences, table, notes, the link."""
     parts = [
-        _progress(status.progress),
+        _progress(status.progress, status.work),
         _failure(status.failure),
         *(f"<p>{escape(line)}</p>" for line in status.lines),
         _table(status.rows),
         _notes(status.notes),
+        _risk(status.risk),
         _link(status.speed_tab),
     ]
     return f'<div class="rocm-sd-status">{"".join(parts)}</div>'
 
 
-def _progress(progress: tuple[int, int] | None) -> str:
+def _progress(progress: tuple[int, int] | None, work: str) -> str:
     if progress is None:
         return ""
     done, total = progress
@@ -83,8 +91,8 @@ def _progress(progress: tuple[int, int] | None) -> str:
     count = f": {done} of {total}" if total > 0 else ""
     return (
         '<div class="rocm-sd-progress" role="status">'
-        f"<progress aria-label='Compiled kernels'{known}></progress>"
-        f"<span>Compiling kernels{count}. Pictures are made by the WebUI's own code until they are "
+        f"<progress aria-label='{escape(work)}'{known}></progress>"
+        f"<span>{escape(work)}{count}. Pictures are made by the WebUI's own code until they are "
         "ready.</span></div>"
     )
 
@@ -97,6 +105,10 @@ def _failure(failure: Failure | None) -> str:
         f'<div class="rocm-sd-trouble" role="alert"><strong>Compiling failed:</strong> '
         f"{escape(failure.reason)}{log}<br>{escape(ADVICE)}</div>"
     )
+
+
+def _risk(risk: str) -> str:
+    return f'<p class="rocm-sd-risk">{escape(risk)}</p>' if risk else ""
 
 
 def _table(rows: Iterable[StatusRow]) -> str:

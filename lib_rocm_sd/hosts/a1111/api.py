@@ -1,4 +1,4 @@
-"""HTTP: the state, and the speed test, for programs. docs/api.md says what a client sees.
+"""HTTP: the state, trials and the speed test, for programs. docs/api.md says what a client sees.
 
 Nothing here waits for a generation or a test. The routes run in the server's event loop and not in
 its threads, all of which may be waiting for the WebUI's queue.
@@ -14,7 +14,7 @@ from fastapi import Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from lib_rocm_sd.hosts.a1111 import guard, public
+from lib_rocm_sd.hosts.a1111 import guard, public, trials
 from lib_rocm_sd.hosts.a1111 import speedtest as a1111_speedtest
 from lib_rocm_sd.speedtest import request as requests
 from lib_rocm_sd.speedtest.session import Busy, Progress, session
@@ -34,6 +34,7 @@ def add_routes(app: Any) -> None:
     all_ask = [Depends(guard.known_host), *guard.login()]
     for path, method, endpoint in (
         ("/status", "GET", get_status),
+        ("/check", "POST", post_check),
         ("/bench", "POST", post_bench),
         ("/bench/{ident}", "GET", get_bench),
         ("/bench/{ident}", "DELETE", delete_bench),
@@ -47,6 +48,12 @@ def add_routes(app: Any) -> None:
 async def get_status() -> JSONResponse:
     """What runs here, what is being compiled, what ran in the last generation."""
     return JSONResponse(public.status())
+
+
+async def post_check() -> JSONResponse:
+    """Have tried again what a trial has barred; see trials.RISK for what may happen."""
+    said = await asyncio.get_running_loop().run_in_executor(None, trials.check)
+    return JSONResponse({"said": said, "trials": public.plain(public.tried())}, 202)
 
 
 async def post_bench(request: Request) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Compiling what the WebUI's card needs while the WebUI is open."""
+"""What the WebUI's card needs is compiled, and then tried, while the WebUI is open."""
 
 from __future__ import annotations
 
@@ -6,35 +6,50 @@ from collections.abc import Callable
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import host, trials
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.trials import stamp
 
 ATTENTION, VAE = AT_START
-waits = background.waits
 
 
-def begin(attention_ready: Callable[[], None]) -> None:
-    """Start compiling what is missing; returns at once, and does nothing where that runs already.
+def begin(settle: Callable[[], None]) -> None:
+    """Start compiling what is missing, and trying what was not tried; returns at once, and does
+    nothing where that runs already.
 
-    `attention_ready` is called, in another thread, when attention's kernels were all tried. It must
-    not raise. Cards that are there for development only compile at the first use.
+    `settle` is called, in another thread, when attention's kernels were all compiled, and when
+    trials have decided something. It must not raise. Cards that are there for development only
+    compile when something is tried.
     """
     engine.pending = pending
     info = identify(host.device())
-    if info.reasons or info.arch is None or not info.arch.is_amd:
+    if info.reasons or info.arch is None:
         return
 
-    def told(part: str) -> None:
+    def compiled(part: str) -> None:
+        if not background.refusal(part):
+            trials.expect(part, settle)
         if part == ATTENTION:
-            attention_ready()
+            settle()
 
     before = background.state().running
-    background.start(info.arch, shipped(info.arch, AT_START), host.say, told)
+    if info.arch.is_amd:
+        background.start(info.arch, shipped(info.arch, AT_START), host.say, compiled)
     if background.state().running and not before:
+        stamp.drop(info.arch.gfx)
         host.say("until they are ready the WebUI's own code makes the pictures")
+    for part in AT_START:
+        if not background.refusal(part):
+            trials.expect(part, settle)
+
+
+def waits(part: str) -> bool:
+    """Whether a part will be ready, or given up, later. Takes no lock."""
+    return background.waits(part) or trials.waits(part)
 
 
 def pending(op_name: str) -> str:
     """Why the kernels of an op have to be waited for; empty if not. Takes no lock."""
-    return background.refusal(ATTENTION if op_name == "attention" else VAE)
+    part = ATTENTION if op_name == "attention" else VAE
+    return background.refusal(part) or trials.pending(part)

@@ -15,8 +15,8 @@ from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.speedtest.request import shown
 
 NO_API = (
-    "a speed test is started and ended over HTTP only where the WebUI runs with --api; the Speed "
-    "test tab does it without"
+    "over HTTP something is started and ended only where the WebUI runs with --api; its page does "
+    "it without"
 )
 NGROK = (".ngrok.io", ".ngrok.app", ".ngrok.dev", ".ngrok-free.app", ".ngrok-free.dev")
 _basic = HTTPBasic(auto_error=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,6 +120,27 @@ def between_generations() -> AbstractContextManager[Any]:
     """Entered as soon as no picture is being made; none is begun until it is left."""
     lock = attribute("modules.call_queue", "queue_lock")
     return nullcontext() if lock is None else lock
+
+
+@contextmanager
+def unless_busy() -> Iterator[bool]:
+    """True, and no generation begins, where none was running."""
+    lock = attribute("modules.call_queue", "queue_lock")
+    if lock is None:
+        yield True
+        return
+    got = lock.acquire(blocking=False)
+    try:
+        yield got
+    finally:
+        if got:
+            lock.release()
+
+
+def is_busy() -> bool:
+    """Whether a picture is being made, or something else that the WebUI makes pictures wait for."""
+    with unless_busy() as idle:
+        return not idle
 
 
 def choice(without: Any = None) -> Any:

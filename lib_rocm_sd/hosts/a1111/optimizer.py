@@ -26,8 +26,8 @@ class RocmSdOptimization:
 
     While `aside` or `waits` is set, our forwards call those of the optimizer that the WebUI would
     have picked without us; whoever has wrapped ours stays where it is. `waits`: the kernels are
-    being compiled, or proved useless. It is in the WebUI's list meanwhile, so that "Automatic" and
-    the setting stay as they will be.
+    being compiled or tried, or proved useless. It is in the WebUI's list meanwhile, so that
+    "Automatic" and the setting stay as they will be.
     """
 
     name = host.NAME
@@ -48,13 +48,16 @@ class RocmSdOptimization:
         self._block = attention.attn_block(self)
 
     def is_available(self) -> bool:
-        """Device supported, and kernels compiled and tested, or just being compiled. Never raises.
+        """Device supported, and kernels compiled and tested, or just on the way. Never raises.
 
-        What has to be compiled is, in the background; `settle` is called when it is.
+        What has to be compiled and tried is, in the background; `settle` is called when it is.
         """
         reasons = self._compile()
         if not reasons and not self.waits:
             reasons = self._unusable()
+            if reasons and engine.waits(host.device()):
+                reasons = []
+                self._wait()
         if reasons:
             host.say_once(f"not used on this machine: {'; '.join(reasons)}")
         return not reasons
@@ -65,18 +68,23 @@ class RocmSdOptimization:
             threading.Thread(target=self.settle, daemon=True).start()
 
     def settle(self) -> None:
-        """The kernels are compiled, or will never be: take over, or leave. Waits for its turn."""
+        """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its
+        turn; nothing where more is to be waited for.
+        """
         try:
             with host.between_generations():
                 reasons = self._unusable()
-                self._withdraw(reasons) if reasons else self._take_over()
+                if not reasons:
+                    self._take_over()
+                elif not (background.waits(ATTENTION) or engine.waits(host.device())):
+                    self._withdraw(reasons)
         except Exception as error:
             host.say_once(f"not used: {trouble.once(error)}")
 
     def _compile(self) -> list[str]:
         """Start what is missing and note whether there is anything to wait for."""
         try:
-            background.begin(self._when_compiled)
+            background.begin(self._when_ready)
         except Exception as error:
             return [trouble.once(error)]
         with self._lock:
@@ -84,7 +92,12 @@ class RocmSdOptimization:
             self._refresh()
         return []
 
-    def _when_compiled(self) -> None:
+    def _wait(self) -> None:
+        with self._lock:
+            self.waits = True
+            self._refresh()
+
+    def _when_ready(self) -> None:
         threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()
 
     def _unusable(self) -> list[str]:
@@ -101,7 +114,7 @@ class RocmSdOptimization:
     def _take_over(self) -> None:
         """What the WebUI would have done if we had been ready when it asked."""
         with self._lock:
-            self.waits = False
+            waited, self.waits = self.waits, False
             listed = host.optimizers()
             if self not in listed:
                 listed.append(self)
@@ -111,7 +124,7 @@ class RocmSdOptimization:
                 self._refresh()
             elif current is not None and host.choice() is self:
                 host.apply_choice()
-        if host.current_optimizer() is self:
+        if waited and host.current_optimizer() is self:
             host.say("attention runs on our kernel from now on")
 
     def _withdraw(self, reasons: list[str]) -> None:

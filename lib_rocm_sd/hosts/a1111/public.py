@@ -15,7 +15,7 @@ import torch
 from lib_rocm_sd import __version__, cache, report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host, state
+from lib_rocm_sd.hosts.a1111 import host, state, trials
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.coder import float32_reason
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -58,6 +58,7 @@ def status() -> dict[str, Any]:
         },
         "vae": _usable(_never(info) or _vae(device)),
         "background": compiling(),
+        "trials": tried(),
         "report": report.snapshot(),
         "speed_test": progress(session.progress()),
     }
@@ -84,6 +85,19 @@ def compiling() -> dict[str, Any]:
         "total": now.total,
         "failure": now.failure,
         "log": Path(now.log_path).name if now.log_path else "",
+    }
+
+
+def tried() -> dict[str, Any]:
+    """How far trials of kernels are, and what they bar."""
+    now = trials.state()
+    return {
+        "running": now.running,
+        "done": now.done,
+        "total": now.total,
+        "kernel": now.subject,
+        "halted": now.halted,
+        "refused": [{"kernel": kernel, "reason": reason} for kernel, reason in now.refused],
     }
 
 

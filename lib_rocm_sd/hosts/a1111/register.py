@@ -25,6 +25,9 @@ from lib_rocm_sd.hosts.a1111 import (
     state as a1111_state,
 )
 from lib_rocm_sd.hosts.a1111 import (
+    trials as a1111_trials,
+)
+from lib_rocm_sd.hosts.a1111 import (
     vae as a1111_vae,
 )
 from lib_rocm_sd.hosts.a1111 import (
@@ -41,6 +44,7 @@ def register() -> type:
     if lacking:
         host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
     else:
+        a1111_trials.begin()
         host.add_callback("list_optimizers", list_optimizer)
         host.add_callback("before_ui", take_over)
         host.add_callback("script_unloaded", unload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, xyz
+from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, trials, xyz
 from lib_rocm_sd.hosts.a1111.vae import session as vae
 from lib_rocm_sd.ui import accordion, options
 from lib_rocm_sd.ui.options import Options
@@ -27,7 +27,7 @@ class RocmSdScript:
 
     def ui(self, is_img2img: bool) -> list[Any]:
         elem_id: Any = getattr(self, "elem_id", _elem_id)
-        controls = accordion.build(elem_id, status.look)
+        controls = accordion.build(elem_id, status.look, trials.check)
         self.infotext_fields = [
             (controls.enable, options.enable_from),
             (controls.level, options.level_from),

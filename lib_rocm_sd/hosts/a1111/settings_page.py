@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.a1111 import host, session, settings, state
+from lib_rocm_sd.hosts.a1111 import host, session, settings, state, trials
 from lib_rocm_sd.runtime import background, launcher
 from lib_rocm_sd.ui import cache_panel
 
 SECTION = ("rocm_sd", host.NAME)
 CACHE_KEY = "rocm_sd_cache"
-COMPILED = ("code", "index", "compilers")
-"""The kinds of cache entries that a compilation makes."""
+COMPILED = ("code", "index", "compilers", "tried")
+"""The kinds of cache entries that a compilation makes, and the note that all of it was tried."""
 BUSY = "A picture is being made: try again when it is finished."
 COMPILING = "Kernels are being compiled: try again when that is finished."
+TRYING = "Kernels are being tried: try again when that is finished."
 
 
 def register() -> None:
@@ -83,15 +82,15 @@ def apply() -> None:
     session.establish(headroom_bytes=now.headroom_mib << 20)
     _log_at(settings.LOG_LEVELS[now.log_level])
     optimizer = state.optimizer()
-    with _nothing_runs() as idle:
+    with host.unless_busy() as idle:
         if idle and optimizer is not None:
             optimizer.step_aside(not now.attention)
 
 
 def clear() -> str:
     """Empty the cache folder; what was done, in a sentence."""
-    if background.state().running:
-        return COMPILING
+    if _at_work():
+        return _at_work()
     freed = cache.clear()
     return f"{cache_panel.size(freed)} removed. What is loaded stays in use until the next start."
 
@@ -103,32 +102,25 @@ def compile_again() -> str:
     if info.reasons or optimizer is None:
         why = info.reasons[0] if info.reasons else host.shortcomings()[0]
         return f"There is nothing to compile: {why}."
-    if background.state().running:
-        return COMPILING
-    with _nothing_runs() as idle:
+    if _at_work():
+        return _at_work()
+    with host.unless_busy() as idle:
         if not idle:
             return BUSY
         cache.clear(COMPILED)
         background.forget()
+        trials.forget()
         launcher.reset()
         engine.reset()
         optimizer.compile_again()
     return "Compiling. The accordion in txt2img shows how far it is."
 
 
-@contextmanager
-def _nothing_runs() -> Iterator[bool]:
-    """True, and no generation begins, where none was running."""
-    lock = host.attribute("modules.call_queue", "queue_lock")
-    if lock is None:
-        yield True
-        return
-    got = lock.acquire(blocking=False)
-    try:
-        yield got
-    finally:
-        if got:
-            lock.release()
+def _at_work() -> str:
+    """Why the cache has to stay as it is; empty where it need not."""
+    if background.state().running:
+        return COMPILING
+    return TRYING if trials.state().running else ""
 
 
 def _log_at(level: str) -> None:

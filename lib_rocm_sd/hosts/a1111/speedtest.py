@@ -19,7 +19,7 @@ from torch import nn
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import host, trials
 from lib_rocm_sd.hosts.a1111 import (
     script as a1111_script,
 )
@@ -68,6 +68,8 @@ class WebUI:
         waiting = host.attribute("modules.progress", "pending_tasks")
         if background.state().running:
             return COMPILING
+        if trials.state().running:
+            return trials.AT_WORK
         return AT_WORK if at_work or waiting else ""
 
     def queue(self) -> AbstractContextManager[Any]:

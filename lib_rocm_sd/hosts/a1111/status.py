@@ -8,12 +8,11 @@ from lib_rocm_sd import report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, vae
+from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, trials, vae
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.runtime.background import BackgroundState
 from lib_rocm_sd.ui import rows
 from lib_rocm_sd.ui.options import VAE_MODES, Options
-from lib_rocm_sd.ui.status import Failure, Status, StatusRow
+from lib_rocm_sd.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
 
 SPEED_TAB = "Speed test"
 EVENTS_SHOWN = 3
@@ -44,24 +43,40 @@ def _look(options: Options) -> Status:
     if info.reasons:
         lines = tuple(state.status().splitlines())
         return Status("not active, no supported GPU", lines, _without_us(info))
+    work, progress = _at_work()
     said = state.status() if options.enable else "Pictures are made as without this extension."
     return Status(
-        _headline(options, info, compiling),
+        _headline(options, info, work, progress),
         () if compiling.running else tuple(said.splitlines()),
         _rows(options, info),
         tuple(report.snapshot()["events"][-EVENTS_SHOWN:]),
-        progress=(compiling.done, compiling.total) if compiling.running else None,
+        progress=progress,
+        work=work,
+        risk=trials.RISK if trials.barred() else "",
         failure=failure,
         speed_tab=_speed_tab(),
     )
 
 
-def _headline(options: Options, info: DeviceInfo, compiling: BackgroundState) -> str:
+def _at_work() -> tuple[str, tuple[int, int] | None]:
+    """What is done in the background, and how far it is."""
+    compiling, trying = background.state(), trials.state()
+    if compiling.running:
+        return COMPILING, (compiling.done, compiling.total)
+    if trying.running:
+        return TRYING, (trying.done, trying.total)
+    return COMPILING, None
+
+
+def _headline(
+    options: Options, info: DeviceInfo, work: str, progress: tuple[int, int] | None
+) -> str:
     if not options.enable:
         return "off"
     attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
-    if compiling.running:
-        count = f"compiling kernels, {compiling.done} of {compiling.total}"
+    if progress is not None:
+        doing = "compiling" if work == COMPILING else "trying"
+        count = f"{doing} kernels, {progress[0]} of {progress[1]}"
         return " · ".join(filter(None, (options.level, attention_part, count)))
     vae_part = _vae_in_short(options)
     if _unusable() and vae_part in ("", VAE_OFF):

@@ -47,5 +47,5 @@ def refresh(webui: WebUI, *values: Any, tab: str = "txt2img") -> tuple[str, str,
     button = by_id(webui, f"script_{tab}_rocm_sd_optimization_refresh")
     (function,) = events(webui, button["id"], "click")
     shown = [*values, *(control.value for control in script(webui, tab).controls[len(values) :])]
-    label, explanation, status = function(*shown)
+    label, explanation, status, _ = function(*shown)
     return label["label"], explanation, status
