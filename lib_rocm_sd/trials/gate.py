@@ -297,7 +297,8 @@ class Gate:
                 self._show(running=False, subject="")
                 refused = len(self._state.refused)
                 if not self._group.ended:
-                    self._tell(f"all new kernels are tried, {refused} are not used")
+                    said = f"all new kernels are tried, {refused} are not used"
+                    self._tell(self._state.halted or said)
                 return None
             place, _, force = self._queue[0]
             batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
@@ -309,16 +310,19 @@ class Gate:
         """A class has its verdict, or none can be had in this process."""
         with self._lock:
             known = self._known.get((place, subject.identity))
+            halted = halt(place)
             reason = "its trial was not run" if verdict is None else verdict.refusal
+            if verdict is not None and halted == verdict.reason:
+                reason = halted
             key = known.key if known else ""
             if verdict is not None and verdict.passed and not key:
                 with suppress(CompileError):
                     key = subject.key(place, subject.digests(place.arch, self._digests))
             refusal = Refusal(reason) if reason else None
-            if verdict is not None and not verdict.passed:
+            if reason not in ("", halted):
                 self._tell(f"{subject}: {reason}")
             self._note(_Known(subject, place, key, refusal))
-            self._show(done=self._state.done + 1, halted=halt(place))
+            self._show(done=self._state.done + 1, halted=halted)
         self._renew()
 
     def _learn(self, known: _Known, verdict: Verdict) -> None:

@@ -50,8 +50,11 @@ async def get_status() -> JSONResponse:
     return JSONResponse(public.status())
 
 
-async def post_check() -> JSONResponse:
-    """Have tried again what a trial has barred; see trials.RISK for what may happen."""
+async def post_check(request: Request) -> JSONResponse:
+    """Have tried again what a trial has barred; see trials.RISK for what may happen. The body is
+    JSON, and nothing in it is looked at.
+    """
+    _json(await _body(request))
     said = await asyncio.get_running_loop().run_in_executor(None, trials.check)
     return JSONResponse({"said": said, "trials": public.plain(public.tried())}, 202)
 

@@ -215,7 +215,8 @@ class FakeGpu:
 
     `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
     whether it takes float32, `convs` that it has convolutions (they are torch's). Every kernel is
-    in the cache, but where `builder` says which are, and makes the others.
+    in the cache, but where `builder` says which are, and makes the others. Nothing is tried in a
+    child, but where `card` says what becomes of it (trial_help.py).
     """
 
     def __init__(self, why_not: tuple[str, ...] = ()) -> None:
@@ -224,6 +225,7 @@ class FakeGpu:
         self.floats = True
         self.convs = False
         self.builder: Any = None
+        self.card: Any = None
         self.seen: list[tuple[torch.Tensor, ...]] = []
         self.kernel: Any = None
 
@@ -266,6 +268,8 @@ class FakeGpu:
             return [] if self.convs else [*self.why_not, "there are no convolutions"]
 
         module.engine.usable = usable_here
+        if self.card is not None:
+            self.card.install()
 
 
 def _kernel(base: Any) -> Any:

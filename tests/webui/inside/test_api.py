@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from gradio import routes
 
-STATUS, BENCH = "/rocm-sd/v1/status", "/rocm-sd/v1/bench"
+STATUS, BENCH, CHECK = (f"/rocm-sd/v1/{name}" for name in ("status", "bench", "check"))
 JSON = {"Content-Type": "application/json"}
 PATIENCE_S = 120.0
 """Only stops a test that hangs."""
@@ -376,6 +376,7 @@ def ours_of(app: Any) -> list[tuple[str, str]]:
 
 EXPECTED = [
     (STATUS, "GET"),
+    (CHECK, "POST"),
     (BENCH, "POST"),
     (f"{BENCH}/{{ident}}", "GET"),
     (f"{BENCH}/{{ident}}", "DELETE"),

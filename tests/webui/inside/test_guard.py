@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import FakeGpu, Start
-from test_api import BENCH, JSON, STATUS, Bench, client_of
+from test_api import BENCH, CHECK, JSON, STATUS, Bench, client_of
 
 
 def with_login(name: str, password: str) -> dict[str, str]:
@@ -19,11 +19,12 @@ def with_login(name: str, password: str) -> dict[str, str]:
 
 ROUTES: list[Callable[..., Any]] = [
     lambda client, **more: client.get(STATUS, **more),
+    lambda client, **more: client.post(CHECK, json={}, **more),
     lambda client, **more: client.post(BENCH, json={"hack": 1}, **more),
     lambda client, **more: client.get(f"{BENCH}/x", **more),
     lambda client, **more: client.delete(f"{BENCH}/x", **more),
 ]
-PASSED = [200, 422, 404, 404]
+PASSED = [200, 202, 422, 404, 404]
 
 
 def test_api_auth(start: Start, gpu: FakeGpu) -> None:
@@ -72,7 +73,8 @@ def test_without_api_nothing_is_started_or_ended(start: Start, gpu: FakeGpu, arg
     for ask in (client.post, client.delete):
         answer = ask(BENCH if ask == client.post else f"{BENCH}/x", headers={**JSON, **headers})
         assert answer.status_code == 403
-        assert "--api; the Speed test tab does it without" in answer.json()["detail"]
+        assert client.post(CHECK, json={}, headers=headers).status_code == 403
+        assert "--api; its page does it without" in answer.json()["detail"]
     assert not bench.session.running
     ident = bench.session.start(webui.library("speedtest.request").parse({}), bench)
     try:

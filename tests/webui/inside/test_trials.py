@@ -1,0 +1,275 @@
+"""Kernels are tried in a process of their own: until then, and whatever comes of it, the WebUI's
+own code makes the pictures; the accordion, the console and HTTP say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accordion_help import by_id, events, refresh, script
+from conftest import FakeGpu, Start, WebUI
+from test_api import CHECK, STATUS, client_of
+from test_first_launch import OURS, Builder, until
+from trial_help import HALTS, OUTCOMES, SAID, Card, settled, trials, tried
+
+
+@pytest.fixture
+def card(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    """All starts of a test share their cache, as those of one WebUI do."""
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(tmp_path / "shared"))
+    gpu.convs = True
+    made = tried(gpu)
+    yield made
+    made.end(until)
+
+
+@pytest.fixture
+def expected(start: Start) -> Any:
+    """The WebUI's own picture."""
+    return start(extension=False).txt2img().decoded[0]
+
+
+def check(webui: WebUI) -> tuple[str, bool]:
+    """What the button gives, pressed: the status, and whether the button is still there."""
+    button = by_id(webui, "script_txt2img_rocm_sd_optimization_check")
+    (function,) = events(webui, button["id"], "click")
+    values = [control.value for control in script(webui).controls]
+    _, _, status, after = function(*values)
+    return status, bool(after["visible"])
+
+
+def button(webui: WebUI) -> bool:
+    found = by_id(webui, "script_txt2img_rocm_sd_optimization_refresh")
+    (function,) = events(webui, found["id"], "click")
+    return bool(function(*[control.value for control in script(webui).controls])[3]["visible"])
+
+
+def test_the_webuis_own_path_until_ours_was_tried(
+    start: Start, gpu: FakeGpu, card: Card, expected: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card.go.clear()
+    webui = start(gpu=gpu)
+    assert webui.applied == "ROCm SD"  # the setting and "Automatic" are as they will be
+    until(lambda: trials(webui).state().total == 3)
+    assert not webui.is_ours()
+    assert "its kernels are tried in a process of their own first, 0 of 3" in webui.status
+    assert "0 of 3" in webui.library("hosts.a1111.vae").refusals()[0]
+    title, _, status = refresh(webui)
+    assert title == "ROCm SD Optimization: Auto · trying kernels, 0 of 3"
+    assert "Trying kernels in a process of their own: 0 of 3. Pictures are made by" in status
+    busy = webui.library("hosts.a1111.speedtest").side.busy()
+    assert busy == "Kernels are being tried already."
+    answer = client_of(webui).get(STATUS).json()
+    assert answer["trials"] | {"kernel": ""} == {
+        **{"running": True, "done": 0, "total": 3, "kernel": "", "halted": "", "refused": []}
+    }
+    assert answer["attention"]["reasons"] == [
+        "its kernels are tried in a process of their own first, 0 of 3 are done"
+    ]
+    assert webui.txt2img().decoded[0].equal(expected)
+    assert not gpu.seen
+
+    card.go.set()
+    until(webui.is_ours)
+    settled(webui, until)
+    assert webui.library("hosts.a1111.vae").refusals() == []
+    webui.txt2img()  # what is in it was never seen before
+    settled(webui, until)
+    assert not webui.txt2img().decoded[0].equal(expected)
+    assert gpu.seen
+    assert card.children < card.classes
+    out = capsys.readouterr().out
+    assert "ROCm SD: trying new kernels in a process of their own, once" in out
+    assert out.count("ROCm SD: attention runs on our kernel from now on") == 1
+    assert not webui.errors_reported
+
+
+def test_a_start_with_all_verdicts_asks_for_one_class_and_starts_nothing(
+    start: Start, gpu: FakeGpu, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(gpu=gpu)
+    until(first.is_ours)
+    settled(first, until)
+    children = card.children
+    webui = start(gpu=gpu)
+    assert webui.is_ours()  # at once
+    assert card.children == children
+    gate = trials(webui)._gate
+    assert len(gate._known) == 1  # what is usable hangs on
+    assert gate._thread is None
+    assert not trials(webui)._working
+
+
+def test_classes_are_tried_when_their_kernels_are_compiled(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    gpu.builder = builder = Builder()
+    webui = start(gpu=gpu)
+    assert (card.classes, trials(webui)._expected) == (0, {})
+    builder.allow()
+    until(webui.is_ours)
+    settled(webui, until)
+    assert card.classes == 3
+    assert not webui.library("runtime.background").state().running
+
+
+def test_answers_hold_from_the_next_picture_on(
+    start: Start, gpu: FakeGpu, card: Card, expected: Any
+) -> None:
+    card.go.clear()
+    webui = start(gpu=gpu)
+    until(lambda: trials(webui).state().total == 3)
+    with webui.call_queue.queue_lock:  # a generation has begun
+        card.go.set()
+        until(lambda: trials(webui)._settling)
+        assert not webui.is_ours()
+        assert webui.txt2img().decoded[0].equal(expected)
+        assert webui.library("hosts.a1111.host").is_busy() is False  # to this thread
+        assert not gpu.seen
+    until(webui.is_ours)
+
+
+def test_nothing_is_tried_while_a_picture_is_made(start: Start, gpu: FakeGpu, card: Card) -> None:
+    def held(webui: WebUI) -> None:
+        webui.call_queue.queue_lock.acquire()
+
+    webui = start(gpu=gpu, before=held)
+    until(lambda: trials(webui).state().total == 3)
+    assert card.classes == 0
+    webui.call_queue.queue_lock.release()
+    until(webui.is_ours)
+
+
+@pytest.mark.parametrize("how", OUTCOMES)
+def test_whatever_becomes_of_a_trial_the_webui_lives_and_says_it(
+    start: Start,
+    gpu: FakeGpu,
+    card: Card,
+    expected: Any,
+    how: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card.all(OUTCOMES[how])
+    webui = start(gpu=gpu)
+    until(lambda: webui.applied == "Doggettx")
+    settled(webui, until)
+    assert webui.txt2img().decoded[0].equal(expected)
+    assert not gpu.seen
+    assert card.classes == (1 if how in HALTS else 3)
+    assert OURS not in [item.title() for item in webui.sd_hijack.optimizers]
+    assert SAID[how] in webui.status
+    assert SAID[how] in capsys.readouterr().out
+    _, _, status = refresh(webui)
+    assert SAID[how] in status
+    assert "This may freeze the screen" in status
+    assert button(webui)
+    answer = client_of(webui).get(STATUS).json()
+    assert SAID[how] in answer["attention"]["reasons"][0]
+    assert any(SAID[how] in each["reason"] for each in answer["trials"]["refused"])
+    halted = "nothing more of ours is tried on this card by itself"
+    assert (halted in answer["trials"]["halted"]) == (how in HALTS)
+    assert not webui.errors_reported
+
+
+@pytest.mark.parametrize("how", ["abort", "wrong"])
+def test_the_next_start_knows_and_who_asks_gets_ours_without_another(
+    start: Start, gpu: FakeGpu, card: Card, expected: Any, how: str
+) -> None:
+    card.all(OUTCOMES[how])
+    first = start(gpu=gpu)
+    until(lambda: first.applied == "Doggettx")
+    settled(first, until)
+    tried_before = card.classes
+    webui = start(gpu=gpu)
+    assert webui.applied == "Doggettx"
+    assert webui.txt2img().decoded[0].equal(expected)
+    assert card.classes == tried_before
+    assert button(webui)
+
+    card.script.clear()
+    card.go.clear()
+    status, _ = check(webui)
+    assert "3 kernels will be tried again, one by one." in status
+    until(lambda: trials(webui).state().running)
+    assert "Kernels are being tried already." in check(webui)[0]
+    assert not button(webui)
+    card.go.set()
+    until(webui.is_ours)
+    settled(webui, until)
+    assert "Nothing of ours is barred on this card." in check(webui)[0]
+    assert "This may freeze" not in refresh(webui)[2]
+
+
+def test_only_the_second_class_dies(start: Start, gpu: FakeGpu, card: Card) -> None:
+    card.script = {2: OUTCOMES["abort"]}
+    webui = start(gpu=gpu)
+    until(webui.is_ours)  # the class on which attention hangs has passed
+    settled(webui, until)
+    refused = dict(trials(webui).state().refused)
+    assert len(refused) == 2
+    assert sum("Memory access fault" in reason for reason in refused.values()) == 1
+    assert sum(reason.startswith("after a trial that faulted") for reason in refused.values()) == 1
+
+
+def test_a_webui_that_died_in_its_own_first_launch_bars_the_class(
+    start: Start, gpu: FakeGpu, card: Card, expected: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start(gpu=gpu)
+    until(first.is_ours)
+    settled(first, until)
+    every = trials(first)._gate._known.values()
+    (known,) = [each for each in every if each.subject.first.head_dim == 40]
+    folder = first.library("cache").directory() / "journal"
+    folder.mkdir(exist_ok=True)
+    line = '{"subject": "attention, the first", "device": "a card", "pid": 1}\n'
+    (folder / f"{known.key}-99999999-abcd.trying").write_text(
+        line + "Fatal Python error: Aborted\n"
+    )
+    children = card.children
+    webui = start(gpu=gpu)
+    said = "the program itself died in its first launch there: Fatal Python error: Aborted"
+    assert f"ROCm SD: attention, the first: {said}" in capsys.readouterr().out
+    assert webui.applied == "Doggettx"
+    assert said in webui.status
+    assert webui.txt2img().decoded[0].equal(expected)
+    assert card.children == children
+    later = start(gpu=gpu)
+    assert said in later.status
+    assert said not in capsys.readouterr().out.split("not used on this machine")[0]
+
+
+def test_http_asks_only_with_the_api(start: Start, gpu: FakeGpu, card: Card) -> None:
+    card.all(OUTCOMES["wrong"])
+    webui = start(gpu=gpu, args="--api")
+    until(lambda: webui.applied == "Doggettx")
+    settled(webui, until)
+    card.script.clear()
+    assert client_of(webui).post(CHECK).status_code == 415  # as a foreign page would ask
+    answer = client_of(webui).post(CHECK, json={})
+    assert answer.status_code == 202
+    assert answer.json()["said"] == "3 kernels will be tried again, one by one."
+    until(webui.is_ours)
+    webui.shared.cmd_opts.api = False
+    refused = client_of(webui).post(CHECK, json={})
+    assert refused.status_code == 403
+    assert "--api" in refused.json()["detail"]
+    assert client_of(webui).get(CHECK).status_code == 405
+
+
+def test_compile_again_asks_for_every_verdict_anew(start: Start, gpu: FakeGpu, card: Card) -> None:
+    webui = start(gpu=gpu)
+    until(webui.is_ours)
+    settled(webui, until)
+    page = webui.library("hosts.a1111.settings_page")
+    page.cache.clear(("verdicts",))
+    card.go.clear()
+    page.compile_again()
+    until(lambda: trials(webui).state().running)
+    assert not webui.is_ours()
+    assert page.clear() == page.compile_again() == page.TRYING
+    card.go.set()
+    until(webui.is_ours)
