@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import cache
-from lib_rocm_sd.shipped import AT_START
+from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from lib_rocm_sd.arch import Arch
     from lib_rocm_sd.ops.base import Op
     from lib_rocm_sd.trials.conductor import Conductor
     from lib_rocm_sd.trials.place import Place
@@ -30,8 +31,22 @@ IN_VAIN = 3
 Say = Callable[[str], None]
 
 
-def work(part: str) -> list[tuple[Op[Any, Any], Any]]:
-    """Ops and problems of one of `shipped.AT_START`, what is needed first first. Needs torch."""
+def classes(part: str, arch: Arch) -> list[Subject]:
+    """What one of `shipped.AT_START` launches, of what is compiled ahead, what is needed first
+    first. Needs torch.
+    """
+    from lib_rocm_sd.trials.subject import subjects
+
+    compiled = shipped(arch, AT_START)
+    return [each for each in subjects(_work(part), arch) if compiled.keys() >= set(each.specs)]
+
+
+def all_classes(arch: Arch) -> list[Subject]:
+    """Of all parts."""
+    return [each for part in AT_START for each in classes(part, arch)]
+
+
+def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION
 
@@ -39,11 +54,6 @@ def work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     from lib_rocm_sd.vae import usual
 
     return usual.work()
-
-
-def all_work() -> list[tuple[Op[Any, Any], Any]]:
-    """Of all parts."""
-    return [each for part in AT_START for each in work(part)]
 
 
 def places(gfx: Iterable[str] = ()) -> list[Place]:
@@ -92,9 +102,8 @@ def try_all(
 ) -> list[Verdict]:
     """Of one card; what was found. `conductor` and `listed` are for tests."""
     from lib_rocm_sd.trials.conductor import Conductor, halt
-    from lib_rocm_sd.trials.subject import subjects
 
-    listed = subjects(all_work(), here.arch) if listed is None else listed
+    listed = all_classes(here.arch) if listed is None else listed
     begun = time.monotonic()
     found: list[Verdict] = []
 

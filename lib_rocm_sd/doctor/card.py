@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, checks, device
 from lib_rocm_sd.doctor import text as doctor_text
+from lib_rocm_sd.doctor import trials
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.report import config_fields
 
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
     from lib_rocm_sd.device import DeviceInfo
     from lib_rocm_sd.doctor.cases import CardCase
     from lib_rocm_sd.ops.base import Launch
+    from lib_rocm_sd.trials.verdicts import Verdict
 
 FORMAT = "rocm_sd self-test 1"
 MOST_TEXT = 300
 PATHS = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][\w.+~@-]+([/\\][\w.+~@ -]+)*")
+UNSAFE = (
+    "The other cases, which run in this process, are left out: a kernel ended its process, or hung."
+)
 PASSED, FAILED, NOT_RUN = 0, 1, 2
 """Exit codes."""
 
@@ -79,11 +84,22 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
     document = new_document(place)
     path = out or Path(f"rocm_sd-selftest-{info.gfx}-{document['date'][:10]}.json")
     try:
-        rows = run(place, info, document, path, say)
+        verdicts = try_all(place, info, document, path, say)
+        if trials.dangerous(verdicts):
+            say(UNSAFE)
+            document["complete"] = True
+            _write(path, document)
+            rows = []
+        else:
+            rows = run(place, info, document, path, say)
     except OSError as error:
         say(f"The self-test was not run: {path} cannot be written: {error.strerror or error}.")
         return NOT_RUN
     failed = [row for row in rows if row.reason]
+    barred = [verdict for verdict in verdicts if not verdict.passed]
+    if verdicts:
+        passed = len(verdicts) - len(barred)
+        say(f"{passed} of {len(verdicts)} kernels passed their trial in a process of their own.")
     say(f"{len(rows) - len(failed)} of {len(rows)} cases passed on {info.name} ({info.gfx}).")
     for row in failed:
         say(f"failed: {_named(row)}: {row.reason}")
@@ -91,7 +107,29 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
     say("to send it. Both outcomes are of use.")
     if as_json:
         print(json.dumps(document, indent=1))
-    return FAILED if failed else PASSED
+    return FAILED if failed or barred else PASSED
+
+
+def try_all(
+    place: torch.device, info: DeviceInfo, document: dict[str, Any], path: Path, say: Say
+) -> list[Verdict]:
+    """Have each kernel tried in a process of its own, also one that is barred; the verdicts are in
+    `document`, which is written after each. Raises OSError where it cannot be.
+    """
+    from lib_rocm_sd.engine.planner import default_launcher
+    from lib_rocm_sd.trials import place as trial_place
+
+    assert info.arch is not None
+    try:
+        here = trial_place.of(place, default_launcher(place, info.arch))
+    except (RuntimeError, OSError):
+        return []  # the cases say why
+
+    def told(rows: list[dict[str, Any]]) -> None:
+        document["verdicts"] = doctor_text.anonymous(rows)
+        _write(path, document)
+
+    return [] if here is None else trials.again(here, say, told)
 
 
 def gpu(index: int | None) -> tuple[torch.device | None, DeviceInfo | None]:
@@ -127,6 +165,7 @@ def new_document(place: torch.device) -> dict[str, Any]:
         "complete": False,
         "passed": 0,
         "failed": 0,
+        "verdicts": [],
         "rows": [],
     }
     clean: dict[str, Any] = doctor_text.anonymous(found)

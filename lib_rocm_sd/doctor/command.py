@@ -20,6 +20,7 @@ from lib_rocm_sd import __version__, arch, cache, device
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.doctor import text as doctor_text
+from lib_rocm_sd.doctor import trials
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from lib_rocm_sd.engine.engine import Engine
     from lib_rocm_sd.ops.base import Op
+    from lib_rocm_sd.trials.gate import Gate
 
 EXAMPLE_GFX = "gfx1100"
 """Whose compilers and kernels are looked at on a machine without a supported GPU."""
@@ -47,6 +49,8 @@ SWITCHES = (
 )
 """Names, or beginnings of names, of environment variables that change what runs."""
 
+MOST_LOOKS = 4
+"""What was refused is followed by another config, which has to be tried, too."""
 TROUBLE = (ImportError, OSError, RuntimeError, ValueError, AttributeError, MemoryError)
 """What a broken installation of anything raises when it is asked."""
 
@@ -89,8 +93,9 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
     """
     broken: list[str] = []
     found = _devices(broken)
-    engine = engine or _engine(found)
+    engine, gate = (engine, None) if engine else _engine(found)
     infos = [info for _, info in found]
+    work, vae = _settled(found, engine, gate, broken)
     arches = _arches(infos)
     findings = {
         "rocm_sd": __version__,
@@ -102,8 +107,9 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
         "environment": dict(_environment()),
         "compilers": [row for row_arch in arches for row in _compilers(row_arch)],
         "cache": _cache(),
-        "work": _work(found, engine, broken),
-        "vae": _vae(found, engine, broken),
+        "work": work,
+        "vae": vae,
+        "trials": trials.kept(infos),
         "kernels": [_kernels(row_arch) for row_arch in arches],
         "tuned": [_tuned(row_arch) for row_arch in arches],
         "broken": broken,
@@ -246,13 +252,32 @@ def _tuned(row: Arch) -> dict[str, Any]:
     return {"gfx": row.gfx, **counts, "default": found.count(""), "reasons": reasons}
 
 
-def _engine(found: Sequence[object]) -> Engine | None:
-    """An engine of its own; None without torch."""
+def _engine(found: Sequence[object]) -> tuple[Engine | None, Gate | None]:
+    """An engine of its own, which launches only what was tried; None without torch."""
     if not found:
-        return None
+        return None, None
     from lib_rocm_sd.engine.engine import Engine
 
-    return Engine()
+    engine = Engine()
+    return engine, trials.gate_of(engine, partial(print, file=sys.stderr))
+
+
+def _settled(
+    found: Sequence[tuple[torch.device, DeviceInfo]],
+    engine: Engine | None,
+    gate: Gate | None,
+    broken: list[str],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Attention and the VAE, when all that they need was tried."""
+    for _ in range(MOST_LOOKS):
+        trouble: list[str] = []
+        rows = _work(found, engine, trouble), _vae(found, engine, trouble)
+        if gate is None or not gate.state().running or not gate.wait(trials.WAIT_S):
+            break
+        if engine is not None:
+            engine.renew()
+    broken += trouble
+    return rows
 
 
 def _work(

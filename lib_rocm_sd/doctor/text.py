@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lib_rocm_sd.doctor import trials
+
 CHOSEN_BY = {
     "measured": "measured by an owner",
     "modelled": "modelled from machine code, not measured",
@@ -58,6 +60,7 @@ def render(findings: dict[str, Any]) -> str:
         ("Cache", _cache(findings)),
         ("Attention", _work(findings)),
         ("VAE decode and encode", _vae(findings)),
+        ("Trials in a process of their own", trials.text(findings["trials"])),
         ("Verdict", _verdict(findings)),
     )
     blocks = ["\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in sections]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -219,11 +220,15 @@ class Planner:
         problem: Any,
         device: torch.device,
     ) -> Check:
-        """The self-test of `problem`, default config, that came nearest to its tolerance."""
+        """The self-test of `problem`, default config, that came nearest to its tolerance; where
+        the gate lets none be run, that is its reason.
+        """
         config = self.default_config(variant, problem, device)
-        self.verify(session, op, variant, config, problem, device)
+        failed = self.verify(session, op, variant, config, problem, device)
         keys = [(op.name, variant.name, config, t, device) for t in op.test_problems(problem)]
         done = [self._checks[key] for key in keys if key in self._checks]
+        if not done:
+            return Check(math.inf, op.tolerance(problem), "; ".join(failed))
         return max(done, key=lambda check: check.error / check.tolerance)
 
     def quarantine(

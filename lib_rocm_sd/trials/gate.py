@@ -24,16 +24,17 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Op
+from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.conductor import Conductor, halt, resume
 from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.place import Place
-from lib_rocm_sd.trials.subject import Subject, subjects
+from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
 STOPPED_S = 15.0
@@ -46,6 +47,10 @@ _FAULTS = re.compile(
 Say = Callable[[str], None]
 Places = Callable[[torch.device, Launch | None], Place | None]
 Identity = tuple[Any, ...]
+
+
+def _none(arch: Arch) -> Iterable[Subject]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -139,15 +144,18 @@ class Gate:
         return self._state
 
     def expect(
-        self, device: torch.device, launch: Launch | None, work: Iterable[tuple[Op[Any, Any], Any]]
+        self,
+        device: torch.device,
+        launch: Launch | None,
+        classes: Callable[[Arch], Iterable[Subject]] = _none,
     ) -> Callable[[], int]:
-        """Have tried what will be asked for, where that is not known yet: ops and problems, in
-        this order. The function that is given says how many classes of it still wait.
+        """Have tried what will be asked for, where that is not known yet, in this order. The
+        function that is given says how many of these classes still wait.
         """
         place = self._place(device, launch)
         if place is None:
             return int
-        listed = subjects(work, place.arch)
+        listed = list(classes(place.arch))
         with self._lock:
             self._show(halted=halt(place))
             for subject in listed:

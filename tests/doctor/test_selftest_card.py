@@ -25,6 +25,7 @@ from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
+from lib_rocm_sd.trials.verdicts import Verdict
 from tests.ops import toy_op
 from tests.ops.toy_op import GFX1100, Doubler, Doubling, Tile
 from tests.vae.vae_models import needs_half
@@ -244,3 +245,27 @@ def test_a_case_that_its_variant_refuses_is_left_out() -> None:
     row = replace(arch.table()["gfx1100"])
     for case in selftest_cases.cases(row):
         assert not case.variant.refusals(row, case.problem)
+
+
+# --- trials
+
+
+@pytest.mark.parametrize(("outcome", "cases_run"), [("faulted", 0), ("wrong", 1), ("passed", 1)])
+def test_trials_come_first_and_after_a_fault_nothing_runs_here(
+    card: Any, outcome: str, cases_run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the trials themselves do is in tests/trials."""
+    made = Verdict("attention, rocm_sd: a class", outcome, f"in {MINE}", 1e-4, 1e-3)
+
+    def again(here: Any, say: Any, told: Any) -> list[Verdict]:
+        told([made.as_dict()])
+        return [made]
+
+    card(toy("rocm_sd"))
+    monkeypatch.setattr("lib_rocm_sd.trials.place.of", lambda place, launch: object())
+    monkeypatch.setattr("lib_rocm_sd.doctor.trials.again", again)
+    code, document = run(tmp_path / "out.json")
+    assert code == (selftest_card.PASSED if outcome == "passed" else selftest_card.FAILED)
+    assert [row["outcome"] for row in document["verdicts"]] == [outcome]
+    assert len(document["rows"]) == cases_run
+    assert document["complete"]

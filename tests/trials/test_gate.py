@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.errors import LaunchError
@@ -26,6 +27,7 @@ from lib_rocm_sd.trials.gate import WAITS, Gate
 from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, PASSED
 from tests.ops.toy_op import CPU, GFX1100, User
 from tests.runtime.driver_doubles import ScaleParams
@@ -231,7 +233,10 @@ def test_what_was_not_compiled_yet_is_compiled_by_the_gate(
 
 def test_what_is_expected_is_tried_before_it_is_asked_for(world: World) -> None:
     world.busy = True
-    work = [(SCALING, scaling.Scaling(1024, factor)) for factor in (2.0, 3.0)]
+
+    def work(arch: Arch) -> list[Subject]:
+        return [scaling.subject(factor) for factor in (2.0, 3.0)]
+
     left = world.gate.expect(CPU, world.launch, work)
     assert (left(), world.gate.state().total) == (2, 2)
     assert left() == world.gate.expect(CPU, world.launch, work)()
@@ -250,7 +255,7 @@ def test_a_halt_is_told_before_anything_is_asked_for(
     world.run()
     world.settled()
     later = again(world)
-    assert later.gate.expect(CPU, later.launch, ())() == 0
+    assert later.gate.expect(CPU, later.launch)() == 0
     assert "nothing more of ours is tried" in later.gate.state().halted
     assert later.children == 0
 

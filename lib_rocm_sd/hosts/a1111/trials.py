@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from lib_rocm_sd import first_trials
 from lib_rocm_sd.device import identify
@@ -70,7 +71,7 @@ class Trials:
                 return
             info = identify(host.device())
             launch = engine.launcher(host.device())
-            self._expected[part] = gate.expect(host.device(), launch, ())  # tells of a halt
+            self._expected[part] = gate.expect(host.device(), launch)  # tells of a halt
             if not gate.serves(host.device()) or stamp.is_whole(str(info.gfx)):
                 return
             self._expected[part] = None
@@ -109,7 +110,7 @@ class Trials:
         if gate.state().running:
             return AT_WORK
         launch = engine.launcher(host.device())
-        gate.expect(host.device(), launch, first_trials.all_work())
+        gate.expect(host.device(), launch, first_trials.all_classes)
         count = gate.ask()
         if not count:
             return AT_WORK if gate.state().running else NOTHING
@@ -141,7 +142,8 @@ class Trials:
     def _ask(self, part: str) -> None:
         gate, device = self._gate, host.device()
         assert gate is not None
-        left = gate.expect(device, engine.launcher(device), first_trials.work(part))
+        classes = partial(first_trials.classes, part)
+        left = gate.expect(device, engine.launcher(device), classes)
         with self._lock:
             self._expected[part] = left
 

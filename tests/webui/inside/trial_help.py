@@ -87,11 +87,11 @@ class Card:
         trials.place.of = lambda device, launch: None if launch is None else here
         attention = library("lib_rocm_sd.ops.attention.op").ATTENTION
         type(attention.variants[0]).defaults = lambda self, row, problem: (None,)
-        self.work: dict[str, list[Any]] = {
+        work = {
             "attention": [(attention, problem) for _, problem in attention.usual[:2]],
             "vae": [(attention, attention.usual[-1][1])],
         }
-        trials.first_trials.work = self.work.__getitem__
+        trials.first_trials._work = work.__getitem__
 
     def end(self, until: Callable[[Callable[[], object]], None]) -> None:
         """No thread of any start goes on."""

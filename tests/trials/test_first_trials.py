@@ -1,0 +1,142 @@
+"""What is tried ahead, by real children on the stand-in HIP library: as install.py has it done, and
+as the doctor does when it is asked to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lib_rocm_sd import cache, first_trials
+from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.doctor import trials as doctor_trials
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.trials import stamp
+from lib_rocm_sd.trials.conductor import Conductor
+from lib_rocm_sd.trials.place import Place
+from tests.trials import scaling
+
+pytestmark = pytest.mark.usefixtures("ready")
+GFX = scaling.ROW.gfx
+CARD = "Fake RX 7900 XTX (gfx1100)"
+
+
+@pytest.fixture
+def place(hip_file: Path) -> Place:
+    return scaling.place(hip_file)
+
+
+def try_all(place: Place, *factors: float, **how: Any) -> list[str]:
+    said: list[str] = []
+    listed = [scaling.subject(factor) for factor in factors]
+    first_trials.try_all(place, how.pop("limit_s", 60.0), said.append, listed=listed, **how)
+    return said
+
+
+def test_all_is_tried_and_a_note_is_left(place: Place) -> None:
+    (said,) = try_all(place, 2.0, 3.0)
+    assert said.startswith(f"{CARD}: 2 of 2 kernels passed, that took ")
+    assert stamp.is_whole(GFX)
+    assert not stamp.is_there("gfx1030")
+    stamp.drop(GFX)
+    assert not stamp.is_there(GFX)
+
+
+def test_a_fault_is_said_and_the_next_start_asks_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", f"abort:{scaling.LAUNCHES + 1}")
+    first, fault, halted = try_all(place, 2.0, 3.0, 4.0, 5.0)
+    assert f"{CARD}: 1 of 4 kernels passed" in first
+    assert fault.startswith("not used: scaling, rocm_sd: Scaling(count=128, factor=3.0")
+    assert "tried in a process of its own: faulted: " in fault
+    assert "Memory access fault by GPU node-1" in fault
+    assert "nothing more of ours is tried on this card by itself" in halted
+    assert stamp.is_whole(GFX)
+
+
+def test_what_time_does_not_suffice_for_is_left_to_the_webui(place: Place) -> None:
+    first, left = try_all(place, 2.0, 3.0, limit_s=-1.0)
+    assert "0 of 2 kernels passed" in first
+    assert left == "The other 2 are tried while the WebUI is open."
+    assert not stamp.is_there(GFX)
+
+
+def test_where_no_child_can_be_started_the_rest_is_not_asked(place: Place) -> None:
+    def none() -> Any:
+        raise OSError("no such interpreter")
+
+    def conductor(here: Place, **how: Any) -> Conductor:
+        return Conductor(here, spawn=none, **how)
+
+    factors = [float(factor) for factor in range(2, 9)]
+    first, *reasons, left = try_all(place, *factors, conductor=conductor)
+    assert "0 of 7 kernels passed" in first
+    assert len(reasons) == first_trials.MOST_REASONS
+    assert all("no such interpreter" in reason for reason in reasons)
+    assert left == "The other 4 are tried while the WebUI is open."
+    assert not stamp.is_there(GFX)
+
+
+def test_another_torch_and_other_kernels_have_no_note(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp.put(GFX, whole=False)
+    assert stamp.is_there(GFX)
+    assert not stamp.is_whole(GFX)
+    monkeypatch.setattr(stamp, "kernels", lambda: "changed")
+    assert not stamp.is_there(GFX)
+    monkeypatch.undo()
+    cache.reset()
+    monkeypatch.setattr(stamp.torch_build, "installed", lambda: None)
+    assert not stamp.is_there(GFX)
+
+
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx1201", "gfx942"])
+def test_all_that_is_tried_ahead_is_compiled_ahead(gfx: str) -> None:
+    row = by_gfx(gfx)
+    assert row is not None
+    compiled = shipped(row, AT_START)
+    attention, vae = (first_trials.classes(part, row) for part in AT_START)
+    assert {spec for each in (*attention, *vae) for spec in each.specs} <= set(compiled)
+    assert {each.first.head_dim for each in attention} == {40, 64, 80, 160, 512}
+    kinds = {each.op.name for each in vae}
+    assert {*(op.name for op in CONVS.values()), "attention"} <= kinds
+    in_vae = {spec for spec, part in compiled.items() if part == AT_START[1]}
+    tried = {spec for each in vae for spec in each.specs}
+    assert len(in_vae & tried) > len(in_vae) / 2
+
+
+# -- the doctor
+
+
+def test_the_doctor_tries_each_class_also_after_a_fault_and_shows_what_came_of_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", "abort:1")
+    said: list[str] = []
+    written: list[list[dict[str, Any]]] = []
+    listed = [scaling.subject(2.0), scaling.subject(3.0)]
+    found = doctor_trials.again(place, said.append, written.append, listed=listed)
+    assert doctor_trials.dangerous(found)
+    assert "save your work" in said[0]
+    assert [line[:19] for line in said[1:]] == ["   1 of 2  FAULTED ", "   2 of 2  FAULTED "]
+    assert [len(rows) for rows in written] == [1, 2]
+
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", "right:0")
+    doctor_trials.again(place, said.append, written.append, listed=listed[:1])
+    rows = doctor_trials.kept([DeviceInfo(0, "Fake RX 7900 XTX", "hip", GFX, place.arch)])
+    wrong, right = doctor_trials.text(rows)  # and no halt, since the last that was asked passed
+    assert "FAULTED  scaling, rocm_sd: Scaling(count=128, factor=3.0" in wrong
+    assert "Memory access fault" in wrong
+    assert right.startswith(CARD)
+    assert "passed  scaling" in right
+    assert "of 1.0e-06 allowed" in right
+    assert doctor_trials.kept([DeviceInfo(0, "Another card", "hip", GFX, place.arch)]) == []
+    assert list(doctor_trials.text([])) == ["none was made on the devices above"]
