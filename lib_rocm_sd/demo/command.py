@@ -142,12 +142,12 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     pipeline = load(args.model, dtype).to(device)
     generate = Generator(pipeline, args.steps, args.seed, device)
     say("warming up: the first use compiles and checks what is not ready yet")
-    with patched(pipeline) as patch:
+    with patched(pipeline, wait=True) as patch:
         generate(args.prompts[0], steps=1)
     generate(args.prompts[0], steps=1)
     report.begin()
     repeats = args.repeats or (1 if on_cpu else 3)
-    sides = _all(generate, lambda: patched(pipeline), args.prompts, repeats)
+    sides = _all(generate, lambda: patched(pipeline, wait=True), args.prompts, repeats)
     ran = report.snapshot()
     say("the VAE alone: whole and in bands, in float32 and in half precision")
     vae_side, vae = demo_vae.examine(pipeline, [side.without for side in sides], dtype)

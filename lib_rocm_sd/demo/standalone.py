@@ -110,7 +110,7 @@ class Standalone:
 def _patched(pipeline: Any) -> AbstractContextManager[Any]:
     from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
-    return patched(pipeline)
+    return patched(pipeline, wait=True)
 
 
 def _peak_mib(device: torch.device) -> float:

@@ -28,7 +28,7 @@ def examine(
     image = _together(pictures).to(pipeline.device)
     half = dtype if dtype != torch.float32 else torch.bfloat16
     single = copy.deepcopy(pipeline.vae).float()
-    with torch.no_grad(), patched(SimpleNamespace(vae=single), vae="whole") as patch:
+    with torch.no_grad(), patched(SimpleNamespace(vae=single), vae="whole", wait=True) as patch:
         latent = single.encode(image).latent_dist.mean
     names = list(patch.vae.programs)
     findings: dict[str, Any] = {
@@ -70,7 +70,7 @@ def _decoded(vae: Any, latent: torch.Tensor, dtype: torch.dtype) -> dict[str, An
     made: dict[str, Any] = {}
     for way in ("torch", "whole", "banded"):
         chosen = False if way == "torch" else way
-        with torch.no_grad(), patched(SimpleNamespace(vae=vae), vae=chosen) as patch:
+        with torch.no_grad(), patched(SimpleNamespace(vae=vae), vae=chosen, wait=True) as patch:
             image = vae.decode(latent.to(dtype)).sample
             plans = {role: program.last_plan for role, program in patch.vae.programs.items()}
         made[way] = ((image.float() / 2 + 0.5).clamp(0, 1) * 255).cpu()

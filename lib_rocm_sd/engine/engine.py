@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,9 @@ from lib_rocm_sd.report import UsedRow
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 """True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
 
+_T = TypeVar("_T")
+MOST_WAITS, WAIT_S = 8, 600.0
+"""A config that is refused is followed by another one, which is tried next."""
 MOST_ROUTES = 4096
 """Kept at a time; who calls with ever other shapes and strides begins anew."""
 
@@ -142,8 +145,12 @@ class Engine:
         device = _with_index(device)
         if session.measures:
             self._measurer.measured(session, op, problem, device)
-        with self._lock:
-            return self._planner.plan(session, op, problem, device, {})
+
+        def plan() -> VariantPlan:
+            with self._lock:
+                return self._planner.plan(session, op, problem, device, {})
+
+        return self._awaited(session, plan)
 
     def usable(
         self, device: torch.device, op: Op[Any, Any] = ATTENTION, session: Session = DEFAULT
@@ -157,12 +164,16 @@ class Engine:
         if pending:
             return [pending]
         device = _with_index(device)
-        with self._lock:
-            asked = self._planner.waits
-            found = self._unusable(op, device, session)
-            waits = bool(found) and self._planner.waits != asked
-            self._known[op.name, device] = (self._planner.changes, found, waits)
-        return list(found)
+
+        def ask() -> list[str]:
+            with self._lock:
+                asked = self._planner.waits
+                found = self._unusable(op, device, session)
+                waits = bool(found) and self._planner.waits != asked
+                self._known[op.name, device] = (self._planner.changes, found, waits)
+            return list(found)
+
+        return self._awaited(session, ask)
 
     def known(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> list[str] | None:
         """What `usable` said and would say again; None where it has to be asked.
@@ -247,15 +258,30 @@ class Engine:
         lasting = not is_recording(device)
         if session.measures and not empty:
             lasting = self._measurer.measured(session, op, problem, device)
-        with self._lock:
-            route = self._routes.get(key)
-            if route is None:
-                route = self._route(op, problem, inputs, session, empty)
-                if lasting:
-                    if len(self._routes) >= MOST_ROUTES:
-                        self._routes = {}
-                    self._routes[key] = route
-            return route
+
+        def prepare() -> _Route:
+            with self._lock:
+                route = self._routes.get(key)
+                if route is None:
+                    route = self._route(op, problem, inputs, session, empty)
+                    if lasting:
+                        if len(self._routes) >= MOST_ROUTES:
+                            self._routes = {}
+                        self._routes[key] = route
+                return route
+
+        return self._awaited(session, prepare)
+
+    def _awaited(self, session: Session, ask: Callable[[], _T]) -> _T:
+        """What `ask` gives; for a patient session when the gate keeps nothing waiting any more."""
+        for _ in range(MOST_WAITS if session.patient else 0):
+            waits, found = self._planner.waits, ask()
+            if self._gate is None or self._planner.waits == waits:
+                return found
+            session.progress("waiting until new kernels were tried in a process of their own")
+            self._gate.wait(WAIT_S)
+            self.renew()
+        return ask()
 
     def _route(
         self, op: Op[Any, Any], problem: Any, inputs: Any, session: Session, empty: bool

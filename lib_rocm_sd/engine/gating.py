@@ -49,5 +49,8 @@ class Gatekeeper(Protocol):
         self-test (stage "self-test") and then for a caller ("call"); None where that was.
         """
 
+    def wait(self, timeout_s: float) -> bool:
+        """Until all that waits is answered; False where it still is not."""
+
     def failed(self, asked: Asked, reason: str) -> None:
         """A launch of the class failed in this process, and the process lives."""

@@ -23,7 +23,8 @@ class Session:
 
     `headroom_bytes`: device memory left to others. `progress(message)` and `interrupt()` are
     called while Performance measures, which may take seconds; once interrupted it goes on with
-    what it knows. `part`: of the model, such as "UNet", for the report.
+    what it knows. `part`: of the model, such as "UNet", for the report. `patient`: a first call
+    waits until the gate has had its kernels tried; else another variant computes meanwhile.
     """
 
     policy: Policy = policies.AUTO
@@ -32,6 +33,7 @@ class Session:
     progress: Callable[[str], None] = _untold
     interrupt: Callable[[], bool] = bool
     part: str = ""
+    patient: bool = False
 
     @classmethod
     def of(cls, level: str, headroom_bytes: int = 0, report: Report = process_report) -> Session:
@@ -41,6 +43,10 @@ class Session:
     def of_part(self, part: str) -> Session:
         """The same for a part of the model; always the same session."""
         return self if part == self.part else _of_part(self, part)
+
+    def patiently(self) -> Session:
+        """The same, patient; always the same session."""
+        return self if self.patient else _patient(self)
 
     @property
     def level(self) -> str:
@@ -56,6 +62,11 @@ class Session:
 @lru_cache(maxsize=64)
 def _of_part(session: Session, part: str) -> Session:
     return replace(session, part=part)
+
+
+@lru_cache(maxsize=64)
+def _patient(session: Session) -> Session:
+    return replace(session, patient=True)
 
 
 DEFAULT = Session()

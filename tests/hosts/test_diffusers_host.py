@@ -11,7 +11,7 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 
@@ -200,6 +200,17 @@ def test_restored_after_an_error(pipeline: Any) -> None:
     assert all(a is b for a, b in zip(after, before, strict=True))
 
 
+def test_a_gate_is_there_and_whether_to_wait_for_it_is_the_callers_choice(pipeline: Any) -> None:
+    for wait in (False, True):
+        with host.patched(pipeline, wait=wait):
+            gate = engine.gate
+            assert gate is not None
+            processors = [module.processor for module in modules_of(pipeline)]
+            assert {processor.session.patient for processor in processors} == {wait}
+        with host.patched(pipeline):
+            assert engine.gate is gate
+
+
 def test_patched_twice_is_patched_once(pipeline: Any) -> None:
     before = [module.processor for module in modules_of(pipeline)]
     with host.patched(pipeline):
@@ -288,9 +299,9 @@ def test_our_kernel_makes_the_same_pictures() -> None:
     pipeline = demo.load(demo.MODEL, torch.float16).to(device)
     plain = picture(pipeline)
     report.begin()
-    with host.patched(pipeline):
+    with host.patched(pipeline, wait=True):
         ours = picture(pipeline)
-    assert not engine.usable(device)
+    assert not engine.usable(device, session=DEFAULT.patiently())
     ran = {(row["op"], row["variant"]) for row in report.snapshot()["rows"]}
     assert {variant for op, variant in ran if op == "attention"} == {"rocm_sd"}
     assert ("conv 3x3", "rocm_sd") in ran

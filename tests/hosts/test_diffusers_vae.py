@@ -249,7 +249,7 @@ def test_gradients_are_torchs(pipeline: Pipeline, where: str) -> None:
 def test_on_a_gpu_the_kernels_and_a_half_dtype_are_needed(
     monkeypatch: pytest.MonkeyPatch, where: str, dtype: torch.dtype, kernels: list[str], why: str
 ) -> None:
-    monkeypatch.setattr(engine, "usable", lambda device, op: kernels)
+    monkeypatch.setattr(engine, "usable", lambda device, op, session: kernels)
     found = diffusers_vae.unsuited(torch.empty(1, dtype=dtype, device=where))
     assert found == why or (why and found.startswith(why))
 
@@ -262,7 +262,7 @@ def test_on_a_gpu_the_kernels_and_a_half_dtype_are_needed(
 def test_bands_and_a_budget_are_heeded_all_the_same(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], ours: bool
 ) -> None:
-    monkeypatch.setattr(diffusers_vae, "unsuited", lambda weight: "it is slower")
+    monkeypatch.setattr(diffusers_vae, "unsuited", lambda weight, session: "it is slower")
     with host.patched(pipeline, **options) as patch:
         pipeline.vae.decode(latent(32))
         assert (patch.vae.programs["decoder"].last_plan is not None) is ours

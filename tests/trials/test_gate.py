@@ -272,6 +272,24 @@ def test_what_is_compiled_again_is_looked_up_anew(world: World) -> None:
     assert WAITS in world.why()
 
 
+def test_a_patient_session_waits_for_the_first_trial(world: World) -> None:
+    world.user.session = world.user.session.patiently()
+    assert world.run() == "rocm_sd"
+    assert world.user.usable(CPU, SCALING) == []
+    assert world.user.plan(scaling.Scaling(1024, 3.0), CPU, SCALING).variant.name == "rocm_sd"
+
+
+def test_a_patient_session_goes_on_where_nothing_more_is_tried(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_FAKE_HIP", "abort:1")
+    world.user.session = world.user.session.patiently()
+    assert (world.run(2.0), world.run(3.0)) == ("torch", "torch")
+    world.gate.stop()
+    verdicts.forget(world.place.halt_key)
+    assert world.run(4.0) == "torch"
+
+
 def test_usable_says_that_it_waits(world: World) -> None:
     world.busy = True
     assert WAITS in world.user.usable(CPU, SCALING)[0]

@@ -16,6 +16,7 @@ import torch
 
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.hosts.diffusers import gate
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
@@ -114,6 +115,7 @@ def patched(
     vae: bool | str = True,
     budget_bytes: int | None = None,
     session: Session = DEFAULT,
+    wait: bool = False,
 ) -> Iterator[PipelinePatch]:
     """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
 
@@ -123,6 +125,10 @@ def patched(
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
 
+    Each kernel is tried on the card in a process of its own before it is launched in this one,
+    once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
+    that a first picture is partly or wholly torch's; True has first calls wait for it.
+
     On leaving it, each module has the very processor and forward that it had. Processors of other
     kinds than KNOWN, and a VAE whose structure is not known or whose tiling or slicing is switched
     on, stay as they are and are named in the report.
@@ -131,6 +137,8 @@ def patched(
     if mode is not False and mode not in MODES:
         raise ValueError(f"vae is {vae!r}: it has to be True, False or of {', '.join(MODES)}")
     checked_budget(budget_bytes)
+    gate.begin()
+    session = session.patiently() if wait else session
     with ExitStack() as stack:
         chosen, left = stack.enter_context(_patched_attention(pipeline, session))
         part = VaePatch({}, {})

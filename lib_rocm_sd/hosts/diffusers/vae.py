@@ -59,7 +59,8 @@ class VaeStandIn(StandIn):
             return "it was given more than an image"
         left_to_us = self._options["mode"] == "auto" and self._options["budget_bytes"] is None
         why = super().refusal(args[0]) or _own_way(self._vae)
-        return why or (unsuited(next(self.module.parameters())) if left_to_us else "")
+        weight = next(self.module.parameters())
+        return why or (unsuited(weight, self._session) if left_to_us else "")
 
     def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`args[0]` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
@@ -78,7 +79,7 @@ class VaeStandIn(StandIn):
         )
 
 
-def unsuited(weight: torch.Tensor) -> str:
+def unsuited(weight: torch.Tensor, session: Session = DEFAULT) -> str:
     """Why a VAE of such weights is faster on torch's own code; empty where ours runs it.
 
     On the CPU both are torch's.
@@ -90,7 +91,7 @@ def unsuited(weight: torch.Tensor) -> str:
             "it is in float32, which is not needed: our program does not overflow in fp16 "
             "(vae.register_to_config(force_upcast=False))"
         )
-    return "; ".join(engine.usable(weight.device, CONVS["3x3"]))
+    return "; ".join(engine.usable(weight.device, CONVS["3x3"], session))
 
 
 def _own_way(vae: Any) -> str:

@@ -1,0 +1,21 @@
+"""Nothing of ours is launched in a diffusers program that a child did not find right."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.trials.gate import Gate
+
+log = logging.getLogger("rocm_sd")
+_lock = threading.Lock()
+
+
+def begin() -> None:
+    """Put a gate before the process's engine where it has none."""
+    with _lock:
+        if engine.gate is None:
+            gate = Gate(renew=engine.renew, say=log.info)
+            gate.start()
+            engine.gate = gate
