@@ -64,7 +64,8 @@ def places(gfx: Iterable[str] = ()) -> list[Place]:
     from lib_rocm_sd.engine.planner import default_launcher
     from lib_rocm_sd.trials import place
 
-    wanted, found = set(gfx), {}
+    wanted = set(gfx)
+    found: dict[str, Place] = {}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in (torch.device("cuda", index) for index in range(count)):
         info = identify(device)
