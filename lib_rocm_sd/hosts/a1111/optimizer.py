@@ -65,7 +65,7 @@ class RocmSdOptimization:
     def compile_again(self) -> None:
         """Begin as at the WebUI's start, after caches and failures were forgotten."""
         if not self._compile() and not self.waits:
-            threading.Thread(target=self.settle, daemon=True).start()
+            self._when_ready()
 
     def settle(self) -> None:
         """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its

@@ -71,8 +71,9 @@ class Trials:
                 return
             info = identify(host.device())
             launch = engine.launcher(host.device())
-            self._expected[part] = gate.expect(host.device(), launch)  # tells of a halt
+            none_left = gate.expect(host.device(), launch)  # tells of a halt
             if not gate.serves(host.device()) or stamp.is_whole(str(info.gfx)):
+                self._expected[part] = none_left
                 return
             self._expected[part] = None
             self._todo.append(part)

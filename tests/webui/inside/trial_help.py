@@ -100,6 +100,7 @@ class Card:
             ours._gate.stop()
             ours._gate.wait(30)
             until(lambda ours=ours: not (ours._settling or ours._working))
+        until(nobody_settles)
 
     def all(self, what: Any) -> None:
         """Whatever is tried from now on ends so."""
@@ -151,11 +152,17 @@ def trials(webui: WebUI) -> Any:
     return webui.library("hosts.a1111.trials").trials
 
 
+def nobody_settles() -> bool:
+    """No thread of a start is about to change its WebUI, or, by the modules' names, the next."""
+    return not any(thread.name == "rocm_sd settling" for thread in threading.enumerate())
+
+
 def settled(webui: WebUI, until: Callable[[Callable[[], object]], None]) -> None:
     """All trials are over, and the WebUI knows."""
     ours = trials(webui)
     until(lambda: not (ours.state().running or ours._settling or ours._working))
     until(lambda: not any(map(ours.waits, ("attention", "vae"))))
+    until(nobody_settles)
 
 
 def tried(gpu: FakeGpu) -> Card:
