@@ -277,7 +277,9 @@ def test_where_nothing_can_be_planned_after_a_fault_the_fault_is_raised(
 ) -> None:
     """After an access outside of memory every call of the driver fails, also the planner's."""
     engine, _ = engine_of(GFX1100)
-    faulty = Doubler("faulty", 9, work=raising(RuntimeError("an illegal memory access"), SELF_TESTS))
+    faulty = Doubler(
+        "faulty", 9, work=raising(RuntimeError("an illegal memory access"), SELF_TESTS)
+    )
     op = op_of(faulty, Doubler("other"))
 
     def broken(device: torch.device) -> bool:
