@@ -122,7 +122,7 @@ def test_answers_hold_from_the_next_picture_on(
 ) -> None:
     card.go.clear()
     webui = start(gpu=gpu)
-    until(lambda: trials(webui).state().total == 3)
+    until(lambda: trials(webui).state().total == 3 and card.asked)
     with webui.generating():
         card.go.set()
         until(lambda: trials(webui)._settling)

@@ -58,7 +58,7 @@ class Card:
 
     def __init__(self) -> None:
         self.script: dict[int, Any] = {}
-        self.children = self.classes = 0
+        self.children = self.asked = self.classes = 0
         self.go = threading.Event()
         self.go.set()
         self.started: list[Any] = []
@@ -120,6 +120,7 @@ class Link:
         if head["kind"] == "open":
             self._answers.append({"kind": "ready"})
             return
+        self._card.asked += 1
         assert self._card.go.wait(30)
         self._card.classes += 1
         what = self._card.script.get(self._card.classes, PASSED)
