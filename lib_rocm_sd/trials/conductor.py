@@ -22,6 +22,7 @@ from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject, digest
+from lib_rocm_sd.trials.turns import Turn, Turns
 from lib_rocm_sd.trials.verdicts import (
     DANGEROUS,
     FAULTED,
@@ -33,7 +34,6 @@ from lib_rocm_sd.trials.verdicts import (
 
 CLASS_LIMIT_S = 20.0
 START_LIMIT_S = 60.0
-BUSY_POLL_S = 0.25
 _FAULT_WORDS = re.compile(
     r"memory access fault|page not present|illegal|segmentation|hsa_status|exception|abort", re.I
 )
@@ -71,8 +71,8 @@ def resume(place: Place) -> None:
 class Conductor:
     """Of one card. One thread at a time may `run` it.
 
-    `busy()`: somebody needs the card now, and no class is begun. `stop()`: nobody waits any more.
-    `spawn` starts a child; for tests.
+    `busy()`: somebody needs the card now, and no class is begun. `turn()`: see turns.py. `stop()`:
+    nobody waits any more. `spawn` starts a child; for tests.
     """
 
     def __init__(
@@ -80,12 +80,14 @@ class Conductor:
         place: Place,
         busy: Callable[[], bool] = bool,
         stop: Callable[[], bool] = bool,
+        turn: Turn | None = None,
         spawn: Callable[[], Link] = Link,
         class_limit_s: float = CLASS_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self.place = place
-        self._busy, self._stop, self._spawn = busy, stop, spawn
+        self._turns = Turns(busy, turn)
+        self._stop, self._spawn = stop, spawn
         self._class_limit_s, self._start_limit_s = class_limit_s, start_limit_s
         self._child: Link | None = None
         self._with_torch = False
@@ -124,6 +126,7 @@ class Conductor:
                 told(subject, verdict)
         finally:
             self._dismiss()
+            self._turns.leave()
         return found
 
     def _verdict(self, subject: Subject, force: bool, end: float) -> Verdict | None:
@@ -151,12 +154,11 @@ class Conductor:
 
     def _may_begin(self, end: float) -> bool:
         """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
-        while self._busy() and not self._stop() and not self._cancelled:
-            self._dismiss()
-            if time.monotonic() > end:
-                return False
-            time.sleep(BUSY_POLL_S)
-        return not self._stop() and time.monotonic() <= end
+
+        def given_up() -> bool:
+            return self._stop() or self._cancelled or time.monotonic() > end
+
+        return self._turns.come(given_up, self._dismiss)
 
     def _letter(self, subject: Subject, key: str, codes: dict[Any, bytes]) -> _Letter:
         s = subject

@@ -35,6 +35,7 @@ from lib_rocm_sd.trials.conductor import Conductor, halt, resume
 from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
 STOPPED_S = 15.0
@@ -90,8 +91,8 @@ class Gate:
     """One per process; others exist in tests. Thread-safe; the engine's questions wait for nothing.
 
     `renew()`: called, in the gate's thread and without a lock, when answers have changed. `say`:
-    lines for the console. `busy()`: a picture is being made, and no trial is begun. `place_of` and
-    `conductor` are for tests.
+    lines for the console. `busy()`: a picture is being made, and no trial is begun. `turn()`: where
+    that never ends, see turns.py. `place_of` and `conductor` are for tests.
     """
 
     def __init__(
@@ -99,11 +100,13 @@ class Gate:
         renew: Callable[[], None],
         say: Say = print,
         busy: Callable[[], bool] = bool,
+        turn: Turn | None = None,
         journal: Journal | None = None,
         place_of: Places = places.of,
         conductor: Callable[..., Conductor] = Conductor,
     ) -> None:
-        self._renew, self._say, self._busy = renew, say, busy
+        self._renew, self._say = renew, say
+        self._when = {"busy": busy, "turn": turn}
         self._journal = journal or Journal()
         self._place_of, self._conductor = place_of, conductor
         self._lock = threading.RLock()
@@ -288,7 +291,7 @@ class Gate:
             done.add(subject.identity)
             self._done(place, subject, verdict)
 
-        runs = self._conductor(place, busy=self._busy, stop=lambda: self._group.ended)
+        runs = self._conductor(place, **self._when, stop=lambda: self._group.ended)
         with self._lock:
             self._running = runs
         with suppress(OSError):

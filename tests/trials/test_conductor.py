@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials import conductor, subject, verdicts
+from lib_rocm_sd.trials import conductor, subject, turns, verdicts
 from lib_rocm_sd.trials.conductor import Conductor, ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place, launching
@@ -214,6 +215,31 @@ def test_nothing_is_begun_while_the_card_is_needed(place: Place) -> None:
     assert answers == []
     assert Conductor(place, busy=lambda: True).run([scaling.subject(5.0)], limit_s=0.0) == []
     assert Conductor(place, stop=lambda: True).run([scaling.subject(5.0)]) == []
+
+
+def test_where_the_card_is_always_needed_a_turn_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    told: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    def tried(subject: Subject, verdict: Verdict) -> None:
+        told.append(verdict.outcome)
+
+    made = Conductor(place, busy=lambda: True, turn=turn)
+    made.run([scaling.subject(2.0), scaling.subject(3.0)], told=tried)
+    assert told == ["begins", PASSED, PASSED, "ends"]
+
+    told.clear()
+    monkeypatch.setattr(turns, "TURN_S", 0.0)  # others wait: one class each time
+    made.run([scaling.subject(4.0), scaling.subject(5.0)], told=tried)
+    assert told == ["begins", PASSED, "ends", "begins", PASSED, "ends"]
 
 
 WINDOWS = {0xC0000005: FAULTED, 1: REFUSED}

@@ -53,6 +53,7 @@ class Trials:
                     renew=self._renew,
                     say=host.say,
                     busy=host.is_busy,
+                    turn=host.between_generations,
                     place_of=place.of,
                     conductor=Conductor,
                 )

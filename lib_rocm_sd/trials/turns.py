@@ -1,0 +1,51 @@
+"""When a class may be tried: while nobody needs the card, or in a turn between two pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+BUSY_POLL_S = 0.25
+PATIENCE_S = 10.0
+"""After this long without a pause a turn is asked for: who makes picture after picture would else
+never have ours.
+"""
+TURN_S = 5.0
+"""In a turn no class is begun after this; somebody waits for their picture."""
+
+Turn = Callable[[], AbstractContextManager[Any]]
+
+
+class Turns:
+    """Of one thread. `busy()`: somebody needs the card now. `turn()`: entered when its turn has
+    come, and nobody needs the card until it is left; where it is None, pauses are waited for.
+    """
+
+    def __init__(self, busy: Callable[[], bool], turn: Turn | None = None) -> None:
+        self._busy, self._turn = busy, turn
+        self._held = ExitStack()
+        self._ends_s = 0.0
+
+    def come(self, given_up: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
+        """Wait until a class may be begun; False where it was given up. `meanwhile()` is called
+        while somebody needs the card.
+        """
+        if self._ends_s > time.monotonic():
+            return not given_up()
+        self.leave()
+        begun_s = time.monotonic()
+        while not given_up() and self._busy():
+            meanwhile()
+            if self._turn is not None and time.monotonic() - begun_s >= PATIENCE_S:
+                self._held.enter_context(self._turn())
+                self._ends_s = time.monotonic() + TURN_S
+                break
+            time.sleep(BUSY_POLL_S)
+        return not given_up()
+
+    def leave(self) -> None:
+        """Let others go on, if they wait."""
+        self._ends_s = 0.0
+        self._held.close()
