@@ -65,12 +65,14 @@ class Place:
 
 
 def of(device: torch.device, launch: Any) -> Place | None:
-    """Where `launch` launches for `device`; None where it is not the driver's launcher."""
+    """Where `launch` launches for `device`; None where it is not the driver's launcher, or where no
+    other process would find that card.
+    """
     import torch
 
     from lib_rocm_sd.device import identify
 
-    if not isinstance(launch, Launcher):
+    if not isinstance(launch, Launcher) or device.type != "cuda":
         return None
     info = identify(device)
     index = torch.cuda.current_device() if device.index is None else device.index

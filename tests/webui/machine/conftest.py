@@ -21,6 +21,7 @@ def _inside() -> Any:
     spec = importlib.util.spec_from_file_location("inside_conftest", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
 
