@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
@@ -19,19 +20,27 @@ _NON_BLOCKING = 1
 _TO_DEVICE, _TO_HOST = 1, 2  # hipMemcpyKind
 
 
+@dataclass(frozen=True)
+class _Names:
+    """What HIP and CUDA call the same thing, with the same arguments."""
+
+    allocate: str
+    free: str
+    fill: str
+    synchronise: str
+    memory: str
+    stream: str
+
+
 class BareCard(ABC):
     """One device; opened by the thread that uses it. Addresses and handles are integers.
 
     Raises LaunchError or DeviceOutOfMemoryError.
     """
 
-    driver: Driver
-
-    @abstractmethod
-    def allocate(self, size: int) -> int: ...
-
-    @abstractmethod
-    def free(self, address: int) -> None: ...
+    driver: HipDriver | CudaDriver
+    _names: _Names
+    _library: ctypes.CDLL
 
     @abstractmethod
     def write(self, address: int, data: bytes) -> None: ...
@@ -39,51 +48,74 @@ class BareCard(ABC):
     @abstractmethod
     def read(self, address: int, size: int) -> bytes: ...
 
-    @abstractmethod
-    def fill(self, address: int, byte: int, size: int) -> None: ...
+    def allocate(self, size: int) -> int:
+        made = c_void_p()
+        self._call(self._names.allocate, byref(made), size)
+        return made.value or 0
 
-    @abstractmethod
+    def free(self, address: int) -> None:
+        self._call(self._names.free, address)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        self._call(self._names.fill, address, byte, size)
+
     def synchronise(self) -> None:
         """Until all that was launched is done; raises what it died of."""
+        self._call(self._names.synchronise)
 
-    @abstractmethod
-    def free_bytes(self) -> int: ...
+    def free_bytes(self) -> int:
+        free, total = c_size_t(), c_size_t()
+        self._call(self._names.memory, byref(free), byref(total))
+        return free.value
 
-    @abstractmethod
     def new_stream(self) -> int:
         """One that does not wait for the default stream, as torch's are."""
+        made = c_void_p()
+        self._call(self._names.stream, byref(made), _NON_BLOCKING)
+        return made.value or 0
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.driver.check(name, getattr(self._library, name)(*arguments))
+
+    def _typed(self, library: ctypes.CDLL, byte: Any, **others: list[Any]) -> ctypes.CDLL:
+        """With prototypes. `byte`: what `fill` takes one as; `others`: the class's own calls."""
+        names = self._names
+        signatures: dict[str, list[Any]] = {
+            names.allocate: [POINTER(c_void_p), c_size_t],
+            names.free: [c_void_p],
+            names.fill: [c_void_p, byte, c_size_t],
+            names.synchronise: [],
+            names.memory: [POINTER(c_size_t), POINTER(c_size_t)],
+            names.stream: [POINTER(c_void_p), c_uint],
+            **others,
+        }
+        for name, types in signatures.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, c_int
+        return library
 
 
 class HipCard(BareCard):
     """`library`: a loaded libamdhip64."""
 
+    _names = _Names(
+        "hipMalloc",
+        "hipFree",
+        "hipMemset",
+        "hipDeviceSynchronize",
+        "hipMemGetInfo",
+        "hipStreamCreateWithFlags",
+    )
+
     def __init__(self, library: ctypes.CDLL, index: int) -> None:
         self.driver: HipDriver = HipDriver(library)
-        self._library = _typed(
+        self._library = self._typed(
             library,
-            {
-                "hipSetDevice": [c_int],
-                "hipMalloc": [POINTER(c_void_p), c_size_t],
-                "hipFree": [c_void_p],
-                "hipMemcpy": [c_void_p, c_void_p, c_size_t, c_int],
-                "hipMemset": [c_void_p, c_int, c_size_t],
-                "hipDeviceSynchronize": [],
-                "hipMemGetInfo": [POINTER(c_size_t), POINTER(c_size_t)],
-                "hipStreamCreateWithFlags": [POINTER(c_void_p), c_uint],
-            },
+            c_int,
+            hipSetDevice=[c_int],
+            hipMemcpy=[c_void_p, c_void_p, c_size_t, c_int],
         )
         self._call("hipSetDevice", index)
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        self.driver.check(name, getattr(self._library, name)(*arguments))
-
-    def allocate(self, size: int) -> int:
-        made = c_void_p()
-        self._call("hipMalloc", byref(made), size)
-        return made.value or 0
-
-    def free(self, address: int) -> None:
-        self._call("hipFree", address)
 
     def write(self, address: int, data: bytes) -> None:
         self._call("hipMemcpy", address, c_char_p(data), len(data), _TO_DEVICE)
@@ -92,22 +124,6 @@ class HipCard(BareCard):
         made = ctypes.create_string_buffer(size)
         self._call("hipMemcpy", made, address, size, _TO_HOST)
         return made.raw
-
-    def fill(self, address: int, byte: int, size: int) -> None:
-        self._call("hipMemset", address, byte, size)
-
-    def synchronise(self) -> None:
-        self._call("hipDeviceSynchronize")
-
-    def free_bytes(self) -> int:
-        free, total = c_size_t(), c_size_t()
-        self._call("hipMemGetInfo", byref(free), byref(total))
-        return free.value
-
-    def new_stream(self) -> int:
-        made = c_void_p()
-        self._call("hipStreamCreateWithFlags", byref(made), _NON_BLOCKING)
-        return made.value or 0
 
 
 class _BareCuda(CudaDriver):
@@ -127,35 +143,26 @@ class _BareCuda(CudaDriver):
 class CudaCard(BareCard):
     """`library`: a loaded libcuda. For development."""
 
+    _names = _Names(
+        "cuMemAlloc_v2",
+        "cuMemFree_v2",
+        "cuMemsetD8_v2",
+        "cuCtxSynchronize",
+        "cuMemGetInfo_v2",
+        "cuStreamCreate",
+    )
+
     def __init__(self, library: ctypes.CDLL, index: int) -> None:
         self.driver: CudaDriver = _BareCuda(library, index)
-        self._library = _typed(
+        self._library = self._typed(
             library,
-            {
-                "cuInit": [c_uint],
-                "cuMemAlloc_v2": [POINTER(c_void_p), c_size_t],
-                "cuMemFree_v2": [c_void_p],
-                "cuMemcpyHtoD_v2": [c_void_p, c_void_p, c_size_t],
-                "cuMemcpyDtoH_v2": [c_void_p, c_void_p, c_size_t],
-                "cuMemsetD8_v2": [c_void_p, c_ubyte, c_size_t],
-                "cuCtxSynchronize": [],
-                "cuMemGetInfo_v2": [POINTER(c_size_t), POINTER(c_size_t)],
-                "cuStreamCreate": [POINTER(c_void_p), c_uint],
-            },
+            c_ubyte,
+            cuInit=[c_uint],
+            cuMemcpyHtoD_v2=[c_void_p, c_void_p, c_size_t],
+            cuMemcpyDtoH_v2=[c_void_p, c_void_p, c_size_t],
         )
         self._call("cuInit", 0)
         self.driver.bind_context()
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        self.driver.check(name, getattr(self._library, name)(*arguments))
-
-    def allocate(self, size: int) -> int:
-        made = c_void_p()
-        self._call("cuMemAlloc_v2", byref(made), size)
-        return made.value or 0
-
-    def free(self, address: int) -> None:
-        self._call("cuMemFree_v2", address)
 
     def write(self, address: int, data: bytes) -> None:
         self._call("cuMemcpyHtoD_v2", address, c_char_p(data), len(data))
@@ -164,29 +171,6 @@ class CudaCard(BareCard):
         made = ctypes.create_string_buffer(size)
         self._call("cuMemcpyDtoH_v2", made, address, size)
         return made.raw
-
-    def fill(self, address: int, byte: int, size: int) -> None:
-        self._call("cuMemsetD8_v2", address, byte, size)
-
-    def synchronise(self) -> None:
-        self._call("cuCtxSynchronize")
-
-    def free_bytes(self) -> int:
-        free, total = c_size_t(), c_size_t()
-        self._call("cuMemGetInfo_v2", byref(free), byref(total))
-        return free.value
-
-    def new_stream(self) -> int:
-        made = c_void_p()
-        self._call("cuStreamCreate", byref(made), _NON_BLOCKING)
-        return made.value or 0
-
-
-def _typed(library: ctypes.CDLL, signatures: dict[str, list[Any]]) -> ctypes.CDLL:
-    for name, types in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, c_int
-    return library
 
 
 class BareLauncher(Launcher):
