@@ -360,7 +360,7 @@ class Engine:
         """
         try:
             return self._prepare(op, key, inputs, session)
-        except (NotSupportedError, RuntimeError, OSError) as error:
+        except (RuntimeError, OSError) as error:
             if selftest.is_out_of_memory(error):
                 raise
             raise first from None

@@ -145,8 +145,9 @@ class Planner:
         Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
         Raises only "out of memory".
         """
+        asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
         reason = self._quarantine.get(_class(op, variant, config, problem, device))
-        reason = reason or self._gated(session, op, variant, config, problem, device)
+        reason = reason or self._gated(session, asked)
         if reason:
             return [reason]
         for test in op.test_problems(problem):
@@ -154,7 +155,7 @@ class Planner:
             if key not in self._checks:
                 if is_recording(device):
                     return ["was not self-tested before the graph capture began"]
-                self._checks[key] = self._check(op, variant, config, problem, test, device)
+                self._checks[key] = self._check(asked, test)
             failed = self._checks[key].reason
             if failed:
                 reason = f"self-test failed: {failed}"
@@ -163,50 +164,33 @@ class Planner:
                 return [reason]
         return []
 
-    def _gated(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        config: Any,
-        problem: Any,
-        device: torch.device,
-    ) -> str:
+    def _gated(self, session: Session, asked: Asked) -> str:
         """Why the gate does not let the class be launched here; empty where it does."""
-        if self.gate is None or not variant.ours:
+        if self.gate is None or not asked.variant.ours:
             return ""
-        asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
         refusal = self.gate.refusal(asked)
         if refusal is None:
             return ""
         if refusal.waits:
             self.waits += 1
         else:
-            self.tell(session, op, variant, device, refusal.reason)
+            self.tell(session, asked.op, asked.variant, asked.device, refusal.reason)
         return refusal.reason
 
-    def _check(
-        self,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        config: Any,
-        problem: Any,
-        test: Any,
-        device: torch.device,
-    ) -> Check:
+    def _check(self, asked: Asked, test: Any) -> Check:
         """A self-test. The gate's journal has the first of a class. Of what passed elsewhere it is
         a second look, and left out where these have taken long enough.
         """
-        launch = self.launch(variant, device)
-        if self.gate is None or not variant.ours:
-            return selftest.check(op, variant, config, launch, test, device)
-        asked = Asked(op, variant, config, problem, device, launch)
-        names_class = test == op.test_problems(problem)[0]
+        op = asked.op
+        how = (op, asked.variant, asked.config, asked.launch, test, asked.device)
+        if self.gate is None or not asked.variant.ours:
+            return selftest.check(*how)
+        names_class = test == op.test_problems(asked.problem)[0]
         if names_class and self._looked_s >= SECOND_LOOK_S and self.gate.vouches(asked):
             return Check(0.0, op.tolerance(test))
         begin = self._clock()
         with self.gate.launching(asked, "self-test") or nullcontext():
-            found = selftest.check(op, variant, config, launch, test, device)
+            found = selftest.check(*how)
         self._looked_s += self._clock() - begin
         if found.reason:
             self.gate.failed(asked, found.reason)
