@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.doctor import trials
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.trials.verdicts import MOST_TEXT, without_folders
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lib_rocm_sd.trials.verdicts import Verdict
 
 FORMAT = "rocm_sd self-test 1"
-MOST_TEXT = 300
-PATHS = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][\w.+~@-]+([/\\][\w.+~@ -]+)*")
 UNSAFE = (
     "The other cases, which run in this process, are left out: a kernel ended its process, or hung."
 )
@@ -265,9 +263,8 @@ def _short(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without folders: what a compiler or a driver says may name them."""
     hidden: str = doctor_text.anonymous(text)
-    return PATHS.sub("PATH", hidden)[:MOST_TEXT]
+    return without_folders(hidden)[:MOST_TEXT]
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -257,9 +257,10 @@ def _engine(found: Sequence[object]) -> tuple[Engine | None, Gate | None]:
     if not found:
         return None, None
     from lib_rocm_sd.engine.engine import Engine
+    from lib_rocm_sd.trials.gate import put_before
 
     engine = Engine()
-    return engine, trials.gate_of(engine, partial(print, file=sys.stderr))
+    return engine, put_before(engine, partial(print, file=sys.stderr))
 
 
 def _settled(

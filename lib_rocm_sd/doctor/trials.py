@@ -13,9 +13,7 @@ from lib_rocm_sd.trials.verdicts import DANGEROUS, Verdict
 
 if TYPE_CHECKING:
     from lib_rocm_sd.device import DeviceInfo
-    from lib_rocm_sd.engine.engine import Engine
     from lib_rocm_sd.trials.conductor import Conductor
-    from lib_rocm_sd.trials.gate import Gate
     from lib_rocm_sd.trials.place import Place
     from lib_rocm_sd.trials.subject import Subject
 
@@ -26,16 +24,6 @@ RISK = (
 )
 
 Say = Callable[[str], None]
-
-
-def gate_of(engine: Engine, say: Say) -> Gate:
-    """Let `engine` launch nothing that was not tried."""
-    from lib_rocm_sd.trials.gate import Gate
-
-    gate = Gate(renew=engine.renew, say=say)
-    gate.start()
-    engine.gate = gate
-    return gate
 
 
 def kept(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Launch
@@ -68,15 +69,6 @@ class GateState:
     subject: str = ""
     refused: tuple[tuple[str, str], ...] = ()
     halted: str = ""
-
-    @property
-    def line(self) -> str:
-        """In a few words; empty where there is nothing to say."""
-        if self.running:
-            return f"trying kernels in a process of their own, {self.done} of {self.total} are done"
-        if self.halted:
-            return self.halted
-        return f"{len(self.refused)} kernels are not used" if self.refused else ""
 
 
 @dataclass(frozen=True)
@@ -360,6 +352,14 @@ class Gate:
     def _tell(self, line: str) -> None:
         with suppress(OSError, ValueError):  # no console, or one that is closed
             self._say(line)
+
+
+def put_before(engine: Engine, say: Say) -> Gate:
+    """A gate of a program that needs nothing beside it: `engine` launches only what was tried."""
+    gate = Gate(renew=engine.renew, say=say)
+    gate.start()
+    engine.gate = gate
+    return gate
 
 
 def _barred(known: _Known) -> bool:

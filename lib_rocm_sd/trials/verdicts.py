@@ -76,9 +76,14 @@ def now() -> str:
     return datetime.now(timezone.utc).replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
+def without_folders(text: str) -> str:
+    """What a compiler, a driver or Python says may name them."""
+    return _PATHS.sub("PATH", text)
+
+
 def clean(text: str) -> str:
     """One line without folders, at most MOST_TEXT characters."""
-    return " ".join(_PATHS.sub("PATH", text).split())[:MOST_TEXT]
+    return " ".join(without_folders(text).split())[:MOST_TEXT]
 
 
 def read(key: str) -> Verdict | None:

@@ -148,7 +148,8 @@ def test_ours_is_used_once_a_child_has_found_it_right(world: World) -> None:
     world.settled()
     assert world.renewed == 1
     assert world.run() == "rocm_sd"
-    assert world.gate.state().line == ""
+    state = world.gate.state()
+    assert (state.running, state.halted, state.refused) == (False, "", ())
     assert world.launch.count == len(SCALING.test_problems(scaling.Scaling(1024, 2.0))) + 1
 
 
@@ -196,10 +197,10 @@ def test_after_a_fault_other_classes_wait_until_somebody_asks(
     world.settled()
     assert world.run(3.0) == "torch"
     assert "nothing more of ours is tried" in world.why(3.0)
-    assert "nothing more" in world.gate.state().line
+    assert "nothing more" in world.gate.state().halted
     later = again(world)
     assert later.run(3.0) == "torch"
-    assert later.gate.state().line == world.gate.state().line
+    assert later.gate.state().halted == world.gate.state().halted
     monkeypatch.setenv("ROCM_SD_FAKE_HIP", "right:0")
     assert world.gate.ask() == 2
     world.settled()

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.trials.gate import Gate
+from lib_rocm_sd.trials.gate import put_before
 
 log = logging.getLogger("rocm_sd")
 _lock = threading.Lock()
@@ -16,6 +16,4 @@ def begin() -> None:
     """Put a gate before the process's engine where it has none."""
     with _lock:
         if engine.gate is None:
-            gate = Gate(renew=engine.renew, say=log.info)
-            gate.start()
-            engine.gate = gate
+            put_before(engine, log.info)
