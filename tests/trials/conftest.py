@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
 from tests import hip_library
 from tests.runtime.code_objects import SCALE
+
+if TYPE_CHECKING:
+    from tests.trials.world import World
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +46,15 @@ def ready(
     monkeypatch.setattr(build, "build", lambda spec, row: scale_code)
     cache.reset()
     yield fresh_cache
+
+
+@pytest.fixture
+def world(ready: Path, hip_file: Path, tmp_path: Path) -> Iterator[World]:
+    pytest.importorskip("torch")
+    from tests.trials import scaling
+    from tests.trials.world import World
+
+    made = World(scaling.place(hip_file), tmp_path / "journal")
+    yield made
+    made.gate.stop()
+    made.settled()

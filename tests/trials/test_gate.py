@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,126 +10,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked
-from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials import verdicts
-from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import WAITS, Gate
-from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.link import Link
-from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
-from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, PASSED
-from tests.ops.toy_op import CPU, GFX1100, User
-from tests.runtime.driver_doubles import ScaleParams
+from tests.ops.toy_op import CPU
 from tests.trials import scaling
 from tests.trials.scaling import SCALING, Inputs
-
-X = torch.arange(1024.0)
-DIES = """
-import os, sys
-from pathlib import Path
-from lib_rocm_sd.trials.journal import Journal
-with Journal(Path(sys.argv[1])).trying(sys.argv[2], "scaling", "Card"):
-    os.{how}
-"""
-
-
-class Launching:
-    """A launch in this process; `error` is raised by it, once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.error: Exception | None = None
-        self.during: Callable[[], None] = lambda: None
-
-    def __call__(self, spec: KernelSpec, grid: int, block: int, params: Any, device: Any) -> None:
-        self.count += 1
-        self.during()
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        p = ScaleParams.from_buffer_copy(bytes(params))
-        x = (ctypes.c_float * p.count).from_address(p.x)
-        out = (ctypes.c_float * p.count).from_address(p.out)
-        for place in range(p.count):
-            out[place] = p.a * x[place] + x[place ^ 1]
-
-
-class World:
-    """An engine with a gate, whose card is the stand-in's."""
-
-    def __init__(self, place: Place, journal: Path) -> None:
-        self.launch = Launching()
-        self.said: list[str] = []
-        self.renewed = 0
-        self.busy = False
-        self.children = 0
-        self.place = place
-        self.journal = Journal(journal)
-        self.user = User(
-            Engine(
-                identify=lambda device: GFX1100,
-                launcher=lambda device, arch: self.launch,
-                free=lambda device, headroom: 1 << 40,
-            )
-        )
-        self.gate = Gate(
-            renew=self._renew,
-            say=self.said.append,
-            busy=lambda: self.busy,
-            journal=self.journal,
-            place_of=lambda device, launch: place,
-            conductor=self._conductor,
-        )
-        self.started = self.gate.start()
-        self.user.engine.gate = self.gate
-
-    def _renew(self) -> None:
-        self.renewed += 1
-        self.user.engine.renew()
-
-    def _conductor(self, place: Place, **how: Any) -> Conductor:
-        self.children += 1
-        return Conductor(place, **how)
-
-    def run(self, factor: float = 2.0) -> str:
-        """The variant that computed a call; it was right."""
-        self.user.session.report.begin()
-        out = self.user.run(SCALING, Inputs(X, factor))
-        assert torch.equal(out, X * factor + scaling.swapped(X))
-        rows = self.user.session.report.snapshot()["rows"]
-        (variant,) = {row["variant"] for row in rows if row["calls"]}
-        return str(variant)
-
-    def why(self, factor: float = 2.0) -> str:
-        plan = self.user.plan(scaling.Scaling(1024, factor), CPU, SCALING)
-        return "; ".join(plan.refusals["rocm_sd"])
-
-    def settled(self) -> None:
-        assert self.gate.wait(60)
-
-
-@pytest.fixture
-def world(ready: Path, hip_file: Path, tmp_path: Path) -> Iterator[World]:
-    made = World(scaling.place(hip_file), tmp_path / "journal")
-    yield made
-    made.gate.stop()
-    made.settled()
-
-
-def again(before: World, *software: str) -> World:
-    """The same machine at the next start of the program."""
-    place = scaling.place(Path(before.place.library), *software)
-    return World(place, before.journal._folder or Path())
-
-
-def key_of(world: World, factor: float = 2.0) -> str:
-    subject = scaling.subject(factor)
-    return subject.key(world.place, subject.digests(world.place.arch, {}))
+from tests.trials.world import World, X, again, key_of
 
 
 def test_ours_is_used_once_a_child_has_found_it_right(world: World) -> None:
@@ -323,111 +207,6 @@ def test_a_program_that_ends_waits_for_no_trial_and_blames_none(
     assert not world.gate._thread.is_alive()
     assert list(verdicts.every()) == []
     assert again(world).started == []
-
-
-# -- the journal
-
-
-def test_the_first_launches_stand_in_the_journal_and_later_ones_cost_nothing(
-    world: World, tmp_path: Path
-) -> None:
-    world.run()
-    world.settled()
-    folder, seen = tmp_path / "journal", []
-    world.launch.during = lambda: seen.append(len(list(folder.iterdir())))
-    world.run()
-    assert seen == [1, 0, 1]  # the class's self-test, its second problem, its first call
-    world.run()
-    assert seen == [1, 0, 1, 0]
-    (route,) = world.user.engine._routes.values()
-    assert route.run == SCALING.variants[0].run
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_fault_that_comes_only_here_is_barred_at_the_next_start(world: World) -> None:
-    world.run()
-    world.settled()
-    die(world, "abort()")
-    later = again(world)
-    (barred,) = later.started
-    assert barred.outcome == FAULTED
-    assert "Aborted" in later.said[0]
-    assert (later.run(), later.children) == ("torch", 0)
-    assert (later.run(3.0), later.started) == ("torch", [barred])
-    later.settled()
-    assert later.run(3.0) == "rocm_sd"
-    assert again(later).started == []
-    assert again(later, "driver 2").why() != later.why()
-
-
-def test_a_closed_window_is_forgiven_once(world: World) -> None:
-    world.run()
-    world.settled()
-    die(world, "_exit(0)")
-    later = again(world)
-    assert [verdict.outcome for verdict in later.started] == [INTERRUPTED]
-    assert later.run() == "torch"
-    later.settled()
-    assert later.run() == "rocm_sd"
-    die(world, "_exit(0)")
-    last = again(world)
-    assert last.run() == "torch"
-    assert last.children == 0
-    assert "2 times" in last.why()
-
-
-def test_who_asks_after_two_such_ends_is_answered_until_the_next(world: World) -> None:
-    world.run()
-    world.settled()
-    for _ in range(2):
-        die(world, "_exit(0)")
-        again(world)
-    asked = again(world)
-    assert asked.run() == "torch"
-    assert asked.gate.ask() == 1
-    asked.settled()
-    assert asked.run() == "rocm_sd"
-    die(world, "_exit(0)")
-    last = again(world)
-    assert (last.run(), last.children) == ("torch", 0)
-    assert "3 times" in last.why()
-
-
-def die(world: World, how: str) -> None:
-    """A process that ends in the first launch of the class."""
-    folder = str(world.journal._folder)
-    command = [sys.executable, "-c", DIES.format(how=how), folder, key_of(world)]
-    root = Path(__file__).parents[2]
-    subprocess.run(command, cwd=root, check=False, capture_output=True, timeout=60)
-    assert len(os.listdir(folder)) == 1  # noqa: PTH208
-
-
-@pytest.mark.parametrize("stage", ["self-test", "call"])
-def test_an_error_of_the_driver_here_bars_the_class_for_later_too(world: World, stage: str) -> None:
-    world.run()
-    world.settled()
-    if stage == "call":
-        world.run()
-        world.user.engine.renew()
-    world.launch.error = LaunchError("hipModuleLaunchKernel: an illegal memory access", 700)
-    assert world.run() == "torch"
-    assert "illegal memory access" in world.why()
-    later = again(world)
-    assert (later.run(), later.children) == ("torch", 0)
-    verdict = verdicts.read(key_of(world))
-    assert verdict is not None
-    assert verdict.outcome == FAULTED
-
-
-def test_too_little_memory_here_bars_nothing_for_later(world: World) -> None:
-    world.run()
-    world.settled()
-    world.launch.error = LaunchError("hipModuleLaunchKernel: too many resources (701)", 701)
-    assert world.run() == "torch"
-    verdict = verdicts.read(key_of(world))
-    assert verdict is not None
-    assert verdict.outcome == PASSED
 
 
 # -- the engine
