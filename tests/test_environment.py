@@ -284,6 +284,77 @@ def test_an_interrupted_set_up_is_taken_up_again(
         assert setup.read_stamp() == {}
 
 
+# --- the other packages
+
+
+@pytest.fixture
+def alone(venv: Path) -> Path:
+    """A .venv that sees no packages but its own."""
+    venv.mkdir()
+    (venv / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    return venv
+
+
+def prefix_and(venv: Path, words: list[str], settings: str) -> tuple[int, str]:
+    if words[-1] == "list":
+        return 0, settings
+    return 0, f"{venv}\n"
+
+
+def test_uv_installs_where_it_sees_all_that_pip_does(
+    alone: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "global.extra-index-url='https://wheels.here'\n"
+    answer(monkeypatch, calls, lambda words: prefix_and(alone, words, settings))
+    python = str(setup.PYTHON)
+    assert setup.fast_installer(python)[:5] == [python, "-m", "uv", "pip", "install"]
+
+
+@pytest.mark.parametrize("settings", ["global.index-url='https://here'", "install.no-index='1'"])
+def test_an_index_of_the_users_own_is_pips_to_ask(
+    settings: str, alone: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, calls, lambda words: prefix_and(alone, words, settings))
+    assert setup.fast_installer(setup.PYTHON) == []
+
+
+def test_packages_around_a_venv_are_pips_to_see(
+    alone: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, calls, lambda words: prefix_and(alone, words, ""))
+    (alone / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    assert setup.fast_installer(setup.PYTHON) == []
+    (alone / "pyvenv.cfg").unlink()
+    assert setup.fast_installer(setup.PYTHON) == []
+
+
+def test_where_uv_cannot_be_had_pip_installs(
+    alone: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_uv(words: list[str]) -> tuple[int, str]:
+        return (1, "no wheel") if "uv" in words else prefix_and(alone, words, "")
+
+    answer(monkeypatch, calls, no_uv)
+    assert setup.fast_installer(setup.PYTHON) == []
+    assert any("--only-binary=:all:" in words for words in calls), "pip was not asked for uv"
+
+
+def test_where_uv_fails_pip_tries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def shown(command: list[str]) -> tuple[int, str]:
+        ran.append(command)
+        return (2, "error: no such host\n") if "uv" in command else (0, "")
+
+    monkeypatch.setattr(setup, "fast_installer", lambda python: ["python", "-m", "uv"])
+    monkeypatch.setattr(setup, "_shown", shown)
+    setup._install_packages("numpy")
+    assert [("uv" in words, "numpy" in words) for words in ran] == [(True, True), (False, True)]
+    assert "uv could not, pip tries: error: no such host" in capsys.readouterr().out
+
+
 # --- the stamp
 
 

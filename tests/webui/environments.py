@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.environment import fast_installer
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -113,18 +115,19 @@ def _prepare(environment: Environment) -> str:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return ""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
-    command += ["--only-binary=:all:", "--disable-pip-version-check", "--target", str(folder)]
+    pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
+    command = fast_installer(sys.executable) or pip
+    options = ["--quiet", "--only-binary=:all:", "--target", str(folder)]
     try:
         subprocess.run(
-            [*command, *environment.packages],
+            [*command, *options, *environment.packages],
             check=True,
             capture_output=True,
             text=True,
             timeout=INSTALL_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"{environment.name}: pip took more than {INSTALL_LIMIT_S} s"
+        return f"{environment.name}: its packages took more than {INSTALL_LIMIT_S} s"
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-1:] or ["no message"]
         return f"{environment.name} cannot be installed: {last[0]}"
