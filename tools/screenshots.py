@@ -12,13 +12,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from lib_rocm_sd.hosts.a1111.speedtest import FOLDER
@@ -27,16 +22,12 @@ from lib_rocm_sd.ui.speed_tab import TITLE
 from tests.browser.conftest import ARGUMENTS, BROWSERS
 from tests.browser.pages import PARTS, TRANSITION_MS, Visit
 from tests.browser.pictures import keep
+from tools.webui_process import started
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "docs/results/speed-test-h200.json"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 900, "height": 800}
-START_LIMIT_S = 600.0
-READY = ("Startup time:", "Model loaded in")
-"""What the WebUI prints when it may be asked, and when the checkpoint is loaded.
-
-It fails to start if it is asked before the first of them.
-"""
+LAUNCHER = "launch.py"
 NEXT_SCRIPT = "#script_list"
 """What comes below the accordion."""
 
@@ -54,11 +45,13 @@ def main(argv: list[str]) -> int:
     path = next(path for path in map(shutil.which, BROWSERS) if path)
     with (
         tempfile.TemporaryDirectory() as folder,
-        started(asked.checkout, asked.python, asked.flags, _data(Path(folder), asked.result)) as at,
+        started(
+            asked.python, asked.checkout / LAUNCHER, _data(Path(folder), asked.result), asked.flags
+        ) as webui,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
-        visit = Visit(browser, at, "dark", WIDE)
+        visit = Visit(browser, webui.address, "dark", WIDE)
         visit.part("accordion").locator(".label-wrap").click()
         for name in PARTS:
             visit.part(name).wait_for(state="visible")
@@ -79,37 +72,6 @@ def _data(folder: Path, result: Path) -> Path:
     (extensions / "rocm-sd-optimization").symlink_to(ROOT, target_is_directory=True)
     read(result).write(folder / "outputs" / FOLDER)
     return folder
-
-
-@contextmanager
-def started(checkout: Path, python: str, flags: Sequence[str], data: Path) -> Iterator[str]:
-    """The address of a WebUI that runs as long as the `with` lasts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [python, "launch.py", "--skip-prepare-environment", "--no-download-sd-model"]
-    command += ["--port", str(port), "--data-dir", str(data), *flags]
-    log = data / "console.txt"
-    with log.open("w") as out:
-        process = subprocess.Popen(command, cwd=checkout, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        _wait(process, log)
-        yield f"http://127.0.0.1:{port}/"
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_LIMIT_S
-    while not all(line in log.read_text(errors="replace") for line in READY):
-        if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"the WebUI did not start:\n{log.read_text(errors='replace')}")
-        time.sleep(0.5)
 
 
 if __name__ == "__main__":

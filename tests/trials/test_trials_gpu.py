@@ -37,17 +37,10 @@ from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, PASSED, WRONG, Verdict
 from lib_rocm_sd.vae import usual
 from tests import simt
+from tests.trials.plants import PLANTS, START
 
 pytestmark = pytest.mark.gpu
 LIMIT_S = 5.0
-START = "    Kernel(p, memory).run();"
-PLANTS = {
-    "outside": "    if (thread_id() == 0) *(volatile u32*)((u64)p.out + (1ull << 40)) = 1;\n"
-    + START,
-    "endless": "    for (u64 i = 0; *(volatile u32*)p.q + (i >> 60) != 0x12345678u; ++i) {}\n"
-    + START,
-    "lane": START + "\n    if (thread_id() == 3) ((u16*)p.out)[block_id() * 8 + 3] ^= 0x4000;",
-}
 ENDS = {"outside": FAULTED, "endless": HUNG, "lane": WRONG}
 
 

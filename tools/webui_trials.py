@@ -1,0 +1,291 @@
+"""First starts and planted faults in a real WebUI on a card: what becomes of its pictures.
+
+python -m tools.webui_trials [--only PART,...] [--before CHECKOUT] [--out FOLDER] LAUNCHER
+                             [FLAG ...]
+
+LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
+it (--ckpt MODEL). Parts, each with a data folder and a cache folder of its own:
+
+first    a first start, pictures without a pause: when ours takes over, how long trials take
+before   the same with CHECKOUT, an older state of this extension
+again    a start with all verdicts there: what the gate costs, what the first picture costs
+planted  an access outside of memory, an endless loop, a wrong lane in attention; then none
+parent   an access outside of memory that comes in the WebUI only: this start and the next one
+
+Prints a table, and writes FOLDER/webui-trials.json with what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tests import simt
+from tests.trials.plants import PLANTS, START
+from tools.webui_process import Running, started
+from tools.webui_trials_probe import PARENT
+
+ROOT = Path(__file__).resolve().parent.parent
+READY = ("Application startup complete",)
+SCRIPT = "rocm sd optimization"
+PICTURE = {
+    "prompt": "a photo of an astronaut riding a horse",
+    "seed": 1234,
+    "sampler_name": "Euler",
+    "steps": 20,
+    "width": 512,
+    "height": 512,
+    "override_settings": {"live_previews_enable": False},
+}
+PATIENCE_S = 150.0
+ANSWER_S = 120.0
+OURS = "rocm_sd"
+
+Pixels = np.ndarray[Any, Any]
+
+
+class Client:
+    """Of one running WebUI."""
+
+    def __init__(self, running: Running, begun: float) -> None:
+        self.running, self.begun = running, begun
+
+    def ask(self, route: str, body: Any = None) -> Any:
+        """The answer to a GET, or to a POST of `body`. Raises RuntimeError with an error's text."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.running.address + route, data, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            said = error.read()[:300].decode(errors="replace")
+            raise RuntimeError(f"{route}: {error.code} {said}") from None
+
+    def picture(self, enable: bool = True, **changes: Any) -> tuple[Pixels, str, float]:
+        """Pixels, what its infotext says of us, seconds."""
+        scripts = {SCRIPT: {"args": [enable, "Auto", "Auto", 0]}}
+        begin = time.monotonic()
+        made = self.ask("sdapi/v1/txt2img", {**PICTURE, **changes, "alwayson_scripts": scripts})
+        seconds = time.monotonic() - begin
+        text = json.loads(made["info"])["infotexts"][0].split("\n")[-1]
+        image = Image.open(io.BytesIO(base64.b64decode(made["images"][0]))).convert("RGB")
+        ours = text[text.find("ROCm SD") :] if "ROCm SD" in text else ""
+        return np.asarray(image).astype(np.int16), ours, seconds
+
+    def status(self) -> Any:
+        return self.ask("rocm-sd/v1/status")
+
+    def seen(self) -> dict[str, list[float]]:
+        return self.ask("probe/seen")  # type: ignore[no-any-return]
+
+    def since_start(self) -> float:
+        return time.monotonic() - self.begun
+
+    def settled(self) -> Any:
+        """The status once nothing is tried any more."""
+        end = time.monotonic() + PATIENCE_S
+        while (now := self.status())["trials"]["running"] and time.monotonic() < end:
+            time.sleep(0.25)
+        return now
+
+
+class Bench:
+    """Starts WebUIs and keeps what was found."""
+
+    def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
+        self.asked, self.folder = asked, folder
+        self.plant = folder / "plant.txt"
+        self.plant.write_text("", encoding="utf-8")
+        self.rows: list[tuple[str, str, str]] = []
+
+    def tell(self, part: str, what: str, found: object) -> None:
+        self.rows.append((part, what, str(found)))
+        print(f"{part:8} {what:34} {found}", flush=True)
+
+    @contextmanager
+    def webui(self, data: str, extension: Path = ROOT) -> Iterator[Client]:
+        folder = self.folder / data
+        extensions = folder / "extensions"
+        if not extensions.exists():
+            (extensions / "a_probe/scripts").mkdir(parents=True)
+            shutil.copy(ROOT / "tools/webui_trials_probe.py", extensions / "a_probe/scripts")
+            (extensions / "rocm-sd").symlink_to(extension, target_is_directory=True)
+        environment = {
+            "ROCM_SD_CACHE_DIR": str(folder / "rocm_sd"),
+            "ROCM_SD_PROBE_LIBRARY": str(extension),
+            "ROCM_SD_PROBE_PLANT": str(self.plant),
+            "SD_WEBUI_RESTARTING": "1",
+        }
+        flags = ["--api", "--nowebui", *self.asked.flags]
+        begin = time.monotonic()
+        launcher = Path(self.asked.launcher)
+        with started(sys.executable, launcher, folder, flags, environment, READY) as running:
+            try:
+                yield Client(running, begin)
+            finally:
+                kept = Path(self.asked.out) / f"console-{data}.txt"
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(running.said + "\n=====\n")
+
+    def planting(self, how: str, parent: bool = False) -> None:
+        """From now on; an empty `how` takes the plant away. `parent`: see the probe."""
+        folder = simt.planted("attention.hip", START, PLANTS[how]) if how else ""
+        self.plant.write_text(f"{PARENT * parent}{folder}" if how else "", encoding="utf-8")
+
+
+def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
+    """Pictures one after the other until attention and the VAE are ours."""
+    with bench.webui(part, extension) as client:
+        bench.tell(part, "answers after, s", f"{client.since_start():.1f}")
+        off, _, _ = client.picture(False, steps=20)
+        bench.tell(part, "first picture (off) after, s", f"{client.since_start():.1f}")
+        missing = {"attention": f"attention: {OURS}", "VAE": f"conv: {OURS}"}
+        while missing and client.since_start() < PATIENCE_S:
+            made, said, seconds = client.picture()
+            for name, sign in list(missing.items()):
+                if sign in said:
+                    bench.tell(part, f"{name} is ours after, s", f"{client.since_start():.1f}")
+                    bench.tell(part, "  that picture took, s", f"{seconds:.2f}")
+                    missing.pop(name)
+        bench.tell(part, "not ours", ", ".join(missing) or "nothing")
+        bench.tell(part, "infotext", said)
+        bench.tell(part, "largest difference from off", int(abs(made - off).max()))
+        bench.tell(part, "picture now, s", f"{client.picture()[2]:.2f}")
+        now = client.settled()
+        bench.tell(part, "settled after, s", f"{client.since_start():.1f}")
+        if "trials" in now:
+            bench.tell(part, "barred", now["trials"]["refused"])
+        _watched(bench, part, client)
+
+
+def _watched(bench: Bench, part: str, client: Client) -> None:
+    for name, times in client.seen().items():
+        longest = max(times, default=0.0)
+        said = f"{len(times)} calls, {sum(times):.1f} ms in all, the longest {longest:.1f}"
+        bench.tell(part, name, said)
+
+
+def again(bench: Bench) -> None:
+    """With the verdicts that `first` has left."""
+    with bench.webui("first") as client:
+        _watched(bench, "again", client)
+        off, _, _ = client.picture(False, steps=20)
+        made, said, seconds = client.picture()
+        bench.tell("again", "first picture with ours, s", f"{seconds:.2f}")
+        bench.tell("again", "infotext", said)
+        bench.tell("again", "largest difference from off", int(abs(made - off).max()))
+        bench.tell("again", "second picture, s", f"{client.picture()[2]:.2f}")
+        _watched(bench, "again", client)
+
+
+def planted(bench: Bench) -> None:
+    """Each fault in turn, in one WebUI that goes on, with machine code that is there already."""
+    bench.planting("outside")
+    verdicts = shutil.ignore_patterns("verdicts", "tried")
+    made_before = bench.folder / "first/rocm_sd"
+    if made_before.exists():
+        shutil.copytree(made_before, bench.folder / "planted/rocm_sd", ignore=verdicts)
+    with bench.webui("planted") as client:
+        off, _, _ = client.picture(False)
+        for how in ("outside", "endless", "lane", ""):
+            bench.planting(how)
+            if how != "outside":
+                bench.tell("planted", "Check this card", client.ask("rocm-sd/v1/check", {})["said"])
+            client.picture()
+            begin = time.monotonic()
+            now = client.settled()
+            time.sleep(1)  # what was decided holds from the next picture on
+            made, said, seconds = client.picture()
+            name = how or "none"
+            bench.tell("planted", f"{name}: settled after, s", f"{time.monotonic() - begin:.1f}")
+            for row in now["trials"]["refused"]:
+                bench.tell("planted", f"{name}: {row['kernel'][:60]}", row["reason"][:160])
+            bench.tell("planted", f"{name}: halted", now["trials"]["halted"][:160])
+            bench.tell("planted", f"{name}: infotext", said)
+            bench.tell("planted", f"{name}: difference from off", int(abs(made - off).max()))
+            bench.tell("planted", f"{name}: picture, s", f"{seconds:.2f}")
+        alive = client.running.process.poll() is None
+        bench.tell("planted", "the WebUI lives", alive)
+        same = np.array_equal(client.picture(False)[0], off)
+        bench.tell("planted", "off is what it was", same)
+
+
+def parent(bench: Bench) -> None:
+    """The fault comes in the WebUI, which is then started again without it."""
+    bench.planting("outside", parent=True)
+    with bench.webui("first") as client:
+        try:
+            client.picture()
+            bench.tell("parent", "first start", "made a picture")
+        except (OSError, RuntimeError) as error:
+            bench.tell("parent", "first start", f"no picture: {str(error)[:160]}")
+        bench.tell("parent", "its process", client.running.process.poll())
+    bench.planting("")
+    with bench.webui("first") as client:
+        off, _, _ = client.picture(False)
+        made, said, _ = client.picture()
+        for row in client.status()["trials"]["refused"]:
+            bench.tell("parent", f"next start: {row['kernel'][:60]}", row["reason"][:200])
+        bench.tell("parent", "next start: infotext", said)
+        bench.tell("parent", "next start: difference from off", int(abs(made - off).max()))
+        bench.tell("parent", "Check this card", client.ask("rocm-sd/v1/check", {})["said"])
+        client.settled()
+        time.sleep(1)
+        made, said, _ = client.picture()
+        bench.tell("parent", "checked: infotext", said)
+        bench.tell("parent", "checked: difference from off", int(abs(made - off).max()))
+        bench.tell("parent", "checked: barred", client.status()["trials"]["refused"])
+
+
+def main(argv: list[str]) -> int:
+    """Go through the parts. Returns 1 if one of them broke off, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="first,again,planted,parent,before")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--out", default=".")
+    parser.add_argument("launcher")
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(argv)
+    parts: dict[str, Callable[[Bench], None]] = {
+        "first": first,
+        "again": again,
+        "planted": planted,
+        "parent": parent,
+    }
+    if asked.before:
+        parts["before"] = lambda bench: first(bench, "before", asked.before.absolute())
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(asked, Path(folder))
+        for name in asked.only.split(","):
+            if name not in parts:
+                continue
+            try:
+                parts[name](bench)
+            except Exception as error:
+                failed = 1
+                bench.tell(name, "broke off", f"{type(error).__name__}: {str(error)[-1500:]}")
+            rows = json.dumps(bench.rows, indent=1, ensure_ascii=False)
+            Path(asked.out, "webui-trials.json").write_text(rows + "\n", encoding="utf-8")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
