@@ -6,8 +6,9 @@ python -m tools.webui_trials [--only PART,...] [--before CHECKOUT] [--out FOLDER
 LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
 it (--ckpt MODEL). Parts, each with a data folder and a cache folder of its own:
 
-first    a first start, pictures without a pause: when ours takes over, how long trials take
+first    a first start, all being compiled, with pictures made without a pause: when ours takes over
 before   the same with CHECKOUT, an older state of this extension
+hook     the same after what install.py has tried: how long that takes
 again    a start with all verdicts there: what the gate costs, what the first picture costs
 planted  an access outside of memory, an endless loop, a wrong lane in attention; then none
 parent   an access outside of memory that comes in the WebUI only: this start and the next one
@@ -21,7 +22,9 @@ import argparse
 import base64
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +41,6 @@ from PIL import Image
 from tests import simt
 from tests.trials.plants import PLANTS, START
 from tools.webui_process import Running, started
-from tools.webui_trials_probe import PARENT
 
 ROOT = Path(__file__).resolve().parent.parent
 READY = ("Application startup complete",)
@@ -53,8 +55,24 @@ PICTURE = {
     "override_settings": {"live_previews_enable": False},
 }
 PATIENCE_S = 150.0
+COMPILE = """
+import torch
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.runtime import build
+from lib_rocm_sd.shipped import AT_START, shipped
+arch = identify(torch.device("cuda", 0)).arch
+build.build_all(shipped(arch, AT_START), arch)
+"""
+TRY = """
+import torch
+from lib_rocm_sd import first_trials
+first_trials.main("", 120.0, [])
+"""
+"""What install.py does for an AMD card."""
 ANSWER_S = 120.0
 OURS = "rocm_sd"
+PARENT = "parent "
+"""As in the probe."""
 
 Pixels = np.ndarray[Any, Any]
 
@@ -101,7 +119,7 @@ class Client:
     def settled(self) -> Any:
         """The status once nothing is tried any more."""
         end = time.monotonic() + PATIENCE_S
-        while (now := self.status())["trials"]["running"] and time.monotonic() < end:
+        while (now := self.status()).get("trials", {}).get("running") and time.monotonic() < end:
             time.sleep(0.25)
         return now
 
@@ -118,6 +136,36 @@ class Bench:
     def tell(self, part: str, what: str, found: object) -> None:
         self.rows.append((part, what, str(found)))
         print(f"{part:8} {what:34} {found}", flush=True)
+
+    def alone(self, data: str, code: str, extension: Path = ROOT) -> tuple[str, float]:
+        """Run `code` with a data folder's cache; what it printed, seconds."""
+        begin = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=extension,
+            env={**os.environ, "ROCM_SD_CACHE_DIR": str(self.folder / data / "rocm_sd")},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip(), time.monotonic() - begin
+
+    def copy_code(self, data: str) -> None:
+        """The machine code of `first`, without the verdicts on it."""
+        made = self.folder / "first/rocm_sd"
+        if made.exists():
+            verdicts = shutil.ignore_patterns("verdicts", "tried")
+            shutil.copytree(made, self.folder / data / "rocm_sd", ignore=verdicts)
+
+    def barred(self, part: str, name: str, trials: Any) -> None:
+        """The kernels that are not used, and why; those behind a halt by their number."""
+        halted = trials["halted"]
+        rows = [row for row in trials["refused"] if row["reason"] != halted]
+        for row in rows:
+            self.tell(part, f"{name}: {row['kernel'][:50]}", row["reason"])
+        self.tell(part, f"{name}: barred", len(trials["refused"]))
+        if halted:
+            self.tell(part, f"{name}: halted", halted)
 
     @contextmanager
     def webui(self, data: str, extension: Path = ROOT) -> Iterator[Client]:
@@ -152,6 +200,9 @@ class Bench:
 
 def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
     """Pictures one after the other until attention and the VAE are ours."""
+    if part != "hook":
+        _, seconds = bench.alone(part, COMPILE, extension)
+        bench.tell(part, "compiling took, s", f"{seconds:.1f}")
     with bench.webui(part, extension) as client:
         bench.tell(part, "answers after, s", f"{client.since_start():.1f}")
         off, _, _ = client.picture(False, steps=20)
@@ -171,7 +222,7 @@ def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
         now = client.settled()
         bench.tell(part, "settled after, s", f"{client.since_start():.1f}")
         if "trials" in now:
-            bench.tell(part, "barred", now["trials"]["refused"])
+            bench.barred(part, "trials", now["trials"])
         _watched(bench, part, client)
 
 
@@ -180,6 +231,15 @@ def _watched(bench: Bench, part: str, client: Client) -> None:
         longest = max(times, default=0.0)
         said = f"{len(times)} calls, {sum(times):.1f} ms in all, the longest {longest:.1f}"
         bench.tell(part, name, said)
+
+
+def hook(bench: Bench) -> None:
+    """As after install.py on an AMD card."""
+    bench.copy_code("hook")
+    said, seconds = bench.alone("hook", TRY)
+    bench.tell("hook", "install.py's trials took, s", f"{seconds:.1f}")
+    bench.tell("hook", "they said", said)
+    first(bench, "hook")
 
 
 def again(bench: Bench) -> None:
@@ -198,10 +258,7 @@ def again(bench: Bench) -> None:
 def planted(bench: Bench) -> None:
     """Each fault in turn, in one WebUI that goes on, with machine code that is there already."""
     bench.planting("outside")
-    verdicts = shutil.ignore_patterns("verdicts", "tried")
-    made_before = bench.folder / "first/rocm_sd"
-    if made_before.exists():
-        shutil.copytree(made_before, bench.folder / "planted/rocm_sd", ignore=verdicts)
+    bench.copy_code("planted")
     with bench.webui("planted") as client:
         off, _, _ = client.picture(False)
         for how in ("outside", "endless", "lane", ""):
@@ -215,9 +272,7 @@ def planted(bench: Bench) -> None:
             made, said, seconds = client.picture()
             name = how or "none"
             bench.tell("planted", f"{name}: settled after, s", f"{time.monotonic() - begin:.1f}")
-            for row in now["trials"]["refused"]:
-                bench.tell("planted", f"{name}: {row['kernel'][:60]}", row["reason"][:160])
-            bench.tell("planted", f"{name}: halted", now["trials"]["halted"][:160])
+            bench.barred("planted", name, now["trials"])
             bench.tell("planted", f"{name}: infotext", said)
             bench.tell("planted", f"{name}: difference from off", int(abs(made - off).max()))
             bench.tell("planted", f"{name}: picture, s", f"{seconds:.2f}")
@@ -241,8 +296,7 @@ def parent(bench: Bench) -> None:
     with bench.webui("first") as client:
         off, _, _ = client.picture(False)
         made, said, _ = client.picture()
-        for row in client.status()["trials"]["refused"]:
-            bench.tell("parent", f"next start: {row['kernel'][:60]}", row["reason"][:200])
+        bench.barred("parent", "next start", client.status()["trials"])
         bench.tell("parent", "next start: infotext", said)
         bench.tell("parent", "next start: difference from off", int(abs(made - off).max()))
         bench.tell("parent", "Check this card", client.ask("rocm-sd/v1/check", {})["said"])
@@ -251,13 +305,13 @@ def parent(bench: Bench) -> None:
         made, said, _ = client.picture()
         bench.tell("parent", "checked: infotext", said)
         bench.tell("parent", "checked: difference from off", int(abs(made - off).max()))
-        bench.tell("parent", "checked: barred", client.status()["trials"]["refused"])
+        bench.barred("parent", "checked", client.status()["trials"])
 
 
 def main(argv: list[str]) -> int:
     """Go through the parts. Returns 1 if one of them broke off, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="first,again,planted,parent,before")
+    parser.add_argument("--only", default="first,before,hook,again,planted,parent")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--out", default=".")
     parser.add_argument("launcher")
@@ -265,6 +319,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     parts: dict[str, Callable[[Bench], None]] = {
         "first": first,
+        "hook": hook,
         "again": again,
         "planted": planted,
         "parent": parent,

@@ -67,6 +67,14 @@ def timed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def first_use() -> None:
+    """What the WebUI pays when it loads a model, and else the first self-test would seem to."""
+    import torch
+
+    x = torch.randn(64, 64, device="cuda", dtype=torch.float16)
+    (x @ x).float().to("cpu")
+
+
 def watch() -> None:
     build.build, build.cached = planting(build.build), planting(build.cached)
     real_code = launcher.Launcher._code
@@ -75,6 +83,7 @@ def watch() -> None:
         return real_code(self, changed(spec, parent=True))
 
     launcher.Launcher._code = code  # type: ignore[method-assign]
+    timed("first use of the card", first_use)()
     selftest.check = timed("second look", selftest.check)
     try:
         from lib_rocm_sd.hosts.a1111 import trials

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
@@ -117,8 +119,10 @@ class Conductor:
         """
         found: list[tuple[Subject, Verdict]] = []
         end = time.monotonic() + limit_s
+        wanted = list(subjects)
         try:
-            for subject in subjects:
+            self._compile(wanted, end)
+            for subject in wanted:
                 verdict = self._verdict(subject, force, end)
                 if verdict is None:
                     break
@@ -128,6 +132,14 @@ class Conductor:
             self._dismiss()
             self._turns.leave()
         return found
+
+    def _compile(self, subjects: Sequence[Subject], end: float) -> None:
+        """All of them, before anything is tried: a turn is for the card alone."""
+        for spec in dict.fromkeys(spec for subject in subjects for spec in subject.specs):
+            if self._given_up(end):
+                return
+            with suppress(CompileError):  # `_verdict` says it
+                build.build(spec, self.place.arch)
 
     def _verdict(self, subject: Subject, force: bool, end: float) -> Verdict | None:
         """The verdict of one class; None where nothing more is to be done."""
@@ -154,11 +166,10 @@ class Conductor:
 
     def _may_begin(self, end: float) -> bool:
         """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
+        return self._turns.come(partial(self._given_up, end), self._dismiss)
 
-        def given_up() -> bool:
-            return self._stop() or self._cancelled or time.monotonic() > end
-
-        return self._turns.come(given_up, self._dismiss)
+    def _given_up(self, end: float) -> bool:
+        return self._stop() or self._cancelled or time.monotonic() > end
 
     def _letter(self, subject: Subject, key: str, codes: dict[Any, bytes]) -> _Letter:
         s = subject

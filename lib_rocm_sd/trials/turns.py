@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 BUSY_POLL_S = 0.25
+QUIET_S = 0.5
+"""A pause is one after this long: between the pictures of a series there are shorter ones, in which
+a child could only be started and ended.
+"""
 PATIENCE_S = 10.0
 """After this long without a pause a turn is asked for: who makes picture after picture would else
 never have ours.
@@ -27,6 +32,7 @@ class Turns:
         self._busy, self._turn = busy, turn
         self._held = ExitStack()
         self._ends_s = 0.0
+        self._needed_s = -math.inf
 
     def come(self, given_up: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
         """Wait until a class may be begun; False where it was given up. `meanwhile()` is called
@@ -36,7 +42,7 @@ class Turns:
             return not given_up()
         self.leave()
         begun_s = time.monotonic()
-        while not given_up() and self._busy():
+        while not given_up() and self._is_needed():
             meanwhile()
             if self._turn is not None and time.monotonic() - begun_s >= PATIENCE_S:
                 self._held.enter_context(self._turn())
@@ -44,6 +50,13 @@ class Turns:
                 break
             time.sleep(BUSY_POLL_S)
         return not given_up()
+
+    def _is_needed(self) -> bool:
+        """Now, or a moment ago."""
+        now_s = time.monotonic()
+        if self._busy():
+            self._needed_s = now_s
+        return now_s - self._needed_s < QUIET_S
 
     def leave(self) -> None:
         """Let others go on, if they wait."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials import conductor, subject, turns, verdicts
 from lib_rocm_sd.trials.conductor import Conductor, ended
@@ -19,6 +22,7 @@ from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place, launching
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
+from tests.clock import Clock
 from tests.trials import scaling
 
 pytestmark = pytest.mark.usefixtures("ready")
@@ -215,6 +219,63 @@ def test_nothing_is_begun_while_the_card_is_needed(place: Place) -> None:
     assert answers == []
     assert Conductor(place, busy=lambda: True).run([scaling.subject(5.0)], limit_s=0.0) == []
     assert Conductor(place, stop=lambda: True).run([scaling.subject(5.0)]) == []
+
+
+class Watch:
+    """The `time` of turns.py: asleep, its own time passes."""
+
+    def __init__(self) -> None:
+        self.monotonic = Clock()
+        self.sleep = self.monotonic.turn
+
+
+def test_the_moment_between_two_pictures_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ended = Watch(), []
+    busy = [True, False, True, False]  # a series; then nobody
+    monkeypatch.setattr(turns, "time", watch)
+    needed = turns.Turns(lambda: busy.pop(0) if busy else False)
+    assert needed.come(bool, lambda: ended.append(watch.monotonic()))
+    assert busy == []
+    last_s = 2 * turns.BUSY_POLL_S
+    assert watch.monotonic() == pytest.approx(last_s + turns.QUIET_S)
+    assert ended[0] == 0.0
+
+
+def test_who_was_never_needed_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    monkeypatch.setattr(turns, "time", watch)
+    assert turns.Turns(lambda: False).come(bool, lambda: pytest.fail("ended a child"))
+    assert watch.monotonic() == 0.0
+
+
+def test_all_is_compiled_before_a_turn_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    told: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        told.append("turn")
+        yield
+
+    def made(spec: KernelSpec, row: object) -> build.CodeObject:
+        told.append(spec.entry)
+        raise CompileError("clang", "no such thing")
+
+    first, second = scaling.subject(2.0), scaling.subject(3.0)
+    other = replace(scaling.SPEC, entry="another")
+    monkeypatch.setattr(build, "build", build_beside(made, "another"))
+    second = replace(second, specs=(other,))
+    found = Conductor(place, busy=lambda: True, turn=turn).run([first, second])
+    assert [verdict.outcome for _, verdict in found] == [PASSED, REFUSED]
+    assert told.index("another") < told.index("turn")
+
+
+def build_beside(made: Callable[..., build.CodeObject], entry: str) -> Callable[..., Any]:
+    """The real build, but `made` for this entry."""
+    real = build.build
+    return lambda spec, row: (made if spec.entry == entry else real)(spec, row)
 
 
 def test_where_the_card_is_always_needed_a_turn_is_taken(
