@@ -50,7 +50,8 @@ def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION
 
-        return [(ATTENTION, problem) for _, problem in ATTENTION.usual]
+        usual = [problem for _, problem in ATTENTION.usual]
+        return [(ATTENTION, problem) for problem in dict.fromkeys((*usual, *ATTENTION.cases))]
     from lib_rocm_sd.vae import usual
 
     return usual.work()

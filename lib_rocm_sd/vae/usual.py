@@ -31,12 +31,14 @@ def work(dtype: torch.dtype = torch.float16) -> Work:
 
 
 def _forms(problem: Any) -> Iterator[Any]:
-    """Of a convolution also those of bands made again, and over the shortcut or beside it."""
+    """Of a convolution also those of bands made again, and over the shortcut, where it is wide
+    enough, or beside it.
+    """
     yield problem
     if isinstance(problem, ConvProblem):
         if problem.statistics:
             yield replace(problem, statistics=False)
-        if problem.shortcut != "none":
+        if problem.shortcut != "none" and problem.out_channels <= problem.shortcut_channels:
             for statistics in {problem.statistics, False}:
                 yield replace(problem, in_place=not problem.in_place, statistics=statistics)
 
