@@ -50,8 +50,8 @@ def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION
 
-        usual = [problem for _, problem in ATTENTION.usual]
-        return [(ATTENTION, problem) for problem in dict.fromkeys((*usual, *ATTENTION.cases))]
+        first = [problem for _, problem in ATTENTION.usual]
+        return [(ATTENTION, problem) for problem in dict.fromkeys((*first, *ATTENTION.cases))]
     from lib_rocm_sd.vae import usual
 
     return usual.work()

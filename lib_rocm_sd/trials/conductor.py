@@ -36,9 +36,7 @@ from lib_rocm_sd.trials.verdicts import (
 
 CLASS_LIMIT_S = 20.0
 START_LIMIT_S = 60.0
-_FAULT_WORDS = re.compile(
-    r"memory access fault|page not present|illegal|segmentation|hsa_status|exception|abort", re.I
-)
+_LAST_WORDS = re.compile(rf"{verdicts.FAULT_WORDS}|segmentation|exception|abort", re.I)
 _WINDOWS_EXCEPTION = 0xC0000000
 _OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was short"
 
@@ -331,7 +329,7 @@ def _longer(subject: Subject) -> Sequence[Any]:
 def ended(status: int | None, words: str) -> tuple[str, str]:
     """Outcome and reason, by how a child ended and what it wrote to standard error."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    said = next((line for line in lines if _FAULT_WORDS.search(line)), "")
+    said = next((line for line in lines if _LAST_WORDS.search(line)), "")
     if status is None:
         return HUNG, "its process does not end"
     if status < 0:

@@ -15,7 +15,6 @@ far it is, `ask()` tries again what was refused. With all verdicts there nothing
 from __future__ import annotations
 
 import atexit
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -41,10 +40,6 @@ from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
 STOPPED_S = 15.0
 WAITS = "is being tried in a process of its own first"
-_FAULTS = re.compile(
-    r"illegal (memory access|address|instruction)|misaligned|launch failure|hsa_status|page fault",
-    re.I,
-)
 
 Say = Callable[[str], None]
 Places = Callable[[torch.device, Launch | None], Place | None]
@@ -216,7 +211,7 @@ class Gate:
     def failed(self, asked: Asked, reason: str) -> None:
         """After a fault the class has its verdict; what else fails is the process's own affair."""
         place = self._place(asked.device, asked.launch)
-        if place is None or not _FAULTS.search(reason):
+        if place is None or not verdicts.names_fault(reason):
             return
         known = self._known.get((place, _subject(asked, place).identity))
         if known is not None and known.key and known.refusal is None:

@@ -16,15 +16,7 @@ from lib_rocm_sd.ops.registry import op_named
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import launcher
 from lib_rocm_sd.trials import recording
-from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, REFUSED, WRONG
-
-_FAULTS = (
-    "illegal",
-    "unspecified launch failure",
-    "misaligned",
-    "device-side assert",
-    "hsa_status",
-)
+from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, REFUSED, WRONG, names_fault
 
 
 class _Launcher(launcher.Launcher):
@@ -60,8 +52,8 @@ class TorchTester:
             if math.isfinite(check.error) and check.error >= worst["error"]:
                 worst |= {"error": check.error, "tolerance": check.tolerance}
             if check.reason:
-                fault = any(words in check.reason.lower() for words in _FAULTS)
-                return worst | {"outcome": FAULTED if fault else WRONG, "reason": check.reason}
+                outcome = FAULTED if names_fault(check.reason) else WRONG
+                return worst | {"outcome": outcome, "reason": check.reason}
         return worst
 
 

@@ -25,8 +25,18 @@ DANGEROUS = (FAULTED, HUNG)
 MOST_DEATHS = 2
 """So many processes that ended at one class, for whatever reason, are no coincidence."""
 MOST_TEXT = 300
+FAULT_WORDS = (
+    r"illegal (memory access|address|instruction)|misaligned|launch failure|device-side assert"
+    r"|hsa_status|memory access fault|page fault|page not present"
+)
+"""How HIP, ROCm's runtime and torch name what a kernel did to the card, in small letters."""
 _PATHS = re.compile(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][\w.+~@-]+([/\\][\w.+~@ -]+)*")
 _ASK = "Check this card tries it again"
+
+
+def names_fault(reason: str) -> bool:
+    """Whether an error's words say that a kernel faulted; the process can use the card no more."""
+    return re.search(FAULT_WORDS, reason.lower()) is not None
 
 
 @dataclass(frozen=True)

@@ -80,3 +80,19 @@ def test_every_lists_all_by_subject() -> None:
     verdicts.write("b", Verdict("two", PASSED))
     verdicts.write("a", Verdict("one", WRONG))
     assert [(key, each.subject) for key, each in verdicts.every()] == [("a", "one"), ("b", "two")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault"),
+    [
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", True),
+        ("RuntimeError: HIP error: unspecified launch failure", True),
+        ("Memory access fault by GPU node-1 on address 0x7f. Reason: Page not present", True),
+        ("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception.", True),
+        ("CompileError: clang: illegal operand", False),
+        ("wrong by 0.3, the tolerance is 0.002", False),
+        ("RuntimeError: HIP out of memory", False),
+    ],
+)
+def test_words_that_name_a_fault(reason: str, fault: bool) -> None:
+    assert verdicts.names_fault(reason) is fault
