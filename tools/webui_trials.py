@@ -205,7 +205,10 @@ def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
         bench.tell(part, "compiling took, s", f"{seconds:.1f}")
     with bench.webui(part, extension) as client:
         bench.tell(part, "answers after, s", f"{client.since_start():.1f}")
-        off, _, _ = client.picture(False, steps=20)
+        now = client.status()
+        found = {"device": now["device"]["name"], **now["versions"], "ours": now["version"]}
+        bench.tell(part, "with", ", ".join(f"{name} {found[name]}" for name in found))
+        off, _, _ = client.picture(False)
         bench.tell(part, "first picture (off) after, s", f"{client.since_start():.1f}")
         missing = {"attention": f"attention: {OURS}", "VAE": f"conv: {OURS}"}
         while missing and client.since_start() < PATIENCE_S:
@@ -246,7 +249,7 @@ def again(bench: Bench) -> None:
     """With the verdicts that `first` has left."""
     with bench.webui("first") as client:
         _watched(bench, "again", client)
-        off, _, _ = client.picture(False, steps=20)
+        off, _, _ = client.picture(False)
         made, said, seconds = client.picture()
         bench.tell("again", "first picture with ours, s", f"{seconds:.2f}")
         bench.tell("again", "infotext", said)
