@@ -3,6 +3,9 @@
 A test that `@executed.known(...)` marks is a function of sources alone: of kernels, of the Python
 that it reaches, of a compiler's version. The hash of these is its key. A key that the file has was
 executed with just these sources and was right.
+
+The pages with gradio 4, which are the pages with gradio 3 once more, are known in the same way, by
+every byte of the package and of what stands around it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ WHOLE = (
     *("kernels", "lib_rocm_sd", "scripts", "tests/amdgpu", "tests/amdgpu_host"),
     *("tests/hip_library", "tests/vae", "tests/webui"),
 )
-SUFFIXES = (".py", ".hip", ".h", ".cpp", ".c", ".json")
+PAGE = (
+    *("javascript", "kernels", "lib_rocm_sd", "preload.py", "scripts", "style.css"),
+    *("tests/browser", "tests/webui"),
+)
+SUFFIXES = (".py", ".hip", ".h", ".cpp", ".c", ".json", ".js", ".css")
 NEWEST = "ziglang or clang"
 Parts = Callable[..., tuple[str, tuple[object, ...]]]
 
@@ -52,9 +59,9 @@ def known(*sources: str, by: str, parts: Parts | None = None) -> pytest.MarkDeco
     """Marks tests that need not be executed again while nothing changes that decides about them.
 
     `sources`: files of kernels/ or of the checkout; `by`: what compiles them, "clang", "ziglang",
-    NEWEST of these, or "shim". A test that compiles another source fails. `parts` gives, of a
-    test's parameters, a name for its group and what else its key is made of, in the place of its
-    own name, its imports and `sources`.
+    NEWEST of these, "shim", or "gradio" for Forge's. A test that compiles another source fails.
+    `parts` gives, of a test's parameters, a name for its group and what else its key is made of, in
+    the place of its own name, its imports and `sources`.
     """
     return pytest.mark.executed(sources=sources, by=by, parts=parts)
 
@@ -94,7 +101,10 @@ def version_of(by: str) -> str:
     """Of the compiler that tests use under this name; empty where there is none."""
     from tests import compiled, simt
     from tests.amdgpu import launch
+    from tests.webui.environments import FORGE
 
+    if by == "gradio":
+        return FORGE.packages[0].partition("==")[2]
     if by == "shim":
         found = simt.find_clang()
         return compiled.version_of(found) if found else ""
@@ -126,10 +136,17 @@ def whole(**params: object) -> tuple[str, tuple[object, ...]]:
     return named, (named, folders(*WHOLE))
 
 
+def page(**params: object) -> tuple[str, tuple[object, ...]]:
+    """`parts` of tests that look at the pages."""
+    named = " ".join(str(getattr(value, "name", value)) for value in params.values())
+    return named, (named, folders(*PAGE))
+
+
 @cache
 def folders(*names: str) -> str:
-    """The hash of all sources in these folders of the checkout, to the byte."""
-    files = (file for name in names for file in sorted((CHECKOUT / name).rglob("*.*")))
+    """The hash of these files, and all sources in these folders, of the checkout, to the byte."""
+    places = (CHECKOUT / name for name in names)
+    files = (f for at in places for f in ([at] if at.is_file() else sorted(at.rglob("*.*"))))
     return hash_of(
         *(
             (file.relative_to(CHECKOUT).as_posix(), file.read_bytes())

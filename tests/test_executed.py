@@ -336,3 +336,26 @@ def test_tests_of_the_whole_package_differ_by_their_parameters() -> None:
     (first, made), (second, other) = (executed.whole(gpu=name) for name in ("gfx942", "gfx1201"))
     assert (first, second) == ("gfx942", "gfx1201") and made != other
     assert executed.whole()[0] == "" and executed.whole() == executed.whole()
+
+
+def test_the_pages_with_gradio_4_alone_are_known() -> None:
+    from tests.browser import conftest
+    from tests.webui.environments import A1111, FORGE
+
+    class Page:
+        path = Path(conftest.__file__)
+
+        def __init__(self, environment: Any) -> None:
+            self.callspec = SimpleNamespace(params={"webui": environment})
+            self.marks: list[pytest.MarkDecorator] = []
+
+        def add_marker(self, mark: pytest.MarkDecorator) -> None:
+            self.marks.append(mark)
+
+    three, four = Page(A1111), Page(FORGE)
+    conftest.pytest_collection_modifyitems([three, four])  # type: ignore[list-item]
+    assert [mark.name for mark in three.marks] == ["slow"]
+    assert [mark.name for mark in four.marks] == ["slow", "executed"]
+    assert executed.page(webui=FORGE)[0] == "gradio4"
+    assert executed.page(webui=FORGE)[1] != executed.page(webui=A1111)[1]
+    assert executed.version_of("gradio").startswith("4.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import executed
 from tests.browser.pages import Visit
 from tests.browser.served import Served
 from tests.webui.environments import A1111, CHECKOUT, FORGE, prepare
@@ -22,8 +23,11 @@ Open = Callable[..., Visit]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them start servers and a browser."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.slow)
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.slow)
+        if getattr(getattr(item, "callspec", None), "params", {}).get("webui") is FORGE:
+            item.add_marker(executed.known(by="gradio", parts=executed.page))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import executed
 from tests.webui.environments import FORGE
 from tests.webui.inside_run import WEBUI, check
 
@@ -17,5 +18,6 @@ WITHOUT_PAGE = (
 
 
 @pytest.mark.slow
+@executed.known(by="gradio", parts=executed.page)
 def test_webui(tmp_path: Path) -> None:
     check(FORGE, tmp_path, *(f"--ignore={WEBUI / 'inside' / name}" for name in WITHOUT_PAGE))
