@@ -43,6 +43,8 @@ APART = (
     *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm"),
 )
 """Files of many tests that share nothing: workers take them one by one, last."""
+TOGETHER = "tests/browser/"
+"""One worker takes all of its files: they share a server of each gradio, and a browser."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,12 +64,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests by the file, those of `APART` one by one."""
+    """Tests by the file, those of `APART` one by one, `TOGETHER` as if it were one file."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrTest(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
+            if file.startswith(TOGETHER):
+                return TOGETHER
             return nodeid if Path(file).stem in APART else file
 
     return ByFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None

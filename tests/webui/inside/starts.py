@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_codes: dict[tuple[Path, int], CodeType] = {}
+_codes: dict[tuple[int, int, int], CodeType] = {}
 _from_file = SourceFileLoader.get_code
 
 
@@ -29,8 +29,8 @@ def _execute(text: str, *scopes: Any) -> None:
 
 def _code(self: SourceFileLoader, fullname: str) -> CodeType | None:
     """One code for all the links that lead to a file."""
-    path = Path(self.path).resolve()
-    key = (path, path.stat().st_mtime_ns)
+    file = Path(self.path).stat()
+    key = (file.st_dev, file.st_ino, file.st_mtime_ns)
     if key not in _codes:
         code = _from_file(self, fullname)
         if code is None:
