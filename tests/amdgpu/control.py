@@ -8,6 +8,7 @@ from typing import Any
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import HazardError, UnsupportedError
 from tests.amdgpu.hazards import barrier_is_safe
+from tests.amdgpu.operands import null_code
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import LDS, LOAD, SMEM, STORE, VCC, Waves
 
@@ -85,14 +86,14 @@ _CONDITIONS: dict[str, Callable[[Waves], Any]] = {
 def _fields(ins: Instruction) -> dict[int, int]:
     """Counter -> how many accesses may be left on their way."""
     left = ins.get("simm16")
-    if ins.name == "S_WAITCNT" and ins.family == "cdna":
-        lgkm = left >> 8 & 0xF
+    if ins.name == "S_WAITCNT" and ins.family in ("cdna", "rdna2"):
+        lgkm = left >> 8 & (0xF if ins.family == "cdna" else 0x3F)
         return {LOAD: (left & 0xF) | left >> 10 & 0x30, LDS: lgkm, SMEM: lgkm}
     if ins.name == "S_WAITCNT":
         lgkm = left >> 4 & 0x3F
         return {LOAD: left >> 10 & 0x3F, LDS: lgkm, SMEM: lgkm}
     if ins.name == "S_WAITCNT_VSCNT":
-        if ins.get("sdst") != 124:
+        if ins.get("sdst") != null_code(ins.family):
             raise UnsupportedError("a wait for stores by a register")
         return {STORE: left & 0x3F}
     single = {"S_WAIT_LOADCNT": LOAD, "S_WAIT_STORECNT": STORE, "S_WAIT_DSCNT": LDS}

@@ -1,4 +1,6 @@
-"""Machine code to instructions, by tinygrad's decoders, with names that all families share."""
+"""Machine code to instructions, by tinygrad's decoders and one of our own for RDNA2, with names that
+all families share.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.rdna2 import decode_rdna2
 
 FAMILIES = {"gfx1100": "rdna3", "gfx1101": "rdna3", "gfx1102": "rdna3", "gfx1103": "rdna3"}
+FAMILIES |= {f"gfx103{each}": "rdna2" for each in range(7)}
 FAMILIES |= {"gfx1150": "rdna3", "gfx1151": "rdna3", "gfx1152": "rdna3", "gfx1153": "rdna3"}
 FAMILIES |= {"gfx1200": "rdna4", "gfx1201": "rdna4", "gfx90a": "cdna", "gfx942": "cdna"}
 
@@ -30,7 +34,20 @@ _RDNA4_TO_COMMON = {
     "S_SUB_CO_CI_U32": "S_SUBB_U32",
     "S_ADDK_CO_I32": "S_ADDK_I32",
 }
+_OLD_TO_COMMON = {
+    "V_CVT_PKRTZ_F16_F32": "V_CVT_PK_RTZ_F16_F32",
+    "V_DOT2C_F32_F16": "V_DOT2ACC_F32_F16",
+    "S_ANDN2_B32": "S_AND_NOT1_B32",
+    "S_ANDN2_B64": "S_AND_NOT1_B64",
+    "S_ORN2_B32": "S_OR_NOT1_B32",
+    "S_ORN2_B64": "S_OR_NOT1_B64",
+    "S_ANDN2_SAVEEXEC_B32": "S_AND_NOT1_SAVEEXEC_B32",
+    "S_ANDN2_SAVEEXEC_B64": "S_AND_NOT1_SAVEEXEC_B64",
+    "S_ORN2_SAVEEXEC_B32": "S_OR_NOT1_SAVEEXEC_B32",
+    "S_ORN2_SAVEEXEC_B64": "S_OR_NOT1_SAVEEXEC_B64",
+}
 _CDNA_TO_COMMON = {
+    **_OLD_TO_COMMON,
     "V_ADD_U32": "V_ADD_NC_U32",
     "V_SUB_U32": "V_SUB_NC_U32",
     "V_SUBREV_U32": "V_SUBREV_NC_U32",
@@ -39,13 +56,6 @@ _CDNA_TO_COMMON = {
     "V_ADDC_CO_U32": "V_ADD_CO_CI_U32",
     "V_SUBB_CO_U32": "V_SUB_CO_CI_U32",
     "V_SUBBREV_CO_U32": "V_SUBREV_CO_CI_U32",
-    "V_CVT_PKRTZ_F16_F32": "V_CVT_PK_RTZ_F16_F32",
-    "V_DOT2C_F32_F16": "V_DOT2ACC_F32_F16",
-    "S_ANDN2_B32": "S_AND_NOT1_B32",
-    "S_ANDN2_B64": "S_AND_NOT1_B64",
-    "S_ORN2_B64": "S_OR_NOT1_B64",
-    "S_ANDN2_SAVEEXEC_B64": "S_AND_NOT1_SAVEEXEC_B64",
-    "S_ORN2_SAVEEXEC_B64": "S_OR_NOT1_SAVEEXEC_B64",
     "V_ACCVGPR_READ": "V_ACCVGPR_READ_B32",
     "V_ACCVGPR_WRITE": "V_ACCVGPR_WRITE_B32",
     "V_ACCVGPR_MOV_B32": "V_ACCVGPR_MOV_B32",
@@ -71,6 +81,7 @@ _GFX90A_MATRIX = {0xD3E6: 0xD3E0, 0xD3E7: 0xD3E1}
 _COMMON = {
     "gfx90a": _GFX90A_TO_COMMON,
     "gfx942": _CDNA_TO_COMMON,
+    "rdna2": _OLD_TO_COMMON,
     "rdna3": {},
     "rdna4": _RDNA4_TO_COMMON,
 }
@@ -79,7 +90,8 @@ _BUFFER_GL0_INV = 0xE0AC0000
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction. `name` is the common one, `form` tinygrad's class (VOP3, SOP2_LIT, ...)."""
+    """One instruction. `name` is the common one, `form` the class of its encoding (VOP3,
+    SOP2_LIT, ...)."""
 
     address: int
     size: int
@@ -112,6 +124,8 @@ class Instruction:
 
 @lru_cache(maxsize=1 << 16)
 def _decoded(window: bytes, family: str) -> Any:
+    if family == "rdna2":
+        return decode_rdna2(window)
     from tinygrad.renderer.amd import decode_inst
 
     return decode_inst(window, family)
@@ -136,10 +150,10 @@ def decode(text: bytes, address: int, gfx: str) -> list[Instruction]:
             raise UnsupportedError(
                 f"cannot decode {words} at {address + at:#x}: {error}"
             ) from error
-        name = "V_DUAL" if "VOPD" in type(raw).__name__ else raw.op.name
+        size, form = raw.size(), type(raw).__name__
+        name = "V_DUAL" if "VOPD" in form else raw.op_name.upper()
         for suffix in ("_E32", "_E64"):
             name = name.removesuffix(suffix)
-        size, form = raw.size(), type(raw).__name__
         common = names.get(name, name)
         found.append(Instruction(address + at, size, common, form, family, raw))
         at += size

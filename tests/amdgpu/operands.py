@@ -32,7 +32,7 @@ LITERAL = 255
 
 def null_code(family: str) -> int:
     """The register that reads as zero and takes nothing; CDNA has none."""
-    return 124 if family != "cdna" else -1
+    return {"cdna": -1, "rdna2": 125}.get(family, 124)
 
 
 def constant(ins: Instruction, code: int, kind: str) -> Array | None:

@@ -12,7 +12,7 @@ from tests.amdgpu import cases
 from tests.amdgpu.judge import Case, execute, specs_of
 from tests.amdgpu.launch import missing
 
-GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
+GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 """Each executed in full. gfx1151 differs from gfx1100 only in how instructions are scheduled."""
 SIMILAR = ("gfx1151",)
 OPS = ("attention", "conv", "group_norm")

@@ -10,7 +10,16 @@ from tests.amdgpu import dpp, floats, lanes, packed
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import UnsupportedError
 from tests.amdgpu.loader import FloatMode
-from tests.amdgpu.operands import DTYPES, Read, Write, mask, modified, vector, vector_target
+from tests.amdgpu.operands import (
+    DTYPES,
+    Read,
+    Write,
+    mask,
+    modified,
+    null_code,
+    vector,
+    vector_target,
+)
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import EXEC, UNWRITTEN, VCC, Waves
 from tests.amdgpu.valu import ACCUMULATING, COMPARISONS, TABLE, WITH_LITERAL, ZEROES_HIGH_ON_GFX9
@@ -23,6 +32,8 @@ _FIELDS = {
     "VOP3": ("src0", "src1", "src2"),
 }
 _SIXTEEN = ("f16", "u16", "i16")
+_TRUE16 = ("rdna3", "rdna4")
+"""Families whose short forms name halves of registers."""
 
 
 def sources(ins: Instruction, kinds: tuple[str, ...], mode: FloatMode | None = None) -> list[Read]:
@@ -55,7 +66,7 @@ def _plain(ins: Instruction, field: str, place: int, kind: str) -> Read:
     code, high = ins.get(field), False
     if ins.is_vop3 and ins.has("opsel"):
         high = bool(ins.get("opsel") >> place & 1)
-    elif kind in _SIXTEEN and ins.family != "cdna" and code >= 256 + 128:
+    elif kind in _SIXTEEN and ins.family in _TRUE16 and code >= 256 + 128:
         code, high = code - 128, True  # short forms name halves of the first 128 registers
     read = vector(ins, code, kind, high)
     negate, absolute = ins.get("neg") >> place & 1, ins.get("abs") >> place & 1
@@ -75,7 +86,7 @@ def target(ins: Instruction, kind: str, mode: FloatMode | None = None) -> Write:
         high = bool(ins.is_vop3 and ins.has("opsel") and ins.get("opsel") >> 3 & 1)
         if high and kind not in _SIXTEEN:
             raise UnsupportedError("op_sel of a 32-bit result")
-        short = ins.family != "cdna" and not ins.is_vop3 and kind in _SIXTEEN
+        short = ins.family in _TRUE16 and not ins.is_vop3 and kind in _SIXTEEN
         if short and register >= 128:
             register, high = register - 128, True
         zero_rest = ins.family == "cdna" and ins.name in ZEROES_HIGH_ON_GFX9
@@ -220,7 +231,7 @@ def _mask_out(ins: Instruction) -> int:
     if not ins.has("sdst"):
         return VCC
     code = ins.get("sdst")
-    return -1 if ins.family != "cdna" and code == 124 else code
+    return -1 if code == null_code(ins.family) else code
 
 
 def _put_mask(b: Waves, register: int, value: Array) -> None:

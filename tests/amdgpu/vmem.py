@@ -14,9 +14,11 @@ from tests.amdgpu.errors import OutOfBoundsError, UnsupportedError
 from tests.amdgpu.memory import Memory
 from tests.amdgpu.operands import null_code, scalar, vector, vgpr
 from tests.amdgpu.salu import Step
-from tests.amdgpu.state import LOAD, SMEM, STORE, Waves
+from tests.amdgpu.state import LDS, LOAD, SMEM, STORE, Waves
 
 Array = np.ndarray[Any, Any]
+_FLAT = ("FLAT", "VFLAT")
+"""Forms that may reach LDS too, and so count as an LDS access as well. Here they reach buffers."""
 _LINE = 128
 """Bytes that count as one transfer."""
 _OLD_SIZES = {"DWORD": 4, "DWORDX2": 8, "DWORDX3": 12, "DWORDX4": 16, "DWORDX8": 32}
@@ -45,7 +47,7 @@ class Space:
 
 
 def _size(ins: Instruction) -> int:
-    name = re.sub(r"^(GLOBAL|SCRATCH|S)_(LOAD|STORE)_", "", ins.name)
+    name = re.sub(r"^(GLOBAL|SCRATCH|FLAT|S)_(LOAD|STORE)_", "", ins.name)
     if name in _OLD_SIZES:
         return _OLD_SIZES[name]
     match = re.fullmatch(r"(?:D16_(?:HI_)?)?[BUI](\d+)", name)
@@ -62,11 +64,11 @@ def compile_memory(ins: Instruction, place: int, space: Space) -> Step | None:
     """The step of a memory instruction; None where it is another's."""
     if re.match(r"S_LOAD_", ins.name):
         return _scalar_load(ins, space)
-    if ins.form not in ("GLOBAL", "SCRATCH", "VGLOBAL", "VSCRATCH"):
+    if ins.form not in ("GLOBAL", "SCRATCH", "VGLOBAL", "VSCRATCH", *_FLAT):
         return None
-    if re.match(r"(GLOBAL|SCRATCH)_(LOAD|STORE)_", ins.name) is None or "LDS" in ins.name:
+    if re.match(r"(GLOBAL|SCRATCH|FLAT)_(LOAD|STORE)_", ins.name) is None or "LDS" in ins.name:
         raise UnsupportedError(ins.name)
-    global_ = ins.name.startswith("GLOBAL")
+    global_ = not ins.name.startswith("SCRATCH")
     address = _address(ins) if global_ else _scratch_address(ins)
     if "_LOAD_" in ins.name:
         return _load(ins, place, space, address, global_)
@@ -75,6 +77,7 @@ def compile_memory(ins: Instruction, place: int, space: Space) -> Step | None:
 
 def _offset(ins: Instruction) -> int:
     name, bits = ("ioffset", 24) if ins.has("ioffset") else ("offset", 13)
+    bits -= ins.family == "rdna2"
     value = ins.get(name)
     return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
@@ -90,10 +93,7 @@ def _address(ins: Instruction) -> Callable[[Waves], Array]:
     name = "vaddr" if ins.has("vaddr") else "addr"
     code, base = ins.get(name), ins.get("saddr")
     offset = np.uint64(_offset(ins) & 0xFFFFFFFFFFFFFFFF)
-    if base in (124, 125, 127) and base != 125 - (ins.family == "cdna"):
-        whole = vector(ins, code, "u64")
-        return lambda b: whole(b) + offset
-    if ins.family == "cdna" and base == 127:
+    if base in (127, null_code(ins.family)) or ins.form in _FLAT:
         whole = vector(ins, code, "u64")
         return lambda b: whole(b) + offset
     start, low = scalar(ins, base, "u64"), vector(ins, code, "u32")
@@ -152,10 +152,12 @@ def _load(
     ins: Instruction, place: int, space: Space, address: Callable[[Waves], Array], global_: bool
 ) -> Step:
     size, register = _size(ins), _data_register(ins, load=True)
-    put = _loaded_words(ins, size)
+    put, flat_ = _loaded_words(ins, size), ins.form in _FLAT
 
     def step(b: Waves) -> None:
         b.issue(LOAD)
+        if flat_:
+            b.issue(LDS)
         at = address(b)
         if b.exec.any():
             flat = at[b.exec]
@@ -211,12 +213,14 @@ def _store(
 ) -> Step:
     size, register = _size(ins), _data_register(ins, load=False)
     reads = [vgpr(register + each, "u32") for each in range(max(1, size // 4))]
-    high, counter = "_HI" in ins.name, _store_counter(ins)
+    high, counter, flat_ = "_HI" in ins.name, _store_counter(ins), ins.form in _FLAT
 
     def step(b: Waves) -> None:
         at = address(b)
         words = np.stack([read(b)[b.exec] for read in reads], axis=1)
         b.issue(counter)
+        if flat_:
+            b.issue(LDS)
         if not b.exec.any():
             return
         data = words.view(np.uint8)
