@@ -24,6 +24,7 @@ UNITS = {
     "mfma": "MFMA",
 }
 EXECUTED = {
+    "gfx1030": "every kernel and config",
     "gfx1100": "every kernel and config",
     "gfx1151": "a third of the cases",
     "gfx1201": "every kernel and config",
@@ -32,7 +33,7 @@ EXECUTED = {
 }
 """How much of a GPU's machine code tests/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
 LIKE = {"dot2": "gfx1030", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mfma": "gfx942"}
-"""By matrix unit: the GPU that was looked at and whose code is made from the same source."""
+"""By matrix unit: the GPU that is executed and whose code is made from the same source."""
 SELF_TESTS = CARDS.parent / "results" / "self-tests"
 """Result files of `doctor --self-test` that owners of cards sent."""
 
@@ -52,8 +53,6 @@ def machine_code(arch: Arch) -> str:
     """What was done with the machine code that is made for a GPU."""
     if arch.gfx in EXECUTED:
         return f"executed on a CPU: {EXECUTED[arch.gfx]}"
-    if arch.gfx in LIKE.values():
-        return "compiled, its text checked; its source run on a CPU"
     return f"compiled only; same source as {LIKE[arch.matrix]}'s"
 
 

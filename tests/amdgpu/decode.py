@@ -1,5 +1,5 @@
-"""Machine code to instructions, by tinygrad's decoders and one of our own for RDNA2, with names that
-all families share.
+"""Machine code to instructions, with names that all families share: by tinygrad's decoders, and by
+one of our own for RDNA2.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tests.amdgpu.rdna2 import THREE_SOURCES, Encoded
+from tests.amdgpu.rdna2 import Encoded
+from tests.amdgpu.rdna2_opcodes import THREE_SOURCES, TWO_SOURCES
 
 _NAMED = {107: "vcc_hi", 124: "m0", 125: "null", 127: "exec_hi", 248: "0.15915494", 253: "src_scc"}
 _FLOATS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0")
@@ -232,7 +233,8 @@ def _long(made: Encoded) -> Parts:
         more = [f"op_sel:{_list(opsel & 7 | opsel >> 3 << count, count + 1)}"]
     if made.omod:
         raise ValueError("omod")
-    return f"{name}_e64", results + sources, more + ["clamp"] * made.clmp
+    suffix = "" if made.op in {**TWO_SOURCES, **THREE_SOURCES} else "_e64"
+    return name + suffix, results + sources, more + ["clamp"] * made.clmp
 
 
 def _packed(made: Encoded) -> Parts:

@@ -13,7 +13,7 @@ from lib_rocm_sd.runtime import clang
 from tests.amdgpu import cases, launch
 from tests.amdgpu.judge import execute
 
-GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
+GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 STEP = 26
 """A case of so many is executed; of each GPU others."""
 

@@ -15,7 +15,8 @@ from tests.amdgpu.errors import UnsupportedError
 pytestmark = pytest.mark.skipif(assembled.missing() is not None, reason=str(assembled.missing()))
 LANE = np.arange(32)
 WIDE = np.arange(64)
-RDNA = ("gfx1100", "gfx1201")
+RDNA = ("gfx1030", "gfx1100", "gfx1201")
+NEWER_RDNA = RDNA[1:]
 CDNA = ("gfx942", "gfx90a")
 ALL = (*RDNA, *CDNA)
 
@@ -70,8 +71,9 @@ def test_bpermute_gives_zero_for_an_inactive_lane(gfx: str) -> None:
     assert is_equal(m.v(3, np.uint32)[~active], 77)
 
 
-def test_dpp_moves_within_rows() -> None:
-    def moved(control: str, gfx: str = "gfx1100", more: str = "") -> np.ndarray:
+@pytest.mark.parametrize("rdna", ["gfx1030", "gfx1100"])
+def test_dpp_moves_within_rows(rdna: str) -> None:
+    def moved(control: str, gfx: str = rdna, more: str = "") -> np.ndarray:
         m = Machine(gfx).set_v(v1=lanes(gfx), v2=99)
         text = f"v_mov_b32_dpp v2, v1 {control} row_mask:0xf bank_mask:0xf {more}"
         return m.lines(text).v(2, np.uint32)
@@ -87,8 +89,9 @@ def test_dpp_moves_within_rows() -> None:
     assert is_equal(moved("row_newbcast:5", "gfx90a"), (WIDE & ~15) + 5)
 
 
-def test_dpp_adds_what_a_neighbour_holds() -> None:
-    m = Machine("gfx1100").set_v(v1=LANE * 1.0, v2=100.0, v3=0.0)
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100"])
+def test_dpp_adds_what_a_neighbour_holds(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=LANE * 1.0, v2=100.0, v3=0.0)
     m.lines("v_add_f32_dpp v3, v1, v2 row_shr:1 row_mask:0x1 bank_mask:0xf bound_ctrl:1")
     shifted = np.where(LANE % 16 == 0, 0, LANE - 1)
     assert is_equal(m.v(3), np.where(LANE < 16, shifted + 100.0, 0.0))
@@ -194,7 +197,7 @@ def test_modifiers_of_matrix_products_are_refused(text: str) -> None:
 @pytest.mark.parametrize("gfx", ALL)
 def test_cvt_pkrtz_rounds_toward_zero(gfx: str) -> None:
     m = Machine(gfx).set_v(v1=2049.9, v2=-70000.0)
-    name = "v_cvt_pk_rtz_f16_f32" if gfx in RDNA else "v_cvt_pkrtz_f16_f32"
+    name = "v_cvt_pk_rtz_f16_f32" if gfx in NEWER_RDNA else "v_cvt_pkrtz_f16_f32"
     halves = m.lines(f"{name} v3, v1, v2").v(3, np.float16)
     assert halves[0] == 2048.0 and halves[1] == -65504.0
 
@@ -236,16 +239,18 @@ def test_maximum_prefers_numbers_and_positive_zero(gfx: str) -> None:
         assert out == expected and np.signbit(out) == np.signbit(expected)
 
 
-def test_transcendentals_know_no_denormals() -> None:
-    m = Machine("gfx1100").set_v(v1=-127.0, v2=np.float32(2.0**-130), v4=2.0**127)
+@pytest.mark.parametrize("gfx", RDNA)
+def test_transcendentals_know_no_denormals(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=-127.0, v2=np.float32(2.0**-130), v4=2.0**127)
     m.lines("v_exp_f32 v3, v1\nv_rcp_f32 v5, v2\nv_rcp_f32 v6, v4")
     assert m.v(3)[0] == 0.0 and m.v(5)[0] == np.inf and m.v(6)[0] == 0.0
 
 
-def test_division_is_that_of_ieee() -> None:
+@pytest.mark.parametrize("gfx", RDNA)
+def test_division_is_that_of_ieee(gfx: str) -> None:
     """The sequence that compilers make of 1 / x."""
     x = np.float32(np.random.default_rng(1).uniform(0.1, 1000.0, 32))
-    m = Machine("gfx1100").set_v(v0=x)
+    m = Machine(gfx).set_v(v0=x)
     m.lines(
         """
         v_div_scale_f32 v1, null, v0, v0, 1.0
@@ -267,7 +272,7 @@ def test_division_is_that_of_ieee() -> None:
 # -- encodings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gfx", RDNA)
+@pytest.mark.parametrize("gfx", NEWER_RDNA)
 def test_both_halves_of_a_pair_read_before_either_writes(gfx: str) -> None:
     m = Machine(gfx).set_v(v0=LANE, v1=LANE + 100)
     m.lines("v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0")
@@ -277,26 +282,28 @@ def test_both_halves_of_a_pair_read_before_either_writes(gfx: str) -> None:
     assert m.v(7)[0] == 7.0 and m.v(2)[0] == 20.0
 
 
-def test_halves_of_registers() -> None:
-    m = Machine("gfx1100").set_v(v1=0x4000_3C00, v2=0x12345678, v3=0.5)  # halves 2.0, 1.0
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100"])
+def test_halves_of_registers(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0x4000_3C00, v2=0x12345678, v3=0.5)  # halves 2.0, 1.0
     m.lines(
         "v_fma_mix_f32 v4, v1, v3, 1.0 op_sel:[1,0,0] op_sel_hi:[1,0,0]\n"
         "v_fma_mixlo_f16 v2, v1, v3, 0 op_sel_hi:[1,0,0]"
     )
     assert m.v(4)[0] == 2.0
     assert m.v(2, np.uint32)[0] == 0x12343800  # the upper half is kept
-    kept = Machine("gfx1100").set_v(v1=1.0, v2=0x12345678).lines("v_cvt_f16_f32 v2, v1")
+    kept = Machine(gfx).set_v(v1=1.0, v2=0x12345678).lines("v_cvt_f16_f32 v2, v1")
     zeroed = Machine("gfx942").set_v(v1=1.0, v2=0x12345678).lines("v_cvt_f16_f32 v2, v1")
     assert (kept.v(2, np.uint32)[0], zeroed.v(2, np.uint32)[0]) == (0x12343C00, 0x3C00)
 
 
-@pytest.mark.parametrize("gfx", CDNA)
+@pytest.mark.parametrize("gfx", [*CDNA, "gfx1030"])
 def test_sdwa(gfx: str) -> None:
+    add = "v_add_u32_sdwa" if gfx in CDNA else "v_add_nc_u32_sdwa"
     m = Machine(gfx).set_v(v1=0xC000_1234, v2=1.0, v3=0xAAAABBBB, v4=7)
     m.lines(
         "v_cvt_f32_f16_sdwa v5, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1\n"
         "v_cvt_f16_f32_sdwa v6, v2 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD\n"
-        "v_add_u32_sdwa v7, v4, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
+        f"{add} v7, v4, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
         "src1_sel:BYTE_1"
     )
     assert m.v(5)[0] == -2.0 and m.v(6, np.uint32)[0] == 0x3C000000
@@ -324,7 +331,7 @@ def test_dot_products_of_halves(gfx: str) -> None:
     assert (m.v(4)[0], m.v(5)[0], m.v(7)[0]) == (5.5, -3.5, np.float32(3 * 2.0**-24))
 
 
-@pytest.mark.parametrize("gfx", RDNA)
+@pytest.mark.parametrize("gfx", NEWER_RDNA)
 def test_dot_products_of_bfloat16(gfx: str) -> None:
     m = Machine(gfx).set_v(v1=0xC000_3FC0, v2=0x4040_3F80, v3=10.0)
     assert m.lines("v_dot2_f32_bf16 v4, v1, v2, v3").v(4)[0] == 5.5
@@ -375,7 +382,7 @@ REFUSED = (
     ("gfx1100", "global_atomic_add_u32 v3, v1, v2, s[2:3] glc"),
     ("gfx1100", "ds_add_rtn_u32 v3, v1, v2"),
     ("gfx1100", "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0"),
-    ("gfx1100", "flat_load_b32 v3, v[1:2]"),
+    ("gfx1100", "flat_atomic_add_u32 v[1:2], v3"),
     ("gfx942", "v_add_u32_sdwa v3, v1, v2 dst_sel:BYTE_0 dst_unused:UNUSED_SEXT"),
     ("gfx942", "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0 cbsz:1"),
     ("gfx942", "global_atomic_add_f32 v3, v1, v2, s[2:3] sc0"),
