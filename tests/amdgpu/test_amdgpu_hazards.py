@@ -26,11 +26,15 @@ def lanes(gfx: str) -> np.ndarray:
     return np.arange(64 if gfx == "gfx942" else 32)
 
 
+OLD_NAMES = ("gfx1030", "gfx942")
+
+
 def is_equal(actual: Any, expected: Any) -> bool:
     return bool(np.array_equal(actual, np.broadcast_to(expected, np.shape(actual))))
 
 
 WAITS = {
+    "gfx1030": ("s_waitcnt vmcnt({})", "s_waitcnt lgkmcnt({})"),
     "gfx1100": ("s_waitcnt vmcnt({})", "s_waitcnt lgkmcnt({})"),
     "gfx1201": ("s_wait_loadcnt {}", "s_wait_dscnt {}"),
     "gfx942": ("s_waitcnt vmcnt({})", "s_waitcnt lgkmcnt({})"),
@@ -48,7 +52,7 @@ def machine_with_buffer(gfx: str, words: int = 64, **how: Any) -> tuple[Machine,
 
 @pytest.mark.parametrize("gfx", WAITS)
 def test_a_load_must_be_waited_for(gfx: str) -> None:
-    load = "global_load_dword" if gfx == "gfx942" else "global_load_b32"
+    load = "global_load_dword" if gfx in OLD_NAMES else "global_load_b32"
     two = f"{load} v1, v0, s[2:3]\n{load} v2, v0, s[2:3]\n"
     wait = WAITS[gfx][0]
     lane = lanes(gfx)
@@ -92,7 +96,7 @@ def test_a_half_is_merged_with_a_register_that_has_arrived_on_cdna() -> None:
 
 @pytest.mark.parametrize("gfx", WAITS)
 def test_an_lds_load_and_a_scalar_load_must_be_waited_for(gfx: str) -> None:
-    old = gfx == "gfx942"
+    old = gfx in OLD_NAMES
     store, load = ("ds_write_b32", "ds_read_b32") if old else ("ds_store_b32", "ds_load_b32")
     m, _ = machine_with_buffer(gfx)
     m.lines(f"{store} v0, v0\n{load} v1, v0")
@@ -100,7 +104,7 @@ def test_an_lds_load_and_a_scalar_load_must_be_waited_for(gfx: str) -> None:
         m.lines("v_mov_b32 v2, v1")
     m.lines(WAITS[gfx][1].format(0) + "\nv_mov_b32 v2, v1")
     assert is_equal(m.v(2, np.uint32), 4 * lanes(gfx))
-    scalar = "s_load_dword" if gfx == "gfx942" else "s_load_b32"
+    scalar = "s_load_dword" if old else "s_load_b32"
     m.lines(f"{scalar} s8, s[2:3], 0x8")
     with pytest.raises(HazardError, match="s8"):
         m.lines("s_mov_b32 s9, s8")
@@ -117,7 +121,7 @@ def test_scalar_loads_return_in_any_order() -> None:
 
 @pytest.mark.parametrize("gfx", WAITS)
 def test_access_outside_of_a_buffer_names_the_lane(gfx: str) -> None:
-    word = "dword" if gfx == "gfx942" else "b32"
+    word = "dword" if gfx in OLD_NAMES else "b32"
     for text in (f"global_load_{word} v1, v0, s[2:3]", f"global_store_{word} v0, v0, s[2:3]"):
         m, _ = machine_with_buffer(gfx, words=20)
         with pytest.raises(OutOfBoundsError, match="lane 20 of wave 0") as caught:

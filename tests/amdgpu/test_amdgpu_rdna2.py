@@ -13,7 +13,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed
 from tests.amdgpu import assembled, cases, loader, rdna2
 from tests.amdgpu.assembled import Machine, assemble
-from tests.amdgpu.decode import decode
+from tests.amdgpu.decode import FAMILIES, decode
 from tests.amdgpu.errors import HazardError, OutOfBoundsError, UnsupportedError
 from tests.amdgpu.launch import built, missing
 from tests.amdgpu.memory import Memory
@@ -128,6 +128,26 @@ def test_kernels_are_decoded_as_llvm_assembles_them(source: str) -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_another_compilers_kernels_are_decoded_as_llvm_assembles_them(source: str) -> None:
     check(source, "ziglang")
+
+
+ALIKE = [gfx for gfx, family in FAMILIES.items() if family == "rdna2" and gfx != GFX]
+
+
+@executed.known(by="clang", parts=parts)
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_other_rows_of_rdna2_have_the_same_instructions(source: str) -> None:
+    """Of the first and the last config."""
+    for spec in {repr(each): each for each in (specs(source)[0], specs(source)[-1])}.values():
+        made = {gfx: bits_of(spec, gfx) for gfx in (GFX, *ALIKE)}
+        assert len(made) == 7 and len(set(made.values())) == 1, spec
+
+
+def bits_of(spec: KernelSpec, gfx: str) -> tuple[int, ...]:
+    if reason := missing(gfx):
+        pytest.skip(reason)
+    arch = by_gfx(gfx)
+    assert arch is not None
+    return tuple(each.raw.bits for each in loader.load(built(spec, arch), spec.entry).instructions)
 
 
 # -- what differs from RDNA3 ---------------------------------------------------------------------

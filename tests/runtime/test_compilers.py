@@ -202,7 +202,7 @@ def test_the_table_of_verified_versions_names_known_rows_and_versions() -> None:
     table = compilers._verified()
     assert set(table) <= set(arch.amd_table())
     assert all(int(major) >= clang.OLDEST for majors in table.values() for major in majors)
-    assert table["gfx1100"] and "gfx1030" not in table  # its machine code is not executed
+    assert table["gfx1100"] and "gfx950" not in table  # its machine code is not executed
 
 
 @posix_only
@@ -222,7 +222,7 @@ def test_what_is_no_verified_release_of_llvm_is_noted(
     assert compiler.llvm_version() == version
     note = compilers.note(compiler, arch.table()["gfx1201"])
     assert note == ("not verified for gfx1201; used after its self-test" if noted else "")
-    assert "gfx1030" in compilers.note(compiler, arch.table()["gfx1030"])
+    assert "gfx950" in compilers.note(compiler, arch.table()["gfx950"])
 
 
 def test_compilers_for_development_are_not_noted() -> None:
