@@ -11,6 +11,7 @@ import numpy as np
 
 from lib_rocm_sd.machine.classify import Kind, work_of
 from tests.amdgpu import loader
+from tests.amdgpu.atomics import compile_atomic
 from tests.amdgpu.control import BARRIER, END, SPLIT, compile_control
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import ExecutionError, HazardError, UnsupportedError
@@ -314,6 +315,7 @@ def compile_step(
     step = (
         compile_scalar(ins)
         or compile_control(ins, index_of)
+        or compile_atomic(ins, place, space)
         or compile_memory(ins, place, space)
         or compile_lds(ins, place, lds)
         or compile_matrix(ins)

@@ -127,5 +127,12 @@ _ACCESSES = _read(
     "1b store_short_d16_hi 1c store_dword 1d store_dwordx2 1e store_dwordx4 1f store_dwordx3",
     "24 load_short_d16 25 load_short_d16_hi",
 )
+_ATOMICS = _read(
+    "30 swap 31 cmpswap 32 add 33 sub 35 smin 36 umin 37 smax 38 umax 39 and 3a or 3b xor 3c inc",
+    "3d dec 50 swap_x2 51 cmpswap_x2 52 add_x2 53 sub_x2 55 smin_x2 56 umin_x2 57 smax_x2",
+    "58 umax_x2 59 and_x2 5a or_x2 5b xor_x2 5c inc_x2 5d dec_x2",
+    upper="atomic_",
+)
 for _space in ("flat", "scratch", "global"):
-    OPS[_space.upper()] = {place: f"{_space}_{name}" for place, name in _ACCESSES.items()}
+    _known = _ACCESSES if _space == "scratch" else {**_ACCESSES, **_ATOMICS}
+    OPS[_space.upper()] = {place: f"{_space}_{name}" for place, name in _known.items()}

@@ -77,6 +77,8 @@ def _sopp(made: Encoded) -> Parts:
 def _words(name: str) -> int:
     """Of the data of a memory access."""
     found = re.search(r"(?:dwordx|_b)(\d+)$", name)
+    if "atomic" in name:
+        return (2 if "cmpswap" in name else 1) * (2 if name.endswith("_x2") else 1)
     size = int(found[1]) if found else 1
     return size if "dwordx" in name else max(1, size // 32)
 
@@ -116,6 +118,9 @@ def _flat(made: Encoded) -> Parts:
     operands = [address, _operand(made, data, words)]
     if "_load_" in name:
         operands = [_operand(made, made.vdst, words), address]
+    elif "_atomic_" in name and made.glc:
+        result = words // 2 if "cmpswap" in name else words
+        operands.insert(0, _operand(made, made.vdst, result))
     if not flat:
         operands.append("off" if off else _operand(made, made.saddr, 2))
     offset = made.offset - (1 << 12 if made.offset >> 11 and not flat else 0)

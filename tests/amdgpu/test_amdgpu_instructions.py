@@ -379,13 +379,13 @@ REFUSED = (
     ("gfx1100", "v_sin_f32 v3, v1"),
     ("gfx1100", "v_fma_mix_f32 v3, v1, v2, v1 clamp"),
     ("gfx1100", "v_add_f32 v3, v1, v2 row_shr:1 row_mask:0xf bank_mask:0xf mul:2"),
-    ("gfx1100", "global_atomic_add_u32 v3, v1, v2, s[2:3] glc"),
+    ("gfx1100", "global_atomic_csub_u32 v3, v1, v2, s[2:3] glc"),
     ("gfx1100", "ds_add_rtn_u32 v3, v1, v2"),
     ("gfx1100", "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0"),
-    ("gfx1100", "flat_atomic_add_u32 v[1:2], v3"),
+    ("gfx1100", "flat_atomic_min_f32 v[1:2], v3"),
     ("gfx942", "v_add_u32_sdwa v3, v1, v2 dst_sel:BYTE_0 dst_unused:UNUSED_SEXT"),
     ("gfx942", "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0 cbsz:1"),
-    ("gfx942", "global_atomic_add_f32 v3, v1, v2, s[2:3] sc0"),
+    ("gfx942", "global_atomic_pk_add_f16 v3, v1, v2, s[2:3] sc0"),
     ("gfx1201", "v_wmma_f16_16x16x16_f16 v[8:11], v[12:15], v[16:19], 0"),
 )
 

@@ -70,6 +70,8 @@ def each_opcode() -> Iterator[rdna2.Encoded]:
                 if field in vars(form) or form.__base__ is rdna2.FLAT and field in fields:
                     scalar = SCALARS.match(f"{op_name} {field}")
                     bits |= (24 if scalar else number) << fields[field].low
+            if "atomic" in op_name:
+                bits |= 1 << rdna2.FLAT.glc.low
             literal = 0x12345678 << 32 if op_name in ("v_fmamk_f32", "v_fmaak_f32") else 0
             yield rdna2.decode_rdna2((bits | literal).to_bytes(12, "little"))
 
