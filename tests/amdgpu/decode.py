@@ -155,6 +155,8 @@ def decode(text: bytes, address: int, gfx: str) -> list[Instruction]:
         for suffix in ("_E32", "_E64"):
             name = name.removesuffix(suffix)
         common = names.get(name, name)
+        if form == "SCRATCH" and gfx == "gfx90a":
+            common = f"GFX90A_{name}"  # no bit there says that an address register is used
         found.append(Instruction(address + at, size, common, form, family, raw))
         at += size
     return found

@@ -30,7 +30,7 @@ LANES_AT_ONCE = 2048
 MOST_STEPS = 5_000_000
 """Instructions of one set of waves after which a kernel counts as one that does not end."""
 _KERNARG_AT = 0x7D0000000000
-_TTMP9 = 117
+_TTMP7, _TTMP8, _TTMP9 = 115, 116, 117
 _FIRST_AGPR = 256
 
 
@@ -220,6 +220,8 @@ class _Run:
                 b.write_s(at + 1, np.uint32(_KERNARG_AT >> 32))
             at += count
         if program.family == "rdna4":
+            b.write_s(_TTMP7, np.uint32(0))  # the group's y and z
+            b.write_s(_TTMP8, (b.wave << 25).astype(np.uint32))
             b.write_s(_TTMP9, b.group.astype(np.uint32))
         elif program.group_id_sgpr:
             b.write_s(at, b.group.astype(np.uint32))

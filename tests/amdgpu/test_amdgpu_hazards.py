@@ -15,6 +15,7 @@ from tests.amdgpu.errors import (
     OutOfBoundsError,
     RaceError,
     UninitializedError,
+    UnsupportedError,
 )
 from tests.amdgpu.memory import Memory
 
@@ -205,3 +206,26 @@ def test_bank_conflicts_are_counted() -> None:
 def test_every_error_says_where() -> None:
     with pytest.raises(ExecutionError, match="v_add_f32"):
         Machine("gfx1100").lines("v_add_f32 v2, v1, v9")
+
+
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx1100", "gfx1201"])
+def test_each_lane_has_scratch_of_its_own(gfx: str) -> None:
+    word, wait = "dword" if gfx == "gfx942" else "b32", WAITS[gfx][0].format(0)
+    lane = lanes(gfx)
+    m = Machine(gfx).set_v(v0=8 * (lane % 4), v1=lane + 100, v2=lane + 200).set_s(s4=8)
+    m.lines(
+        f"scratch_store_{word} off, v1, off offset:8\n"
+        f"scratch_store_{word} off, v2, s4 offset:16\n"
+        f"scratch_load_{word} v3, off, s4\n{wait}\nv_mov_b32 v5, v3"
+    )
+    assert is_equal(m.v(5, np.uint32), lane + 100)
+    m.active(lane % 4 == 1).lines(f"scratch_load_{word} v6, v0, off offset:16\n{wait}")
+    assert is_equal(m.v(6, np.uint32)[lane % 4 == 1], (lane + 200)[lane % 4 == 1])
+    with pytest.raises(OutOfBoundsError, match="lane 1 of wave 0"):
+        m.lines(f"scratch_load_{word} v6, v0, off offset:56")
+
+
+def test_scratch_of_gfx90a_is_refused() -> None:
+    """Its encoding does not say whether there is an address register."""
+    with pytest.raises(UnsupportedError):
+        Machine("gfx90a").set_v(v1=1, v2=0).lines("scratch_store_dword v2, v1, off")

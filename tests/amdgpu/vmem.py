@@ -111,8 +111,6 @@ def _scratch_address(ins: Instruction) -> Callable[[Waves], Array]:
     if ins.get("sve"):
         own = vector(ins, ins.get(name), "u32")
         parts.append(lambda b: own(b).astype(np.int64))
-    if ins.family == "cdna":
-        raise UnsupportedError("scratch on CDNA")
 
     def address(b: Waves) -> Array:
         total = np.full((b.count, b.lanes), offset, np.int64)
