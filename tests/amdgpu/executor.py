@@ -65,8 +65,8 @@ class Counts:
         return found
 
     def by_kind(self) -> dict[Kind, int]:
-        """Wave instructions by who executes them; a pair (VOPD) counts as one vector one. All GPUs
-        executed have matrix units: dot products are vector instructions.
+        """Wave instructions by who executes them; a pair (VOPD) counts as one vector one, and so
+        does a dot product, though RDNA2 multiplies matrices with it.
         """
         found: dict[Kind, int] = {}
         for name, count in self.by_name().items():

@@ -89,15 +89,13 @@ def _permutes(ins: Instruction) -> Step:
     low, high = scalar(ins, ins.get("src1"), "u32"), scalar(ins, ins.get("src2"), "u32")
     fetch_inactive, register = ins.get("opsel") & 1, code - 256
     write = vector_target(ins.get("vdst") - 256, "u32")
-    lane = np.arange(32)
-    shift = (lane % 8 * 4).astype(np.uint32)
 
     def step(b: Waves) -> None:
-        if b.lanes != 32:
-            raise UnsupportedError("permlane of wave64")
+        lane = np.arange(b.lanes)
+        shift = (lane % 8 * 4).astype(np.uint32)
         words = np.stack([np.broadcast_to(x(b), b.count) for x in (low, high)])
         choice = (words[lane % 16 // 8].T >> shift) & np.uint32(15)
-        source = ((lane & 16) ^ other) + choice.astype(np.int64)
+        source = ((lane & ~15) ^ other) + choice.astype(np.int64)
         active = np.take_along_axis(b.exec, source, axis=1)
         if not fetch_inactive and (b.exec & ~active).any():
             raise UnsupportedError("permlane that reads an inactive lane without fetching it")

@@ -24,7 +24,7 @@ _OLD_NAMES = (  # of CDNA, and those of RDNA
     ("DS_READ_", "DS_LOAD_"),
     ("DS_WRITE_", "DS_STORE_"),
 )
-_ACCESS = re.compile(r"DS_(LOAD|STORE)_(2ADDR_)?(STRIDE64_)?([BUI])(\d+)$")
+_ACCESS = re.compile(r"DS_(LOAD|STORE)_(2ADDR_)?(STRIDE64_)?([BUI])(\d+)(_D16)?(_HI)?$")
 
 
 @dataclass
@@ -66,8 +66,9 @@ def compile_lds(ins: Instruction, place: int, space: LdsSpace) -> Step | None:
         scale = size * (64 if match[3] else 1)
         offsets = [ins.get("offset0") * scale, ins.get("offset1") * scale]
     if match[1] == "LOAD":
-        return _load(ins, place, space, offsets, size, signed=match[4] == "I")
-    return _store(ins, place, space, offsets, size)
+        part = _Part(match[4] == "I", bool(match[6]), bool(match[7]))
+        return _load(ins, place, space, offsets, size, part)
+    return _store(ins, place, space, offsets, size, bool(match[7]))
 
 
 def _register(ins: Instruction, name: str) -> int:
@@ -82,17 +83,36 @@ def _note(space: LdsSpace, place: int, b: Waves, at: Array, size: int) -> None:
     traffic.conflict_clocks += space.memory.conflicts(b, at, size)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """How a load of less than a word fills its register: `d16`, the half that `high` names."""
+
+    signed: bool
+    d16: bool
+    high: bool
+
+    def put(self, b: Waves, register: int, source: Array) -> None:
+        """(n,) uint8 or uint16 of the active lanes."""
+        if self.signed:
+            source = source.view(np.dtype(f"i{source.dtype.itemsize}"))
+        if self.d16:
+            b.vh[register][..., int(self.high)][b.exec] = source.astype(np.int16).view(np.uint16)
+        else:
+            b.vl[register][b.exec] = source.astype(np.int32).view(np.uint32)
+
+
 def _load(
-    ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int, signed: bool
+    ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int, part: _Part
 ) -> Step:
     address = vector(ins, ins.get("addr"), "u32")
     words = max(1, size // 4)
     first = _register(ins, "vdst")
-    if size < 4 and signed:
-        raise UnsupportedError(ins.name)
+    merges = part.d16 and ins.family == "cdna"
 
     def step(b: Waves) -> None:
         base = address(b).astype(np.int64)
+        if merges and b.v_bad[first]:
+            b.check_v(first, np.zeros_like(b.exec))
         b.issue(LDS)
         for turn, offset in enumerate(offsets):
             at = base + offset
@@ -100,17 +120,16 @@ def _load(
                 places = space.memory.places(b, at, size, min(size, 8) if size != 12 else 4)
                 space.memory.touch(b, places, size, writes=False)
                 _note(space, place, b, at, size)
-                _put(b, first + turn * words, space.memory, places, size)
+                _put(b, first + turn * words, space.memory, places, size, part)
         for each in range(first, first + words * len(offsets)):
             b.expect_v(each, LDS)
 
     return step
 
 
-def _put(b: Waves, register: int, memory: LdsMemory, places: Array, size: int) -> None:
+def _put(b: Waves, register: int, memory: LdsMemory, places: Array, size: int, part: _Part) -> None:
     if size < 4:
-        source = memory.halves[places >> 1] if size == 2 else memory.bytes[places]
-        b.vl[register][b.exec] = source
+        part.put(b, register, memory.halves[places >> 1] if size == 2 else memory.bytes[places])
         return
     found = memory.words[(places >> 2)[:, None] + np.arange(size // 4)]
     for word in range(size // 4):
@@ -120,7 +139,9 @@ def _put(b: Waves, register: int, memory: LdsMemory, places: Array, size: int) -
             b.vl[register + word][b.exec] = found[:, word]
 
 
-def _store(ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int) -> Step:
+def _store(
+    ins: Instruction, place: int, space: LdsSpace, offsets: list[int], size: int, high: bool
+) -> Step:
     address = vector(ins, ins.get("addr"), "u32")
     words = max(1, size // 4)
     if size == 1:
@@ -140,7 +161,8 @@ def _store(ins: Instruction, place: int, space: LdsSpace, offsets: list[int], si
             space.memory.touch(b, places, size, writes=True)
             _note(space, place, b, at, size)
             if size == 2:
-                space.memory.halves[places >> 1] = value[:, 0].astype(np.uint16)
+                half = value[:, 0] >> np.uint32(16 * high)
+                space.memory.halves[places >> 1] = half.astype(np.uint16)
             else:
                 space.memory.words[(places >> 2)[:, None] + np.arange(words)] = value
 
@@ -159,9 +181,12 @@ def _permutes(ins: Instruction) -> Step:
     address = vector(ins, ins.get("addr"), "u32")
     data, target = _register(ins, "data0"), _register(ins, "vdst")
     offset = ins.get("offset0") | ins.get("offset1") << 8
+    in_halves = ins.family in ("rdna2", "rdna3")
 
     def step(b: Waves) -> None:
         lane = ((address(b) + np.uint32(offset)) >> np.uint32(2)).astype(np.int64) % b.lanes
+        if in_halves and b.lanes == 64 and ((lane ^ np.arange(64)) & 32)[b.exec].any():
+            raise UnsupportedError(f"{ins.name} of wave64 that names a lane of the other half")
         rows = np.broadcast_to(np.arange(b.count)[:, None], lane.shape)
         if b.v_bad[data]:
             needed = np.zeros_like(b.exec)

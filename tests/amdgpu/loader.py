@@ -142,8 +142,6 @@ def _wave_size(family: str, properties: int, said: int) -> int:
     size = 32 if family != "cdna" and properties >> 10 & 1 else 64
     if size != said:
         raise ValueError(f"the descriptor says wave{size}, the metadata wave{said}")
-    if family != "cdna" and size == 64:
-        raise UnsupportedError("wave64 on RDNA")
     return size
 
 

@@ -99,8 +99,9 @@ def compile_matrix(ins: Instruction) -> Step | None:
     columns = layout.rows
 
     def step(b: Waves) -> None:
-        if not b.full:
-            raise UnsupportedError(f"{ins.name} with inactive lanes")
+        if not b.full or b.lanes != layout.lanes:
+            why = "inactive lanes" if b.lanes == layout.lanes else f"{b.lanes} lanes"
+            raise UnsupportedError(f"{ins.name} with {why}")
         left = _operand(b, a_at, layout, bf16)
         right = _operand(b, b_at, layout, bf16)
         product = left @ right.swapaxes(1, 2)

@@ -229,3 +229,28 @@ def test_scratch_of_gfx90a_is_refused() -> None:
     """Its encoding does not say whether there is an address register."""
     with pytest.raises(UnsupportedError):
         Machine("gfx90a").set_v(v1=1, v2=0).lines("scratch_store_dword v2, v1, off")
+
+
+DS = {"gfx1100": ("ds_store_b", "ds_load_"), "gfx1201": ("ds_store_b", "ds_load_")}
+DS |= {gfx: ("ds_write_b", "ds_read_") for gfx in OLD_NAMES}
+
+
+@pytest.mark.parametrize("gfx", WAITS)
+def test_lds_accesses_of_halves_and_bytes(gfx: str) -> None:
+    """Each fills the half that it names, with its sign where it has one."""
+    lane, wait = lanes(gfx), WAITS[gfx][1].format(0)
+    store, load = DS[gfx]
+    m = Machine(gfx).set_v(v0=4 * lane, v1=0x87FE_8001 + lane)
+    m.set_v(**{f"v{register}": 0x1111_2222 for register in (2, 3, 4, 5)})
+    m.lines(
+        f"{store}32 v0, v1\n{wait}\n"
+        f"{load}u16_d16 v2, v0\n{load}u16_d16_hi v3, v0 offset:2\n"
+        f"{load}i8_d16 v4, v0 offset:3\n{load}u8_d16_hi v5, v0 offset:3\n"
+        f"{load}i16 v6, v0 offset:2\n{load}u8 v7, v0 offset:3\n{wait}"
+    )
+    assert is_equal(m.v(2, np.uint32), 0x1111_8001 + lane)
+    assert is_equal(m.v(3, np.uint32), 0x87FE_2222)
+    assert is_equal(m.v(4, np.uint32), 0x1111_FF87) and is_equal(m.v(5, np.uint32), 0x0087_2222)
+    assert is_equal(m.v(6, np.uint32), 0xFFFF_87FE) and is_equal(m.v(7, np.uint32), 0x87)
+    m.lines(f"{store}16_d16_hi v0, v1\n{wait}\n{load}b32 v8, v0\n{wait}")
+    assert is_equal(m.v(8, np.uint32), 0x87FE_87FE)
