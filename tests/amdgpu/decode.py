@@ -109,10 +109,6 @@ class Instruction:
         """Whether this form has the field."""
         return hasattr(type(self.raw), field)
 
-    def words(self, field: str) -> int:
-        """Registers that the operand in `field` takes."""
-        return int(self.raw.op_regs.get(field, 1))
-
     @property
     def is_vop3(self) -> bool:
         """One of the long forms, whose 16-bit operands are chosen by op_sel."""

@@ -6,7 +6,6 @@ AMD, "RDNA 2 Instruction Set Architecture". Each number was read out of what LLV
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.amdgpu.rdna2_opcodes import OPS
@@ -40,7 +39,7 @@ class Encoded:
 
     length: ClassVar[int] = 4
     sources: ClassVar[tuple[str, ...]] = ()
-    op_regs: ClassVar[dict[str, int]] = {}
+    op: ClassVar[Any] = None
 
     def __init__(self, bits: int, op_name: str) -> None:
         self.bits, self.op_name = bits, op_name
@@ -193,10 +192,19 @@ class _Sdwa:
     length = 8
 
 
-@cache
+_variants: dict[str, type[Encoded]] = {}
+
+
 def _variant(base: type[Encoded], kind: str) -> type[Encoded]:
     """The form of a base with another word behind it."""
-    name, more = f"{base.__name__}_{kind}", {"SDWA": _Sdwa, "DPP16": _Dpp16}.get(kind)
+    name = f"{base.__name__}_{kind}"
+    if name not in _variants:
+        _variants[name] = _extended(base, kind, name)
+    return _variants[name]
+
+
+def _extended(base: type[Encoded], kind: str, name: str) -> type[Encoded]:
+    more = {"SDWA": _Sdwa, "DPP16": _Dpp16}.get(kind)
     if kind == "LIT":
         low = 8 * base.length
         return type(name, (base,), {"literal": Field(low + 31, low), "length": base.length + 4})

@@ -11,8 +11,10 @@ def _read(*lines: str, upper: str = "") -> dict[int, str]:
     return {int(a, 16): upper + b for a, b in zip(words[::2], words[1::2], strict=True)}
 
 
-_FLOATS = ("F", "LT", "EQ", "LE", "GT", "LG", "GE", "O", "U", "NGE", "NLG", "NGT", "NLE", "NEQ")
-_FLOATS += ("NLT",)
+_FLOATS = [
+    *("F", "LT", "EQ", "LE", "GT", "LG", "GE", "O"),
+    *("U", "NGE", "NLG", "NGT", "NLE", "NEQ", "NLT"),
+]
 _INTEGERS = ["F", "LT", "EQ", "LE", "GT", "NE", "GE", "T"]
 
 

@@ -112,8 +112,9 @@ def parts(source: str, **_: object) -> tuple[str, tuple[object, ...]]:
 def check(source: str, compiled_by: str) -> None:
     if reason := missing(GFX, compiled_by):
         pytest.skip(reason)
-    arch, found = by_gfx(GFX), {}
+    arch = by_gfx(GFX)
     assert arch is not None
+    found: dict[tuple[int, str], rdna2.Encoded] = {}
     for spec in specs(source):
         program = loader.load(built(spec, arch, name=compiled_by), spec.entry)
         found |= {(each.raw.bits, each.form): each.raw for each in program.instructions}
