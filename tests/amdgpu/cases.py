@@ -18,10 +18,11 @@ from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from tests.amdgpu import drawn
 from tests.amdgpu.judge import Case
 
-_LENGTHS = ((77, 131), (37, 64), (65, 77), (16, 203), (129, 15))
-"""Queries, keys: whole tiles, their neighbours, primes."""
+SCALES = (None, -0.3, None, 0.0, None, 3.0, -0.05)
+"""Of misaligned attention; None is the default, by head_dim."""
 
 
 def attention(gfx: str) -> Iterator[Case]:
@@ -33,24 +34,56 @@ def attention(gfx: str) -> Iterator[Case]:
         for index, config in enumerate(attention_kernel.ordered(arch, "float16", head_dim)):
             shipped = index == 0 or config.for_few_keys
             for dtype in attention_kernel.DTYPES[: 2 if shipped else 1]:
-                seq_q, seq_k = _LENGTHS[turn % len(_LENGTHS)]
-                problem = AttentionProblem(1, 2, seq_q, seq_k, head_dim, dtype, "none")
-                layout = "misaligned" if turn % 5 == 4 else "plain"
-                yield Case(gfx, "attention", problem, index, layout, turn)
+                yield from _each_way(gfx, head_dim, dtype, index, turn)
                 turn += 1
-    for mask in attention_kernel.MASK_KINDS[1:]:
-        head_dim = (40, 64, 160, 512)[turn % 4]
-        problem = AttentionProblem(1, 2, 33, 77, head_dim, "float16", mask)
-        yield Case(gfx, "attention", problem, seed=turn)
-        turn += 1
+    for turn, mask in enumerate(attention_kernel.MASK_KINDS[1:]):
+        head_dim = (40, 64, 160, 512)[turn]
+        for case in _each_way(gfx, head_dim, "float16", 0, turn, mask):
+            yield case
+        for of in ("keys", "queries", "heads")[turn % 3 : turn % 3 + 1]:
+            yield replace(case, mask_of=of, scale=-0.2)
+
+
+def _each_way(
+    gfx: str, head_dim: int, dtype: str, index: int, turn: int, mask: str = "none"
+) -> Iterator[Case]:
+    """Read by 16 bytes: a group with all its queries and one with a rest, three tiles of keys, of
+    which the second must be scored again and the last is cut short; where tiles are fetched ahead
+    also one alone. Read by halves: one group, two tiles.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    config = attention_kernel.ordered(arch, dtype, head_dim, mask)[index]
+    rows, keys = config.block_q, config.block_k
+    sizes = (2 * rows - 1 - turn * 5 % 13, 3 * keys - 1 - turn * 7 % 15)
+    problem = AttentionProblem(2, 2, *sizes, head_dim, dtype, mask)
+    case = Case(gfx, "attention", problem, index, ("mixed", "plain")[turn % 2], turn)
+    yield replace(case, values="growing", mask_of=("whole", "turned")[turn % 2])
+    problem = replace(problem, batch=1, heads=3, seq_q=rows - 1 - turn % 4, seq_k=keys - 2)
+    if config.ahead:
+        yield replace(case, problem=problem, layout="repeated", scale=-0.2)
+    odd = ("mixed and odd", "misaligned", "ragged rows")
+    yield Case(
+        *(gfx, "attention", replace(problem, seq_k=2 * keys - 3 - turn % 5), index),
+        *(odd[turn % len(odd)], turn),
+        values=drawn.VALUES[turn % len(drawn.VALUES)],
+        scale=SCALES[turn % len(SCALES)],
+        mask_of=("turned", "whole")[turn % 2],
+    )
 
 
 def softmax(gfx: str) -> Iterator[Case]:
-    """Rows read twice, rows held in one to sixteen vectors of each work-item."""
-    problem = AttentionProblem(1, 1, 3, 131, 512, "float16", "none")
-    for keys in (131, 8, 4100, 8200, 20000, 40000):
-        yield Case(gfx, "softmax", replace(problem, seq_k=keys))
-    yield Case(gfx, "softmax", replace(problem, seq_k=1024, dtype="bfloat16"))
+    """Rows read twice, rows held in one to sixteen vectors of each work-item; the first and the
+    last of so many.
+    """
+    problem = AttentionProblem(2, 2, 2, 131, 16, "float16", "none")
+    lengths = (9001, 8, 4096, 8188, 16380, 32764, 65532, 90000)
+    for turn, keys in enumerate(lengths):
+        values = ("random", "large", "ties")[turn % 3]
+        scale = (None, -0.3, 2.0**34, 0.0)[turn % 4]
+        few = replace(problem, seq_k=keys, batch=1 + (keys < 9000))
+        yield Case(gfx, "softmax", few, values=values, scale=scale)
+    yield Case(gfx, "softmax", replace(problem, seq_k=1024, dtype="bfloat16"), scale=-0.3)
 
 
 def conv(gfx: str) -> Iterator[Case]:
@@ -58,27 +91,32 @@ def conv(gfx: str) -> Iterator[Case]:
     arch = by_gfx(gfx)
     assert arch is not None
     for statistics in (True, False):
-        for problem in _conv_problems(statistics):
+        for turn, problem in enumerate(_conv_problems(statistics)):
+            ways = ("plain", "wide") if statistics or problem.in_place else ("band", "wide")
             for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
-                yield Case(gfx, "conv", problem, index, seed=index)
-    wide = ConvProblem("3x3", 1, 9, 33, 32, 3, "float16", True)
+                way = ways[(turn + index) % 2]
+                yield Case(gfx, "conv", problem, index, way, index, values="large")
+    wide = ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True)
+    yield Case(gfx, "conv", wide, values="large")
     for problem in (wide, replace(wide, out_channels=8, width=5)):
         yield Case(gfx, "conv", problem)
     half = ConvProblem("3x3", 2, 9, 19, 16, 24, "bfloat16")
     yield Case(gfx, "conv", half)
     yield Case(gfx, "conv", replace(half, in_channels=64, norm=True, statistics=True))
-    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=3))
+    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=5), layout="band")
     yield Case(gfx, "conv", replace(half, kind="3x3 stride 2", out_channels=40, height=10))
 
 
 def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
-    plain = ConvProblem("3x3", 1, 9, 18, 16, 48, "float16", statistics=statistics)
+    plain = ConvProblem("3x3", 2, 9, 18, 16, 48, "float16", statistics=statistics)
     yield plain
     yield replace(plain, kind="3x3 stride 2", height=10, in_channels=32, width=20)
     yield replace(plain, kind="upsample", height=5, in_channels=32)
     normed = replace(plain, norm=True, in_channels=64)
     yield normed
     yield replace(normed, shortcut="identity", shortcut_channels=48)
+    if not statistics:
+        yield replace(normed, shortcut="identity", shortcut_channels=48, in_place=True)
     yield replace(normed, shortcut="conv", shortcut_channels=32)
     for channels in (128, 256):
         # A wide input of the shortcut, over which the output is written.
@@ -97,21 +135,39 @@ def finish(gfx: str) -> Iterator[Case]:
         ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
     ):
         yield Case(gfx, "finish", problem)
+    plain = ConvProblem("3x3", 2, 2, 55, 16, 264)
+    for problem in (
+        plain,
+        replace(plain, shortcut="identity", shortcut_channels=264, statistics=True),
+        replace(plain, kind="upsample", height=1, width=27, statistics=True),
+        ConvProblem("3x3", 1, 2, 55, 16, 264, "bfloat16", False, "identity", 264, True),
+    ):
+        for layout in ("plain", "misaligned"):
+            yield Case(gfx, "finish pass", problem, layout=layout)
 
 
 def group_norm(gfx: str) -> Iterator[Case]:
-    """Both layouts and half types with and without SiLU, and every config."""
-    last = GroupNormProblem(1, 40, 19, 37, "float16", True, True, 8, "float16")
-    first = GroupNormProblem(1, 6, 61, 127, "float16", False, True, 2, "float32")
+    """Both layouts and half types with and without SiLU, and every config: parts of several whole
+    batches and of a rest, images that begin at a multiple of 16 bytes and not.
+    """
+    last = GroupNormProblem(2, 264, 3, 37, "float16", True, True, 8, "float16")
+    first = GroupNormProblem(2, 6, 61, 127, "float16", False, True, 2, "float32")
     for problem in (last, first):
-        for dtype in norm_kernel.DTYPES:
-            yield Case(gfx, "group norm", replace(problem, dtype=dtype))
-            yield Case(gfx, "group norm", replace(problem, dtype=dtype, silu=False))
-        for index in (1, 2):
-            yield Case(gfx, "group norm", replace(problem, width=67), index)
-            yield Case(gfx, "group norm", replace(problem, width=67, silu=False), index)
+        for silu in (True, False):
+            for index in range(3):
+                for layout in ("plain", "misaligned"):
+                    case = Case(gfx, "group norm", replace(problem, silu=silu), index, layout)
+                    yield case
+                    if index == 0:
+                        yield replace(case, problem=replace(case.problem, dtype="bfloat16"))
+    single = GroupNormProblem(2, 6, 7, 9, "float16", True, True, 2, "bfloat16")
+    for problem in (single, replace(single, channels=37, groups=37, affine="none")):
+        yield Case(gfx, "group norm", problem)
     for index in range(3):  # so many parts that they are merged first
-        yield Case(gfx, "finalize", FinalizeProblem(2, 2100, 64, 16), index)
+        many = FinalizeProblem(2, 2100, 64, 16)
+        yield Case(gfx, "finalize", many, index)
+        for affine in ("none", "float16", "bfloat16"):
+            yield Case(gfx, "finalize", replace(many, parts=5, affine=affine), index)
 
 
 ALL = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,20 @@ from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
+from tests.amdgpu import drawn
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import CodeLaunch
 from tests.ops.attention.judge import numbers, torchs_own
 from tests.ops.running import compute
-from tests.simt.attention import draw, random_mask
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem, by one config, on one GPU. `layout`: of attention's q, k and v."""
+    """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
+    are those of attention (drawn.py); `layout` also of images: "misaligned", "wide", "band".
+    """
 
     gfx: str
     op: str
@@ -46,6 +49,9 @@ class Case:
     layout: str = "plain"
     seed: int = 1
     compiled_by: str = "clang"
+    values: str = "random"
+    scale: float | None = None
+    mask_of: str = "rows"
 
     @property
     def arch(self) -> Arch:
@@ -54,40 +60,62 @@ class Case:
         return arch
 
     def __str__(self) -> str:
-        how = f"config {self.config} {self.layout} {self.compiled_by}"
+        how = f"config {self.config} {self.layout} {self.values} {self.compiled_by}"
+        how += f" scale {self.scale}" * (self.scale is not None)
+        how += f" mask of {self.mask_of}" * (getattr(self.problem, "mask", "none") != "none")
         return f"{self.gfx} {self.op} {self.problem} {how}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`faults`: what is wrong, empty when it is right. `reached`: addresses of the instructions
-    that were executed.
+    """`faults`: what is wrong, empty when it is right. `reached`: of each kernel, addresses of the
+    instructions that were executed.
     """
 
     case: Case
     faults: tuple[str, ...]
     lane_instructions: int
     seconds: float
-    reached: frozenset[int] = frozenset()
+    reached: dict[KernelSpec, frozenset[int]]
+
+
+@dataclass
+class _Launch(CodeLaunch):
+    """`specs`: what each of `counts` is of."""
+
+    specs: list[KernelSpec] = field(default_factory=list)
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> None:
+        super().__call__(spec, grid, block, params, device)
+        self.specs.append(spec)
+
+    def reached(self) -> dict[KernelSpec, frozenset[int]]:
+        found: dict[KernelSpec, frozenset[int]] = {}
+        for spec, counts in zip(self.specs, self.counts, strict=True):
+            times = zip(counts.instructions, counts.executed, strict=True)
+            here = {each.address for each, count in times if count}
+            found[spec] = found.get(spec, frozenset()) | here
+        return found
 
 
 def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
     """Compile, execute, compare. What the executor raises is a fault."""
-    launch = CodeLaunch(case.arch, case.seed, kernels_dir, changed, case.compiled_by)
+    launch = _Launch(case.arch, case.seed, kernels_dir, changed, case.compiled_by)
     start = time.monotonic()
     try:
         faults = _RUN[case.op](case, launch)
     except ExecutionError as error:
         faults = [f"{type(error).__name__}: {error}"]
     done = sum(counts.lane_instructions for counts in launch.counts)
-    reached = {
-        ins.address
-        for counts in launch.counts
-        for ins, times in zip(counts.instructions, counts.executed, strict=True)
-        if times
-    }
     seconds = time.monotonic() - start
-    return Outcome(case, tuple(faults), done, seconds, frozenset(reached))
+    return Outcome(case, tuple(faults), done, seconds, launch.reached())
 
 
 def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:
@@ -107,39 +135,57 @@ def _config(case: Case) -> attention_kernel.AttentionConfig:
 
 
 def _attention(case: Case, launch: CodeLaunch) -> list[str]:
-    p = case.problem
-    q, k, v = draw(p, (case.layout,) * 3)
-    mask = None if p.mask == "none" else random_mask((1, 1, p.seq_q, p.seq_k), p.mask)
-    inputs = AttentionInputs(q, k, v, mask)
+    config = _config(case)
+    q, k, v = drawn.tensors(case.problem, case.layout, case.values, config.block_k)
+    mask = drawn.mask(case.problem, case.mask_of)
+    inputs = AttentionInputs(q, k, v, mask, case.scale)
     with launch.knows(q, k, v, mask):
-        output = compute(ATTENTION, MatrixAttention(), launch, _config(case), inputs)
-    return numbers(output, q, k, v, mask).faults(True)
+        output = compute(ATTENTION, MatrixAttention(), launch, config, inputs)
+    return numbers(output, *inputs).faults(case.values == "random" and case.scale != 0)
 
 
 def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
-    p = case.problem
-    q, k, v = draw(p)
+    q, k, v = drawn.tensors(case.problem, case.layout, case.values)
+    inputs = AttentionInputs(q, k, v, None, case.scale)
     with launch.knows(q, k, v):
-        output = compute(ATTENTION, ScoresAttention(), launch, None, AttentionInputs(q, k, v))
-    exact = reference(AttentionInputs(q, k, v))
-    return _judged(_largest(output, exact), _largest(torchs_own(q, k, v), exact))
+        output = compute(ATTENTION, ScoresAttention(), launch, None, inputs)
+    exact = reference(inputs)
+    return _judged(_largest(output, exact), _largest(torchs_own(*inputs), exact))
 
 
 def _conv(case: Case, launch: CodeLaunch) -> list[str]:
     p: ConvProblem = case.problem
     op = CONVS[p.kind]
-    inputs = op.make_inputs(p, CPU, 5)
+    inputs = drawn.conv(p, case.layout, case.values)
     exact, exact_norm = op.reference(inputs)
-    theirs, _ = compute(op, op.variants[-1], None, None, inputs._replace(next_norm=None, out=None))
-    error = _largest(theirs, exact)
+    theirs, _ = compute(
+        op, op.variants[-1], None, None, inputs._replace(next_norm=None, out=None, overflow=None)
+    )
+    fits = exact.abs() < torch.finfo(theirs.dtype).max
+    error = _largest(theirs[fits], exact[fits])
     if case.op == "finish":  # torch rounds to half before bias and shortcut are added
         error *= 2
     output, norm = run_conv(case, launch, inputs)
-    found = _judged(_largest(output, exact), error)
+    found = _judged(_largest(output[fits], exact[fits]), error)
+    found += _overflow_faults(inputs.overflow, output, exact)
     if output[..., p.out_channels :].any():
         found.append("the padding channels are not zero")
     if p.statistics and not _largest(norm, exact_norm) <= 2e-3 * exact_norm.abs().max().item():
         found.append(f"the next norm is off by {_largest(norm, exact_norm)}")
+    return found
+
+
+def _overflow_faults(
+    flag: torch.Tensor | None, output: torch.Tensor, exact: torch.Tensor
+) -> list[str]:
+    """`output` is infinite where `exact` is too large for fp16, and only then there is a flag."""
+    assert flag is not None
+    known = output.dtype == torch.float16
+    found = []
+    if known and not output[exact.abs() > 65600].isinf().all():
+        found.append("what does not fit is not infinite")
+    if bool(flag.item()) != bool(known and not output.isfinite().all()):
+        found.append(f"the flag of an overflow is {flag.item()}")
     return found
 
 
@@ -154,8 +200,32 @@ def run_conv(case: Case, launch: CodeLaunch, inputs: ConvInputs) -> Any:
         return compute(CONVS[p.kind], variant, launch, config, inputs)
 
 
+def _finish_pass(case: Case, launch: CodeLaunch) -> list[str]:
+    """STEP_FINISH alone: of "misaligned" images, too, and with phases."""
+    p: ConvProblem = case.problem
+    config = norm_kernel.configs(case.arch)[case.config]
+    x, out, bias, shortcut = drawn.finish(p, case.layout)
+    exact = drawn.finished(p, x, bias, shortcut)
+    flag = torch.zeros(1, dtype=torch.int32)
+    with launch.knows(x, out, bias, shortcut, flag):
+        made = launches.launch_finish(
+            launch, config, x, out, bias, shortcut, flag, p.statistics, drawn.ABOVE[p.kind]
+        )
+    fits = exact.abs() < torch.finfo(out.dtype).max
+    rounded = _largest(exact.to(out.dtype)[fits], exact[fits])
+    found = _judged(_largest(out[fits], exact[fits]), rounded)
+    found += _overflow_faults(flag, out, exact)
+    if made is not None:
+        moments = formula.moments_of(exact)
+        off = ((made - moments).abs() / (moments.abs() + 1))[..., 2:, :].max().item()
+        found += [] if off <= 1e-5 else [f"a statistic is off by {off}"]
+    return found
+
+
 def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
     inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
+    if case.layout == "misaligned":
+        inputs = inputs._replace(x=drawn.misaligned(inputs.x))
     x, gamma, beta, groups, eps, silu = inputs
     config = norm_kernel.configs(case.arch)[case.config]
     exact = formula.reference(*inputs)
@@ -183,6 +253,7 @@ _RUN: dict[str, Any] = {
     "softmax": _softmax,
     "conv": _conv,
     "finish": _conv,
+    "finish pass": _finish_pass,
     "group norm": _group_norm,
     "finalize": _finalize,
 }
@@ -196,6 +267,10 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op == "finalize":
         config = norm_kernel.configs(arch)[case.config]
         return {norm_kernel.merge_spec(config), norm_kernel.finalize_spec(config)}
+    if case.op == "finish pass":
+        config = norm_kernel.configs(arch)[case.config]
+        flags = (p.shortcut != "none", p.statistics, p.kind == "upsample")
+        return {norm_kernel.finish_spec(p.dtype, *flags, config)}
     if case.op == "group norm":
         config = norm_kernel.configs(arch)[case.config]
         every = norm_kernel.specs(p.form, p.silu, config)

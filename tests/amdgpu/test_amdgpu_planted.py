@@ -87,7 +87,7 @@ def test_a_removed_wait_is_a_hazard(gfx: str) -> None:
     case = attention(gfx, head_dim=64)
     (spec,) = specs_of(case)
     code = built(spec, case.arch)
-    reached = execute(case).reached
+    reached = execute(case).reached[spec]
     waits = patch.found(
         code, spec.entry, lambda each: is_wait(each.name) and each.address in reached
     )
