@@ -77,7 +77,7 @@ def softmax(gfx: str) -> Iterator[Case]:
     last of so many.
     """
     problem = AttentionProblem(2, 2, 2, 131, 16, "float16", "none")
-    lengths = (9001, 8, 4096, 8188, 16380, 32764, 65532, 90000)
+    lengths = (9001, 8, 4096, 8188, 16380, 32764, 65532, 36868, 90000)
     for turn, keys in enumerate(lengths):
         values = ("random", "large", "ties")[turn % 3]
         scale = (None, -0.3, 2.0**34, 0.0)[turn % 4]
@@ -108,15 +108,15 @@ def conv(gfx: str) -> Iterator[Case]:
 
 
 def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
-    plain = ConvProblem("3x3", 2, 9, 18, 16, 48, "float16", statistics=statistics)
+    plain = ConvProblem("3x3", 2, 9, 18, 16, 80, "float16", statistics=statistics)
     yield plain
     yield replace(plain, kind="3x3 stride 2", height=10, in_channels=32, width=20)
     yield replace(plain, kind="upsample", height=5, in_channels=32)
     normed = replace(plain, norm=True, in_channels=64)
     yield normed
-    yield replace(normed, shortcut="identity", shortcut_channels=48)
+    yield replace(normed, shortcut="identity", shortcut_channels=80)
     if not statistics:
-        yield replace(normed, shortcut="identity", shortcut_channels=48, in_place=True)
+        yield replace(normed, shortcut="identity", shortcut_channels=80, in_place=True)
     yield replace(normed, shortcut="conv", shortcut_channels=32)
     for channels in (128, 256):
         # A wide input of the shortcut, over which the output is written.
@@ -160,9 +160,11 @@ def group_norm(gfx: str) -> Iterator[Case]:
                     yield case
                     if index == 0:
                         yield replace(case, problem=replace(case.problem, dtype="bfloat16"))
-    single = GroupNormProblem(2, 6, 7, 9, "float16", True, True, 2, "bfloat16")
-    for problem in (single, replace(single, channels=37, groups=37, affine="none")):
-        yield Case(gfx, "group norm", problem)
+    single = GroupNormProblem(2, 6, 13, 29, "float16", True, True, 2, "bfloat16")
+    for layout in ("plain", "misaligned"):
+        yield Case(gfx, "group norm", single, layout=layout)
+        odd = replace(single, channels=37, groups=37, affine="none")
+        yield Case(gfx, "group norm", odd, layout=layout)
     for index in range(3):  # so many parts that they are merged first
         many = FinalizeProblem(2, 2100, 64, 16)
         yield Case(gfx, "finalize", many, index)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
 
-from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import compiled, executed
 from tests.amdgpu import cases, loader
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.judge import Case, Outcome, execute, specs_of
 from tests.amdgpu.launch import built
-from tests.amdgpu.lines import lines_of
+from tests.amdgpu.lines import lines_of, text_at
 
 OPS = ("attention", "conv", "group_norm")
 LAUNCHED_BY = {
@@ -32,6 +34,7 @@ LAUNCHED_BY = {
 }
 """Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 Reached = dict[KernelSpec, frozenset[int]]
+Run = tuple[Instruction, ...]
 
 
 def parts(case: Case) -> tuple[str, tuple[object, ...]]:
@@ -52,85 +55,97 @@ def parts(case: Case) -> tuple[str, tuple[object, ...]]:
 # -- what a case reached -------------------------------------------------------------------------
 
 
-def keep(outcome: Outcome) -> None:
-    """So that `reached_by` needs not execute the case."""
-    found = [
-        [spec.source, spec.entry, spec.defines, sorted(here)]
-        for spec, here in outcome.reached.items()
-    ]
-    text = json.dumps(found)
-    key = compiled.hash_of("reached", parts(outcome.case), executed.version_of("clang"))
-    compiled.entry(key, lambda made: _write(made / "reached.json", text))
+def _entry(case: Case, make: Callable[[], Outcome]) -> Reached:
+    """What is kept of a case, else what `make` finds."""
 
+    def write(folder: Path) -> None:
+        reached = make().reached
+        found = [[*spec.__dict__.values(), sorted(here)] for spec, here in reached.items()]
+        (folder / "reached.json").write_text(json.dumps(found), encoding="utf-8")
 
-def _write(path, text: str) -> None:  # type: ignore[no-untyped-def]
-    path.write_text(text, encoding="utf-8")
-
-
-def reached_by(case: Case) -> Reached:
-    """Of each kernel the addresses that this case executes. Raises AssertionError for a fault."""
-    key = compiled.hash_of("reached", parts(case), executed.version_of("clang"))
-
-    def make(made) -> None:  # type: ignore[no-untyped-def]
-        outcome = execute(case)
-        assert not outcome.faults, f"{case}: {'; '.join(outcome.faults)}"
-        print(f"    {outcome.seconds:6.1f} s {case}", flush=True)
-        found = [
-            [spec.source, spec.entry, spec.defines, sorted(here)]
-            for spec, here in outcome.reached.items()
-        ]
-        _write(made / "reached.json", json.dumps(found))
-
-    text = (compiled.entry(key, make) / "reached.json").read_text(encoding="utf-8")
+    key = compiled.hash_of("reached", parts(case), executed.version_of(case.compiled_by))
+    text = (compiled.entry(key, write) / "reached.json").read_text(encoding="utf-8")
     return {
         KernelSpec(source, entry, tuple((name, value) for name, value in defines)): frozenset(here)
         for source, entry, defines, here in json.loads(text)
     }
 
 
+def keep(outcome: Outcome) -> None:
+    """So that `reached_by` need not execute the case again."""
+    _entry(outcome.case, lambda: outcome)
+
+
+def reached_by(case: Case) -> Reached:
+    """Of each kernel the addresses that this case executes. Raises AssertionError for a fault."""
+
+    def right() -> Outcome:
+        outcome = execute(case)
+        assert not outcome.faults, f"{case}: {'; '.join(outcome.faults)}"
+        return outcome
+
+    return _entry(case, right)
+
+
 # -- what all of them reach ----------------------------------------------------------------------
+
+
+class Unreachable(NamedTuple):
+    """Code that no launch reaches: at most so many `runs`, one instruction behind the other, of a
+    kernel, of which one instruction comes from a line with `text`.
+    """
+
+    entry: str
+    text: str
+    runs: int
+    why: str
+
+
+DIVISION = "a division by 64 bits, of numbers that a launch of 2^32 work-items keeps within 32"
+LAST = "the last of a batch that is not whole: it has at most UNROLL - 1"
+UNREACHABLE = (
+    Unreachable("group_norm_statistics", "run = unit / p.parts", 1, DIVISION),
+    Unreachable("group_norm_statistics", "image = place.run / p.channels", 1, DIVISION),
+    Unreachable("group_norm_apply", "run = unit / p.parts", 1, DIVISION),
+    Unreachable("group_norm_apply", "Values::template store<", 2, LAST),
+    Unreachable("group_norm_finish", "Values::template store<", 2, LAST),
+)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one kernel on one GPU. `missed`: the instructions that no case reaches."""
+    """Of one kernel on one GPU. `missed`: the instructions that no case reaches, but for what is
+    `excused`.
+    """
 
     gfx: str
     spec: KernelSpec
     instructions: int
-    missed: tuple[Instruction, ...]
+    missed: tuple[Run, ...]
+    excused: tuple[tuple[Unreachable, Run], ...]
 
     @property
     def share(self) -> float:
-        return 1 - len(self.missed) / self.instructions
+        """Of the instructions that a launch can reach."""
+        reachable = self.instructions - sum(len(run) for _, run in self.excused)
+        return 1 - sum(map(len, self.missed)) / reachable
 
-    def lines(self) -> list[str]:
-        """Of each run of missed instructions: address, number, and the lines of source they are
-        of.
-        """
+    def __str__(self) -> str:
+        excused = sum(len(run) for _, run in self.excused)
+        no_more = f", {excused} unreachable" if excused else ""
+        return f"{self.share:7.1%} of {self.instructions}{no_more}  {self.gfx} {self.spec}"
+
+    def rest(self) -> list[str]:
+        """Each run that is missed: address, number, and the lines of source that most are of."""
         arch = by_gfx(self.gfx)
         assert arch is not None
-        every = loader.load(built(self.spec, arch), self.spec.entry).instructions
-        places = lines_of(self.spec, arch)
-        known = len(places) == len(every)
-        place_of = {each.address: where for each, where in zip(every, places, strict=False)}
         found = []
-        for run in self.runs():
-            where = Counter(place_of[each.address] for each in run) if known else Counter()
-            most = ", ".join(f"{file}:{line}" for (file, line), _ in where.most_common(4))
+        for run in self.missed:
+            places = lines_of(self.spec, arch)
+            lines = Counter(places.get(each.address, ("", 0)) for each in run)
+            most = ", ".join(f"{file}:{line}" for (file, line), _ in lines.most_common(4))
             at = run[0].address - loader.LOADED_AT
             found.append(f"{at:#7x} {len(run):4d}  {run[0].name} .. {run[-1].name}  {most}")
-        return found
-
-    def runs(self) -> list[list[Instruction]]:
-        """The instructions missed, one behind the other."""
-        found: list[list[Instruction]] = []
-        for each in self.missed:
-            last = found[-1][-1] if found else None
-            if last is not None and last.address + last.size == each.address:
-                found[-1].append(each)
-            else:
-                found.append([each])
         return found
 
 
@@ -142,12 +157,45 @@ def coverage(gfx: str, chosen: Iterable[Case]) -> list[Coverage]:
     for case in chosen:
         for spec, here in reached_by(case).items():
             reached[spec] = reached.get(spec, frozenset()) | here
-    found = []
-    for spec, here in reached.items():
-        every = loader.load(built(spec, arch), spec.entry).instructions
-        missed = tuple(each for each in every if each.address not in here)
-        found.append(Coverage(gfx, spec, len(every), missed))
+    found = [_covered(arch, spec, here) for spec, here in reached.items()]
     return sorted(found, key=lambda each: each.share)
+
+
+def _covered(arch: Arch, spec: KernelSpec, reached: frozenset[int]) -> Coverage:
+    every = loader.load(built(spec, arch), spec.entry).instructions
+    runs = list(_runs(each for each in every if each.address not in reached))
+    rows = [row for row in UNREACHABLE if row.entry == spec.entry]
+    excused: list[tuple[Unreachable, Run]] = []
+    for row in rows if runs else ():
+        lines = lines_of(spec, arch)
+        mine = [
+            run
+            for run in runs
+            if any(row.text in text_at(*lines.get(i.address, ("", 0))) for i in run)
+        ]
+        for run in mine[: row.runs]:
+            excused.append((row, run))
+            runs.remove(run)
+    return Coverage(arch.gfx, spec, len(every), tuple(runs), tuple(excused))
+
+
+def _text_of(run: Run, spec: KernelSpec, arch: Arch) -> str:
+    """The lines of source that its instructions are of."""
+    places = lines_of(spec, arch)
+    lines = {places[each.address] for each in run if each.address in places}
+    return "\n".join(text_at(*line) for line in sorted(lines))
+
+
+def _runs(missed: Iterable[Instruction]) -> Iterator[Run]:
+    """Instructions one behind the other."""
+    run: list[Instruction] = []
+    for each in missed:
+        if run and run[-1].address + run[-1].size != each.address:
+            yield tuple(run)
+            run = []
+        run.append(each)
+    if run:
+        yield tuple(run)
 
 
 def main() -> None:
@@ -158,8 +206,8 @@ def main() -> None:
     for gfx in arguments.gfx:
         chosen = [case for op in arguments.op or cases.ALL for case in cases.ALL[op](gfx)]
         for each in coverage(gfx, chosen):
-            print(f"{each.share:7.1%} of {each.instructions:5d}  {gfx} {each.spec}")
-            for line in each.lines():
+            print(each)
+            for line in each.rest():
                 print(f"         {line}")
 
 

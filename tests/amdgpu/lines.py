@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import source
-from tests.amdgpu.launch import compiler
+from tests.amdgpu import loader
+from tests.amdgpu.launch import built, compiler
 
 _FILE = re.compile(r'\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]+)"')
 _PLACE = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
-_INSTRUCTION = re.compile(r"\t(s|v|ds|global|flat|buffer|scratch)_\w+")
+_INSTRUCTION = re.compile(r"\t((?:s|v|ds|global|flat|buffer|scratch)_\w+)")
 
 
 @cache
-def lines_of(spec: KernelSpec, arch: Arch) -> tuple[tuple[str, int], ...]:
-    """File and line of each instruction, in their order, by the assembly that clang writes on the
-    way with -gline-tables-only. Line 0: the compiler's own.
+def lines_of(spec: KernelSpec, arch: Arch) -> dict[int, tuple[str, int]]:
+    """File and line of the instruction at each address, by the assembly that clang writes on the
+    way with -gline-tables-only. Empty where that is other code. Line 0: the compiler's own.
     """
     clang = compiler()
     assert clang is not None
@@ -31,23 +33,31 @@ def lines_of(spec: KernelSpec, arch: Arch) -> tuple[tuple[str, int], ...]:
         text = source.flatten(str(KERNELS_DIR / spec.source))
         Path(folder, "kernel.hip").write_text(text, encoding="utf-8")
         subprocess.run([*command, "-gline-tables-only"], cwd=folder, check=True)
-        return _places(Path(folder, "kernel.s").read_text(encoding="utf-8"))
+        written = list(_written(Path(folder, "kernel.s").read_text(encoding="utf-8")))
+    found = {}
+    for each in loader.load(built(spec, arch), spec.entry).instructions:
+        if each.name == "S_NOP" and (not written or written[0][0] != "s_nop"):
+            continue  # before a loop that begins at a multiple of so many bytes
+        if not written:
+            return {}
+        _, found[each.address] = written.pop(0)
+    return {} if written else found
 
 
-def _places(assembly: str) -> tuple[tuple[str, int], ...]:
+def _written(assembly: str) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Name and place of each instruction of the first section that has any."""
     files: dict[str, str] = {}
-    here = ("", 0)
-    found = []
+    here, some = ("", 0), False
     for text in assembly.splitlines():
-        if text.startswith("\t.section") and found:
-            break
+        if text.startswith("\t.section") and some:
+            return
         if named := _FILE.match(text):
             files[named[1]] = Path(named[2]).name
         elif placed := _PLACE.match(text):
             here = (files[placed[1]], int(placed[2]))
-        elif _INSTRUCTION.match(text):
-            found.append(here)
-    return tuple(found)
+        elif found := _INSTRUCTION.match(text):
+            some = True
+            yield found[1], here
 
 
 def text_at(file: str, line: int) -> str:
