@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ Reached = dict[KernelSpec, frozenset[int]]
 Run = tuple[Instruction, ...]
 
 
+@cache
 def parts(case: Case) -> tuple[str, tuple[object, ...]]:
     """What decides about a case: the name of its group, and all that its key is made of."""
     try:
@@ -88,6 +90,10 @@ def reached_by(case: Case) -> Reached:
 
 
 # -- what all of them reach ----------------------------------------------------------------------
+
+
+LEAST = 0.95
+"""Of the instructions of a shipped kernel that a launch can reach."""
 
 
 class Unreachable(NamedTuple):
@@ -151,22 +157,47 @@ class Coverage:
 
 def coverage(gfx: str, chosen: Iterable[Case]) -> list[Coverage]:
     """Of all kernels that these cases launch, the worst first."""
-    arch = by_gfx(gfx)
-    assert arch is not None
     reached: Reached = {}
     for case in chosen:
         for spec, here in reached_by(case).items():
             reached[spec] = reached.get(spec, frozenset()) | here
-    found = [_covered(arch, spec, here) for spec, here in reached.items()]
+    found = [_covered(gfx, spec, here) for spec, here in reached.items()]
     return sorted(found, key=lambda each: each.share)
 
 
-def _covered(arch: Arch, spec: KernelSpec, reached: frozenset[int]) -> Coverage:
+@cache
+def launching(gfx: str, spec: KernelSpec) -> tuple[Case, ...]:
+    """The cases that launch a kernel, first those that launch few others."""
+    found = [(specs, case) for specs, case in _every(gfx) if spec in specs]
+    return tuple(case for _, case in sorted(found, key=lambda each: len(each[0])))
+
+
+@cache
+def _every(gfx: str) -> tuple[tuple[frozenset[KernelSpec], Case], ...]:
+    made = [case for make in cases.ALL.values() for case in make(gfx)]
+    return tuple((frozenset(specs_of(case)), case) for case in made)
+
+
+def of_kernel(gfx: str, spec: KernelSpec) -> Coverage:
+    """By as many of its cases as are needed for LEAST."""
+    reached: frozenset[int] = frozenset()
+    found = _covered(gfx, spec, reached)
+    for case in launching(gfx, spec):
+        reached |= reached_by(case)[spec]
+        found = _covered(gfx, spec, reached)
+        if found.share >= LEAST:
+            break
+    return found
+
+
+def _covered(gfx: str, spec: KernelSpec, reached: frozenset[int]) -> Coverage:
+    arch = by_gfx(gfx)
+    assert arch is not None
     every = loader.load(built(spec, arch), spec.entry).instructions
     runs = list(_runs(each for each in every if each.address not in reached))
     rows = [row for row in UNREACHABLE if row.entry == spec.entry]
     excused: list[tuple[Unreachable, Run]] = []
-    for row in rows if runs else ():
+    for row in rows if reached else ():
         lines = lines_of(spec, arch)
         mine = [
             run

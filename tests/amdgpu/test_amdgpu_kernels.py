@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 
+from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed
-from tests.amdgpu import cases
-from tests.amdgpu.judge import Case, execute, specs_of
+from tests.amdgpu import cases, coverage
+from tests.amdgpu.coverage import parts
+from tests.amdgpu.judge import Case, execute
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 """Each executed in full. gfx1151 differs from gfx1100 only in how instructions are scheduled."""
 SIMILAR = ("gfx1151",)
-OPS = ("attention", "conv", "group_norm")
-LAUNCHED_BY = {
-    "attention": ("attention",),
-    "softmax": ("attention",),
-    "conv": ("conv", "group_norm"),
-    "finish": ("conv", "group_norm"),
-}
-"""Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
-
-
-def parts(case: Case) -> tuple[str, tuple[object, ...]]:
-    """What decides about a case."""
-    try:
-        decoder = version("tinygrad")
-    except PackageNotFoundError:
-        decoder = ""
-    specs = sorted(specs_of(case), key=repr)
-    sources = [(spec, executed.kernel(spec.source)) for spec in specs]
-    others = set(OPS) - {*LAUNCHED_BY.get(case.op, ("group_norm",))}
-    without = tuple(sorted(f"lib_rocm_sd.ops.{name}" for name in others))
-    python = executed.python("tests.amdgpu.judge", without=without)
-    made = (case, case.arch, python, decoder, *sources)
-    return f"{case.gfx} {case.op}", made
 
 
 def check(case: Case) -> None:
@@ -47,6 +27,7 @@ def check(case: Case) -> None:
     found = execute(case)
     assert not found.faults, f"{found.case}: {'; '.join(found.faults)}"
     assert found.lane_instructions > 0
+    coverage.keep(found)
 
 
 def named(found: list[Case]) -> pytest.MarkDecorator:
@@ -84,9 +65,27 @@ def test_machine_code_of_another_compiler_is_right(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("gfx", GPUS)
-def test_every_kernel_that_is_shipped_or_searched_is_executed(gfx: str) -> None:
-    executed = {
-        spec for make in cases.ALL.values() for case in make(gfx) for spec in specs_of(case)
-    }
-    assert not cases.shipped_specs(gfx) - executed
+def shipped() -> Iterator[Any]:
+    """Each kernel that is compiled ahead or searched, of each GPU."""
+    for gfx in GPUS:
+        specs = sorted(cases.shipped_specs(gfx), key=repr)
+        for place, spec in enumerate(specs):
+            yield pytest.param(gfx, spec, id=f"{gfx}-{spec.entry}-{place}")
+
+
+def spec_parts(gfx: str, spec: KernelSpec) -> tuple[str, tuple[object, ...]]:
+    """What decides about how much of a kernel is executed."""
+    made = [parts(case) for case in coverage.launching(gfx, spec)]
+    return f"{gfx} {spec.entry}", (spec, coverage.UNREACHABLE, *made)
+
+
+@executed.known(by="clang", parts=spec_parts)
+@pytest.mark.parametrize(("gfx", "spec"), list(shipped()))
+def test_nearly_all_of_a_shipped_kernel_is_executed(gfx: str, spec: KernelSpec) -> None:
+    """By all cases together, which have been right: see coverage.py."""
+    reason = missing(gfx)
+    if reason:
+        pytest.skip(reason)
+    found = coverage.of_kernel(gfx, spec)
+    rest = "\n".join(found.rest())
+    assert found.share >= coverage.LEAST, f"{found}\n{rest}"
