@@ -23,9 +23,15 @@ from tests.executed import Entry
 UNFINISHED = compiled.FOLDER.with_name("executed-unfinished.jsonl")
 """What `--all` found right before it was interrupted: the next one goes on there."""
 MUST_EXECUTE = "ROCM_SD_MUST_EXECUTE"
-"""Where it is set, a run of the whole suite fails that executed no machine code."""
+"""Where it is set, a run of the whole suite fails where less machine code than FLOORS say is
+executed or known to be right.
+"""
 ROTATION = 10
 MACHINE = ("tests/amdgpu/", "tests/amdgpu_host/")
+CASES = "tests/amdgpu/test_amdgpu_kernels.py::test_machine_code_is_right "
+CONFIGS = "tests/amdgpu/test_amdgpu_kernels.py::test_nearly_all_of_a_shipped_kernel_is_executed "
+FLOORS = {"GPUs": 4, "kernels": 8, "configs": 340, "cases": 800}
+""""configs": each kernel's forms and tile sizes, on each GPU. Raise them with what is added."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -36,6 +42,29 @@ def add_options(parser: pytest.Parser) -> None:
 def due(entry: Entry, day: int) -> bool:
     """Whether a known test has its turn; each has within ten days."""
     return int(entry.key, 16) % ROTATION == day % ROTATION
+
+
+def counted(entries: Iterable[Entry]) -> dict[str, int]:
+    """What FLOORS are about, of these."""
+    tests = [entry.test for entry in entries]
+    configs = [test.removeprefix(CONFIGS).split() for test in tests if test.startswith(CONFIGS)]
+    return {
+        "GPUs": len({gfx for gfx, _ in configs}),
+        "kernels": len({kernel for _, kernel in configs}),
+        "configs": len(configs),
+        "cases": sum(test.startswith(CASES) for test in tests),
+    }
+
+
+def shortcomings(found: dict[str, int]) -> list[str]:
+    """Why too little was executed: no compiler or decoder, or less than FLOORS say."""
+    from tests.amdgpu.launch import missing
+
+    reason = missing()
+    less = [
+        f"{found[what]} {what} of {least}" for what, least in FLOORS.items() if found[what] < least
+    ]
+    return ([reason] if reason else []) + less
 
 
 class Ledger:
@@ -147,7 +176,7 @@ class Ledger:
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if self.records and ended and not self.config.option.collectonly:
             self.keep()
-        if self.nothing_executed() and os.environ.get(MUST_EXECUTE) and exitstatus == 0:
+        if self.too_little() and os.environ.get(MUST_EXECUTE) and exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def keep(self) -> None:
@@ -161,8 +190,15 @@ class Ledger:
         )
         UNFINISHED.unlink(missing_ok=True)
 
-    def nothing_executed(self) -> bool:
-        return self.whole and not self.config.option.collectonly and not self.machine["executed"]
+    def sound(self) -> set[Entry]:
+        """What was executed now or before, and was right."""
+        return ((self.known | self.done) & self.collected | self.right) - self.wrong
+
+    def too_little(self) -> list[str]:
+        """Why a run of the whole suite does not count as one."""
+        if not self.whole or self.config.option.collectonly:
+            return []
+        return shortcomings(counted(self.sound()))
 
     # -- the summary
 
@@ -195,6 +231,12 @@ class Ledger:
         elif self.whole:
             why = self.why_not or "no test of it ran"
             found.append(f"MACHINE CODE WAS NOT EXECUTED: {why}; {count} are known to be right")
+        counts = counted(self.sound())
+        if self.whole or any(counts.values()):
+            each = ", ".join(f"{number} {what}" for what, number in counts.items())
+            found.append(f"machine code, executed now or known: {each}")
+        for why in self.too_little():
+            found.append(f"TOO LITTLE MACHINE CODE WAS EXECUTED: {why}")
         return found
 
 

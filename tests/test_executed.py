@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 
 import install
 from tests import compiled, executed, ledger
+from tests.amdgpu import launch
 from tests.executed import Entry, merged
 
 A, B, C = (Entry("clang 19.1.7", "tests/x.py::test_y", f"{number:012x}") for number in range(3))
@@ -245,23 +248,71 @@ def test_another_compiler_is_said(kept: Path) -> None:
     assert "nothing is known of clang 22.1.0, so all is executed" in "\n".join(found.lines())
 
 
-def test_machine_code_that_was_not_executed_is_said_and_may_fail_the_run(
-    kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(ledger.MUST_EXECUTE, raising=False)
+def test_machine_code_that_was_not_executed_is_said(kept: Path) -> None:
     found = ledger.Ledger(config())
     skipped = report(A, "skipped", "tests/amdgpu/test_x.py::test_y")
     skipped.longrepr = ("x", 1, "no clang with ld.lld")
     found.pytest_runtest_logreport(skipped)
     assert "MACHINE CODE WAS NOT EXECUTED: no clang with ld.lld" in "\n".join(found.lines())
-    session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
-    found.pytest_sessionfinish(session, pytest.ExitCode.OK)  # type: ignore[arg-type]
-    assert session.exitstatus == pytest.ExitCode.OK
-    monkeypatch.setenv(ledger.MUST_EXECUTE, "1")
-    found.pytest_sessionfinish(session, pytest.ExitCode.OK)  # type: ignore[arg-type]
-    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED
     found.pytest_runtest_logreport(report(A, nodeid="tests/amdgpu/test_x.py::test_y"))
     assert "machine code: 1 tests executed it now" in "\n".join(found.lines())
+
+
+def enough() -> set[Entry]:
+    """So many that no floor is missed."""
+    gpus, kernels = ledger.FLOORS["GPUs"], ledger.FLOORS["kernels"]
+    tests = [
+        *(f"{ledger.CONFIGS}gfx{n % gpus} k{n % kernels}" for n in range(ledger.FLOORS["configs"])),
+        *(f"{ledger.CASES}gfx0 op" for _ in range(ledger.FLOORS["cases"])),
+    ]
+    return {Entry("clang 19.1.7", test, f"{n:012x}") for n, test in enumerate(tests)}
+
+
+def status_of(found: ledger.Ledger) -> int:
+    session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
+    found.pytest_sessionfinish(session, pytest.ExitCode.OK)  # type: ignore[arg-type]
+    return int(session.exitstatus)
+
+
+@pytest.mark.parametrize("what", [None, *ledger.FLOORS])
+def test_a_whole_run_that_executed_too_little_fails(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, what: str | None
+) -> None:
+    """Known or executed now is the same. `what`: of which there is one too few."""
+    monkeypatch.setattr(launch, "missing", lambda: None)
+    monkeypatch.setenv(ledger.MUST_EXECUTE, "1")
+    found = ledger.Ledger(config())
+    found.collected = found.right = enough()
+    if what is not None:
+        monkeypatch.setitem(ledger.FLOORS, what, ledger.FLOORS[what] + 1)
+    assert bool(status_of(found)) is (what is not None)
+    assert ("TOO LITTLE MACHINE CODE" in "\n".join(found.lines())) is (what is not None)
+    part = ledger.Ledger(config("tests/ops"))
+    assert not status_of(part) and not part.too_little()
+    monkeypatch.delenv(ledger.MUST_EXECUTE)
+    assert not status_of(found)
+
+
+@pytest.mark.parametrize("absent", ["clang", "tinygrad"])
+def test_a_run_without_the_compiler_or_the_decoder_fails(tmp_path: Path, absent: str) -> None:
+    """As .ci/run asks for, by pytest itself, of one file as the whole suite."""
+    words = {"tinygrad": "import sys\nsys.modules['tinygrad'] = None\n", "clang": ""}
+    (tmp_path / "sitecustomize.py").write_text(words[absent], encoding="utf-8")
+    environment = {**os.environ, ledger.MUST_EXECUTE: "1", "PYTHONPATH": str(tmp_path)}
+    if absent == "clang":
+        environment["PATH"] = str(tmp_path)
+    command = ["-m", "pytest", "-q", "-o", "testpaths=tests/amdgpu/test_amdgpu_compilers.py"]
+    done = subprocess.run(
+        [sys.executable, *command, "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")],
+        cwd=compiled.CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "TOO LITTLE MACHINE CODE WAS EXECUTED: " in done.stdout, done.stdout + done.stderr
+    assert "ld.lld" in done.stdout if absent == "clang" else "tinygrad" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
 
 
 # -- what is compiled ----------------------------------------------------------------------------

@@ -100,10 +100,10 @@ def conv(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "conv", wide, values="large")
     for problem in (wide, replace(wide, out_channels=8, width=5)):
         yield Case(gfx, "conv", problem)
-    half = ConvProblem("3x3", 2, 9, 19, 16, 24, "bfloat16")
+    half = ConvProblem("3x3", 2, 9, 19, 16, 72, "bfloat16")
     yield Case(gfx, "conv", half)
     yield Case(gfx, "conv", replace(half, in_channels=64, norm=True, statistics=True))
-    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=5), layout="band")
+    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=7), layout="band")
     yield Case(gfx, "conv", replace(half, kind="3x3 stride 2", out_channels=40, height=10))
 
 
@@ -111,7 +111,7 @@ def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
     plain = ConvProblem("3x3", 2, 9, 18, 16, 80, "float16", statistics=statistics)
     yield plain
     yield replace(plain, kind="3x3 stride 2", height=10, in_channels=32, width=20)
-    yield replace(plain, kind="upsample", height=5, in_channels=32)
+    yield replace(plain, kind="upsample", height=7, in_channels=32)
     normed = replace(plain, norm=True, in_channels=64)
     yield normed
     yield replace(normed, shortcut="identity", shortcut_channels=80)
