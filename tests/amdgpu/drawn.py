@@ -20,7 +20,7 @@ MIXED = {
 """Layouts of q, k and v; another name is the layout of all three."""
 ALONG = {"along batch": 0, "along rows": 1, "along heads": 2, "along columns": 3}
 """Values that differ along one dimension of (B, S, H, D) only."""
-VALUES = ("random", "large", "ties", "small", *ALONG)
+VALUES = ("random", "large", "infinite", "ties", "small", *ALONG)
 MASKS = ("rows", "whole", "turned", "keys", "queries", "heads")
 """What a mask differs along: rows and keys, all, all with the keys outermost but for the batch, and
 one dimension each.
@@ -37,9 +37,11 @@ def tensors(
 
 
 def _growing(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
-    """The second tile of keys, of block_k, has scores far above the first one's."""
+    """The second tile of keys, of block_k, has scores far above the first one's: of keys that lie in
+    the upper lanes of a wave of 64.
+    """
     q, k, v = draw(p)
-    k[:, block_k : block_k + 3] *= 8
+    k[:, block_k + 13 : block_k + 15] *= 16
     return [q, k, v]
 
 
@@ -54,6 +56,13 @@ def _small(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
     """Values near the least normal number of the half type."""
     q, k, v = draw(p)
     return [q, k, (v.double() * torch.finfo(v.dtype).tiny).to(v.dtype)]
+
+
+def _infinite(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
+    """The last key's values are infinite, which a row behind it must not make NaN."""
+    q, k, v = draw(p)
+    v[:, -1, :, ::3] = math.inf
+    return [q, k, v]
 
 
 def _ties(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
@@ -79,6 +88,7 @@ _SHAPED = {
     "large": _large,
     "small": _small,
     "ties": _ties,
+    "infinite": _infinite,
     **{
         name: (lambda p, _, dimension=dimension: _along(dimension, p))
         for name, dimension in ALONG.items()

@@ -161,6 +161,41 @@ def test_one_element_out_of_bounds_is_seen(gfx: str, mistake: str) -> None:
     assert "OutOfBoundsError" in said and "lane" in said
 
 
+TWO = replace(PROBLEM, batch=2, heads=2)
+ONCE_MISSED: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
+    "the next image's row is overwritten": (
+        ("attention.hip", "else if (query(t) + n < (int)p", "else if (query(t) + n <= (int)p"),
+        {"problem": TWO},
+    ),
+    "a mask's stride of heads": (
+        (SOFTMAX, " + head * p.mask_stride[1]", ""),
+        {"problem": replace(TWO, mask="float16"), "mask_of": "whole"},
+    ),
+    "a mask's stride of images": (
+        (SOFTMAX, "batch * p.mask_stride[0] + ", ""),
+        {"problem": replace(TWO, mask="bool"), "mask_of": "turned"},
+    ),
+    "a negative scale": (("common/tile.h", "x.word[w] ^= flip;", ";"), {"scale": -0.3}),
+    "half a wave of 64 is asked": (
+        ("common/platform.h", "amdgcn_ballot_w64(x) != 0", "amdgcn_ballot_w64(x) << 32 != 0"),
+        {"gfx": "gfx942", "values": "growing"},
+    ),
+    "rows after the last are not zero": (
+        ("common/tile.h", "row < rows ? x.word[i] : 0", "x.word[i]"),
+        {"values": "infinite"},
+    ),
+}
+"""What only the shim saw, or only by luck: old and new text, and what the case has for it."""
+
+
+@pytest.mark.parametrize("mistake", ONCE_MISSED)
+def test_what_was_once_missed_is_seen(mistake: str) -> None:
+    planted, changes = ONCE_MISSED[mistake]
+    case = replace(attention("gfx1201"), **changes)
+    assert not execute(case).faults
+    assert faults(case, *planted)
+
+
 def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
     """LLVM before 22 or 23 moves WMMA, where only some lanes still take part."""
     found = compiler()

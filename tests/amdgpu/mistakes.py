@@ -1,0 +1,138 @@
+"""Mistakes that a list made from the kernels' source plants: each barrier, tail, limit, fill and
+stride of each file, removed or shifted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from tests import simt
+from tests.amdgpu.judge import Case
+
+KINDS: dict[str, tuple[re.Pattern[str], str]] = {
+    "barrier": (re.compile(r"\bbarrier\(\);"), "(void)0;"),
+    "tail": (
+        re.compile(
+            r"(?<= )< (\(int\)p\.\w+|p\.\w+|last|rows|count|vectors|batch\.valid)\b(?!\w* *\*)"
+        ),
+        r"<= \1",
+    ),
+    "limit": (re.compile(r"(\bmin2\([^;]*?) - 1\)"), r"\1)"),
+    "fill": (re.compile(r"(\? x(?:\.word\[i\])?) : (?:0|-infinity\(\));"), r"\1 : 0x3c003c00;"),
+    "zeros": (re.compile(r"= Words<4>\{\{0, 0, 0, 0\}\}"), "= Words<4>{{0x3c003c00, 0, 0, 0}}"),
+    "stride": (re.compile(r"\* p\.\w*stride\w*(\[\d\])?"), "* 0"),
+    "lane": (re.compile(r"\blane_id\(\) ([/%]) "), r"(lane_id() + 1) \1 "),
+}
+"""What marks a place, and what takes its place."""
+
+
+class Place(NamedTuple):
+    """The `number`-th of its kind in a file."""
+
+    name: str
+    kind: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.kind}-{self.number}"
+
+    def planted(self) -> Path:
+        """A copy of kernels/ with the mistake."""
+        pattern, instead = KINDS[self.kind]
+        text = (KERNELS_DIR / self.name).read_text(encoding="utf-8")
+        found = list(pattern.finditer(text))[self.number]
+        old = text[: found.end()]
+        return simt.planted(self.name, old, text[: found.start()] + found.expand(instead))
+
+
+def files() -> list[str]:
+    """All kernels and their headers but what only the development card runs."""
+    found = [*KERNELS_DIR.glob("*.hip"), *(KERNELS_DIR / "common").glob("*.h")]
+    return sorted(path.relative_to(KERNELS_DIR).as_posix() for path in found)
+
+
+def places() -> Iterator[Place]:
+    """Every place of every kind."""
+    for name in files():
+        text = (KERNELS_DIR / name).read_text(encoding="utf-8")
+        for kind, (pattern, _) in KINDS.items():
+            for number, found in enumerate(pattern.finditer(text)):
+                line = text[text.rfind("\n", 0, found.start()) + 1 : text.find("\n", found.end())]
+                if "//" not in line[: line.find(found[0])]:
+                    yield Place(name, kind, number, line.strip())
+
+
+def _attention(gfx: str) -> Iterator[Case]:
+    """Queries on their own read by 16 bytes and by halves with a mask; shared; tiles in parts;
+    fetched ahead.
+    """
+    plain = AttentionProblem(2, 2, 77, 131, 40, "float16", "none")
+    yield Case(gfx, "attention", plain, values="growing", layout="mixed", scale=-0.3)
+    masked = replace(plain, seq_q=33, mask="float32")
+    yield Case(gfx, "attention", masked, layout="mixed and odd", mask_of="turned")
+    yield Case(gfx, "attention", replace(masked, head_dim=512, seq_k=128), mask_of="whole")
+    yield Case(gfx, "attention", replace(plain, seq_k=128), 3)
+    yield Case(gfx, "attention", replace(plain, head_dim=160), 1)
+    yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
+
+
+def _conv(gfx: str) -> Iterator[Case]:
+    plain = ConvProblem("3x3", 2, 9, 18, 96, 80, "float16", True, "identity", 80, True)
+    yield Case(gfx, "conv", plain, layout="wide")
+    yield Case(gfx, "conv", ConvProblem("upsample", 2, 7, 18, 32, 80), layout="band")
+    yield Case(
+        gfx,
+        "conv",
+        ConvProblem("3x3", 1, 3, 18, 32, 128, "float16", True, "conv", 160, False, True),
+    )
+    yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True))
+
+
+def _norm(gfx: str) -> Iterator[Case]:
+    last = GroupNormProblem(2, 264, 3, 37, "float16", True, True, 8, "float16")
+    yield Case(gfx, "group norm", last)
+    yield Case(gfx, "group norm", GroupNormProblem(2, 6, 61, 127, "float16", False, True, 2))
+    yield Case(gfx, "finalize", FinalizeProblem(2, 2100, 72, 12))
+    finish = ConvProblem("3x3", 2, 2, 55, 16, 264, "float16", False, "identity", 264, True)
+    yield Case(gfx, "finish pass", finish)
+    yield Case(gfx, "group norm", last, layout="misaligned")
+    yield Case(gfx, "finish pass", replace(finish, kind="upsample", width=27, shortcut="none"))
+
+
+def _softmax(gfx: str) -> Iterator[Case]:
+    problem = AttentionProblem(1, 1, 3, 131, 16)
+    yield Case(gfx, "softmax", problem, scale=-0.3)
+    yield Case(gfx, "softmax", replace(problem, seq_k=4092))
+    yield Case(gfx, "softmax", replace(problem, seq_k=8188))
+
+
+def _pack(gfx: str) -> Iterator[Case]:
+    yield Case(gfx, "conv", ConvProblem("3x3", 1, 5, 17, 32, 48))
+
+
+CASES: dict[str, Callable[[str], Iterator[Case]]] = {
+    "attention.hip": _attention,
+    "common/attention_layout.h": _attention,
+    "common/attention_softmax.h": _attention,
+    "common/attention_tiles.h": _attention,
+    "common/conv.h": _conv,
+    "common/mma.h": _attention,
+    "common/platform.h": _attention,
+    "common/reduce.h": _attention,
+    "common/tile.h": _attention,
+    "conv3x3.hip": _conv,
+    "group_norm_silu.hip": _norm,
+    "pack.hip": _pack,
+    "softmax.hip": _softmax,
+    "upsample_conv.hip": _conv,
+}
+"""What is executed with a mistake in a file, until one case shows it."""
