@@ -37,8 +37,8 @@ def tensors(
 
 
 def _growing(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
-    """The second tile of keys, of block_k, has scores far above the first one's: of keys that lie in
-    the upper lanes of a wave of 64.
+    """The second tile of keys, of block_k, has scores far above the first one's, in the upper lanes
+    of a wave of 64.
     """
     q, k, v = draw(p)
     k[:, block_k + 13 : block_k + 15] *= 16

@@ -81,7 +81,7 @@ def _attention(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "attention", masked, layout="mixed and odd", mask_of="turned")
     yield Case(gfx, "attention", replace(masked, head_dim=512, seq_k=128), mask_of="whole")
     yield Case(gfx, "attention", replace(plain, seq_k=128), 3)
-    yield Case(gfx, "attention", replace(plain, head_dim=160), 1)
+    yield Case(gfx, "attention", replace(plain, head_dim=160, seq_k=128), 1)
     yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
 
 
@@ -95,6 +95,11 @@ def _conv(gfx: str) -> Iterator[Case]:
         ConvProblem("3x3", 1, 3, 18, 32, 128, "float16", True, "conv", 160, False, True),
     )
     yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True))
+
+
+def _units(gfx: str) -> Iterator[Case]:
+    yield from _attention(gfx)
+    yield from _conv(gfx)
 
 
 def _norm(gfx: str) -> Iterator[Case]:
@@ -125,7 +130,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/attention_softmax.h": _attention,
     "common/attention_tiles.h": _attention,
     "common/conv.h": _conv,
-    "common/mma.h": _attention,
+    "common/mma.h": _units,
     "common/platform.h": _attention,
     "common/reduce.h": _attention,
     "common/tile.h": _attention,
@@ -136,3 +141,35 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "upsample_conv.hip": _conv,
 }
 """What is executed with a mistake in a file, until one case shows it."""
+
+
+class Excused(NamedTuple):
+    """A place whose line has `text`, and why no case here shows a mistake in it."""
+
+    name: str
+    kind: str
+    text: str
+    why: str
+
+
+STAGED = "only the development card stages O in LDS: tests/simt has it"
+EXCUSED = (
+    Excused("attention.hip", "tail", "*(Words<4>*)(first + (u32)(t * 16 + n)", STAGED),
+    Excused("common/conv.h", "limit", "first_row = min2(max2(top", "no group begins behind x"),
+)
+
+
+def fits(excused: Excused, place: Place) -> bool:
+    return excused[:2] == place[:2] and excused.text in place.text
+
+
+def excuse(place: Place) -> Excused | None:
+    """Why the mistake at this place is not planted."""
+    return next((each for each in EXCUSED if fits(each, place)), None)
+
+
+NOTHING_MARKED = {
+    *("common/attention_layout.h", "common/platform.h", "common/reduce.h"),
+    *("conv3x3.hip", "pack.hip", "upsample_conv.hip"),
+}
+"""Files without barriers, tails, limits, fills, strides and functions of lanes."""

@@ -14,7 +14,7 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
-from tests.amdgpu import patch
+from tests.amdgpu import mistakes, patch
 from tests.amdgpu.judge import Case, execute, specs_of
 from tests.amdgpu.launch import built, compiler, missing
 
@@ -206,3 +206,44 @@ def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
     pin = ("common/platform.h", 'asm volatile("" : "+v"(x));', "")
     plain = replace(CONV, statistics=False)
     assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)
+
+
+GPUS_OF_PLACES = ("gfx1201", "gfx942", "gfx1100")
+
+
+def each_place() -> Iterator[Any]:
+    """Those that are no mistake, and those that only another test finds, are left out."""
+    for place in mistakes.places():
+        if not mistakes.excuse(place):
+            yield pytest.param(place, id=str(place))
+
+
+def place_parts(place: mistakes.Place) -> tuple[str, tuple[object, ...]]:
+    """What decides about a planted mistake: all kernels, the executor, the cases."""
+    modules = ("tests.amdgpu.judge", "tests.amdgpu.mistakes")
+    made = (place, executed.folders("kernels"), executed.python(*modules))
+    return f"{place.name} {place.kind}", made
+
+
+@executed.known(by="clang", parts=place_parts)
+@pytest.mark.parametrize("place", list(each_place()))
+def test_each_barrier_tail_limit_fill_stride_and_lane_matters(place: mistakes.Place) -> None:
+    """Removed or shifted, some case of its file shows it, on one of these GPUs."""
+    kernels_dir = place.planted()
+    for gfx in GPUS_OF_PLACES:
+        for case in mistakes.CASES[place.name](gfx):
+            specs = specs_of(case)
+            same = all(built(s, case.arch) == built(s, case.arch, kernels_dir) for s in specs)
+            if not same and execute(case, kernels_dir).faults:
+                return
+    pytest.fail(f"nothing shows it: {place.text}")
+
+
+def test_every_kernel_has_planted_mistakes() -> None:
+    """A new file says which cases find the mistakes in it; what is excused is there."""
+    assert set(mistakes.files()) == set(mistakes.CASES)
+    found = list(mistakes.places())
+    for excused in mistakes.EXCUSED:
+        assert any(mistakes.fits(excused, place) for place in found), excused
+    having = {place.name for place in found}
+    assert {name for name in mistakes.files() if name not in having} == mistakes.NOTHING_MARKED
