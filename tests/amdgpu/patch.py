@@ -35,6 +35,12 @@ def found(code: bytes, entry: str, wanted: Callable[[Instruction], bool]) -> Seq
     return [each for each in loader.load(code, entry).instructions if wanted(each)]
 
 
+def text(code: bytes, entry: str) -> bytes:
+    """A kernel's machine code alone: beside it stands a name that clang makes of the source."""
+    start, size = loader._symbols(code)[entry]
+    return loader._image(code)[start : start + size]
+
+
 def without(code: bytes, instruction: Instruction) -> bytes:
     """With S_NOP 0 in the place of an instruction."""
     return replaced(code, instruction.address, _S_NOP * (instruction.size // 4))
