@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -71,7 +73,7 @@ def _ties(p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
     return [q, k[:, :1].expand(k.shape).clone(), v]
 
 
-def _along(dimension: int, p: AttentionProblem) -> list[torch.Tensor]:
+def _along(dimension: int, p: AttentionProblem, block_k: int) -> list[torch.Tensor]:
     found = []
     for x in draw(p):
         count = x.shape[dimension]
@@ -82,17 +84,14 @@ def _along(dimension: int, p: AttentionProblem) -> list[torch.Tensor]:
     return found
 
 
-_SHAPED = {
+_SHAPED: dict[str, Callable[[AttentionProblem, int], list[torch.Tensor]]] = {
     "random": lambda p, _: draw(p),
     "growing": _growing,
     "large": _large,
     "small": _small,
     "ties": _ties,
     "infinite": _infinite,
-    **{
-        name: (lambda p, _, dimension=dimension: _along(dimension, p))
-        for name, dimension in ALONG.items()
-    },
+    **{name: partial(_along, dimension) for name, dimension in ALONG.items()},
 }
 
 
@@ -151,10 +150,9 @@ def conv(problem: ConvProblem, layout: str, values: str) -> ConvInputs:
         assert made.weights.bias is not None
         made.weights.bias[1] = LARGE_BIAS
     if layout == "wide":
-        free = made.shortcut is not None and not problem.in_place
-        made = made._replace(
-            x=_wide(made.x), shortcut=_wide(made.shortcut) if free else made.shortcut
-        )
+        made = made._replace(x=_wide(made.x))
+        if made.shortcut is not None and not problem.in_place:
+            made = made._replace(shortcut=_wide(made.shortcut))
     if layout == "misaligned" and made.shortcut is not None:
         made = made._replace(shortcut=misaligned(made.shortcut))
     if layout == "band":

@@ -218,7 +218,7 @@ def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
     assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)
 
 
-GPUS_OF_PLACES = ("gfx1201", "gfx942", "gfx1100")
+GPUS_OF_PLACES = ("gfx1201", "gfx942", "gfx1100", "gfx1030")
 
 
 def each_place() -> Iterator[Any]:
