@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.amdgpu.errors import HazardError, OutOfBoundsError, RaceError, UnsupportedError
 from tests.amdgpu.state import LDS, Waves
+from tests.poison import POISON
 
 Array = np.ndarray[Any, Any]
 _MANY = 63
@@ -25,7 +26,7 @@ class LdsMemory:
     def __init__(self, groups: int, size: int) -> None:
         self.size = size
         self.stride = -(-size // 16) * 16
-        self.words = np.full(groups * self.stride // 4, 0x7FA0DEAD, np.uint32)
+        self.words = np.full(groups * self.stride // 4, POISON, np.uint32)
         self.halves = self.words.view(np.uint16)
         self.bytes = self.words.view(np.uint8)
         self.written = np.full(len(self.halves), -1, np.int32)

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from tests.amdgpu.errors import HazardError, UninitializedError
+from tests.poison import POISON
 
 Array = np.ndarray[Any, Any]
 
 LOAD, STORE, LDS, SMEM = range(4)
 COUNTERS = ("loads", "stores", "LDS", "scalar loads")
-POISON = 0x7FA0DEAD
-"""A signalling NaN."""
 EXEC, VCC = 126, 106
 SGPRS = 128
 UNWRITTEN, ON_ITS_WAY = 1, 2

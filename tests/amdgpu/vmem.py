@@ -15,6 +15,7 @@ from tests.amdgpu.memory import Memory
 from tests.amdgpu.operands import null_code, scalar, vector, vgpr
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import LDS, LOAD, SMEM, STORE, Waves
+from tests.poison import POISON
 
 Array = np.ndarray[Any, Any]
 _FLAT = ("FLAT", "VFLAT")
@@ -249,7 +250,7 @@ def _of_waves(space: Space, b: Waves, at: Array, size: int) -> tuple[list[Array]
     for group, wave in zip(b.group, b.wave, strict=True):
         key = (int(group), int(wave))
         if key not in space.scratch:
-            poison = np.full(-(-space.scratch_bytes // 4) * b.lanes, 0x7FA0DEAD, np.uint32)
+            poison = np.full(-(-space.scratch_bytes // 4) * b.lanes, POISON, np.uint32)
             space.scratch[key] = poison.view(np.uint8).reshape(b.lanes, -1)
         own.append(space.scratch[key])
     waves, lanes = np.nonzero(b.exec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
+from tests.poison import poisoned
 from tests.simt import Region, compile_shim, missing, run
 
 
 class Allocations(TorchFunctionMode):
-    """Keeps every tensor that a function of torch returns; memory without contents gets NaN."""
+    """Keeps every tensor that a function of torch returns; memory without contents is poisoned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class Allocations(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            if "empty" in getattr(func, "__name__", "") and result.is_floating_point():
-                result.fill_(math.nan)
+            if "empty" in getattr(func, "__name__", ""):
+                poisoned(result)
             self.tensors.append(result)
         return result
 

@@ -1,11 +1,12 @@
-"""Ways in which q, k or v (B, S, H, D) may lie in memory. What a layout leaves unused holds NaN."""
+"""Ways in which q, k or v (B, S, H, D) may lie in memory. What a layout leaves unused is poison."""
 
 from __future__ import annotations
 
-import math
 from random import Random
 
 import torch
+
+from tests.poison import poisoned
 
 LAYOUTS = ("plain", "heads first", "packed", "misaligned")
 """The usual ones, and one that no access of more than two bytes may read."""
@@ -34,22 +35,22 @@ def lay_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout.startswith("repeated"):
         dimension = ("repeated batch", "repeated rows", "repeated heads").index(layout)
         return x.narrow(dimension, 0, 1).clone().expand(x.shape)
-    return _within_nan(x, layout).copy_(x)
+    return _within_poison(x, layout).copy_(x)
 
 
-def _within_nan(x: torch.Tensor, layout: str) -> torch.Tensor:
+def _within_poison(x: torch.Tensor, layout: str) -> torch.Tensor:
     """A view of x's shape that leaves part of its storage unused."""
     batch, seq, heads, dim = x.shape
     if layout == "packed":
-        return x.new_full((batch, seq, 2, heads, dim), math.nan)[:, :, 1]
+        return poisoned(x.new_empty((batch, seq, 2, heads, dim)))[:, :, 1]
     if layout == "every second row":
-        return x.new_full((batch, seq, 2, heads, dim), math.nan).flatten(1, 2)[:, 1::2]
+        return poisoned(x.new_empty((batch, seq, 2, heads, dim))).flatten(1, 2)[:, 1::2]
     if layout == "misaligned":
-        storage = x.new_full((1 + batch * seq * heads * (dim + 3),), math.nan)
+        storage = poisoned(x.new_empty((1 + batch * seq * heads * (dim + 3),)))
         return storage[1:].view(batch, seq, heads, dim + 3)[..., 3:]
     if layout == "ragged rows":
         row = heads * dim + 5
-        storage = x.new_full((3 + batch * seq * row,), math.nan)
+        storage = poisoned(x.new_empty((3 + batch * seq * row,)))
         return storage[3:].view(batch, seq, row)[..., 5:].view(batch, seq, heads, dim)
     raise ValueError(layout)
 
