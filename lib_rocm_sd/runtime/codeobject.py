@@ -26,7 +26,9 @@ _SIMDS = 4
 class KernelResources:
     """One kernel's needs.
 
-    `vgprs` counts all vector registers of a work-item, the `agprs` among them.
+    `vgprs` counts all vector registers of a work-item, the `agprs` among them. `required_block`:
+    the only work-group that it may be launched with, empty where any up to `max_block` may.
+    `dynamic_stack`: it may use more than `scratch_bytes`.
     """
 
     name: str
@@ -40,6 +42,9 @@ class KernelResources:
     wave_size: int
     kernarg_bytes: int = 0
     max_block: int = 1024
+    required_block: tuple[int, ...] = ()
+    kernarg_align: int = 8
+    dynamic_stack: bool = False
 
 
 def unbundled(code: bytes, gfx: str) -> bytes:
@@ -105,6 +110,9 @@ def _kernel(row: dict[str, Any]) -> KernelResources:
         wave_size=row[".wavefront_size"],
         kernarg_bytes=row[".kernarg_segment_size"],
         max_block=row[".max_flat_workgroup_size"],
+        required_block=tuple(row.get(".reqd_workgroup_size", ())),
+        kernarg_align=row.get(".kernarg_segment_align", 8),
+        dynamic_stack=row.get(".uses_dynamic_stack", False),
     )
 
 

@@ -22,6 +22,10 @@ class UnsupportedError(ExecutionError):
     """An instruction, a modifier or an operand whose semantics stand nowhere here."""
 
 
+class LaunchError(ExecutionError):
+    """A launch that a driver refuses, or that is not what the code object was compiled for."""
+
+
 class OutOfBoundsError(ExecutionError):
     """An access outside of every buffer, of LDS or of scratch."""
 

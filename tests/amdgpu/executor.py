@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lib_rocm_sd.machine.classify import Kind, work_of
-from tests.amdgpu import loader
+from tests.amdgpu import limits, loader
 from tests.amdgpu.atomics import compile_atomic
 from tests.amdgpu.control import BARRIER, END, SPLIT, compile_control
 from tests.amdgpu.decode import Instruction
@@ -110,8 +110,7 @@ def run(
     `memory` is changed. Raises ExecutionError.
     """
     program = loader.load(code, entry)
-    if len(kernarg) != program.kernarg_bytes:
-        raise ValueError(f"{len(kernarg)} bytes of arguments, {program.kernarg_bytes} expected")
+    limits.check(program, kernarg, _KERNARG_AT, grid, block)
     own = np.frombuffer(kernarg + b"\0" * (-len(kernarg) % 4), np.uint8)
     image = np.frombuffer(program.image + b"\0" * (-len(program.image) % 4), np.uint8)
     whole = memory.with_(

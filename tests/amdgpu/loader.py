@@ -63,6 +63,7 @@ class Program:
     mode: FloatMode
     image: bytes
     instructions: tuple[Instruction, ...]
+    resources: codeobject.KernelResources
 
     def index_of(self) -> dict[int, int]:
         """Address -> place in `instructions`."""
@@ -85,8 +86,7 @@ def load(code: bytes, entry: str) -> Program:
     fields = _descriptor(image[described : described + 64], described, start)
     family = FAMILIES[gfx]
     kernel = resources[entry]
-    if kernel.lds_bytes != fields["lds"] or kernel.scratch_bytes != fields["scratch"]:
-        raise ValueError("the descriptor and the metadata disagree about LDS or scratch")
+    agree(fields, kernel, family)
     return Program(
         gfx=gfx,
         family=family,
@@ -104,7 +104,28 @@ def load(code: bytes, entry: str) -> Program:
         mode=_mode(fields["rsrc1"], family),
         image=image,
         instructions=tuple(decode(image[start : start + size], LOADED_AT + start, gfx)),
+        resources=kernel,
     )
+
+
+def agree(fields: dict[str, int], kernel: codeobject.KernelResources, family: str) -> None:
+    """ValueError where a driver, which reads the descriptor, sets up less than the kernel uses."""
+    pairs = {
+        "LDS": (fields["lds"], kernel.lds_bytes),
+        "scratch": (fields["scratch"], kernel.scratch_bytes),
+        "arguments": (fields["kernarg"], kernel.kernarg_bytes),
+    }
+    wrong = [
+        f"{name} ({one}, {other} bytes)" for name, (one, other) in pairs.items() if one != other
+    ]
+    if wrong:
+        raise ValueError(f"the descriptor and the metadata disagree about {', '.join(wrong)}")
+    if kernel.scratch_bytes and not fields["rsrc2"] & 1:
+        raise ValueError(f"{kernel.scratch_bytes} bytes of scratch, which is not set up")
+    granule = 4 if kernel.wave_size == 64 and family != "cdna" else 8
+    allocated = ((fields["rsrc1"] & 0x3F) + 1) * granule
+    if allocated < kernel.vgprs:
+        raise ValueError(f"{kernel.vgprs} registers are used, {allocated} allocated")
 
 
 def _descriptor(data: bytes, described: int, start: int) -> dict[str, int]:
