@@ -56,7 +56,6 @@ class Program:
     agpr_offset: int
     lds_bytes: int
     scratch_bytes: int
-    kernarg_bytes: int
     user_sgprs: tuple[tuple[str, int], ...]
     group_id_sgpr: bool
     item_id_dimensions: int
@@ -97,7 +96,6 @@ def load(code: bytes, entry: str) -> Program:
         agpr_offset=4 * ((fields["rsrc3"] & 0x3F) + 1) if family == "cdna" else 0,
         lds_bytes=fields["lds"],
         scratch_bytes=fields["scratch"],
-        kernarg_bytes=fields["kernarg"],
         user_sgprs=_user_sgprs(fields["properties"], fields["rsrc2"], fields["preload"]),
         group_id_sgpr=bool(fields["rsrc2"] >> 7 & 1),
         item_id_dimensions=(fields["rsrc2"] >> 11 & 3) + 1,
@@ -115,9 +113,7 @@ def agree(fields: dict[str, int], kernel: codeobject.KernelResources, family: st
         "scratch": (fields["scratch"], kernel.scratch_bytes),
         "arguments": (fields["kernarg"], kernel.kernarg_bytes),
     }
-    wrong = [
-        f"{name} ({one}, {other} bytes)" for name, (one, other) in pairs.items() if one != other
-    ]
+    wrong = [f"{name} ({a}, {b} bytes)" for name, (a, b) in pairs.items() if a != b]
     if wrong:
         raise ValueError(f"the descriptor and the metadata disagree about {', '.join(wrong)}")
     if kernel.scratch_bytes and not fields["rsrc2"] & 1:

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a larger block": ({"block": 513}, "launched with 513"),
     "another block than required": (
         {"required_block": (64, 1, 1)},
-        "(64, 1, 1) work-items exactly",
+        "(64, 1, 1) work-items",
     ),
     "too many registers": ({"vgprs": 4096}, "4096 registers are more"),
     "too much LDS": ({"lds_bytes": 65552}, "65552 bytes of LDS"),
@@ -91,8 +91,8 @@ def test_what_is_wrong_is_named(gfx: str, wrong: str) -> None:
 
 def test_another_wave_size_than_the_hosts_is_refused() -> None:
     made = replace(program("gfx1100"), wave_size=64)
-    with pytest.raises(LaunchError, match="waves of 64, gfx1100 is driven with 32"):
-        limits.check(made, b"\0" * made.kernarg_bytes, AT, 1, 128)
+    with pytest.raises(LaunchError, match="waves of 64, gfx1100 has 32"):
+        limits.check(made, b"\0" * made.resources.kernarg_bytes, AT, 1, 128)
 
 
 FIELDS = {"lds": 64, "scratch": 32, "kernarg": 16, "rsrc1": 3, "rsrc2": 1}
