@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -104,10 +105,12 @@ def run(
     block: int,
     memory: Memory,
     seed: int = 1,
+    groups: Sequence[int] | None = None,
 ) -> Counts:
     """Execute `entry` on `grid` work-groups of `block` work-items, both one-dimensional.
 
-    `memory` is changed. Raises ExecutionError.
+    `groups`: the only ones that are executed, all where None. `memory` is changed. Raises
+    ExecutionError.
     """
     program = loader.load(code, entry)
     limits.check(program, kernarg, _KERNARG_AT, grid, block)
@@ -120,7 +123,8 @@ def run(
     compiled = _compiled(code, entry)
     with np.errstate(all="ignore"):
         try:
-            return _Run(program, compiled, whole, block, seed).all_groups(grid)
+            run = _Run(program, compiled, whole, block, seed)
+            return run.all_groups(range(grid) if groups is None else groups)
         finally:
             compiled.connect(Memory())  # the caller's may go
 
@@ -172,15 +176,15 @@ class _Run:
         self.executed = [0] * len(self.steps)
         self.waves_per_group = -(-block // program.wave_size)
 
-    def all_groups(self, grid: int) -> Counts:
-        """Execute every work-group, in sets that fit a cache, in a random order."""
-        order = self.random.permutation(grid)
+    def all_groups(self, groups: Sequence[int]) -> Counts:
+        """Execute these work-groups, in sets that fit a cache, in a random order."""
+        order = self.random.permutation(groups)
         at_once = max(1, LANES_AT_ONCE // (self.waves_per_group * self.program.wave_size))
-        for first in range(0, grid, at_once):
+        for first in range(0, len(order), at_once):
             self._groups(order[first : first + at_once])
         return Counts(
             self.program.wave_size,
-            grid * self.waves_per_group,
+            len(order) * self.waves_per_group,
             self.program.instructions,
             tuple(self.executed),
             self.space.traffic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +19,11 @@ from lib_rocm_sd.runtime import clang, codeobject
 from tests import compiled
 from tests.amdgpu import executor
 from tests.amdgpu.memory import Memory
+from tests.amdgpu.sparse import LARGE_BYTES, runs, sparse, united
+from tests.poison import poisoned
 from tests.simt.launch import Allocations
+
+Shown = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 
 @cache
@@ -51,13 +55,53 @@ def built(
     return compiled.code(found, spec, arch, kernels_dir)
 
 
+class _Sparse(Allocations):
+    """Also: a large tensor without contents is sparse; of it `shown` gives what kernels may touch,
+    and that is poisoned.
+    """
+
+    def __init__(self, shown: Shown) -> None:
+        super().__init__()
+        self.shown = shown
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "empty" in getattr(func, "__name__", ""):
+            made = func(*args, **{**(kwargs or {}), "device": "meta"})
+            if made.numel() * made.element_size() > LARGE_BYTES:
+                made = sparse(made.shape, made.dtype, made.stride())
+                for view in self.shown(made):
+                    view.copy_(poisoned(torch.empty(view.shape, dtype=view.dtype)))
+                    self.tensors.append(view)
+                return made
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _regions(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Address and size of what these tensors show: each storage whole, of a large one the runs of
+    bytes that the tensors fill.
+    """
+    storages: dict[int, tuple[int, set[tuple[int, int]]]] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        size, found = storages.setdefault(storage.data_ptr(), (storage.nbytes(), set()))
+        found.update([(0, size)] if size <= LARGE_BYTES else runs(tensor))
+    for address, (_, found) in storages.items():
+        for start, size in united(found) if address else ():
+            yield address + start, size
+
+
 @dataclass
 class CodeLaunch:
     """Executes kernels as `arch` would.
 
     Pointers among the parameters must lie in the storages of tensors given to `knows` or made while
-    it is active; each storage becomes one buffer of exactly its size. `changed` may alter a code
-    object first. `counts`: of every launch, in order. Raises ExecutionError.
+    it is active; each storage becomes one buffer of exactly its size. Of a large one each run of
+    bytes that a tensor fills becomes a buffer: of what was made, those of the views that `shown`
+    gives of it. `groups`: which work-groups of a kernel's grid are executed, all where it gives
+    None. `changed` may alter a code object first. `counts`: of every launch, in order. Raises
+    ExecutionError.
     """
 
     arch: Arch
@@ -66,7 +110,12 @@ class CodeLaunch:
     changed: Callable[[bytes], bytes] | None = None
     compiled_by: str = "clang"
     counts: list[executor.Counts] = field(default_factory=list)
-    _allocations: Allocations = field(default_factory=Allocations)
+    groups: Callable[[str, int], Sequence[int] | None] = lambda entry, grid: None
+    shown: Shown = lambda tensor: [tensor]
+    _allocations: Allocations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._allocations = _Sparse(self.shown)
 
     def knows(self, *tensors: torch.Tensor | None) -> AbstractContextManager[Any]:
         """Shows kernels the storages of these tensors, and of all made within the `with`."""
@@ -87,10 +136,9 @@ class CodeLaunch:
         if self.changed is not None:
             code = self.changed(code)
         memory = Memory()
-        storages = [tensor.untyped_storage() for tensor in self._allocations.tensors]
-        regions = {each.data_ptr(): each.nbytes() for each in storages if each.data_ptr()}
-        for place, (address, size) in enumerate(regions.items()):
+        for place, (address, size) in enumerate(_regions(self._allocations.tensors)):
             memory.add_host(address, size, f"tensor {place}")
+        groups = self.groups(spec.entry, grid)
         self.counts.append(
-            executor.run(code, spec.entry, bytes(params), grid, block, memory, self.seed)
+            executor.run(code, spec.entry, bytes(params), grid, block, memory, self.seed, groups)
         )

@@ -4,6 +4,7 @@ buffer.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,19 +31,27 @@ class Buffer:
         return self.address + len(self.data)
 
 
+def _address(buffer: Buffer) -> int:
+    return buffer.address
+
+
 @dataclass
 class Memory:
     """All buffers that a kernel may touch."""
 
     buffers: list[Buffer] = field(default_factory=list)
+    """In the order of their addresses."""
+    _bounds: tuple[Array, Array] | None = None
 
     def add(self, address: int, data: Array, writable: bool = True, name: str = "") -> None:
         """A buffer of uint8 at this address; ValueError where it overlaps another."""
         made = Buffer(address, data, writable, name)
-        for other in self.buffers:
+        place = bisect.bisect(self.buffers, address, key=_address)
+        for other in self.buffers[max(place - 1, 0) : place + 1]:
             if made.address < other.end and other.address < made.end:
                 raise ValueError(f"buffers {name} and {other.name} overlap")
-        self.buffers.append(made)
+        self.buffers.insert(place, made)
+        self._bounds = None
 
     def add_host(self, address: int, size: int, name: str = "") -> None:
         """`size` bytes of this process's own memory, writable. The caller keeps them alive."""
@@ -57,10 +66,19 @@ class Memory:
         return made
 
     def _of(self, first: int, last: int) -> Buffer | None:
-        for each in self.buffers:
-            if each.address <= first and last <= each.end:
-                return each
-        return None
+        place = bisect.bisect(self.buffers, first, key=_address) - 1
+        return self.buffers[place] if place >= 0 and last <= self.buffers[place].end else None
+
+    def _places(self, addresses: Array, size: int) -> Array:
+        """The number of the buffer that each access lies in, -1 for none."""
+        if self._bounds is None:
+            every = ([each.address for each in self.buffers], [each.end for each in self.buffers])
+            self._bounds = (np.array(every[0], np.uint64), np.array(every[1], np.uint64))
+        starts, ends = self._bounds
+        found = np.searchsorted(starts, addresses, side="right") - 1
+        last = ends[found]
+        inside = (found >= 0) & (addresses <= last) & (last - addresses >= np.uint64(size))
+        return np.where(inside, found, -1)
 
     def _parts(self, addresses: Array, size: int, store: bool) -> list[tuple[Any, Buffer]]:
         """Which of the addresses lie in which buffer. Raises OutOfBoundsError for the first that
@@ -70,14 +88,10 @@ class Memory:
         if whole is not None:
             parts: list[tuple[Any, Buffer]] = [(slice(None), whole)]
         else:
-            parts, left = [], np.ones(len(addresses), bool)
-            for each in self.buffers:
-                inside = (addresses >= each.address) & (addresses + np.uint64(size) <= each.end)
-                if inside.any():
-                    parts.append((inside, each))
-                    left &= ~inside
-            if left.any():
-                raise OutOfBoundsError(self._complaint(int(np.argmax(left)), addresses, size))
+            places = self._places(addresses, size)
+            if places.min() < 0:
+                raise OutOfBoundsError(self._complaint(int(np.argmin(places)), addresses, size))
+            parts = [(places == each, self.buffers[each]) for each in np.unique(places)]
         for which, each in parts:
             if store and not each.writable:
                 lane = int(np.arange(len(addresses))[which][0])
