@@ -58,7 +58,7 @@ def batches_and_heads(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
 
 def rows_apart(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     """Rows so far apart that they are read one by one."""
-    return _strided(gfx, kernels_dir, (0, FAR // 8, 0), (33, 77))
+    return _strided(gfx, kernels_dir, (0, FAR, 0), (33, 35))
 
 
 def rows_of_tiles(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:

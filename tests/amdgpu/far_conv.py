@@ -20,9 +20,6 @@ from tests.amdgpu.sparse import sparse, spread
 from tests.ops.running import compute
 
 CPU = torch.device("cpu")
-IMAGES = (1 << 21) + 3
-"""Of 2^11 values at least."""
-CHOSEN = [0, IMAGES // 2, IMAGES - 1]
 
 
 def among(count: int, chosen: Sequence[int], values: torch.Tensor) -> torch.Tensor:
@@ -65,14 +62,25 @@ def _made(
 
 
 def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
-    """Many of them: x, norm, shortcut, output and its statistics."""
-    fused: dict[str, Any] = {}
-    if kind == "3x3":
-        fused = {"norm": True, "shortcut": "conv", "shortcut_channels": 16}
-    size = {"3x3": (8, 16), "3x3 stride 2": (16, 32), "upsample": (8, 16)}[kind]
-    channels = 32 if kind == "upsample" else 16
-    problem = ConvProblem(kind, 3, *size, channels, 16, statistics=True, **fused)
-    few = CONVS[kind].make_inputs(problem, CPU, 5)
+    """Many of them: x, shortcut and output."""
+    problem = {
+        "3x3": ConvProblem(kind, 3, 8, 16, 16, 16, "float16", True, "conv", 16, True),
+        "3x3 stride 2": ConvProblem(kind, 3, 16, 32, 16, 16, statistics=True),
+        "upsample": ConvProblem(kind, 3, 8, 16, 32, 16, statistics=True),
+    }[kind]
+    return _of_many(problem, (1 << 21) + 3, gfx, kernels_dir)
+
+
+def norms_and_statistics(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Those of even more images, of one row and many channels."""
+    problem = ConvProblem("3x3", 3, 1, 16, 256, 128, norm=True, statistics=True)
+    return _of_many(problem, (1 << 23) + 3, gfx, kernels_dir)
+
+
+def _of_many(problem: ConvProblem, count: int, gfx: str, kernels_dir: Path) -> list[str]:
+    """So many images, of which three are there, at the ends and in the middle."""
+    chosen = [0, count // 2, count - 1]
+    few = CONVS[problem.kind].make_inputs(problem, CPU, 5)
     kept: list[torch.Tensor] = []
 
     def finish(statistics: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -80,17 +88,17 @@ def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
         return statistics
 
     names = [name for name in ("x", "norm", "shortcut") if getattr(few, name) is not None]
-    placed = {name: among(IMAGES, CHOSEN, getattr(few, name)) for name in names}
-    inputs = few._replace(**placed, finish=finish)
+    placed = {name: among(count, chosen, getattr(few, name)) for name in names}
     launch = launch_on(
         gfx,
         kernels_dir,
-        groups=partial(of_images, count=IMAGES, chosen=CHOSEN),
-        shown=lambda made: [made[image] for image in CHOSEN],
+        groups=partial(of_images, count=count, chosen=chosen),
+        shown=lambda made: [made[image] for image in chosen],
     )
-    shown = [tensor[image] for tensor in placed.values() for image in CHOSEN]
-    out = _made(launch, problem, inputs, shown)[CHOSEN]
-    return _faults(few, problem, out) + _of_statistics(kept[0][CHOSEN], out)
+    shown = [tensor[image] for tensor in placed.values() for image in chosen]
+    inputs = few._replace(**placed, finish=finish)
+    out = _made(launch, problem, inputs, shown)[chosen]
+    return _faults(few, problem, out) + _of_statistics(kept[0][chosen], out)
 
 
 def _of_statistics(statistics: torch.Tensor, out: torch.Tensor) -> list[str]:
@@ -124,4 +132,4 @@ ALL: dict[str, Callable[..., list[str]]] = {
     f"{what.__name__} of a {kind} convolution": partial(what, kind)
     for kind in CONVS
     for what in (images, rows)
-}
+} | {"norms and statistics of a convolution": norms_and_statistics}

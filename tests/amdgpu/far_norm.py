@@ -45,9 +45,11 @@ def moments(*shape: int) -> torch.Tensor:
 
 
 def images(channels_last: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
-    """Many small ones; channels-last also their statistics are more than 2^32."""
-    channels, side = (512, 2) if channels_last else (64, 4)
-    count = (1 << 32) // (channels * side * side) + 3
+    """Many small ones. Channels-last, also statistics and norm are more than 2^32; channels first,
+    channels begin between two multiples of 16 bytes.
+    """
+    channels, side = (512, 2) if channels_last else (64, 5)
+    count = (1 << 22) + 3  # odd: what is applied goes from the last image to the first
     chosen = [0, count // 2, count - 1]
     few = random(3, channels, side, side).half()
     if channels_last:
@@ -116,18 +118,37 @@ def parts(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     few = moments(100, channels)
     placed = sparse((1, count, channels, 4), torch.float32)
     placed[0, -100:] = few
-    fewer = -(-count // each)
     launch = launch_on(
-        gfx, kernels_dir, groups=lambda entry, grid: [grid - 1], shown=lambda made: [made[:, -1]]
+        gfx,
+        kernels_dir,
+        groups=lambda entry, grid: [grid - 1],
+        shown=lambda made: [made[:, -1]],
     )
     with launch.knows(placed[:, -100:]):
         made = launches.launch_merge(launch, CONFIG, placed, channels, each)
-    assert made.shape[1] == fewer
-    mean, m2, number, _ = few.double().unbind(-1)
+    return _off("merged", made[0, -1], _merged(few), 1e-6)
+
+
+def merged_images(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Statistics of many images in a few parts, which are merged to fewer."""
+    channels = 256
+    count = (1 << 32) // (channels * 2 * 4) + 3
+    chosen = [0, count // 2, count - 1]
+    few = moments(3, 4, channels)
+    placed = among(count, chosen, few)
+    launch = _launch(gfx, kernels_dir, count, chosen)
+    with launch.knows(*(placed[each] for each in chosen)):
+        made = launches.launch_merge(launch, CONFIG, placed, channels, 2)
+    exact = [[_merged(few[n, :2]), _merged(few[n, 2:])] for n in range(3)]
+    return _off("merged", made[chosen], torch.stack([torch.stack(each) for each in exact]), 1e-6)
+
+
+def _merged(statistics: torch.Tensor) -> torch.Tensor:
+    """(C, 4) of (parts, C, 4) of as many values each."""
+    mean, m2, number, none = statistics.double().unbind(-1)
     whole = mean.mean(0)
     squares = m2.sum(0) + (number * (mean - whole).square()).sum(0)
-    exact = torch.stack((whole, squares, number.sum(0)), -1)
-    return _off("merged", made[0, -1, :, :3], exact, 1e-6)
+    return torch.stack((whole, squares, number.sum(0), none.sum(0)), -1)
 
 
 def finish(phases: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
@@ -167,6 +188,7 @@ ALL: dict[str, Callable[..., list[str]]] = {
     "pixels of a norm": pixels,
     "statistics of a norm": statistics,
     "parts of statistics": parts,
+    "images of parts of statistics": merged_images,
     "images after a library's convolution": partial(finish, False),
     "images after a library's upsampling": partial(finish, True),
 }

@@ -1,0 +1,137 @@
+"""Each kernel's machine code on tensors beyond 2 and 4 GiB; and for each 64-bit number in the
+kernels' sources, the mistake of making it 32 bits wide.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lib_rocm_sd.arch import KERNELS_DIR
+from tests import executed, simt
+from tests.amdgpu import far_attention, far_conv, far_norm, sparse
+from tests.amdgpu.errors import ExecutionError
+from tests.amdgpu.launch import missing
+
+GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
+ALL = {**far_attention.ALL, **far_conv.ALL, **far_norm.ALL}
+SOURCES = ("attention.hip", "softmax.hip", *executed.CONV)
+
+needs_machine_code = pytest.mark.skipif(
+    bool(missing() or sparse.missing()), reason=str(missing() or sparse.missing())
+)
+known = executed.known(*SOURCES, by="clang")
+
+
+def faults(gfx: str, case: str, kernels_dir: Path = KERNELS_DIR) -> str:
+    try:
+        return " | ".join(ALL[case](gfx, kernels_dir))
+    except ExecutionError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@known
+@needs_machine_code
+@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_what_lies_beyond_4_gib_is_right(gfx: str, case: str) -> None:
+    assert faults(gfx, case) == ""
+
+
+KEY = "batch * p.k_stride[0] + head * p.k_stride[2]"
+MASK = "batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2]"
+IMAGE = "((i64)image * p.h + first_row) * p.w * p.in_stride"
+MISTAKES = {
+    "a key's": ("common/attention_tiles.h", KEY, "batches and heads of q, k and v"),
+    "a mask's": ("common/attention_softmax.h", MASK, "a mask's strides"),
+    "an image's": ("common/conv.h", IMAGE, "images of a 3x3 convolution"),
+    "an output's": ("attention.hip", "first * HEAD_DIM", "queries and rows of the output"),
+}
+
+
+@known
+@needs_machine_code
+@pytest.mark.parametrize("offset", MISTAKES)
+@pytest.mark.parametrize("width", ["int", "u32"])
+@pytest.mark.parametrize("gfx", GPUS)
+def test_an_offset_in_32_bits_is_seen(gfx: str, width: str, offset: str) -> None:
+    """With a sign and without."""
+    name, old, case = MISTAKES[offset]
+    assert faults(gfx, case, simt.planted(name, old, f"({width})({old})"))
+
+
+# -- every number of 64 bits
+
+HEADS, APART = "batches and heads of q, k and v", "rows read one by one"
+TILES, MASK_CASE = "rows of tiles", "a mask's strides"
+SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
+NORMS = "norms and statistics of a convolution"
+LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
+MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
+COUNTED = "never: what is counted are rows, or parts, and there are no more of them than work-items"
+WEIGHTS = "never: weights of 4 GiB"
+PART = "never: pixels of an image or of a part, which have 32 bits"
+LANES = "never: what takes it keeps 32 bits, which suffice for rows of a tile"
+SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
+    ("attention.hip", "i64"): ("batches of the output", COUNTED),
+    ("attention.hip", "p.k_stride["): (LANES,),
+    ("attention.hip", "p.v_stride["): (LANES,),
+    ("softmax.hip", "i64"): (SCORES, SCORES),
+    ("pack.hip", "i64"): (WEIGHTS, WEIGHTS),
+    ("group_norm_silu.hip", "i64"): (
+        *(LAST, LAST, LAST, "pixels of a norm", LAST),
+        *(AFTER, AFTER, "images after a library's upsampling", COUNTED, AFTER),
+        *(LAST, FIRST, COUNTED, COUNTED, COUNTED, PART, FIRST, PART, FIRST, COUNTED, FIRST),
+        *(MERGED, "parts of statistics", MERGED),
+        *("statistics of a norm", "never: what is left of very many parts", "statistics of a norm"),
+    ),
+    ("common/attention_layout.h", "i64"): (HEADS, MASK_CASE),
+    ("common/attention_softmax.h", "i64"): (MASK_CASE, MASK_CASE, MASK_CASE),
+    ("common/attention_softmax.h", "p.mask_stride["): (MASK_CASE,) * 4,
+    ("common/attention_tiles.h", "p.q_stride["): (HEADS, HEADS, TILES, LANES, APART),
+    ("common/attention_tiles.h", "p.k_stride["): (HEADS, HEADS, TILES, APART),
+    ("common/attention_tiles.h", "p.v_stride["): (HEADS, HEADS, TILES, APART),
+    ("common/conv.h", "i64"): (WEIGHTS, CONV, NORMS, CONV, WEIGHTS, NORMS, CONV, COUNTED),
+    ("common/platform.h", "i64"): ("never: the type itself",),
+    ("common/tile.h", "i64"): (APART, LANES, APART, LANES, APART),
+}
+"""By file and word, for each place where it stands: the case that sees it cut to 32 bits."""
+
+
+def test_each_number_of_64_bits_has_a_case_or_a_reason() -> None:
+    """In the kernels' own sources; those for the development card alone have other tests."""
+    found: dict[tuple[str, str], int] = {}
+    for folder in (KERNELS_DIR, KERNELS_DIR / "common"):
+        for path in sorted(each for each in folder.iterdir() if each.suffix in (".hip", ".h")):
+            words = re.findall(r"\bi64\b|p\.\w+_stride\[", path.read_text(encoding="utf-8"))
+            name = path.relative_to(KERNELS_DIR).as_posix()
+            found |= {(name, word): words.count(word) for word in words}
+    assert found == {place: len(cases) for place, cases in SEEN_BY.items()}
+    named = {case for cases in SEEN_BY.values() for case in cases}
+    assert not {case for case in named if not case.startswith("never: ")} - set(ALL)
+
+
+PLACES = [
+    (name, word, number, case)
+    for (name, word), cases in SEEN_BY.items()
+    for number, case in enumerate(cases)
+    if case in ALL
+]
+
+
+@known
+@needs_machine_code
+@pytest.mark.parametrize(
+    ("gfx", "place"),
+    [(GPUS[turn % len(GPUS)], place) for turn, place in enumerate(PLACES)],
+    ids=lambda each: each if isinstance(each, str) else "-".join(map(str, each[:3])),
+)
+def test_each_number_of_64_bits_is_seen_where_it_has_32(
+    gfx: str, place: tuple[str, str, int, str]
+) -> None:
+    """Each on one GPU, in turn."""
+    name, word, number, case = place
+    cut = "u32" if word == "i64" else f"(u32){word}"
+    assert faults(gfx, case, simt.planted(name, word, cut, number))
