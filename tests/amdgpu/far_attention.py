@@ -30,6 +30,12 @@ def launch_on(gfx: str, kernels_dir: Path, **how: Any) -> CodeLaunch:
     return CodeLaunch(arch, kernels_dir=kernels_dir, **how)
 
 
+def _queries_of_a_group(gfx: str, head_dim: int) -> int:
+    arch = by_gfx(gfx)
+    assert arch is not None
+    return kernel.ordered(arch, "float16", head_dim, "none")[0].block_q
+
+
 def _attend(
     launch: CodeLaunch, inputs: AttentionInputs, shown: Sequence[torch.Tensor | None] = ()
 ) -> Any:
@@ -46,8 +52,9 @@ def _strided(
     """q, k and v with these strides of batch, row and head."""
     count = 2 if strides[0] else 1
     q, k, v = draw(AttentionProblem(count, count, *seq, 40, "float16", "none"))
-    placed = [spread(t, (strides[0] or 1, strides[1], strides[2] or 1, 1)) for t in (q, k, v)]
-    out = _attend(launch_on(gfx, kernels_dir), AttentionInputs(*placed))
+    far = (strides[0] or 1, strides[1], strides[2] or 1, 1)
+    inputs = AttentionInputs(spread(q, far), spread(k, far), spread(v, far))
+    out = _attend(launch_on(gfx, kernels_dir), inputs)
     return numbers(out, q, k, v).faults(True)
 
 
@@ -63,11 +70,10 @@ def rows_apart(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
 
 def rows_of_tiles(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     """Rows as far apart as may be where lanes have offsets of 32 bits; the last tile of queries."""
-    rows = (LARGEST_ROW_STRIDE, 1088)
-    q, k, v = draw(AttentionProblem(1, 1, rows[1], rows[1], 40, "float16", "none"))
-    placed = [spread(t, (1, rows[0], 1, 1)) for t in (q, k, v)]
+    q, k, v = draw(AttentionProblem(1, 1, 1088, 1088, 40, "float16", "none"))
+    far = (1, LARGEST_ROW_STRIDE, 1, 1)
     launch = launch_on(gfx, kernels_dir, groups=lambda entry, grid: [grid - 1])
-    out = _attend(launch, AttentionInputs(*placed))
+    out = _attend(launch, AttentionInputs(spread(q, far), spread(k, far), spread(v, far)))
     return numbers(out[:, -16:], q[:, -16:], k, v).faults(True)
 
 
@@ -84,13 +90,13 @@ def batches_of_the_output(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str
     """A million of them; each has its own part of few inputs, which overlap."""
     count, seq, head_dim = (1 << 20) + 5, 64, 64
     base = torch.randn(8 * count + seq * head_dim, generator=torch.Generator().manual_seed(1))
-    inputs = [
+    q, k, v = (
         base.half().roll(each).as_strided((count, seq, 1, head_dim), (8, head_dim, head_dim, 1))
         for each in range(3)
-    ]
+    )
     chosen = [0, count // 2 - 1, count - 1]
-    config = kernel.ordered(_arch(gfx), "float16", head_dim, "none")[0]
-    whole, rest = divmod(seq, config.block_q)
+    block_q = _queries_of_a_group(gfx, head_dim)
+    whole, rest = divmod(seq, block_q)
     groups = [b * whole + each for b in chosen for each in range(whole)]
     groups += [count * whole + b for b in chosen if rest]
     launch = launch_on(
@@ -99,18 +105,17 @@ def batches_of_the_output(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str
         groups=lambda entry, grid: groups,
         shown=lambda made: [made[b] for b in chosen],
     )
-    out = _attend(launch, AttentionInputs(*inputs))
-    q, k, v = (t[chosen] for t in inputs)
-    return numbers(out[chosen], q, k, v).faults(True)
+    out = _attend(launch, AttentionInputs(q, k, v))
+    return numbers(out[chosen], q[chosen], k[chosen], v[chosen]).faults(True)
 
 
 def queries_of_the_output(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     """So many that the last rows lie far, also those of q."""
     seq, head_dim = (1 << 26) + 37, 64
-    config = kernel.ordered(_arch(gfx), "float16", head_dim, "none")[0]
-    whole, rest = divmod(seq, config.block_q)
-    starts = [0, (whole // 2) * config.block_q, whole * config.block_q]
-    rows = [slice(start, min(start + config.block_q, seq)) for start in starts]
+    block_q = _queries_of_a_group(gfx, head_dim)
+    whole, rest = divmod(seq, block_q)
+    starts = [0, whole // 2 * block_q, whole * block_q]
+    rows = [slice(start, min(start + block_q, seq)) for start in starts]
     q = sparse((1, seq, 1, head_dim), torch.float16)
     _, k, v = draw(AttentionProblem(1, 1, 1, 77, head_dim, "float16", "none"))
     for place, each in enumerate(rows):
@@ -126,10 +131,6 @@ def queries_of_the_output(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str
     out = _attend(launch, AttentionInputs(q, k, v), [*(q[:, each] for each in rows), k, v])
     found = [numbers(out[:, each], q[:, each], k, v).faults(True) for each in rows]
     return [fault for each in found for fault in each]
-
-
-def _arch(gfx: str) -> Any:
-    return by_gfx(gfx)
 
 
 def rows_of_scores(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:

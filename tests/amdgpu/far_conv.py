@@ -88,7 +88,7 @@ def _of_many(problem: ConvProblem, count: int, gfx: str, kernels_dir: Path) -> l
         return statistics
 
     names = [name for name in ("x", "norm", "shortcut") if getattr(few, name) is not None]
-    placed = {name: among(count, chosen, getattr(few, name)) for name in names}
+    placed: dict[str, Any] = {name: among(count, chosen, getattr(few, name)) for name in names}
     launch = launch_on(
         gfx,
         kernels_dir,

@@ -14,12 +14,20 @@ LARGE_BYTES = 64 << 20
 """A larger storage is not one buffer: kernels may touch what is shown of it, and nothing else."""
 FAR = (1 << 32) + (1 << 31) + 4096
 """Elements. In 32 bits it is negative or, without a sign, 2^31 too near: where nothing is shown."""
+_MOST_BYTES = 1 << 41
+"""More than any tensor of the tests has."""
 _NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap has from 3.13 on
 
 
 def missing() -> str | None:
     """Why there are no sparse tensors here."""
-    return None if sys.platform == "linux" else "memory is not sparse on this system"
+    if sys.platform != "linux":
+        return "memory is not sparse on this system"
+    try:
+        sparse((_MOST_BYTES,), torch.uint8)
+    except OSError as error:
+        return f"no {_MOST_BYTES >> 40} TiB of addresses: {error}"
+    return None
 
 
 def sparse(
@@ -41,7 +49,10 @@ def spread(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 def runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     """First byte in the storage, and length, of each run of bytes that the elements fill."""
-    length, axes = tensor.element_size(), []
+    if not tensor.numel():
+        return
+    length, start = tensor.element_size(), int(tensor.storage_offset()) * tensor.element_size()
+    axes: list[tuple[int, int]] = []
     order = sorted(range(tensor.ndim), key=lambda axis: tensor.stride(axis))
     for axis in order:
         size, step = tensor.shape[axis], tensor.stride(axis) * tensor.element_size()
@@ -51,7 +62,6 @@ def runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
             length = (size - 1) * step + length
         else:
             axes.append((size, step))
-    start = tensor.storage_offset() * tensor.element_size()
     for places in product(*(range(size) for size, _ in axes)):
         steps = zip(places, axes, strict=True)
         yield start + sum(place * step for place, (_, step) in steps), length
