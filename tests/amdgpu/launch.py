@@ -17,7 +17,7 @@ from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import clang, codeobject
 from tests import compiled
-from tests.amdgpu import executor
+from tests.amdgpu import executor, limits, loader
 from tests.amdgpu.memory import Memory
 from tests.amdgpu.sparse import LARGE_BYTES, runs, sparse, united
 from tests.poison import poisoned
@@ -135,6 +135,7 @@ class CodeLaunch:
         assert not wrong, wrong
         if self.changed is not None:
             code = self.changed(code)
+        limits.check_wave(loader.load(code, spec.entry), self.arch)
         memory = Memory()
         for place, (address, size) in enumerate(_regions(self._allocations.tensors)):
             memory.add_host(address, size, f"tensor {place}")

@@ -33,6 +33,13 @@ def check(program: Program, kernarg: bytes, at: int, grid: int, block: int) -> N
         raise LaunchError(f"{program.entry}: {'; '.join(wrong)}")
 
 
+def check_wave(program: Program, arch: Arch) -> None:
+    """LaunchError where waves are not what our kernels and launches count on."""
+    if program.wave_size != arch.wave_size:
+        said = f"compiled for waves of {program.wave_size}, {arch.gfx} has {arch.wave_size}"
+        raise LaunchError(f"{program.entry}: {said}")
+
+
 def _of_block(program: Program, arch: Arch, grid: int, block: int) -> list[str]:
     needs = program.resources
     required = needs.required_block
@@ -49,10 +56,6 @@ def _of_block(program: Program, arch: Arch, grid: int, block: int) -> list[str]:
         (
             grid * block > MOST_WORK_ITEMS,
             f"{grid * block} work-items are more than one launch may have",
-        ),
-        (
-            program.wave_size != arch.wave_size,
-            f"compiled for waves of {program.wave_size}, {arch.gfx} has {arch.wave_size}",
         ),
         (
             needs.vgprs > arch.max_vgprs or not waves_by_registers(arch, needs, max(block, 1)),

@@ -15,7 +15,7 @@ from tests.amdgpu import far_attention, far_conv, far_norm, sparse
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import missing
 
-GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
+GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 ALL = {**far_attention.ALL, **far_conv.ALL, **far_norm.ALL}
 SOURCES = ("attention.hip", "softmax.hip", *executed.CONV)
 

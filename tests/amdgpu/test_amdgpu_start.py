@@ -41,7 +41,7 @@ def run(gfx: str, body: str, folder: Path, *options: str, block: int = 128) -> n
     code = result.read_bytes()
     out, memory = np.zeros(3 * block, np.uint32), Memory()
     memory.add(_AT, out.view(np.uint8), name="out")
-    size = loader.load(code, "small").kernarg_bytes
+    size = loader.load(code, "small").resources.kernarg_bytes
     executor.run(code, "small", _AT.to_bytes(8, "little").ljust(size, b"\0"), 3, block, memory)
     return out
 
