@@ -192,7 +192,7 @@ class Ledger:
 
     def sound(self) -> set[Entry]:
         """What was executed now or before, and was right."""
-        return (self.collected & (self.known | self.done) | self.right) - self.wrong
+        return {*(self.collected & (self.known | self.done)), *self.right} - self.wrong
 
     def too_little(self) -> list[str]:
         """Why a run of the whole suite does not count as one."""

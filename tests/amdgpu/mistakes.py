@@ -41,6 +41,7 @@ class Place(NamedTuple):
     kind: str
     number: int
     text: str
+    found: str
 
     def __str__(self) -> str:
         return f"{self.name}-{self.kind}-{self.number}"
@@ -68,7 +69,7 @@ def places() -> Iterator[Place]:
             for number, found in enumerate(pattern.finditer(text)):
                 line = text[text.rfind("\n", 0, found.start()) + 1 : text.find("\n", found.end())]
                 if "//" not in line[: line.find(found[0])]:
-                    yield Place(name, kind, number, line.strip())
+                    yield Place(name, kind, number, line.strip(), found[0])
 
 
 def _attention(gfx: str) -> Iterator[Case]:
@@ -81,6 +82,7 @@ def _attention(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "attention", masked, layout="mixed and odd", mask_of="turned")
     yield Case(gfx, "attention", replace(masked, head_dim=512, seq_k=128), mask_of="whole")
     ahead = 3 if gfx != "gfx1030" else 2  # which fetches no tile ahead
+    yield Case(gfx, "attention", plain, ahead)
     yield Case(gfx, "attention", replace(plain, seq_k=128), ahead)
     yield Case(gfx, "attention", replace(plain, head_dim=160, seq_k=128), 1)
     yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
@@ -104,10 +106,11 @@ def _units(gfx: str) -> Iterator[Case]:
 
 
 def _norm(gfx: str) -> Iterator[Case]:
-    last = GroupNormProblem(2, 264, 3, 37, "float16", True, True, 8, "float16")
+    last = GroupNormProblem(2, 520, 11, 13, "float16", True, True, 8, "float16")
     yield Case(gfx, "group norm", last)
     yield Case(gfx, "group norm", GroupNormProblem(2, 6, 61, 127, "float16", False, True, 2))
-    yield Case(gfx, "finalize", FinalizeProblem(2, 2100, 72, 12))
+    yield Case(gfx, "group norm", GroupNormProblem(2, 6, 5, 11, "float16", False, True, 2))
+    yield Case(gfx, "finalize", FinalizeProblem(1, 200, 301, 7))
     finish = ConvProblem("3x3", 2, 2, 55, 16, 264, "float16", False, "identity", 264, True)
     yield Case(gfx, "finish pass", finish)
     yield Case(gfx, "group norm", last, layout="misaligned")
@@ -119,6 +122,7 @@ def _softmax(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "softmax", problem, scale=-0.3)
     yield Case(gfx, "softmax", replace(problem, seq_k=4092))
     yield Case(gfx, "softmax", replace(problem, seq_k=8188))
+    yield Case(gfx, "softmax", replace(problem, seq_q=1, seq_k=65540))
 
 
 def _pack(gfx: str) -> Iterator[Case]:
@@ -145,28 +149,40 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
 
 
 class Excused(NamedTuple):
-    """A place whose line has `text`, and why no case here shows a mistake in it."""
+    """A place whose line has `text`, and that ends with `last` itself if that is said; and why no
+    case here shows a mistake in it.
+    """
 
     name: str
     kind: str
     text: str
     why: str
+    last: str = ""
 
 
 STAGED = "only the development card stages O in LDS: tests/simt has it"
 NO_KEYS = "a tile behind the last key repeats the last row, weighs nothing and costs only time"
+UNUSED = "LLVM leaves out a load that is not used: tests/simt/test_simt_planted.py has it"
+LAYOUT = "test_another_units_layout_gives_wrong_results has this line"
+TWICE = "other work-items write the same values there, or none"
+SAME = "what is past the end repeats the first pixel, which the same work-item writes"
 EXCUSED = (
     Excused("attention.hip", "tail", "first_k < (int)p.seq_k; first_k += BLOCK_K", NO_KEYS),
     Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < (int)p.seq_k", NO_KEYS),
     Excused("attention.hip", "tail", "*(Words<4>*)(first + (u32)(t * 16 + n)", STAGED),
     Excused("common/mma.h", "lane", "first_of_row()", "all sixteen lanes have the same sum"),
-    Excused("group_norm_silu.hip", "tail", "active = row < rows", "it writes the same twice"),
+    Excused("group_norm_silu.hip", "tail", "active = row < rows", TWICE, "rows"),
+    Excused("group_norm_silu.hip", "tail", "i < batch.valid", SAME),
+    Excused(
+        "group_norm_silu.hip", "tail", "entry < last; entry +=", "entries past the end are none"
+    ),
     Excused("common/conv.h", "limit", "first_row = min2(max2(top", "no group begins behind x"),
 )
 
 
 def fits(excused: Excused, place: Place) -> bool:
-    return excused[:2] == place[:2] and excused.text in place.text
+    same = excused[:2] == place[:2] and excused.text in place.text
+    return same and place.found.endswith(excused.last)
 
 
 def excuse(place: Place) -> Excused | None:
