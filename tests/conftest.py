@@ -39,6 +39,7 @@ waited for by all workers.
 """
 APART = (
     *("test_amdgpu_kernels", "test_amdgpu_planted", "test_simt_attention", "test_simt_planted"),
+    "test_amdgpu_schedules",
     *("test_attention_random", "test_attention_resources", "test_simt_conv_places"),
     *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm"),
 )
@@ -49,6 +50,7 @@ TOGETHER = "tests/browser/"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     ledger.add_options(parser)
+    parser.addoption("--schedules", type=int, help="draw so many orders of waves for each case")
 
 
 def pytest_configure(config: pytest.Config) -> None:

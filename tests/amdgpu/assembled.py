@@ -21,6 +21,7 @@ from tests.amdgpu.hazards import LdsMemory
 from tests.amdgpu.lds import LdsSpace
 from tests.amdgpu.loader import FloatMode
 from tests.amdgpu.memory import Memory
+from tests.amdgpu.races import Races
 from tests.amdgpu.state import Waves
 from tests.amdgpu.vmem import Space
 
@@ -80,7 +81,8 @@ class Machine:
         self.b = Waves(512, self.waves, self.lanes)
         self.b.wave[...] = np.arange(self.waves)
         self.lds = LdsSpace(LdsMemory(1, self.lds_bytes))
-        self.space = Space(self.memory, 64)
+        races = Races(self.memory, two_caches=not self.gfx.startswith("gfx9"))
+        self.space = Space(self.memory, 64, races=races)
 
     def set_v(self, **values: Any) -> Machine:
         """v3=..., a3=...: numbers or arrays (lanes,), of float32, int32 or uint32."""
@@ -116,6 +118,7 @@ class Machine:
                 with np.errstate(all="ignore"):
                     if step(self.b) == -1:
                         self.b.epoch += 1
+                        self.space.races.passed(self.b)
             except ExecutionError as error:
                 error.where = str(ins)
                 raise

@@ -56,6 +56,7 @@ def compile_atomic(ins: Instruction, place: int, space: vmem.Space) -> Step | No
             b.issue(LDS)
         if b.exec.any():
             try:
+                space.races.atomic(b, ins, at[b.exec], size, counter)
                 before = _changed(space, at[b.exec], data, operation, dtype)
             except OutOfBoundsError as error:
                 raise vmem._named(error, b) from None

@@ -27,6 +27,8 @@ def compile_control(ins: Instruction, index_of: dict[int, int]) -> Step | None:
         return _branches(ins, index_of)
     if name.startswith("S_WAITCNT") or name.startswith("S_WAIT_"):
         return _waits(ins)
+    if name in ("BUFFER_GL0_INV", "GLOBAL_INV"):
+        return _empties
     if name == "S_BARRIER":
         return _barrier
     if name == "S_BARRIER_SIGNAL":
@@ -119,8 +121,14 @@ def _waits(ins: Instruction) -> Step:
     return step
 
 
+def _empties(b: Waves) -> None:
+    """The cache of a CU."""
+    b.fresh[...] = b.epoch
+
+
 def _barrier(b: Waves) -> int:
     barrier_is_safe(b)
+    b.settled[...] = b.done
     return BARRIER
 
 
@@ -133,6 +141,7 @@ def _signals(ins: Instruction) -> Step:
         if b.signalled.any():
             raise HazardError("a barrier is signalled twice")
         b.signalled[...] = True
+        b.settled[...] = b.done
 
     return step
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 class ExecutionError(Exception):
     """Something that the hardware would not do, or that the executor does not know.
 
-    `where`: the instruction, once the run loop has added it.
+    `where`: the instruction, `address` its own, once the run loop has added them.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.where = ""
+        self.where, self.address = "", 0
 
     def __str__(self) -> str:
-        return f"{self.message}; at {self.where}" if self.where else self.message
+        return f"{self.message}; at {self.where.lstrip(', ')}" if self.where else self.message
 
 
 class UnsupportedError(ExecutionError):
@@ -39,4 +39,10 @@ class HazardError(ExecutionError):
 
 
 class RaceError(ExecutionError):
-    """Two waves touched a place in LDS between two barriers, and one of them wrote."""
+    """Two waves touched a place that nothing orders, and one of them wrote. `others`: addresses of
+    the instructions that touched it before.
+    """
+
+    def __init__(self, message: str, others: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.others = others

@@ -21,7 +21,9 @@ from tests.amdgpu.lds import LdsSpace, LdsTraffic, compile_lds
 from tests.amdgpu.loader import FloatMode, Program
 from tests.amdgpu.matrix import compile_matrix
 from tests.amdgpu.memory import Buffer, Memory
+from tests.amdgpu.races import Races
 from tests.amdgpu.salu import Step, compile_scalar
+from tests.amdgpu.schedules import schedule_of
 from tests.amdgpu.state import Waves
 from tests.amdgpu.vector import compile_vector
 from tests.amdgpu.vmem import Space, Traffic, compile_memory
@@ -105,12 +107,13 @@ def run(
     block: int,
     memory: Memory,
     seed: int = 1,
+    schedule: int = 0,
     groups: Sequence[int] | None = None,
 ) -> Counts:
     """Execute `entry` on `grid` work-groups of `block` work-items, both one-dimensional.
 
-    `groups`: the only ones that are executed, all where None. `memory` is changed. Raises
-    ExecutionError.
+    `schedule`: 0 is lockstep, others are drawn. `groups`: the only ones that are executed, all
+    where None. `memory` is changed. Raises ExecutionError.
     """
     program = loader.load(code, entry)
     limits.check(program, kernarg, _KERNARG_AT, grid, block)
@@ -123,8 +126,12 @@ def run(
     compiled = _compiled(code, entry)
     with np.errstate(all="ignore"):
         try:
-            run = _Run(program, compiled, whole, block, seed)
+            run = _Run(program, compiled, whole, block, seed, schedule)
             return run.all_groups(range(grid) if groups is None else groups)
+        except ExecutionError as error:
+            if schedule:
+                error.where += f", schedule {schedule} of seed {seed}"
+            raise
         finally:
             compiled.connect(Memory())  # the caller's may go
 
@@ -140,6 +147,7 @@ class _Compiled:
     def connect(self, memory: Memory) -> None:
         """Act on this from now on, with nothing counted."""
         self.space.memory, self.space.traffic, self.space.scratch = memory, {}, {}
+        self.space.races = Races(memory)
         self.lds.memory, self.lds.traffic = LdsMemory(0, 0), {}
 
 
@@ -167,24 +175,31 @@ def forget() -> None:
 
 class _Run:
     def __init__(
-        self, program: Program, compiled: _Compiled, memory: Memory, block: int, seed: int
+        self,
+        program: Program,
+        compiled: _Compiled,
+        memory: Memory,
+        block: int,
+        seed: int,
+        schedule: int,
     ) -> None:
         compiled.connect(memory)
+        compiled.space.races.two_caches = program.two_caches
         self.program, self.block = program, block
-        self.random = np.random.default_rng(seed)
         self.space, self.lds, self.steps = compiled.space, compiled.lds, compiled.steps
         self.executed = [0] * len(self.steps)
         self.waves_per_group = -(-block // program.wave_size)
+        self.schedule = schedule_of(seed, schedule, self.waves_per_group)
+        self.live = np.zeros(0, np.int64)
 
     def all_groups(self, groups: Sequence[int]) -> Counts:
         """Execute these work-groups, in sets that fit a cache, in a random order."""
-        order = self.random.permutation(groups)
         at_once = max(1, LANES_AT_ONCE // (self.waves_per_group * self.program.wave_size))
-        for first in range(0, len(order), at_once):
-            self._groups(order[first : first + at_once])
+        for some in self.schedule.sets(groups, at_once):
+            self._groups(some)
         return Counts(
             self.program.wave_size,
-            len(order) * self.waves_per_group,
+            len(groups) * self.waves_per_group,
             self.program.instructions,
             tuple(self.executed),
             self.space.traffic,
@@ -193,19 +208,19 @@ class _Run:
 
     def _groups(self, groups: Any) -> None:
         self.lds.memory = LdsMemory(len(groups), self.program.lds_bytes)
+        self.space.races.begin(len(groups))
         self.space.scratch = {}
-        ready = self._shuffled(self._begun(groups))
+        self.live = np.full(len(groups), self.waves_per_group)
+        ready = self.schedule.begun(self._begun(groups))
         waiting: list[Waves] = []
         left = MOST_STEPS
         while ready or waiting:
-            if not ready:
-                ready, waiting = self._passed(waiting), []
-            key = min((b.shift, b.pc) for b in ready)
-            here = [b for b in ready if (b.shift, b.pc) == key]
-            ready = [b for b in ready if (b.shift, b.pc) != key]
-            batch = Waves.join(here)
-            stops = {b.pc for b in ready if b.shift == batch.shift}
-            left -= self._go(batch, stops, ready, waiting)
+            passed, waiting = self.schedule.released(ready, waiting, self.live)
+            for b in passed:
+                b.epoch += 1
+                self.space.races.passed(b)
+            batch, ready, stops, most = self.schedule.chosen(ready + passed)
+            left -= self._go(batch, stops, most, ready, waiting)
             if left < 0:
                 raise ExecutionError(f"not at an end after {MOST_STEPS} instructions")
 
@@ -215,7 +230,8 @@ class _Run:
         b = Waves(registers, per_group * len(groups), program.wave_size)
         place = np.arange(b.count)
         b.group[...], b.wave[...] = groups[place // per_group], place % per_group
-        b.lds_base[...] = place // per_group * self.lds.memory.stride
+        b.slot[...] = place // per_group
+        b.lds_base[...] = b.slot * self.lds.memory.stride
         at = 0
         for name, count in program.user_sgprs:
             if name == "kernarg_segment_ptr":
@@ -233,36 +249,11 @@ class _Run:
         b.put_v(0, item.astype(np.uint32))
         return b
 
-    def _shuffled(self, b: Waves) -> list[Waves]:
-        """All waves at once, or, by chance, some of each group before the others, or each alone
-        first.
-        """
-        if self.waves_per_group == 1 or self.random.random() < 0.75:
-            b.shift = 0
-            return [b]
-        first = self.random.permutation(self.waves_per_group)
-        first = first[: self.random.integers(1, self.waves_per_group)]
-        early = np.isin(b.wave, first)
-        parts = [b.part(np.flatnonzero(side)) for side in (early, ~early) if side.any()]
-        for shift, part in enumerate(parts):
-            part.shift = shift
-        return parts
-
-    def _passed(self, waiting: list[Waves]) -> list[Waves]:
-        """Every wave that still runs has reached a barrier."""
-        for b in waiting:
-            b.epoch += 1
-            b.shift = 0
-        by_place: dict[int, list[Waves]] = {}
-        for b in waiting:
-            by_place.setdefault(b.pc, []).append(b)
-        if len(by_place) == 1:
-            return self._shuffled(Waves.join(next(iter(by_place.values()))))
-        return [Waves.join(parts) for parts in by_place.values()]
-
-    def _go(self, b: Waves, stops: set[int], ready: list[Waves], waiting: list[Waves]) -> int:
-        """Execute until these waves part, wait, end or may meet others; what they become is put
-        where it belongs.
+    def _go(
+        self, b: Waves, stops: set[int], most: int, ready: list[Waves], waiting: list[Waves]
+    ) -> int:
+        """Execute until these waves part, wait, end, may meet others or have executed `most`
+        instructions; what they become is put where it belongs.
         """
         steps, executed, count, place, done = self.steps, self.executed, b.count, b.pc, 0
         try:
@@ -272,15 +263,16 @@ class _Run:
                 result = steps[place](b)
                 if result is None:
                     place += 1
-                    if not stops or place not in stops:
+                    if done < most and (not stops or place not in stops):
                         continue
                 elif result >= 0:
                     place = result
-                    if not stops:
+                    if done < most and not stops:
                         continue
                 break
         except ExecutionError as error:
             error.where = str(self.program.instructions[place])
+            error.address = self.program.instructions[place].address
             raise
         except IndexError as error:
             where = self.program.instructions[place]
@@ -304,8 +296,10 @@ class _Run:
             other = b.part(np.flatnonzero(~b.branch))
             other.pc = place + 1
             ready += [taken, other]
-        elif result == END and b.signalled.any():
-            raise HazardError("a wave ends between signalling a barrier and waiting for it")
+        elif result == END:
+            if b.signalled.any():
+                raise HazardError("a wave ends between signalling a barrier and waiting for it")
+            np.subtract.at(self.live, b.slot, 1)
 
 
 def compile_step(

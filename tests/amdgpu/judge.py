@@ -28,8 +28,9 @@ from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests.amdgpu import drawn
-from tests.amdgpu.errors import ExecutionError
+from tests.amdgpu.errors import ExecutionError, RaceError
 from tests.amdgpu.launch import CodeLaunch
+from tests.amdgpu.lines import lines_of
 from tests.ops.attention.judge import numbers, torchs_own
 from tests.ops.running import compute
 
@@ -40,6 +41,7 @@ CPU = torch.device("cpu")
 class Case:
     """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
     are those of attention (drawn.py); `layout` also of images: "misaligned", "wide", "band".
+    `schedule`: in which order waves take turns, 0 for lockstep.
     """
 
     gfx: str
@@ -52,6 +54,7 @@ class Case:
     values: str = "random"
     scale: float | None = None
     mask_of: str = "rows"
+    schedule: int = 0
 
     @property
     def arch(self) -> Arch:
@@ -63,6 +66,7 @@ class Case:
         how = f"config {self.config} {self.layout} {self.values} {self.compiled_by}"
         how += f" scale {self.scale}" * (self.scale is not None)
         how += f" mask of {self.mask_of}" * (getattr(self.problem, "mask", "none") != "none")
+        how += f" schedule {self.schedule} of seed {self.seed}" * bool(self.schedule)
         return f"{self.gfx} {self.op} {self.problem} {how}"
 
 
@@ -107,15 +111,26 @@ class _Launch(CodeLaunch):
 
 def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
     """Compile, execute, compare. What the executor raises is a fault."""
-    launch = _Launch(case.arch, case.seed, kernels_dir, changed, case.compiled_by)
+    launch = _Launch(
+        *(case.arch, case.seed, kernels_dir, changed, case.compiled_by), schedule=case.schedule
+    )
     start = time.monotonic()
     try:
         faults = _RUN[case.op](case, launch)
     except ExecutionError as error:
-        faults = [f"{type(error).__name__}: {error}"]
+        faults = [f"{type(error).__name__}: {error}{_lines(error, launch)}"]
     done = sum(counts.lane_instructions for counts in launch.counts)
     seconds = time.monotonic() - start
     return Outcome(case, tuple(faults), done, seconds, launch.reached())
+
+
+def _lines(error: ExecutionError, launch: CodeLaunch) -> str:
+    """Of the instructions of a race in global memory, in the kernel launched last."""
+    if launch.last is None or not isinstance(error, RaceError) or not error.others:
+        return ""
+    known = lines_of(launch.last, launch.arch, launch.kernels_dir, launch.compiled_by)
+    places = [known.get(address, ("?", 0)) for address in (error.address, *error.others)]
+    return f", {' after '.join(f'{file}:{line}' for file, line in places)}"
 
 
 def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:

@@ -100,7 +100,8 @@ class CodeLaunch:
     it is active; each storage becomes one buffer of exactly its size. Of a large one each run of
     bytes that a tensor fills becomes a buffer: of what was made, those of the views that `shown`
     gives of it. `groups`: which work-groups of a kernel's grid are executed, all where it gives
-    None. `changed` may alter a code object first. `counts`: of every launch, in order. Raises
+    None. `changed` may alter a code object first. `counts`: of every launch, in order. `last`: what
+    was launched last. Raises
     ExecutionError.
     """
 
@@ -109,6 +110,8 @@ class CodeLaunch:
     kernels_dir: Path = KERNELS_DIR
     changed: Callable[[bytes], bytes] | None = None
     compiled_by: str = "clang"
+    schedule: int = 0
+    last: KernelSpec | None = None
     counts: list[executor.Counts] = field(default_factory=list)
     groups: Callable[[str, int], Sequence[int] | None] = lambda entry, grid: None
     shown: Shown = lambda tensor: [tensor]
@@ -139,7 +142,6 @@ class CodeLaunch:
         memory = Memory()
         for place, (address, size) in enumerate(_regions(self._allocations.tensors)):
             memory.add_host(address, size, f"tensor {place}")
-        groups = self.groups(spec.entry, grid)
-        self.counts.append(
-            executor.run(code, spec.entry, bytes(params), grid, block, memory, self.seed, groups)
-        )
+        self.last = spec
+        how = (self.seed, self.schedule, self.groups(spec.entry, grid))
+        self.counts.append(executor.run(code, spec.entry, bytes(params), grid, block, memory, *how))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,21 +20,20 @@ _INSTRUCTION = re.compile(r"\t((?:s|v|ds|global|flat|buffer|scratch)_\w+)")
 
 
 @cache
-def lines_of(spec: KernelSpec, arch: Arch) -> dict[int, tuple[str, int]]:
+def lines_of(
+    spec: KernelSpec, arch: Arch, kernels_dir: Path = KERNELS_DIR, name: str = "clang"
+) -> dict[int, tuple[str, int]]:
     """File and line of the instruction at each address, by the assembly that clang writes on the
     way with -gline-tables-only. Empty where that is other code. Line 0: the compiler's own.
     """
-    clang = compiler()
+    clang = compiler(name)
     assert clang is not None
+    telling = replace(clang, program=(*clang.program, "-gline-tables-only"))
+    text = source.flatten(str(kernels_dir / spec.source))
     defines = {**arch.defines(), **dict(spec.defines)}
-    command, *_ = clang._steps(arch, defines)
-    with tempfile.TemporaryDirectory() as folder:
-        text = source.flatten(str(KERNELS_DIR / spec.source))
-        Path(folder, "kernel.hip").write_text(text, encoding="utf-8")
-        subprocess.run([*command, "-gline-tables-only"], cwd=folder, check=True)
-        written = list(_written(Path(folder, "kernel.s").read_text(encoding="utf-8")))
+    written = list(_written(telling.assembly(text, arch, defines, spec.source)))
     found = {}
-    for each in loader.load(built(spec, arch), spec.entry).instructions:
+    for each in loader.load(built(spec, arch, kernels_dir, name), spec.entry).instructions:
         if each.name == "S_NOP" and (not written or written[0][0] != "s_nop"):
             continue  # before a loop that begins at a multiple of so many bytes
         if not written:

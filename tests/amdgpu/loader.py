@@ -44,7 +44,8 @@ class Program:
     """One kernel of a code object, ready to run.
 
     `user_sgprs`: what the driver puts into the first SGPRs, in order, with their numbers of
-    registers; after them comes the work-group id where the family passes it so.
+    registers; after them comes the work-group id where the family passes it so. `two_caches`: the
+    waves of a work-group may run on two CUs.
     """
 
     gfx: str
@@ -58,6 +59,7 @@ class Program:
     scratch_bytes: int
     user_sgprs: tuple[tuple[str, int], ...]
     group_id_sgpr: bool
+    two_caches: bool
     item_id_dimensions: int
     mode: FloatMode
     image: bytes
@@ -98,6 +100,7 @@ def load(code: bytes, entry: str) -> Program:
         scratch_bytes=fields["scratch"],
         user_sgprs=_user_sgprs(fields["properties"], fields["rsrc2"], fields["preload"]),
         group_id_sgpr=bool(fields["rsrc2"] >> 7 & 1),
+        two_caches=_two_caches(family, fields),
         item_id_dimensions=(fields["rsrc2"] >> 11 & 3) + 1,
         mode=_mode(fields["rsrc1"], family),
         image=image,
@@ -153,6 +156,12 @@ def _mode(rsrc1: int, family: str) -> FloatMode:
         ieee=bool(rsrc1 >> 23 & 1) if has_ieee_bits else True,
         dx10_clamp=bool(rsrc1 >> 21 & 1) if has_ieee_bits else True,
     )
+
+
+def _two_caches(family: str, fields: dict[str, int]) -> bool:
+    """RDNA's WGP mode, CDNA's split of thread groups."""
+    register, bit = (fields["rsrc3"], 16) if family == "cdna" else (fields["rsrc1"], 29)
+    return bool(register >> bit & 1)
 
 
 def _wave_size(family: str, properties: int, said: int) -> int:

@@ -182,8 +182,8 @@ _COMPARE: dict[str, Any] = {
 _NOTHING = {  # hints, cache control and clocks: no state that a kernel can see
     *("S_NOP", "V_NOP", "S_CLAUSE", "S_DELAY_ALU", "S_SETPRIO", "S_SLEEP"),
     "S_SET_INST_PREFETCH_DISTANCE",
-    *("S_WAITCNT_DEPCTR", "S_WAIT_ALU", "BUFFER_GL0_INV", "BUFFER_GL1_INV", "GLOBAL_WB"),
-    *("GLOBAL_INV", "S_CODE_END", "S_ICACHE_INV", "S_INST_PREFETCH", "BUFFER_INV", "BUFFER_WBL2"),
+    *("S_WAITCNT_DEPCTR", "S_WAIT_ALU", "BUFFER_GL1_INV", "GLOBAL_WB"),
+    *("S_CODE_END", "S_ICACHE_INV", "S_INST_PREFETCH", "BUFFER_INV", "BUFFER_WBL2"),
 }
 
 

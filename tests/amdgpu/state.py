@@ -23,12 +23,16 @@ EXEC, VCC = 126, 106
 SGPRS = 128
 UNWRITTEN, ON_ITS_WAY = 1, 2
 
-_BY_WAVE = ("scc", "group", "wave", "epoch", "lds_base", "signalled")
-_SECOND = ("v", "v_init", "v_seq", "v_kind", "s", "s_init", "s_seq", "issued", "done")
+_BY_WAVE = ("scc", "group", "wave", "slot", "epoch", "fresh", "lds_base", "signalled")
+_SECOND = ("v", "v_init", "v_seq", "v_kind", "s", "s_init", "s_seq", "issued", "done", "settled")
 
 
 class Waves:
-    """`count` waves. Arrays: v (registers, waves, lanes) uint32; s (128, waves) uint32."""
+    """`count` waves. Arrays: v (registers, waves, lanes) uint32; s (128, waves) uint32.
+
+    `epoch`: barriers passed; `fresh`: those passed when a wave last emptied its cache; `settled`:
+    what was `done` when it reached the last; `slot`: its group's place among those executed.
+    """
 
     def __init__(self, registers: int, count: int, lanes: int) -> None:
         self.registers, self.count, self.lanes = registers, count, lanes
@@ -46,11 +50,14 @@ class Waves:
         self.scc = np.zeros(count, bool)
         self.group = np.zeros(count, np.int64)
         self.wave = np.zeros(count, np.int64)
+        self.slot = np.zeros(count, np.int64)
         self.epoch = np.zeros(count, np.int64)
+        self.fresh = np.zeros(count, np.int64)
         self.lds_base = np.zeros(count, np.int64)
         self.signalled = np.zeros(count, bool)
         self.issued = np.zeros((4, count), np.int32)
         self.done = np.zeros((4, count), np.int32)
+        self.settled = np.zeros((4, count), np.int32)
         self.branch: Array | None = None
         self._views()
         self.write_mask(EXEC, np.ones((count, lanes), bool))

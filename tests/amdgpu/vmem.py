@@ -13,6 +13,7 @@ from tests.amdgpu.decode import Instruction
 from tests.amdgpu.errors import OutOfBoundsError, UnsupportedError
 from tests.amdgpu.memory import Memory
 from tests.amdgpu.operands import null_code, scalar, vector, vgpr
+from tests.amdgpu.races import Races
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import LDS, LOAD, SMEM, STORE, Waves
 from tests.poison import POISON
@@ -44,6 +45,7 @@ class Space:
     memory: Memory
     scratch_bytes: int = 0
     traffic: dict[int, Traffic] = field(default_factory=dict)
+    races: Races = field(default_factory=Races)
     scratch: dict[tuple[int, int], Array] = field(default_factory=dict)
 
 
@@ -163,6 +165,7 @@ def _load(
             try:
                 if global_:
                     data = space.memory.load(flat, size)
+                    space.races.load(b, ins, flat, size, LOAD, b.exec)
                     _count(space, place, b, at, size, store=False)
                 else:
                     data = _from_scratch(space, b, flat, size)
@@ -226,7 +229,10 @@ def _store(
         data = data[:, 2 : 2 + size] if high else data[:, :size]
         try:
             if global_:
-                space.memory.store(at[b.exec], data)
+                flat = at[b.exec]
+                space.races.store(b, ins, flat, data, counter)
+                space.memory.store(flat, data)
+                space.races.stored(b, flat, data)
                 _count(space, place, b, at, size, store=True)
             else:
                 _to_scratch(space, b, at[b.exec], data)
@@ -300,6 +306,7 @@ def _scalar_load(ins: Instruction, space: Space) -> Step:
         if (at & np.uint64(3)).any():
             raise UnsupportedError("a scalar load that is not aligned")
         data = space.memory.load(at, size)
+        space.races.load(b, ins, at, size, SMEM, None)
         for place in range(size // 4):
             if b.s_bad[target + place] & 2:
                 b.check_s(target + place)
