@@ -30,6 +30,7 @@ EXECUTED = {
     "gfx1201": "every kernel and config",
     "gfx90a": "every kernel and config",
     "gfx942": "every kernel and config",
+    "gfx950": "every kernel and config",
 }
 """How much of a GPU's machine code tests/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
 LIKE = {"dot2": "gfx1030", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mfma": "gfx942"}

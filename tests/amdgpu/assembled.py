@@ -112,7 +112,11 @@ class Machine:
 
     def lines(self, text: str) -> Machine:
         """Execute them one after the other; a barrier is passed at once. Raises ExecutionError."""
-        for ins in decode(assemble(self.gfx, text), 0, self.gfx):
+        return self.code(assemble(self.gfx, text))
+
+    def code(self, machine_code: bytes) -> Machine:
+        """Likewise."""
+        for ins in decode(machine_code, 0, self.gfx):
             try:
                 step = compile_step(ins, 0, {}, self.space, self.lds, self.mode)
                 with np.errstate(all="ignore"):

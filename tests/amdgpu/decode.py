@@ -15,6 +15,7 @@ FAMILIES = {"gfx1100": "rdna3", "gfx1101": "rdna3", "gfx1102": "rdna3", "gfx1103
 FAMILIES |= {f"gfx103{each}": "rdna2" for each in range(7)}
 FAMILIES |= {"gfx1150": "rdna3", "gfx1151": "rdna3", "gfx1152": "rdna3", "gfx1153": "rdna3"}
 FAMILIES |= {"gfx1200": "rdna4", "gfx1201": "rdna4", "gfx90a": "cdna", "gfx942": "cdna"}
+FAMILIES |= {"gfx950": "cdna"}
 
 _RDNA4_TO_COMMON = {
     "V_MAD_CO_U64_U32": "V_MAD_U64_U32",
@@ -81,6 +82,7 @@ _GFX90A_MATRIX = {0xD3E6: 0xD3E0, 0xD3E7: 0xD3E1}
 _COMMON = {
     "gfx90a": _GFX90A_TO_COMMON,
     "gfx942": _CDNA_TO_COMMON,
+    "gfx950": _CDNA_TO_COMMON,
     "rdna2": _OLD_TO_COMMON,
     "rdna3": {},
     "rdna4": _RDNA4_TO_COMMON,

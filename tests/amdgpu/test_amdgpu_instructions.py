@@ -372,6 +372,23 @@ def test_integers(gfx: str) -> None:
     assert m.v(13, np.uint32)[0] == 0xFFFFFFFF * 0x89ABCDEF >> 32
 
 
+def test_any_function_of_three_bits_on_gfx950() -> None:
+    """LLVM 19 does not know the chip: these are LLVM 22's bytes of
+    v_bitop3_b32 v4, v1, v2, v3 bitop3:0xca (v2 where v1, else v3),
+    v_bitop3_b32 v7, v1, s2, v3 bitop3:0x5a (v1 ^ v3),
+    v_bitop3_b16 v5, v1, v2, v3 bitop3:0x40 op_sel:[1,0,0,1] (v1 & v2 & ~v3), and
+    v_cvt_pk_f16_f32 v6, v8, v9.
+    """
+    x, y, z = 0xF0F0_1234, 0xCCCC_CCCC, 0xAAAA_AAAA
+    m = Machine("gfx950").set_v(v1=x, v2=y, v3=z, v5=0x1111_2222, v8=2049.0, v9=-0.5).set_s(s2=y)
+    m.code(bytes.fromhex("040134d201050e5c 070334d201050c4c 054833d201050e0c 060067d208130200"))
+    assert m.v(4, np.uint32)[0] == (x & y) | (~x & z & 0xFFFFFFFF)
+    assert m.v(7, np.uint32)[0] == x ^ z
+    assert m.v(5, np.uint32)[0] == (0xF0F0 & 0xCCCC & ~0xAAAA) << 16 | 0x2222
+    halves = m.v(6, np.float16)
+    assert halves[0] == 2048.0 and halves[1] == -0.5
+
+
 REFUSED = (
     ("gfx1100", "v_mov_b32_dpp v3, v1 dpp8:[7,6,5,4,3,2,1,0]"),
     ("gfx1100", "v_add_f32 v3, v1, v2 mul:2"),

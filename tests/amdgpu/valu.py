@@ -139,6 +139,7 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
         *(_U, (_F, _F)),
         lambda a, b: _pack_halves(floats.half_toward_zero(a), floats.half_toward_zero(b)),
     ),
+    "V_CVT_PK_F16_F32": (_U, (_F, _F), lambda a, b: _pack_halves(_to_half(a), _to_half(b))),
     "V_MUL_F16": (_H, (_H, _H), np.multiply),
     "V_ADD_F16": (_H, (_H, _H), np.add),
     "V_PACK_B32_F16": (_U, (_H, _H), _pack_halves),

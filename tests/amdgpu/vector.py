@@ -316,7 +316,35 @@ def _divide_fmas(ins: Instruction, mode: FloatMode) -> Step:
     return step
 
 
+def _any_of_three(ins: Instruction, mode: FloatMode) -> Step:
+    """V_BITOP3: bit 4 x + 2 y + z of a table of eight is the result for bits x, y and z. The table
+    lies where other instructions have their modifiers.
+    """
+    table = ins.get("omod") << 6 | ins.get("abs") << 3 | ins.get("neg")
+    kind, opsel = ("u32", 0) if ins.name.endswith("B32") else ("u16", ins.get("opsel"))
+    reads = [
+        vector(ins, ins.get(field), kind, bool(opsel >> place & 1))
+        for place, field in enumerate(_FIELDS["VOP3"])
+    ]
+    write = vector_target(ins.get("vdst") - 256, kind, bool(opsel >> 3))
+
+    def step(b: Waves) -> None:
+        x, y, z = (read(b) for read in reads)
+        out = np.zeros((), DTYPES[kind])
+        for row in range(8):
+            if table >> row & 1:
+                chosen = (
+                    each if row >> 2 - place & 1 else ~each for place, each in enumerate((x, y, z))
+                )
+                out = out | np.bitwise_and.reduce(np.broadcast_arrays(*chosen))
+        write(b, out)
+
+    return step
+
+
 _SPECIAL: dict[str, Any] = {
+    "V_BITOP3_B16": _any_of_three,
+    "V_BITOP3_B32": _any_of_three,
     **{f"V_{op}_CO_U32": _carries for op in ("ADD", "SUB", "SUBREV")},
     **{f"V_{op}_CO_CI_U32": _carries for op in ("ADD", "SUB", "SUBREV")},
     "V_MAD_U64_U32": _multiply_add_wide,

@@ -200,9 +200,9 @@ def test_an_sdk_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_table_of_verified_versions_names_known_rows_and_versions() -> None:
     table = compilers._verified()
-    assert set(table) <= set(arch.amd_table())
     assert all(int(major) >= clang.OLDEST for majors in table.values() for major in majors)
-    assert table["gfx1100"] and "gfx950" not in table  # its machine code is not executed
+    assert set(table) == set(arch.amd_table())
+    assert "19" not in map(str, table["gfx950"])  # LLVM 19 does not know it
 
 
 @posix_only
