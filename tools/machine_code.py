@@ -90,16 +90,16 @@ def count(wanted: tuple[judge.Case, str, int]) -> list[Counted]:
     case, unit, units = wanted
     launched: list[Any] = []
 
-    class Noting(launch.CodeLaunch):
+    class Noting(judge._Launch):
         def __call__(self, spec: Any, grid: int, block: int, *rest: Any) -> None:
             super().__call__(spec, grid, block, *rest)
             launched.append((spec, self.counts[-1]))
 
-    original, judge.CodeLaunch = judge.CodeLaunch, Noting  # type: ignore[misc]
+    original, judge._Launch = judge._Launch, Noting  # type: ignore[misc]
     try:
         outcome = judge.execute(case)
     finally:
-        judge.CodeLaunch = original  # type: ignore[misc]
+        judge._Launch = original  # type: ignore[misc]
     assert not outcome.faults, f"{case}: {outcome.faults}"
     found = []
     for spec, counts in launched:

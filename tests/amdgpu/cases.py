@@ -63,11 +63,12 @@ def _each_way(
     if config.ahead:
         yield replace(case, problem=problem, layout="repeated", scale=-0.2)
     odd = ("mixed and odd", "misaligned", "ragged rows")
+    values = drawn.VALUES[turn % len(drawn.VALUES)]
     yield Case(
         *(gfx, "attention", replace(problem, seq_k=2 * keys - 3 - turn % 5), index),
         *(odd[turn % len(odd)], turn),
-        values=drawn.VALUES[turn % len(drawn.VALUES)],
-        scale=SCALES[turn % len(SCALES)],
+        values=values,  # infinite ones with a weight of no half are NaN, as torch's are
+        scale=None if values == "infinite" else SCALES[turn % len(SCALES)],
         mask_of=("turned", "whole")[turn % 2],
     )
 

@@ -212,7 +212,7 @@ def test_a_flat_access_counts_as_one_of_memory_and_of_lds() -> None:
         m.lines("s_waitcnt vmcnt(0)\ns_barrier")
     m.lines("s_waitcnt lgkmcnt(0)\nv_mov_b32 v5, v4")
     assert not m.v(5, np.uint32).any()
-    m.lines("flat_store_dwordx2 v[2:3], v[2:3]")
+    m.active(LANE == 0).lines("flat_store_dwordx2 v[2:3], v[2:3]")
     assert (m.b.issued[STORE] == 1).all() and (m.b.issued[LDS] == 2).all()
     with pytest.raises(OutOfBoundsError):
         machine().set_v(v2=0x20000).lines("flat_load_ushort v4, v[2:3]")
