@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -56,6 +57,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+def join(name: str) -> None:
+    """Threads of this name have ended: by the modules' names they would reach the next start."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(30)
 
 
 def forget() -> None:
@@ -348,6 +356,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         ui: bool = True,
         serve: bool = False,
     ) -> WebUI:
+        join("rocm_sd settling")
         clear()
         data = tmp_path / f"webui-{len(started)}"
         folder = data / "extensions" / EXTENSION
@@ -369,5 +378,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         return webui
 
     yield begin
+    join("rocm_sd compiling")
+    join("rocm_sd settling")
     clear()
     settle()
