@@ -21,6 +21,7 @@ from lib_rocm_sd.trials.conductor import Conductor, ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place, launching
 from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
 from tests.clock import Clock
 from tests.trials import scaling
@@ -248,16 +249,23 @@ def test_who_was_never_needed_waits_for_nothing(monkeypatch: pytest.MonkeyPatch)
     assert watch.monotonic() == 0.0
 
 
+def noted(told: list[str]) -> Turn:
+    """A turn that can be had at once; `told` has when it begins and ends."""
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    return turn
+
+
 def test_all_is_compiled_before_a_turn_is_taken(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
     told: list[str] = []
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        told.append("turn")
-        yield
 
     def made(spec: KernelSpec, row: object) -> build.CodeObject:
         told.append(spec.entry)
@@ -267,9 +275,9 @@ def test_all_is_compiled_before_a_turn_is_taken(
     other = replace(scaling.SPEC, entry="another")
     monkeypatch.setattr(build, "build", build_beside(made, "another"))
     second = replace(second, specs=(other,))
-    found = Conductor(place, busy=lambda: True, turn=turn).run([first, second])
+    found = Conductor(place, busy=lambda: True, turn=noted(told)).run([first, second])
     assert [verdict.outcome for _, verdict in found] == [PASSED, REFUSED]
-    assert told.index("another") < told.index("turn")
+    assert told.index("another") < told.index("begins")
 
 
 def build_beside(made: Callable[..., build.CodeObject], entry: str) -> Callable[..., Any]:
@@ -284,16 +292,10 @@ def test_where_the_card_is_always_needed_a_turn_is_taken(
     monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
     told: list[str] = []
 
-    @contextmanager
-    def turn() -> Iterator[None]:
-        told.append("begins")
-        yield
-        told.append("ends")
-
     def tried(subject: Subject, verdict: Verdict) -> None:
         told.append(verdict.outcome)
 
-    made = Conductor(place, busy=lambda: True, turn=turn)
+    made = Conductor(place, busy=lambda: True, turn=noted(told))
     made.run([scaling.subject(2.0), scaling.subject(3.0)], told=tried)
     assert told == ["begins", PASSED, PASSED, "ends"]
 
