@@ -331,7 +331,11 @@ def attempt(spec: "KernelSpec", arch: "Arch", deadline: float) -> "tuple[str, bo
 
 def run(python: Path, *words: str) -> int:
     """Run a module of `python` here, its output shown; its exit status."""
-    environment = {k: value for k, value in os.environ.items() if k != "PYTHONSAFEPATH"}
+    unwanted = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {k: value for k, value in os.environ.items() if k not in unwanted}
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        # Tests start it some hundred times; to compile torch anew takes seconds each time.
+        environment["PYTHONPYCACHEPREFIX"] = str(ROOT / ".cache" / "bytecode")
     command = [str(python), "-m", *words]
     return subprocess.run(command, cwd=str(ROOT), env=environment, check=False).returncode
 

@@ -86,6 +86,7 @@ def _settled() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # the executor makes a few closures of each instruction
 
 
 def pytest_unconfigure() -> None:

@@ -55,18 +55,24 @@ class Entry(NamedTuple):
     key: str
 
 
-def known(*sources: str, by: str, parts: Parts | None = None) -> pytest.MarkDecorator:
+def known(
+    *sources: str,
+    by: str,
+    parts: Parts | None = None,
+    together: Callable[..., object] | None = None,
+) -> pytest.MarkDecorator:
     """Marks tests that need not be executed again while nothing changes that decides about them.
 
     `sources`: files of kernels/ or of the checkout; `by`: what compiles them, "clang", "ziglang",
     NEWEST of these, "shim", or "gradio" for Forge's. A test that compiles another source fails.
     `parts` gives, of a test's parameters, a name for its group and what else its key is made of, in
-    the place of its own name, its imports and `sources`.
+    the place of its own name, its imports and `sources`. Tests of which `together` gives the same
+    are executed again on one day, which compiles what they have in common once.
     """
-    return pytest.mark.executed(sources=sources, by=by, parts=parts)
+    return pytest.mark.executed(sources=sources, by=by, parts=parts, together=together)
 
 
-always = pytest.mark.executed(sources=(), by="", parts=None)
+always = pytest.mark.executed(sources=(), by="", parts=None, together=None)
 """Takes a test, or one of a test's parameters, out of those that a mark of its file leaves out."""
 
 
@@ -88,6 +94,15 @@ def entry_of(item: pytest.Item) -> Entry | None:
         module = file.removesuffix(".py").replace("/", ".")
         made = (item.name, python(module), tables(), *map(kernel, mark.kwargs["sources"]))
     return Entry(f"{by} {version_of(by)}", test, hash_of(test, *made)[:12])
+
+
+def turn_of(item: pytest.Item, entry: Entry) -> int:
+    """A number that decides on which day a known test is executed again."""
+    mark = mark_of(item)
+    together = mark.kwargs["together"] if mark else None
+    if together is None:
+        return int(entry.key, 16)
+    return int(hash_of(together(**item.callspec.params)), 16)  # type: ignore[attr-defined]
 
 
 def mark_of(item: pytest.Item) -> pytest.Mark | None:

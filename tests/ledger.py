@@ -39,9 +39,9 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write what was right to executed.json")
 
 
-def due(entry: Entry, day: int) -> bool:
+def due(turn: int, day: int) -> bool:
     """Whether a known test has its turn; each has within ten days."""
-    return int(entry.key, 16) % ROTATION == day % ROTATION
+    return turn % ROTATION == day % ROTATION
 
 
 def counted(entries: Iterable[Entry]) -> dict[str, int]:
@@ -111,15 +111,18 @@ class Ledger:
             if entry is not None:
                 self.collected.add(entry)
                 item.user_properties.append(("executed", tuple(entry)))
-            (chosen if entry is None or self.is_executed(entry) else left).append(item)
+            if entry is None or self.is_executed(entry, executed.turn_of(item, entry)):
+                chosen.append(item)
+            else:
+                left.append(item)
         if left:
             self.config.hook.pytest_deselected(items=left)
             items[:] = chosen
 
-    def is_executed(self, entry: Entry) -> bool:
+    def is_executed(self, entry: Entry, turn: int) -> bool:
         if self.everything:
             return entry not in self.done
-        return self.named or entry not in self.known or due(entry, self.day)
+        return self.named or entry not in self.known or due(turn, self.day)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:

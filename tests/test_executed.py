@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,12 @@ from typing import Any
 import pytest
 
 import install
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests import compiled, executed, ledger
 from tests.amdgpu import launch
+from tests.amdgpu.coverage import kernel_of
+from tests.amdgpu.judge import Case
+from tests.amdgpu.test_amdgpu_kernels import spec_turn
 from tests.executed import Entry, merged
 
 A, B, C = (Entry("clang 19.1.7", "tests/x.py::test_y", f"{number:012x}") for number in range(3))
@@ -57,7 +62,17 @@ def test_a_wrong_one_is_forgotten_and_another_compilers_stays() -> None:
 
 def test_each_has_its_turn_within_ten_days() -> None:
     for entry in (A, B, C, OTHER):
-        assert sum(ledger.due(entry, day) for day in range(740_000, 740_010)) == 1
+        assert sum(ledger.due(int(entry.key, 16), day) for day in range(740_000, 740_010)) == 1
+
+
+def test_what_is_compiled_for_several_is_executed_on_one_day() -> None:
+    """Else each of them would compile it on another."""
+    case = Case("gfx1100", "attention", AttentionProblem(1, 1, 128, 64, 64, "float16", "none"))
+    other = replace(case, problem=replace(case.problem, seq_k=80), layout="packed", values="ties")
+    spec = kernel_of(case)[2]
+    assert kernel_of(other) == kernel_of(case) == spec_turn("gfx1100", spec)
+    assert kernel_of(replace(case, config=1)) != kernel_of(case)
+    assert kernel_of(replace(case, gfx="gfx1201")) != kernel_of(case)
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -171,22 +186,26 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def day_of(entry: Entry) -> int:
-    return next(day for day in range(10) if ledger.due(entry, day))
+    return next(day for day in range(10) if ledger.due(int(entry.key, 16), day))
+
+
+def chosen(found: ledger.Ledger, entry: Entry) -> bool:
+    return found.is_executed(entry, int(entry.key, 16))
 
 
 def test_what_is_new_is_executed_and_what_has_its_turn(kept: Path) -> None:
     found = ledger.Ledger(config())
     found.day = day_of(A)
-    assert [found.is_executed(each) for each in (A, B, C)] == [True, False, True]
+    assert [chosen(found, each) for each in (A, B, C)] == [True, False, True]
 
 
 @pytest.mark.parametrize("how", [config("tests/x.py"), config("x::y"), config(keyword="x")])
 def test_what_is_named_is_executed(kept: Path, how: Any) -> None:
     found = ledger.Ledger(how)
-    assert all(found.is_executed(each) for each in (A, B, C)) and not found.whole
+    assert all(chosen(found, each) for each in (A, B, C)) and not found.whole
     folder = ledger.Ledger(config("tests/ops"))
     folder.day = day_of(A)
-    assert not folder.is_executed(B)
+    assert not chosen(folder, B)
 
 
 def report(entry: Entry, outcome: Any = "passed", nodeid: str = "tests/x.py::test_y") -> Any:
@@ -202,7 +221,7 @@ def test_an_interrupted_one_goes_on_where_it_was(kept: Path) -> None:
     first.pytest_sessionfinish(SimpleNamespace(), pytest.ExitCode.INTERRUPTED)  # type: ignore[arg-type]
     assert executed.read() == {A, B}
     again = ledger.Ledger(config(all=True))
-    assert [again.is_executed(each) for each in (A, B, C)] == [False, True, True]
+    assert [chosen(again, each) for each in (A, B, C)] == [False, True, True]
     again.collected = {A, B, C}
     again.pytest_runtest_logreport(report(B, "failed"))
     again.pytest_runtest_logreport(report(C))

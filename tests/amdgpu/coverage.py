@@ -41,17 +41,30 @@ Run = tuple[Instruction, ...]
 @cache
 def parts(case: Case) -> tuple[str, tuple[object, ...]]:
     """What decides about a case: the name of its group, and all that its key is made of."""
-    try:
-        decoder = version("tinygrad")
-    except PackageNotFoundError:
-        decoder = ""
     specs = sorted(specs_of(case), key=repr)
     sources = [(spec, executed.kernel(spec.source)) for spec in specs]
     others = set(OPS) - {*LAUNCHED_BY.get(case.op, ("group_norm",))}
     without = tuple(sorted(f"lib_rocm_sd.ops.{name}" for name in others))
     python = executed.python("tests.amdgpu.judge", without=without)
-    made = (case, case.arch, python, decoder, *sources)
+    made = (case, case.arch, python, _decoder(), *sources)
     return f"{case.gfx} {case.op}", made
+
+
+@cache
+def _decoder() -> str:
+    try:
+        return version("tinygrad")
+    except PackageNotFoundError:
+        return ""
+
+
+def kernel_of(case: Case) -> tuple[str, str, KernelSpec]:
+    """What cases have in common that are executed again on the same day: the kernel that is
+    compiled for them, the one that is not a norm's where there is one.
+    """
+    specs = sorted(specs_of(case), key=repr)
+    own = [spec for spec in specs if spec.source not in ("group_norm_silu.hip", "pack.hip")]
+    return case.gfx, case.compiled_by, (own or specs)[0]
 
 
 # -- what a case reached -------------------------------------------------------------------------

@@ -5,9 +5,9 @@ one of our own for RDNA2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
+from tests.amdgpu import forms
 from tests.amdgpu.errors import UnsupportedError
 from tests.amdgpu.rdna2 import decode_rdna2
 
@@ -90,10 +90,10 @@ _COMMON = {
 _BUFFER_GL0_INV = 0xE0AC0000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction. `name` is the common one, `form` the class of its encoding (VOP3,
-    SOP2_LIT, ...)."""
+    SOP2_LIT, ...), `numbers` what stands in its fields; a register as its 9-bit source code."""
 
     address: int
     size: int
@@ -101,15 +101,15 @@ class Instruction:
     form: str
     family: str
     raw: Any
+    numbers: dict[str, int]
 
     def get(self, field: str, default: int = 0) -> int:
-        """A field as the number that stands for it; a register as its 9-bit source code."""
-        value = getattr(self.raw, field, default)
-        return int(getattr(value, "offset", value))
+        """A field as the number that stands for it."""
+        return self.numbers.get(field, default)
 
     def has(self, field: str) -> bool:
         """Whether this form has the field."""
-        return hasattr(type(self.raw), field)
+        return field in self.numbers
 
     @property
     def is_vop3(self) -> bool:
@@ -120,44 +120,52 @@ class Instruction:
         return f"{self.address:#x}: {self.raw!r}"
 
 
-@lru_cache(maxsize=1 << 16)
-def _decoded(window: bytes, family: str) -> Any:
-    if family == "rdna2":
-        return decode_rdna2(window)
-    from tinygrad.renderer.amd import decode_inst
-
-    return decode_inst(window, family)
+_LENGTHS = (4, 8, 12, 16)
+_known: dict[tuple[str, bytes], Instruction] = {}
+"""By a GPU and an instruction's own bytes; at address 0."""
+_MOST_KNOWN = 1 << 17
 
 
 def decode(text: bytes, address: int, gfx: str) -> list[Instruction]:
     """Every instruction of `text`, whose first byte has this address. Raises UnsupportedError."""
-    family = FAMILIES[gfx]
-    names = _COMMON[gfx] if family == "cdna" else _COMMON[family]
     found: list[Instruction] = []
     at = 0
     while at < len(text):
-        window = _as_cdna3(text[at : at + 16], gfx)
-        if int.from_bytes(window[:4], "little") == _BUFFER_GL0_INV and family == "rdna3":
-            found.append(Instruction(address + at, 8, "BUFFER_GL0_INV", "MUBUF", family, None))
-            at += 8
-            continue
-        try:
-            raw = _decoded(window, family)
-        except (ValueError, AssertionError) as error:
-            words = window[:8].hex(" ", 4)
-            raise UnsupportedError(
-                f"cannot decode {words} at {address + at:#x}: {error}"
-            ) from error
-        size, form = raw.size(), type(raw).__name__
-        name = "V_DUAL" if "VOPD" in form else raw.op_name.upper()
-        for suffix in ("_E32", "_E64"):
-            name = name.removesuffix(suffix)
-        common = names.get(name, name)
-        if form == "SCRATCH" and gfx == "gfx90a":
-            common = f"GFX90A_{name}"  # no bit there says that an address register is used
-        found.append(Instruction(address + at, size, common, form, family, raw))
-        at += size
+        ins = _instruction(text[at : at + 16], address + at, gfx)
+        name, form, family = ins.name, ins.form, ins.family
+        found.append(Instruction(address + at, ins.size, name, form, family, ins.raw, ins.numbers))
+        at += ins.size
     return found
+
+
+def _instruction(window: bytes, address: int, gfx: str) -> Instruction:
+    for length in _LENGTHS:
+        known = _known.get((gfx, window[:length]))
+        if known is not None and known.size == length:
+            return known
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    made = _decoded(_as_cdna3(window, gfx), address, gfx)
+    _known[gfx, window[: made.size]] = made
+    return made
+
+
+def _decoded(window: bytes, address: int, gfx: str) -> Instruction:
+    family = FAMILIES[gfx]
+    if int.from_bytes(window[:4], "little") == _BUFFER_GL0_INV and family == "rdna3":
+        return Instruction(0, 8, "BUFFER_GL0_INV", "MUBUF", family, None, {})
+    try:
+        raw = decode_rdna2(window) if family == "rdna2" else forms.decode(window, family)
+    except (ValueError, AssertionError) as error:
+        words = window[:8].hex(" ", 4)
+        raise UnsupportedError(f"cannot decode {words} at {address:#x}: {error}") from error
+    form = type(raw).__name__
+    name = "V_DUAL" if "VOPD" in form else raw.op_name.upper()
+    name = name.removesuffix("_E32").removesuffix("_E64")
+    common = _COMMON[gfx if family == "cdna" else family].get(name, name)
+    if form == "SCRATCH" and gfx == "gfx90a":
+        common = f"GFX90A_{name}"  # no bit there says that an address register is used
+    return Instruction(0, raw.size(), common, form, family, raw, forms.numbers(raw))
 
 
 def _as_cdna3(window: bytes, gfx: str) -> bytes:

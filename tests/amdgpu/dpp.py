@@ -45,18 +45,22 @@ def _readable(ins: Instruction, b: Waves) -> tuple[Array, Array]:
     """The source lane of each lane, and where there is one that may be read."""
     lane = source_lanes(ins.get("dpp"), b.lanes, ins.family)
     valid = np.broadcast_to(lane >= 0, b.exec.shape)
-    if not ins.get("fi"):
+    if not ins.get("fi") and not b.full:
         valid = valid & b.exec[:, lane]
     return lane, valid
 
 
 def _written(ins: Instruction, b: Waves) -> Array:
-    lane = np.arange(b.lanes)
-    rows, banks = ins.get("row_mask"), ins.get("bank_mask")
-    allowed = (rows >> (lane // 16) & 1 == 1) & (banks >> (lane // 4 % 4) & 1 == 1)
+    allowed = _allowed(ins.get("row_mask"), ins.get("bank_mask"), b.lanes)
     if ins.get("bc"):
         return np.broadcast_to(allowed, b.exec.shape)
     return allowed & _readable(ins, b)[1]
+
+
+@lru_cache(maxsize=256)
+def _allowed(rows: int, banks: int, lanes: int) -> Array:
+    lane = np.arange(lanes)
+    return (rows >> (lane // 16) & 1 == 1) & (banks >> (lane // 4 % 4) & 1 == 1)
 
 
 def moved(ins: Instruction, kind: str) -> Read:
@@ -84,7 +88,11 @@ def only_valid(ins: Instruction, write: Write) -> Write:
     def narrowed(b: Waves, value: Any) -> None:
         before, full = b.exec, b.full
         value = np.array(value)
-        b.exec = before & _written(ins, b)
+        written = _written(ins, b)
+        if written.all():
+            write(b, value)
+            return
+        b.exec = before & written
         b.full = bool(b.exec.all())
         write(b, value)
         b.exec, b.full = before, full

@@ -159,7 +159,7 @@ def bfloat16_to_float(bits: Array) -> Array:
 
 def dot2(a: Array, b: Array, c: Array) -> Array:
     """c + the products of two float16 in each of a and b (uint32); in float64, rounded once."""
-    return _dot2(a, b, c, lambda bits: bits.view(np.float16))
+    return _dot2(a, b, c, lambda halves: halves.view(np.float16))
 
 
 def dot2_bf16(a: Array, b: Array, c: Array) -> Array:
@@ -168,11 +168,16 @@ def dot2_bf16(a: Array, b: Array, c: Array) -> Array:
 
 
 def _dot2(a: Array, b: Array, c: Array, of: Any) -> Array:
-    total = np.asarray(c, np.float64)
-    for shift in (np.uint32(0), np.uint32(16)):
-        x, y = (of((each >> shift).astype(np.uint16)).astype(np.float64) for each in (a, b))
-        total = total + x * y
+    x, y = (of(_halves(each)).astype(np.float64) for each in (a, b))
+    products = x * y
+    total = np.asarray(c, np.float64) + products[..., 0] + products[..., 1]
     return np.asarray(total).astype(np.float32)
+
+
+def _halves(words: Array) -> Array:
+    """Of uint32, (..., 2) uint16."""
+    words = np.ascontiguousarray(words).reshape(np.shape(words))
+    return words[..., None].view(np.uint16)
 
 
 def exponent(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ class LdsMemory:
         self.bytes = self.words.view(np.uint8)
         self.written = np.full(len(self.halves), -1, np.int32)
         self.read = np.full(len(self.halves), -1, np.int32)
-        self._conflicts: dict[bytes, int] = {}
 
     def places(self, b: Waves, addresses: Array, size: int, unit: int) -> Array:
         """Where active lanes access: (n,) byte offsets in all of LDS, from (waves, lanes) addresses
@@ -53,30 +53,41 @@ class LdsMemory:
             raise HazardError("LDS is touched between signalling a barrier and waiting for it")
         mine = (64 * b.epoch + b.wave).astype(np.int32)
         mine = np.broadcast_to(mine[:, None], b.exec.shape)[b.exec][:, None]
-        at = (places >> 1)[:, None] + np.arange(max(1, size // 2))
-        self._check(self.written[at], mine, at)
-        readers = self.read[at]
+        count = max(1, size // 2)
+        at: Array
+        written: Array
+        read: Array
+        if (places & size - 1).any() or size == 12:
+            at, written, read = (places >> 1)[:, None] + np.arange(count), self.written, self.read
+        else:  # whole rows of so many half words
+            at = places // (2 * count)
+            written, read = self.written.reshape(-1, count), self.read.reshape(-1, count)
+        self._check(written[at], mine, places)
+        readers = read[at]
         if writes:
-            self._check(readers, mine, at)
-            self.written[at] = mine
+            self._check(readers, mine, places)
+            written[at] = mine
             # Two waves in one instruction: the later one's mark hides the earlier one's.
-            self._check(self.written[at], mine, at)
+            self._check(written[at], mine, places)
             return
-        same = (readers >> 6 == mine >> 6) & (readers != mine)
-        self.read[at] = np.where(same, mine | _MANY, mine)
-        hidden = self.read[at]
-        lost = (hidden != mine) & (hidden & _MANY != _MANY)
+        same = _another_waves(readers, mine)
+        read[at] = np.where(same, mine | _MANY, mine) if same.any() else mine
+        hidden = read[at]
+        lost = hidden != mine
         if lost.any():
-            self.read[at[lost]] = np.broadcast_to(mine, at.shape)[lost] | _MANY
+            lost &= hidden & _MANY != _MANY
+            halves = (places >> 1)[:, None] + np.arange(count)
+            self.read[halves[lost]] = np.broadcast_to(mine, halves.shape)[lost] | _MANY
 
-    def _check(self, last: Array, mine: Array, at: Array) -> None:
-        racing = (last >> 6 == mine >> 6) & (last != mine)
+    def _check(self, last: Array, mine: Array, places: Array) -> None:
+        racing = _another_waves(last, mine)
         if racing.any():
             lane, half = np.argwhere(racing)[0]
+            at = int(places[lane]) // 2 * 2 + 2 * int(half)
             other, own = int(last[lane, half]) & 63, int(mine[lane, 0]) & 63
             who = "several waves" if other == _MANY else f"wave {other}"
             raise RaceError(
-                f"wave {own} and {who} touch LDS {int(at[lane, half]) * 2 % self.stride:#x} with "
+                f"wave {own} and {who} touch LDS {at % self.stride:#x} with "
                 "no barrier between, and one of them writes"
             )
 
@@ -89,15 +100,20 @@ class LdsMemory:
         total = 0
         lanes = np.where(b.exec, addresses, -1).astype(np.int32)
         for row in lanes:
-            key = row.tobytes() + bytes([size])
-            known = self._conflicts.get(key)
-            if known is None:
-                known = self._conflicts[key] = _conflicts(row, size)
-            total += known
+            total += _conflicts(row.tobytes(), size)
         return total
 
 
-def _conflicts(row: Array, size: int) -> int:
+def _another_waves(marks: Array, mine: Array) -> Array:
+    """Where they are of the same time between two barriers, and of another wave."""
+    differ = (marks ^ mine).view(np.uint32)  # from 1 to 63, then
+    differ -= np.uint32(1)
+    return differ < np.uint32(_MANY)
+
+
+@lru_cache(maxsize=1 << 16)
+def _conflicts(addresses: bytes, size: int) -> int:
+    row = np.frombuffer(addresses, np.int32)
     words = max(1, size // 4)
     at_once = max(1, _BANKS // words)
     extra = 0

@@ -96,7 +96,7 @@ def compile_matrix(ins: Instruction) -> Step | None:
     fixed = constant(ins, ins.get("src2"), "f32") if c_at < 0 else None
     if c_at < 0 and fixed is None:
         raise UnsupportedError("a scalar accumulator")
-    columns = layout.rows
+    columns, out_rows = layout.rows, layout.out_rows.T
 
     def step(b: Waves) -> None:
         if not b.full or b.lanes != layout.lanes:
@@ -105,13 +105,13 @@ def compile_matrix(ins: Instruction) -> Step | None:
         left = _operand(b, a_at, layout, bf16)
         right = _operand(b, b_at, layout, bf16)
         product = left @ right.swapaxes(1, 2)
-        results = []
-        for register in range(layout.out_registers):
-            total = product[:, layout.out_rows[:, register], columns]
-            added = fixed if fixed is not None else _read(b, c_at + register).view(np.float32)
-            results.append((total + added).astype(np.float32))
-        for register, value in enumerate(results):
-            b.put_v(d_at + register, value.view(np.uint32))
+        total = product.transpose(1, 2, 0)[out_rows, columns].transpose(0, 2, 1)
+        if fixed is not None:
+            total = total + fixed
+        else:
+            total = total + _block(b, c_at, layout.out_registers).view(np.float32)
+        for register, value in enumerate(total.astype(np.float32).view(np.uint32)):
+            b.put_v(d_at + register, value)
 
     return step
 
@@ -143,14 +143,20 @@ def _read(b: Waves, register: int) -> Array:
     return b.vl[register]
 
 
+def _block(b: Waves, register: int, count: int) -> Array:
+    """So many registers from this one on, (registers, waves, lanes)."""
+    for each in range(register, register + count):
+        _read(b, each)
+    return b.v[register : register + count]
+
+
 def _operand(b: Waves, register: int, layout: Layout, bf16: bool) -> Array:
     """A, or B transposed: (waves, size, depth) float64. Where lanes hold the same place twice,
     as on RDNA3, they must agree.
     """
-    for each in range(register, register + layout.in_registers):
-        _read(b, each)
-    halves = b.vh[register : register + layout.in_registers]
-    halves = np.ascontiguousarray(halves.transpose(1, 2, 0, 3)).reshape(b.count, b.lanes, -1)
+    words = _block(b, register, layout.in_registers)
+    words = np.ascontiguousarray(words.transpose(1, 2, 0))
+    halves = words.view(np.uint16).reshape(b.count, b.lanes, -1)
     values = floats.bfloat16_to_float(halves) if bf16 else halves.view(np.float16)
     if layout.lanes > layout.size * (layout.depth // layout.k.shape[1]):
         if (halves[:, : layout.size] != halves[:, layout.size :]).any():

@@ -243,7 +243,9 @@ class Races:
     def _apart(self, one: Array, other: Array) -> Array:
         """0 the same wave or nobody, 1 the same group, 2 other groups."""
         a, b = self.table.rows[one, 0], self.table.rows[other, 0]
-        return np.where(one == 0, 0, (a != b) * 1 + (a // _WAVES != b // _WAVES))
+        apart = (a != b).view(np.int8) + (a // _WAVES != b // _WAVES).view(np.int8)
+        apart[one == 0] = 0
+        return apart
 
     # -- what may not
 

@@ -11,7 +11,7 @@ import pytest
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed
 from tests.amdgpu import cases, coverage
-from tests.amdgpu.coverage import parts
+from tests.amdgpu.coverage import kernel_of, parts
 from tests.amdgpu.judge import Case, execute
 from tests.amdgpu.launch import missing
 
@@ -42,13 +42,13 @@ def by_clang(gfx: str, step: int = 1) -> list[Case]:
     return [case for make in cases.ALL.values() for case in list(make(gfx))[::step]]
 
 
-@executed.known(by="clang", parts=parts)
+@executed.known(by="clang", parts=parts, together=kernel_of)
 @named([case for gfx in GPUS for case in by_clang(gfx)])
 def test_machine_code_is_right(case: Case) -> None:
     check(case)
 
 
-@executed.known(by="clang", parts=parts)
+@executed.known(by="clang", parts=parts, together=kernel_of)
 @named([case for gfx in SIMILAR for case in by_clang(gfx, 3)])
 def test_machine_code_of_a_similar_gpu_is_right(case: Case) -> None:
     check(case)
@@ -60,14 +60,14 @@ def by_ziglang(gfx: str) -> list[Case]:
     return [replace(case, compiled_by="ziglang") for case in chosen]
 
 
-@executed.known(by="ziglang", parts=parts)
+@executed.known(by="ziglang", parts=parts, together=kernel_of)
 @named([case for gfx in GPUS for case in by_ziglang(gfx)])
 def test_machine_code_of_another_compiler_is_right(case: Case) -> None:
     """By the clang inside ziglang, which is another than the one in PATH."""
     check(case)
 
 
-@executed.known(by="ziglang", parts=parts)
+@executed.known(by="ziglang", parts=parts, together=kernel_of)
 @named([replace(case, compiled_by="ziglang") for gfx in NEWER for case in by_clang(gfx)])
 def test_machine_code_of_a_newer_gpu_is_right(case: Case) -> None:
     check(case)
@@ -87,7 +87,12 @@ def spec_parts(gfx: str, spec: KernelSpec) -> tuple[str, tuple[object, ...]]:
     return f"{gfx} {spec.entry}", (spec, coverage.UNREACHABLE, *made)
 
 
-@executed.known(by="clang", parts=spec_parts)
+def spec_turn(gfx: str, spec: KernelSpec) -> object:
+    """With the cases that launch it."""
+    return gfx, "clang", spec
+
+
+@executed.known(by="clang", parts=spec_parts, together=spec_turn)
 @pytest.mark.parametrize(("gfx", "spec"), list(shipped()))
 def test_nearly_all_of_a_shipped_kernel_is_executed(gfx: str, spec: KernelSpec) -> None:
     """By all cases together, which have been right: see coverage.py."""

@@ -18,6 +18,7 @@ import pytest
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
 from tests.amdgpu import cases
+from tests.amdgpu.coverage import kernel_of
 from tests.amdgpu.judge import Case, execute
 from tests.amdgpu.launch import missing
 from tests.amdgpu.lines import text_at
@@ -65,7 +66,7 @@ def drawn_parts(drawn: Case) -> tuple[str, tuple[object, ...]]:
     return f"{name} drawn", made
 
 
-@executed.known(by="clang", parts=drawn_parts)
+@executed.known(by="clang", parts=drawn_parts, together=lambda drawn: kernel_of(drawn))
 def test_machine_code_is_right_in_any_order(drawn: Case) -> None:
     check(drawn)
 

@@ -267,3 +267,22 @@ def test_little_is_done_when_nothing_is_left_to_do(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "rocm_sd" / "code").glob("*.co"))
     ready, processes = run()
     assert "all 2 kernels are ready" in ready and processes == "0 processes"
+
+
+@pytest.mark.parametrize("said", ["", "1"])
+def test_compiled_modules_are_kept_but_not_beside_sources_where_that_is_unwanted(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", said)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    given: dict[str, str] = {}
+
+    def started(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        given.update(env)
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setattr(subprocess, "run", started)
+    assert install.run(Path(sys.executable), "json.tool") == 0
+    assert "PYTHONDONTWRITEBYTECODE" not in given
+    kept = given.get("PYTHONPYCACHEPREFIX")
+    assert kept == (str(SCRIPT.parent / ".cache" / "bytecode") if said else None)

@@ -1,0 +1,56 @@
+"""Forms and fields of instructions by our tables, compared with tinygrad's own decoder."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tinygrad", reason="it decodes instructions")
+
+from lib_rocm_sd.arch import by_gfx
+from tests.amdgpu import forms
+from tests.amdgpu.cases import shipped_specs
+from tests.amdgpu.decode import FAMILIES
+from tests.amdgpu.launch import built, missing
+from tests.amdgpu.loader import load
+from tests.amdgpu.test_amdgpu_kernels import GPUS
+
+
+@pytest.mark.parametrize("gfx", [gfx for gfx in GPUS if FAMILIES[gfx] != "rdna2"])
+def test_forms_and_fields_are_tinygrads(gfx: str) -> None:
+    """Of each instruction of one kernel of each entry."""
+    from tinygrad.renderer.amd import decode_inst
+
+    reason = missing(gfx)
+    if reason:
+        pytest.skip(reason)
+    arch = by_gfx(gfx)
+    assert arch is not None
+    family = FAMILIES[gfx]
+    compared: set[bytes] = set()
+    for spec in {spec.entry: spec for spec in sorted(shipped_specs(gfx), key=repr)}.values():
+        for ins in load(built(spec, arch), spec.entry).instructions:
+            if ins.raw is None or ins.raw.to_bytes() in compared:
+                continue
+            compared.add(ins.raw.to_bytes())
+            theirs = decode_inst(ins.raw.to_bytes() + bytes(16), family)
+            assert type(theirs) is type(ins.raw) and theirs == ins.raw
+            for name, _ in theirs._fields:
+                value = getattr(theirs, name)
+                number = getattr(value, "offset", getattr(value, "value", value))
+                assert ins.get(name, -1) == number, (name, theirs)
+    assert len(compared) > 2000
+
+
+@pytest.mark.parametrize("word", [0xFFFFFFFF, 0xF8000000, 0xC0000000])
+@pytest.mark.parametrize("family", ["rdna3", "rdna4", "cdna"])
+def test_what_is_no_instruction_is_refused_like_there(family: str, word: int) -> None:
+    from tinygrad.renderer.amd import detect_format
+
+    window = word.to_bytes(4, "little") * 4
+    try:
+        theirs = detect_format(window, family)
+    except ValueError:
+        with pytest.raises(ValueError, match="unknown"):
+            forms.decode(window, family)
+    else:
+        assert type(forms.decode(window, family)) is type(theirs.from_bytes(window))
