@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("tinygrad", reason="it decodes instructions")
@@ -14,10 +16,12 @@ from tests.amdgpu.launch import built, missing
 from tests.amdgpu.loader import load
 from tests.amdgpu.test_amdgpu_kernels import GPUS
 
+EACH = 8
+
 
 @pytest.mark.parametrize("gfx", [gfx for gfx in GPUS if FAMILIES[gfx] != "rdna2"])
 def test_forms_and_fields_are_tinygrads(gfx: str) -> None:
-    """Of each instruction of one kernel of each entry."""
+    """Of eight of each instruction in each of its forms, of one kernel of each entry."""
     from tinygrad.renderer.amd import decode_inst
 
     reason = missing(gfx)
@@ -26,19 +30,19 @@ def test_forms_and_fields_are_tinygrads(gfx: str) -> None:
     arch = by_gfx(gfx)
     assert arch is not None
     family = FAMILIES[gfx]
-    compared: set[bytes] = set()
+    compared: Counter[tuple[str, str]] = Counter()
     for spec in {spec.entry: spec for spec in sorted(shipped_specs(gfx), key=repr)}.values():
         for ins in load(built(spec, arch), spec.entry).instructions:
-            if ins.raw is None or ins.raw.to_bytes() in compared:
+            if ins.raw is None or compared[ins.form, ins.name] == EACH:
                 continue
-            compared.add(ins.raw.to_bytes())
+            compared[ins.form, ins.name] += 1
             theirs = decode_inst(ins.raw.to_bytes() + bytes(16), family)
             assert type(theirs) is type(ins.raw) and theirs == ins.raw
             for name, _ in theirs._fields:
                 value = getattr(theirs, name)
                 number = getattr(value, "offset", getattr(value, "value", value))
                 assert ins.get(name, -1) == number, (name, theirs)
-    assert len(compared) > 2000
+    assert len(compared) > 100
 
 
 @pytest.mark.parametrize("word", [0xFFFFFFFF, 0xF8000000, 0xC0000000])
