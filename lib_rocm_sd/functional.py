@@ -28,6 +28,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ImageInputs,
 )
 from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
 
 
 def attention(
@@ -146,6 +148,28 @@ def group_norm_silu(
     """
     inputs = GroupNormInputs(x, gamma, beta, groups, eps, silu)
     made: torch.Tensor = engine.run(GROUP_NORM_SILU, inputs, session)
+    return made
+
+
+def layer_norm(
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    eps: float = 1e-5,
+    added: torch.Tensor | None = None,
+    session: Session = DEFAULT,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """LayerNorm of x (..., C) over C, contiguous; any strides, fastest where rows are dense.
+
+    With `added`, like x: LayerNorm(s) and s, which is x + added rounded to their dtype. gamma and
+    beta (C) in any float dtype, or None. Raises ValueError, with all shapes, where these do not go
+    together.
+    """
+    inputs = LayerNormInputs(x, gamma, beta, eps, added)
+    made: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    made = engine.run(LAYER_NORM, inputs, session)
+    if added is not None and isinstance(made, torch.Tensor):  # zeros, of an x without elements
+        return made, made.clone()
     return made
 
 

@@ -48,6 +48,7 @@ FAMILIES = {
         Family("attention", "Attention"),
         Family("conv", "Convolution"),
         Family("group_norm", "Group norm"),
+        Family("layer_norm", "Layer norm"),
     )
 }
 

@@ -1,0 +1,285 @@
+// LayerNorm over the last dimension; with ADDED that of a sum of two tensors, which is kept:
+//
+//   sum[r, c] = x[r, c] + added[r, c], rounded; without ADDED it is x
+//   out[r, c] = (sum[r, c] - mean[r]) / sqrt(variance[r] + eps) gamma[c] + beta[c]
+//
+//   x, added     (rows, C)  fp16 or bf16, any row stride, any alignment
+//   out, sum     (rows, C)  like x, contiguous
+//   gamma, beta  (C)        fp16, bf16 or float32, both alike, or none
+//
+// Numerics. All is float32 but what is read and written. Values count from their row's first one, so that a row that lies far from
+// zero loses nothing where it is added up, and a constant row gives beta. The squared differences are taken from the mean, which is
+// known by then: no square of a sum is ever subtracted from a sum of squares. All orders are fixed: the same input, the same bits.
+//
+// Tiling. A row is made by a team of 2^lane_bits work-items, from four to a whole work-group, which is THREADS >> lane_bits teams. A
+// work-item has HELD vectors of its row, of eight values and 16 bytes each, in registers: memory is read once. Teams are as small as
+// six vectors a work-item allow. So 8, 16 and 32 of them make rows of 320, 640 and 1280, with five each and none idle. With HELD 0,
+// for rows that are longer or no multiple of eight, a row is read twice, and what the work-items of a team have seen is merged by the
+// formula of Chan, Golub and LeVeque (1979).
+#include "common/tile.h"
+
+// BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions (lib_rocm_sd/ops/layer_norm/kernel.py).
+enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
+
+struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
+    const u16* x;
+    const u16* added;
+    u16* out;
+    u16* sum;
+    const void* gamma;
+    const void* beta;
+    i64 x_stride, added_stride;  // between rows, in halves
+    u32 rows, channels;
+    u32 lane_bits;     // 2^lane_bits work-items make a row
+    u32 aligned;       // 16-byte accesses may be used
+    float eps, share;  // share: 1 / channels
+};
+
+#if BF16_HALVES
+using Half = BF16;
+#else
+using Half = F16;
+#endif
+
+template <typename Type> DEVICE float half_of(const Words<4>& eight, int i) {
+    return Type::to((u16)(eight.word[i / 2] >> (i % 2 * 16)));
+}
+
+template <typename F> DEVICE Words<4> packed(F value) {
+    Words<4> eight;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) eight.word[i] = pack2<Half>(value(2 * i), value(2 * i + 1));
+    return eight;
+}
+
+template <bool kAligned> DEVICE void store_eight(u16* to, const Words<4>& eight) {
+    if constexpr (kAligned) {
+        *(Words<4>*)to = eight;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[2 * i] = (u16)eight.word[i], to[2 * i + 1] = (u16)(eight.word[i] >> 16);
+    }
+}
+
+DEVICE Words<4> added_up(const Words<4>& a, const Words<4>& b) {
+    return packed([&](int i) { return half_of<Half>(a, i) + half_of<Half>(b, i); });
+}
+
+// Eight values of gamma, or of beta.
+template <typename Type> struct AffineHalves {
+    Words<4> eight;
+    DEVICE float at(int i) const { return half_of<Type>(eight, i); }
+    static DEVICE float one(const void* from, u32 channel) { return Type::to(((const u16*)from)[channel]); }
+    template <bool kAligned> static DEVICE AffineHalves load(const void* from, u32 channel) {
+        return {load_eight<kAligned>((const u16*)from + channel)};
+    }
+};
+struct AffineFloats {
+    Words<4> part[2];
+    DEVICE float at(int i) const { return bits_float(part[i / 4].word[i % 4]); }
+    static DEVICE float one(const void* from, u32 channel) { return bits_float(((const Words<1>*)from)[channel].word[0]); }
+    template <bool kAligned> static DEVICE AffineFloats load(const void* from, u32 channel) {
+        const Words<1>* first = (const Words<1>*)from + channel;
+        AffineFloats made;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (kAligned) made.part[i] = *(const Words<4>*)(first + 4 * i);
+            else
+#pragma unroll
+                for (int j = 0; j < 4; ++j) made.part[i].word[j] = first[4 * i + j].word[0];
+        }
+        return made;
+    }
+};
+struct AffineNone {
+    static DEVICE float one(const void*, u32) { return 0.0f; }
+    DEVICE float at(int) const { return 0.0f; }
+    template <bool kAligned> static DEVICE AffineNone load(const void*, u32) { return {}; }
+};
+template <int kKind> struct AffineOf { using Type = AffineNone; };
+template <> struct AffineOf<kAffineF16> { using Type = AffineHalves<F16>; };
+template <> struct AffineOf<kAffineBF16> { using Type = AffineHalves<BF16>; };
+template <> struct AffineOf<kAffineF32> { using Type = AffineFloats; };
+using Affine = typename AffineOf<AFFINE>::Type;
+
+DEVICE float transformed(float difference, float scale, float gamma, float beta) {
+    return AFFINE == kAffineNone ? difference * scale : fma_f32(difference * scale, gamma, beta);
+}
+
+// Which row a work-item has a part of. Teams behind the last row read that one, and write nothing.
+struct Place {
+    u32 lane, lanes;
+    bool active;
+    const u16 *x, *added;
+    i64 out;      // of the row's first value, in out and sum
+    float first;  // the row's first value
+    DEVICE explicit Place(const LayerNormParams& p) {
+        lanes = 1u << p.lane_bits, lane = thread_id() & (lanes - 1);
+        const u32 wanted = block_id() * (THREADS >> p.lane_bits) + (thread_id() >> p.lane_bits);
+        active = wanted < p.rows;
+        const i64 row = min2(wanted, p.rows - 1);
+        x = p.x + row * p.x_stride;
+        added = ADDED ? p.added + row * p.added_stride : x;
+        out = row * p.channels;
+        first = Half::to(*x);
+        if constexpr (ADDED) first = Half::to(Half::from(first + Half::to(*added)));
+    }
+};
+
+constexpr int kWaves = THREADS / WAVE_SIZE;
+constexpr int kLdsBytes = max2(2 * kWaves * 4, 16);
+EXPORT_LDS_BYTES(kLdsBytes)
+
+// What the other half of 2, 4, .. 64 lanes that lie together has, where all lanes of a half have the same. Up to 16 lanes an
+// instruction reads it on the way (DPP: quad_perm, row_half_mirror, row_mirror, in every ISA from gfx9 on).
+template <int kLanes> DEVICE float other_half(float x) {
+#if !defined(__CUDACC__) || defined(SIMT_SHIM)
+    if constexpr (kLanes <= 16) {
+        constexpr int kControl = kLanes == 2 ? 0xb1 : kLanes == 4 ? 0x4e : kLanes == 8 ? 0x141 : 0x140;
+        return bits_float((u32)__builtin_amdgcn_update_dpp(0, (int)float_bits(x), kControl, 0xf, 0xf, true));
+    }
+#endif
+    return lane_xor<kLanes / 2>(x);
+}
+
+// The sum over a team, the same in all of it; every work-item comes here. `lds` has a float for each wave, used once.
+DEVICE float over_team(const LayerNormParams& p, float x, float* lds) {
+    x += other_half<2>(x), x += other_half<4>(x);
+    if (p.lane_bits >= 3) x += other_half<8>(x);
+    if (p.lane_bits >= 4) x += other_half<16>(x);
+    if (p.lane_bits >= 5) x += other_half<32>(x);
+    if constexpr (WAVE_SIZE == 64)
+        if (p.lane_bits >= 6) x += other_half<64>(x);
+    const u32 waves = (1u << p.lane_bits) / WAVE_SIZE, wave = thread_id() / WAVE_SIZE;
+    if (kWaves > 1 && waves > 1) {
+        if (thread_id() % WAVE_SIZE == 0) lds[wave] = x;
+        barrier();
+        x = 0.0f;
+        for (u32 i = 0; i < waves; ++i) x += lds[(wave & ~(waves - 1)) + i];
+    }
+    return x;
+}
+
+#if HELD > 0
+
+template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
+    const Place place(p);
+    const u32 vectors = p.channels / 8;
+    const auto vector = [&](int i) { return place.lane + (u32)i * place.lanes; };
+    const auto channel = [&](int i) { return min2(vector(i), vectors - 1) * 8; };
+    Words<4> values[HELD], added[ADDED ? HELD : 1];
+    Affine gamma[HELD], beta[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        values[i] = load_eight<kAligned>(place.x + channel(i));
+        if constexpr (ADDED) added[i] = load_eight<kAligned>(place.added + channel(i));
+    }
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
+        beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        if constexpr (ADDED) {
+            values[i] = added_up(values[i], added[i]);
+            if (place.active && vector(i) < vectors) store_eight<kAligned>(p.sum + place.out + channel(i), values[i]);
+        }
+        float eight = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - place.first;
+        sum += vector(i) < vectors ? eight : 0.0f;
+    }
+    const float mean = over_team(p, sum, lds) * p.share;
+    const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - place.first - mean; };
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        float eight = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) eight = fma_f32(difference(i, j), difference(i, j), eight);
+        squares += vector(i) < vectors ? eight : 0.0f;
+    }
+    const float scale = reciprocal_sqrt(fma_f32(over_team(p, squares, lds + kWaves), p.share, p.eps));
+#pragma unroll
+    for (int i = 0; i < HELD; ++i)
+        if (place.active && vector(i) < vectors)
+            store_eight<kAligned>(p.out + place.out + channel(i), packed([&](int j) {
+                return transformed(difference(i, j), scale, gamma[i].at(j), beta[i].at(j));
+            }));
+}
+
+#else
+
+// Mean, and sum of squared differences from it, of the values that a work-item has seen.
+struct Moments {
+    float mean = 0.0f, m2 = 0.0f, count = 0.0f;
+    template <int kValues, typename F> DEVICE void add(F value) {
+        const float total = count + kValues;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) sum += value(i) - mean;
+        const float moved = fma_f32(sum, reciprocal(total), mean), step = mean - moved;
+        m2 = fma_f32(count * step, step, m2);
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) m2 = fma_f32(value(i) - moved, value(i) - moved, m2);
+        mean = moved, count = total;
+    }
+};
+
+// Calls eights(channel) for a work-item's vectors of a row, and ones(channel) for its part of what is left.
+template <typename F, typename G> DEVICE void each_part(const LayerNormParams& p, const Place& place, F eights, G ones) {
+    const u32 vectors = p.channels / 8;
+    for (u32 v = place.lane; v < vectors; v += place.lanes) eights(v * 8);
+    for (u32 c = vectors * 8 + place.lane; c < p.channels; c += place.lanes) ones(c);
+}
+
+template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
+    const Place place(p);
+    u16 *const sums = p.sum + place.out, *const out = p.out + place.out;
+    Moments moments;
+    each_part(
+        p, place,
+        [&](u32 c) {
+            Words<4> values = load_eight<kAligned>(place.x + c);
+            if constexpr (ADDED) {
+                values = added_up(values, load_eight<kAligned>(place.added + c));
+                if (place.active) store_eight<kAligned>(sums + c, values);
+            }
+            moments.add<8>([&](int i) { return half_of<Half>(values, i) - place.first; });
+        },
+        [&](u32 c) {
+            u16 value = place.x[c];
+            if constexpr (ADDED) {
+                value = Half::from(Half::to(value) + Half::to(place.added[c]));
+                if (place.active) sums[c] = value;
+            }
+            moments.add<1>([&](int) { return Half::to(value) - place.first; });
+        });
+    const float mean = over_team(p, moments.count * moments.mean, lds) * p.share, apart = moments.mean - mean;
+    const float squares = over_team(p, fma_f32(moments.count * apart, apart, moments.m2), lds + kWaves);
+    const float scale = reciprocal_sqrt(fma_f32(squares, p.share, p.eps));
+    if (!place.active) return;
+    const u16* from = ADDED ? sums : place.x;
+    each_part(
+        p, place,
+        [&](u32 c) {
+            const Words<4> values = load_eight<kAligned>(from + c);
+            const Affine gamma = Affine::template load<kAligned>(p.gamma, c), beta = Affine::template load<kAligned>(p.beta, c);
+            store_eight<kAligned>(out + c, packed([&](int i) {
+                return transformed(half_of<Half>(values, i) - place.first - mean, scale, gamma.at(i), beta.at(i));
+            }));
+        },
+        [&](u32 c) {
+            const float difference = Half::to(from[c]) - place.first - mean;
+            out[c] = Half::from(transformed(difference, scale, Affine::one(p.gamma, c), Affine::one(p.beta, c)));
+        });
+}
+
+#endif
+
+KERNEL(THREADS) layer_norm(LayerNormParams p) {
+    LDS(memory, kLdsBytes);
+    if (p.aligned) make_row<true>(p, (float*)memory);
+    else make_row<false>(p, (float*)memory);
+}

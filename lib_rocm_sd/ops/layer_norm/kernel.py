@@ -1,0 +1,124 @@
+"""What kernels/layer_norm.hip is compiled with and called with.
+
+Needs no torch, so that install.py can use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import HALVES, KernelSpec
+
+SOURCE = "layer_norm.hip"
+DTYPES = HALVES
+AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
+"""Of gamma and beta, in the order of AffineKind in layer_norm.hip."""
+VECTOR = 8
+"""Values that are read at once."""
+HELD = (4, 5, 6)
+"""Vectors that a work-item may hold; what is between two powers of two fits one of these."""
+LEAST_LANES = 4
+
+
+class LayerNormParams(ctypes.Structure):
+    """The argument of layer_norm; the same struct stands in layer_norm.hip."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("x", "added", "out", "sum", "gamma", "beta")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "added_stride")),
+        *((name, ctypes.c_uint32) for name in ("rows", "channels", "lane_bits", "aligned")),
+        *((name, ctypes.c_float) for name in ("eps", "share")),
+    ]
+
+
+@dataclass(frozen=True)
+class LayerNormConfig:
+    """Work-items of a work-group."""
+
+    threads: int
+
+
+CONFIGS = tuple(LayerNormConfig(threads) for threads in (128, 256))
+
+
+@dataclass(frozen=True)
+class LayerNormForm:
+    """What the kernel is compiled for. `affine`: of AFFINE_KINDS; `held`: of HELD, or 0."""
+
+    dtype: str
+    added: bool
+    affine: str
+    held: int
+
+    def defines(self) -> dict[str, int]:
+        """As preprocessor definitions."""
+        return {
+            "BF16_HALVES": int(self.dtype == "bfloat16"),
+            "ADDED": int(self.added),
+            "AFFINE": AFFINE_KINDS.index(self.affine),
+            "HELD": self.held,
+        }
+
+
+@dataclass(frozen=True)
+class LayerNormTiling:
+    """How rows are cut: `lanes` work-items make one, each with `held` vectors, or 0: read twice."""
+
+    lanes: int
+    held: int
+
+    def grid(self, rows: int, config: LayerNormConfig) -> int:
+        """Work-groups of a launch."""
+        return -(-rows * self.lanes // config.threads)
+
+
+@lru_cache(maxsize=256)
+def tiling(channels: int, config: LayerNormConfig) -> LayerNormTiling:
+    """The fewest work-items that hold a row; where they would be more than a work-group has, or
+    rows are no whole vectors, as many as have something to do.
+    """
+    vectors = -(-channels // VECTOR)
+    lanes = LEAST_LANES
+    while lanes * HELD[-1] < vectors and lanes < config.threads:
+        lanes *= 2
+    held = max(-(-vectors // lanes), HELD[0])
+    whole = channels % VECTOR == 0
+    return LayerNormTiling(lanes, held if whole and held <= HELD[-1] else 0)
+
+
+@lru_cache(maxsize=256)
+def configs(arch: Arch, channels: int) -> tuple[LayerNormConfig, ...]:
+    """The search space, the safe default first: small work-groups, so that few rows are spread
+    over many compute units. If some hold a row in registers, only those.
+    """
+    found = tuple(config for config in CONFIGS if tiling(channels, config).held)
+    return found or (CONFIGS if channels <= CONFIGS[-1].threads else CONFIGS[-1:])
+
+
+@cache
+def spec(form: LayerNormForm, config: LayerNormConfig) -> KernelSpec:
+    """The kernel."""
+    defines = {**form.defines(), "THREADS": config.threads}
+    return KernelSpec(SOURCE, "layer_norm", tuple(defines.items()))
+
+
+def _specs(dtype: str, config: LayerNormConfig) -> list[KernelSpec]:
+    """With gamma and beta of the rows' dtype, as a model in halves has them."""
+    return [
+        spec(LayerNormForm(dtype, added, dtype, held), config)
+        for held in HELD
+        for added in (False, True)
+    ]
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """What is compiled ahead for a GPU: both half types, with a tensor added first and without."""
+    return [spec for dtype in DTYPES for spec in _specs(dtype, CONFIGS[0])]
+
+
+def searched_specs(arch: Arch) -> list[KernelSpec]:
+    """Every config of the search space, float16."""
+    return [spec for config in CONFIGS for spec in _specs(DTYPES[0], config)]

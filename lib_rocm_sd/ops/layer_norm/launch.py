@@ -1,0 +1,131 @@
+"""The launch of kernels/layer_norm.hip on torch tensors, once or again and again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm.formula import row_stride
+from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormForm, LayerNormParams
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def form_of(problem: LayerNormProblem, config: LayerNormConfig) -> LayerNormForm:
+    """What the kernel is compiled for."""
+    p = problem
+    return LayerNormForm(p.dtype, p.added, p.affine, kernel.tiling(p.channels, config).held)
+
+
+def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:
+    """The inputs as the kernel reads them: rows at even distances, gamma and beta dense, alike, and
+    both there or none. Copies where they are not.
+    """
+    x, gamma, beta, eps, added = inputs
+    x = x if row_stride(x) is not None else x.contiguous()
+    if added is not None and row_stride(added) is None:
+        added = added.contiguous()
+    if problem.affine != "none":
+        dtype = DTYPES[problem.affine]
+        gamma = x.new_ones(x.shape[-1:], dtype=dtype) if gamma is None else gamma.to(dtype)
+        beta = x.new_zeros(x.shape[-1:], dtype=dtype) if beta is None else beta.to(dtype)
+        gamma, beta = gamma.contiguous(), beta.contiguous()
+    return LayerNormInputs(x, gamma, beta, eps, added)
+
+
+def template(
+    problem: LayerNormProblem, config: LayerNormConfig, inputs: LayerNormInputs
+) -> LayerNormParams:
+    """The argument for readable inputs, but for addresses, and whether they are aligned."""
+    p, lanes = problem, kernel.tiling(problem.channels, config).lanes
+    strides = [row_stride(t) for t in (inputs.x, inputs.added) if t is not None]
+    return LayerNormParams(
+        *(0, 0, 0, 0, 0, 0),
+        *(strides[0], strides[-1]),
+        *(p.rows, p.channels, lanes.bit_length() - 1, rows_aligned(p, inputs)),
+        *(inputs.eps, 1.0 / p.channels),
+    )
+
+
+def rows_aligned(problem: LayerNormProblem, inputs: LayerNormInputs) -> bool:
+    """Whether all rows of readable inputs begin at multiples of 16 bytes if the first ones do."""
+    apart = [problem.channels, *(row_stride(t) for t in inputs if isinstance(t, torch.Tensor))]
+    return problem.rows == 1 or not any((each or 0) % kernel.VECTOR for each in apart)
+
+
+def fill(params: LayerNormParams, inputs: LayerNormInputs, rows_aligned: bool) -> Result:
+    """The outputs, and in `params` where they and the inputs are."""
+    x, gamma, beta, _, added = inputs
+    out = x.new_empty(x.shape)
+    total = None
+    params.x = every = x.data_ptr()
+    params.out = out_at = out.data_ptr()
+    every |= out_at
+    if gamma is not None and beta is not None:
+        params.gamma = gamma_at = gamma.data_ptr()
+        params.beta = beta_at = beta.data_ptr()
+        every |= gamma_at | beta_at
+    if added is not None:
+        total = x.new_empty(x.shape)
+        params.added = added_at = added.data_ptr()
+        params.sum = sum_at = total.data_ptr()
+        every |= added_at | sum_at
+    params.aligned = rows_aligned and not every & 15
+    return out if total is None else (out, total)
+
+
+def launch_layer_norm(
+    launch: Launch, config: LayerNormConfig, problem: LayerNormProblem, inputs: LayerNormInputs
+) -> Result:
+    """One launch; copies before it of what is not readable."""
+    inputs = readable(problem, inputs)
+    params = template(problem, config, inputs)
+    made = fill(params, inputs, bool(params.aligned))
+    grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
+    spec = kernel.spec(form_of(problem, config), config)
+    launch(spec, grid, config.threads, params, inputs.x.device)
+    return made
+
+
+Prepare = Callable[[ctypes.Structure], Callable[[], None]]
+"""Makes a launch of one kernel to be repeated with these arguments."""
+
+
+@dataclass
+class _Packet:
+    """Arguments, and the launch that reads them. In use by one call at a time."""
+
+    params: LayerNormParams
+    launch: Callable[[], None]
+
+
+class BoundCall:
+    """Callable like `Variant.run`, for inputs of one key that are readable. `first`: the argument,
+    but for addresses. Threads may call it at once: each has its own packet.
+    """
+
+    def __init__(self, first: LayerNormParams, prepare: Prepare) -> None:
+        self._first = first
+        self._rows_aligned = bool(first.aligned)
+        self._prepare = prepare
+        self._free: list[_Packet] = []
+
+    def __call__(self, launch: Any, config: Any, problem: Any, inputs: LayerNormInputs) -> Result:
+        try:
+            packet = self._free.pop()
+        except IndexError:
+            params = LayerNormParams.from_buffer_copy(self._first)
+            packet = _Packet(params, self._prepare(params))
+        packet.params.eps = inputs.eps
+        made = fill(packet.params, inputs, self._rows_aligned)
+        packet.launch()
+        self._free.append(packet)
+        return made

@@ -1,0 +1,42 @@
+"""LayerNorm by torch's operators: what runs where no kernel of ours does."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.layer_norm.launch import Result
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+
+
+class TorchLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
+    """torch's addition, then its layer_norm.
+
+    In float32 where gamma or beta are of another dtype, and for halves on the CPU, for which an
+    older torch has none.
+    """
+
+    name = "torch"
+
+    def refusals(self, arch: Arch | None, problem: LayerNormProblem) -> list[str]:
+        return []
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        problem: LayerNormProblem,
+        inputs: LayerNormInputs,
+    ) -> Result:
+        x, gamma, beta, eps, added = inputs
+        total = x if added is None else x + added
+        others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
+        if others or x.device.type == "cpu":
+            wide = torch.promote_types(x.dtype, torch.float32)
+            gamma, beta = (None if t is None else t.to(wide) for t in (gamma, beta))
+            y = F.layer_norm(total.to(wide), x.shape[-1:], gamma, beta, eps).to(x.dtype)
+        else:
+            y = F.layer_norm(total, x.shape[-1:], gamma, beta, eps)
+        return y.contiguous() if added is None else (y.contiguous(), total.contiguous())

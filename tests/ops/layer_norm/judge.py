@@ -1,0 +1,74 @@
+"""Whether a LayerNorm is right, for every test that compares one; and inputs in awkward places."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
+from tests.ops.attention.judge import Errors
+from tests.ops.running import compute
+
+CPU = torch.device("cpu")
+
+
+def draw(problem: LayerNormProblem, seed: int = 1) -> LayerNormInputs:
+    return LAYER_NORM.make_inputs(problem, CPU, seed)
+
+
+def on_cpu(inputs: LayerNormInputs) -> LayerNormInputs:
+    moved: list[Any] = [t.cpu() if isinstance(t, torch.Tensor) else t for t in inputs]
+    return LayerNormInputs(*moved)
+
+
+def pair_of(output: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The norm, and the sum where there is one; on the CPU."""
+    both = output if isinstance(output, tuple) else (output, None)
+    return both[0].cpu(), None if both[1] is None else both[1].cpu()
+
+
+def faults(output: Any, inputs: LayerNormInputs) -> list[str]:
+    """What is wrong: a largest error of more than twice that of torch on the CPU, an rms of more
+    than 1.2 times, another layout, NaN anywhere; a sum that is not torch's to the bit.
+    """
+    inputs = on_cpu(inputs)
+    norm, total = pair_of(output)
+    exact, _ = pair_of(LAYER_NORM.reference(inputs))
+    torchs, torchs_total = pair_of(compute(LAYER_NORM, TorchLayerNorm(), None, None, inputs))
+    ours, theirs = Errors.of(norm, exact), Errors.of(torchs, exact)
+    found = []
+    if not (ours.largest <= 2 * theirs.largest + 1e-7 and ours.rms <= 1.2 * theirs.rms + 1e-8):
+        found.append(f"{ours}, torch's own {theirs}")
+    for made in (norm, total):
+        if made is not None and (made.dtype != inputs.x.dtype or not made.is_contiguous()):
+            found.append(f"{made.dtype}, strides {made.stride()}")
+    if (total is None) != (torchs_total is None):
+        found.append("a sum is there, or is not")
+    elif total is not None and torchs_total is not None and not torch.equal(total, torchs_total):
+        found.append("the sum is not torch's")
+    return found
+
+
+def misaligned(x: torch.Tensor, by: int = 1) -> torch.Tensor:
+    """The same values so many elements after a multiple of 16 bytes, NaN before and behind."""
+    storage = torch.full((x.numel() + 2 * by,), math.nan, dtype=x.dtype, device=x.device)
+    return storage[by : by + x.numel()].view(x.shape).copy_(x)
+
+
+def apart(x: torch.Tensor, more: int) -> torch.Tensor:
+    """The same rows in a tensor whose rows have so many more values, NaN."""
+    wide = x.new_full((*x.shape[:-1], x.shape[-1] + more), math.nan)
+    return wide[..., : x.shape[-1]].copy_(x)
+
+
+def placed(inputs: LayerNormInputs, layout: str) -> LayerNormInputs:
+    """The same values elsewhere: "plain", "misaligned" or "apart"."""
+    how = {"plain": lambda t: t, "misaligned": misaligned, "apart": lambda t: apart(t, 8)}[layout]
+    x, gamma, beta, eps, added = inputs
+    if layout == "misaligned":
+        gamma, beta = (None if t is None else misaligned(t) for t in (gamma, beta))
+    return LayerNormInputs(how(x), gamma, beta, eps, None if added is None else how(added))
