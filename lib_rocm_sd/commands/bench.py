@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, group_norm
+from lib_rocm_sd.bench import call, group_norm, layer_norm, norms
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.vae import command as vae
@@ -23,8 +23,9 @@ from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
 NORM_BYTES = 1e6
-"""What a GroupNorm takes beside its image, as bytes of one: for the estimate of the time left."""
-OPS = ("attention", "call", "group_norm", "vae", "speed")
+"""What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
+NORMS: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm}
+OPS = ("attention", "call", *NORMS, "vae", "speed")
 """`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
 
 
@@ -76,8 +77,8 @@ def main(args: argparse.Namespace) -> int:
     machine = _machine(device, info, _runs(args))
     if args.op == "call":
         return call.run(args, device, machine, _heading(machine))
-    if args.op == "group_norm":
-        return _group_norm(args, device, info, launch, machine)
+    if args.op in NORMS:
+        return _norm(args, device, info, launch, machine)
     if args.op == "vae":
         return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     return attention.run(args, device, info, launch, machine, _heading)
@@ -118,21 +119,22 @@ def _runs(args: argparse.Namespace) -> int:
     return int(args.runs)
 
 
-def _group_norm(
+def _norm(
     args: argparse.Namespace,
     device: torch.device,
     info: DeviceInfo,
     launch: Launch | None,
     machine: dict[str, Any],
 ) -> int:
-    rows: list[group_norm.NormRow] = []
-    chosen = group_norm.problems(args.small, args.dtype)
-    progress = Countdown([NORM_BYTES + problem.image_bytes for _, problem in chosen])
+    op = NORMS[args.op]
+    rows: list[norms.NormRow] = []
+    chosen = op.problems(args.small, args.dtype)
+    progress = Countdown([NORM_BYTES + op.size_bytes(problem) for _, problem in chosen])
     for label, problem in chosen:
         progress.next(f"{label}: {problem}")
-        rows += group_norm.measure(label, problem, device, info, launch, args.runs)
-    print(group_norm.render(_heading(machine), rows))
-    _write(args.json, machine, [group_norm.as_json(row) for row in rows])
+        rows += op.measure(label, problem, device, info, launch, args.runs)
+    print(norms.render(_heading(machine), rows))
+    _write(args.json, machine, [norms.as_json(row) for row in rows])
     return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import group_norm
+from lib_rocm_sd.bench import group_norm, norms
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from tests import simt
@@ -67,4 +67,4 @@ def test_ours_and_its_steps_are_timed() -> None:
         "torch",
     ]
     assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
-    assert "finalize" in group_norm.render("heading", rows)
+    assert "finalize" in norms.render("heading", rows)

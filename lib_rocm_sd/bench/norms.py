@@ -1,0 +1,156 @@
+"""What the benchmarks of norms have in common: rows, how they are timed and printed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
+from lib_rocm_sd.ops.base import Op
+
+WARM_UP = 3
+BATCH = 20
+"""Calls that are timed together where a queue is kept full."""
+SLEEP_CYCLES_PER_S = 4e9
+"""More than any card's clock, so that a wait of so many cycles is long enough."""
+Call = Callable[..., Any]
+Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
+
+
+@dataclass(frozen=True)
+class NormRow:
+    """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
+
+    `reason` is set instead of figures where it did not run or was not right.
+    """
+
+    label: str
+    problem: str
+    way: str
+    config: dict[str, Any] | None = None
+    median_us: float = math.nan
+    p10_us: float = math.nan
+    p90_us: float = math.nan
+    gigabytes_per_s: float = math.nan
+    of_copy: float = math.nan
+    error: float = math.nan
+    reason: str = ""
+
+
+def timed_with_a_full_queue(
+    call: Callable[[int], None], runs: int, device: torch.device
+) -> list[float]:
+    """Times in µs of a call, from `runs` batches, the queue of the GPU being full: what the CPU
+    does between two launches does not count. On a CPU as engine.measure.timed.
+    """
+    if device.type != "cuda":
+        return timed(call, runs, device)
+    found: list[float] = []
+    with torch.cuda.device(device):
+        for run in range(runs):
+            torch.cuda.synchronize(device)
+            begin = perf_counter()
+            for number in range(BATCH):
+                call(run * BATCH + number)
+            took_s = perf_counter() - begin
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(int(took_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+            first.record()
+            for number in range(BATCH):
+                call(run * BATCH + number)
+            last.record()
+            torch.cuda.synchronize(device)
+            found.append(1000.0 * first.elapsed_time(last) / BATCH)
+    return found
+
+
+def verified(
+    op: Op[Any, Any],
+    row: NormRow,
+    sets: Sequence[Any],
+    call: Call,
+    exact: Any,
+    moved_bytes: int,
+    runs: int,
+    timer: Timer = timed,
+) -> NormRow:
+    """`row` with figures, or the reason why not. `call` is given the inputs of one of `sets` one by
+    one; of several outputs each is compared with its part of `exact`.
+    """
+    tolerance = op.tolerance(op.problem_of(sets[0]))
+    try:
+        made = call(*sets[0])
+        pairs = zip(made, exact, strict=True) if isinstance(made, tuple) else [(made, exact)]
+        error = max(relative_error(each, wanted) for each, wanted in pairs)
+        if not error <= tolerance:
+            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
+        return replace(timed_row(row, sets, call, moved_bytes, runs, timer), error=error)
+    except FAILURES as failure:
+        return replace(row, reason=describe(failure))
+
+
+def timed_row(
+    row: NormRow,
+    sets: Sequence[Any],
+    call: Call,
+    moved_bytes: int,
+    runs: int,
+    timer: Timer = timed,
+) -> NormRow:
+    """`row` with its times, and with the speed at which it moves so many bytes."""
+    device = sets[0][0].device
+
+    def once(number: int) -> None:
+        call(*sets[number % len(sets)])
+
+    timed(once, WARM_UP, device)
+    times = sorted(timer(once, runs, device))
+    median_us = statistics.median(times)
+    return replace(
+        row,
+        median_us=median_us,
+        p10_us=times[len(times) // 10],
+        p90_us=times[len(times) * 9 // 10],
+        gigabytes_per_s=moved_bytes / median_us / 1e3,
+    )
+
+
+def beside(row: NormRow, copy: NormRow) -> NormRow:
+    """`row` with its time over what its bytes take at the speed of `copy`."""
+    return replace(row, of_copy=copy.gigabytes_per_s / row.gigabytes_per_s)
+
+
+def render(heading: str, rows: list[NormRow]) -> str:
+    """The table that a person reads."""
+    lines = [
+        heading,
+        f"{'problem':<52} {'way':<12} {'us':>9} {'p10..p90':>17} {'GB/s':>7} {'of copy':>7} "
+        f"{'error':>8}",
+    ]
+    for row in rows:
+        if row.reason:
+            lines.append(f"{row.problem:<52} {row.way:<12} not run: {row.reason}")
+            continue
+        spread = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
+        error = "" if math.isnan(row.error) else f"{row.error:8.1e}"
+        tiles = "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
+        lines.append(
+            f"{row.problem:<52} {row.way:<12} {row.median_us:>9.1f} {spread:>17} "
+            f"{row.gigabytes_per_s:>7.0f} {row.of_copy:>7.2f} {error:>8} {tiles}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def as_json(row: NormRow) -> dict[str, Any]:
+    """The row as JSON has it: what was not measured is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(row).items()
+    }

@@ -1,0 +1,74 @@
+"""`python -m lib_rocm_sd bench layer_norm` on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import layer_norm, norms
+from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from tests import simt
+from tests.ops.toy_op import CPU, GFX1100
+from tests.simt.launch import ShimLaunch
+
+PROBLEM = LayerNormProblem((3, 5, 40), added=True)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", "layer_norm", "--small", "--runs", "2", "--device", "cpu"]
+    assert __main__.main([*command, "--json", str(file)]) == 0
+    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    figures = [row for row in rows if not row["reason"]]
+    assert {row["way"] for row in figures} == {"copy", "torch"}
+    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
+    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
+
+
+def test_the_usual_problems_come_in_the_dtype_that_is_asked_for() -> None:
+    usual = layer_norm.problems(False, "bfloat16")
+    assert len({problem for _, problem in usual}) == len(usual) == len(LAYER_NORM.usual)
+    assert {problem.dtype for _, problem in usual} == {"bfloat16"}
+    assert {problem.affine for _, problem in usual} == {"bfloat16", "none"}
+
+
+def test_bytes_are_those_that_must_be_moved() -> None:
+    for added, times in ((False, 1), (True, 2)):
+        problem = LayerNormProblem((3, 5, 40), added=added)
+        rows = layer_norm.measure("odd", problem, CPU, GFX1100, None, 3)
+        copy, *_, torchs = rows
+        bytes_of = [row.gigabytes_per_s * row.median_us for row in (copy, torchs)]
+        assert bytes_of[1] == pytest.approx(times * bytes_of[0])
+        assert torchs.of_copy == pytest.approx(torchs.median_us / copy.median_us / times)
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = LAYER_NORM.variants[0]
+    monkeypatch.setattr(
+        *(type(ours), "run"),
+        lambda self, launch, config, problem, i: (torch.zeros_like(i.x), i.x + i.added),
+    )
+    rows = layer_norm.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    found = [row for row in rows if row.way == "rocm_sd"]
+    assert len(found) == len(kernel.CONFIGS)
+    assert all(row.reason == "wrong: error 1.0e+00" for row in found)
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_ours_is_timed() -> None:
+    assert GFX1100.arch is not None
+    launch = ShimLaunch(GFX1100.arch)
+    with launch.knows():
+        rows = layer_norm.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+    assert [row.way for row in rows] == ["copy", *["rocm_sd"] * len(kernel.CONFIGS), "torch"]
+    assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
+    assert "threads=128" in norms.render("heading", rows)
