@@ -24,6 +24,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
     GroupNormProblem,
     ImageProblem,
 )
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 
 HEAD_DIMS = (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 96, 256)
 LENGTHS = ((77, 131), (513, 1031))
@@ -63,6 +65,8 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     for conv, every in _convolutions():
         yield CONVS[conv.kind], conv, every
     yield from _norms()
+    for rows in _layer_norms():
+        yield LAYER_NORM, rows, True
 
 
 def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
@@ -121,3 +125,12 @@ def _norms() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     yield GROUP_NORM_SILU, odd, True
     for parts in (1, 2100):  # the latter are merged first
         yield FINALIZE, FinalizeProblem(2, parts, 64, 16), True
+
+
+def _layer_norms() -> Iterator[LayerNormProblem]:
+    for channels in (1000, 320, 768, 4096):  # four to six vectors held; the last by several waves
+        for dtype in ("float16", "bfloat16"):
+            for added in (True, False):
+                yield LayerNormProblem((2, 77, channels), dtype, added, dtype)
+    for channels in (2051, 20_000):  # read twice
+        yield LayerNormProblem((5, channels), "float16", True, "float32")
