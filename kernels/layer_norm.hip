@@ -30,9 +30,9 @@ struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     const void* beta;
     i64 x_stride, added_stride;  // between rows, in halves
     u32 rows, channels;
-    u32 lane_bits;     // 2^lane_bits work-items make a row
-    u32 aligned;       // 16-byte accesses may be used
-    float eps, share;  // share: 1 / channels
+    u32 lanes, lane_bits;  // 2^lane_bits work-items make a row
+    u32 aligned;           // 16-byte accesses may be used
+    float eps, share;      // share: 1 / channels
 };
 
 #if BF16_HALVES
@@ -108,13 +108,13 @@ DEVICE float transformed(float difference, float scale, float gamma, float beta)
 
 // Which row a work-item has a part of. Teams behind the last row read that one, and write nothing.
 struct Place {
-    u32 lane, lanes;
+    u32 lane;
     bool active;
     const u16 *x, *added;
     i64 out;      // of the row's first value, in out and sum
     float first;  // the row's first value
     DEVICE explicit Place(const LayerNormParams& p) {
-        lanes = 1u << p.lane_bits, lane = thread_id() & (lanes - 1);
+        lane = thread_id() & (p.lanes - 1);
         const u32 wanted = block_id() * (THREADS >> p.lane_bits) + (thread_id() >> p.lane_bits);
         active = wanted < p.rows;
         const i64 row = min2(wanted, p.rows - 1);
@@ -145,12 +145,12 @@ template <int kLanes> DEVICE float other_half(float x) {
 // The sum over a team, the same in all of it; every work-item comes here. `lds` has a float for each wave, used once.
 DEVICE float over_team(const LayerNormParams& p, float x, float* lds) {
     x += other_half<2>(x), x += other_half<4>(x);
-    if (p.lane_bits >= 3) x += other_half<8>(x);
-    if (p.lane_bits >= 4) x += other_half<16>(x);
-    if (p.lane_bits >= 5) x += other_half<32>(x);
+    if (p.lanes >= 8) x += other_half<8>(x);
+    if (p.lanes >= 16) x += other_half<16>(x);
+    if (p.lanes >= 32) x += other_half<32>(x);
     if constexpr (WAVE_SIZE == 64)
-        if (p.lane_bits >= 6) x += other_half<64>(x);
-    const u32 waves = (1u << p.lane_bits) / WAVE_SIZE, wave = thread_id() / WAVE_SIZE;
+        if (p.lanes >= 64) x += other_half<64>(x);
+    const u32 waves = p.lanes / WAVE_SIZE, wave = thread_id() / WAVE_SIZE;
     if (kWaves > 1 && waves > 1) {
         if (thread_id() % WAVE_SIZE == 0) lds[wave] = x;
         barrier();
@@ -165,7 +165,7 @@ DEVICE float over_team(const LayerNormParams& p, float x, float* lds) {
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     const u32 vectors = p.channels / 8;
-    const auto vector = [&](int i) { return place.lane + (u32)i * place.lanes; };
+    const auto vector = [&](int i) { return place.lane + (u32)i * p.lanes; };
     const auto channel = [&](int i) { return min2(vector(i), vectors - 1) * 8; };
     Words<4> values[HELD], added[ADDED ? HELD : 1];
     Affine gamma[HELD], beta[HELD];
@@ -230,8 +230,8 @@ struct Moments {
 // Calls eights(channel) for a work-item's vectors of a row, and ones(channel) for its part of what is left.
 template <typename F, typename G> DEVICE void each_part(const LayerNormParams& p, const Place& place, F eights, G ones) {
     const u32 vectors = p.channels / 8;
-    for (u32 v = place.lane; v < vectors; v += place.lanes) eights(v * 8);
-    for (u32 c = vectors * 8 + place.lane; c < p.channels; c += place.lanes) ones(c);
+    for (u32 v = place.lane; v < vectors; v += p.lanes) eights(v * 8);
+    for (u32 c = vectors * 8 + place.lane; c < p.channels; c += p.lanes) ones(c);
 }
 
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {

@@ -18,6 +18,8 @@ from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests.amdgpu import drawn
 from tests.amdgpu.judge import Case
 
@@ -173,12 +175,38 @@ def group_norm(gfx: str) -> Iterator[Case]:
             yield Case(gfx, "finalize", replace(many, parts=5, affine=affine), index)
 
 
+def layer_norm(gfx: str) -> Iterator[Case]:
+    """Every number of vectors held by every config in rows that a whole work-group makes, of which
+    some work-items have one less; rows of which a wave makes several, with some behind the last;
+    rows that are read twice.
+    """
+    for index, config in enumerate(layer_norm_kernel.CONFIGS):
+        for held in layer_norm_kernel.HELD:
+            problem = LayerNormProblem((2, 8 * (config.threads * held - 3)))
+            for added in (True, False):
+                for layout in ("apart", "misaligned"):
+                    each = replace(problem, added=added)
+                    yield Case(gfx, "layer norm", each, index, layout)
+                    if index == 0:
+                        each = replace(each, dtype="bfloat16", affine="bfloat16")
+                        yield Case(gfx, "layer norm", each, index, layout)
+    for turn, channels in enumerate((104, 296, 648, 1000)):
+        problem = LayerNormProblem((19, channels), added=turn % 2 == 0)
+        yield Case(gfx, "layer norm", problem, turn % 2, "apart")
+        yield Case(gfx, "layer norm", replace(problem, dtype="bfloat16", affine="float32"))
+    for channels, affine in ((328, "none"), (5, "float16"), (2051, "none"), (6155, "float32")):
+        problem = LayerNormProblem((3, channels), "float16", channels > 2000, affine)
+        yield Case(gfx, "layer norm", problem, layout="apart")
+        yield Case(gfx, "layer norm", replace(problem, shape=(1, channels)))
+
+
 ALL = {
     "attention": attention,
     "softmax": softmax,
     "conv": conv,
     "finish": finish,
     "group norm": group_norm,
+    "layer norm": layer_norm,
 }
 
 
@@ -187,6 +215,6 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     arch = by_gfx(gfx)
     assert arch is not None
     found: set[KernelSpec] = set()
-    for module in (attention_kernel, conv_kernel, norm_kernel):
+    for module in (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel):
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
     return found

@@ -26,12 +26,13 @@ from tests.amdgpu.judge import Case, Outcome, execute, specs_of
 from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 
-OPS = ("attention", "conv", "group_norm")
+OPS = ("attention", "conv", "group_norm", "layer_norm")
 LAUNCHED_BY = {
     "attention": ("attention",),
     "softmax": ("attention",),
     "conv": ("conv", "group_norm"),
     "finish": ("conv", "group_norm"),
+    "layer norm": ("layer_norm",),
 }
 """Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 Reached = dict[KernelSpec, frozenset[int]]

@@ -27,11 +27,15 @@ from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
+from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from tests.amdgpu import drawn
 from tests.amdgpu.errors import ExecutionError, RaceError
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.lines import lines_of
 from tests.ops.attention.judge import numbers, torchs_own
+from tests.ops.layer_norm import judge as layer_norm_judge
 from tests.ops.running import compute
 
 CPU = torch.device("cpu")
@@ -40,7 +44,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Case:
     """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
-    are those of attention (drawn.py); `layout` also of images: "misaligned", "wide", "band".
+    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band", and of
+    rows, "misaligned", "apart".
     `schedule`: in which order waves take turns, 0 for lockstep.
     """
 
@@ -263,6 +268,14 @@ def _finalize(case: Case, launch: CodeLaunch) -> list[str]:
     return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
 
 
+def _layer_norm(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = layer_norm_judge.placed(layer_norm_judge.draw(case.problem), case.layout)
+    config = layer_norm_kernel.CONFIGS[case.config]
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        output = compute(LAYER_NORM, KernelLayerNorm(), launch, config, inputs)
+    return layer_norm_judge.faults(output, inputs)
+
+
 _RUN: dict[str, Any] = {
     "attention": _attention,
     "softmax": _softmax,
@@ -271,6 +284,7 @@ _RUN: dict[str, Any] = {
     "finish pass": _finish_pass,
     "group norm": _group_norm,
     "finalize": _finalize,
+    "layer norm": _layer_norm,
 }
 
 
@@ -290,6 +304,9 @@ def specs_of(case: Case) -> set[KernelSpec]:
         config = norm_kernel.configs(arch)[case.config]
         every = norm_kernel.specs(p.form, p.silu, config)
         return {spec for spec in every if "merge" not in spec.entry}
+    if case.op == "layer norm":
+        threads = layer_norm_kernel.CONFIGS[case.config]
+        return set(KernelLayerNorm().specs(arch, p, threads))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

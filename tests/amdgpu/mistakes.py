@@ -14,6 +14,7 @@ from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests import simt
 from tests.amdgpu.judge import Case
 
@@ -119,6 +120,19 @@ def _norm(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "finish pass", replace(finish, kind="upsample", width=27, shortcut="none"))
 
 
+def _layer_norm(gfx: str) -> Iterator[Case]:
+    """Rows apart that are held by work-items of which some are idle, made by several waves, and
+    read twice with a rest.
+    """
+    held = LayerNormProblem((19, 328), added=True)
+    yield Case(gfx, "layer norm", held, layout="apart")
+    yield Case(gfx, "layer norm", replace(held, shape=(1, 40)))
+    yield Case(gfx, "layer norm", replace(held, shape=(2, 3136)))
+    twice = replace(held, shape=(3, 2051))
+    yield Case(gfx, "layer norm", twice, layout="apart")
+    yield Case(gfx, "layer norm", replace(twice, added=False))
+
+
 def _softmax(gfx: str) -> Iterator[Case]:
     problem = AttentionProblem(1, 1, 3, 131, 16)
     yield Case(gfx, "softmax", problem, scale=-0.3)
@@ -143,6 +157,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/tile.h": _attention,
     "conv3x3.hip": _conv,
     "group_norm_silu.hip": _norm,
+    "layer_norm.hip": _layer_norm,
     "pack.hip": _pack,
     "softmax.hip": _softmax,
     "upsample_conv.hip": _conv,
@@ -180,6 +195,7 @@ EXCUSED = (
     Excused(
         "group_norm_silu.hip", "tail", "entry < last; entry +=", "entries past the end are none"
     ),
+    Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),
     Excused("common/tile.h", "limit", "tile + min2(row, rows - 1)", UNUSED),

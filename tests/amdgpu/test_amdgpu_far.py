@@ -11,13 +11,13 @@ import pytest
 
 from lib_rocm_sd.arch import KERNELS_DIR
 from tests import executed, simt
-from tests.amdgpu import far_attention, far_conv, far_norm, sparse
+from tests.amdgpu import far_attention, far_conv, far_layer_norm, far_norm, sparse
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
-ALL = {**far_attention.ALL, **far_conv.ALL, **far_norm.ALL}
-SOURCES = ("attention.hip", "softmax.hip", *executed.CONV)
+ALL = {**far_attention.ALL, **far_conv.ALL, **far_norm.ALL, **far_layer_norm.ALL}
+SOURCES = ("attention.hip", "softmax.hip", "layer_norm.hip", *executed.CONV)
 
 needs_machine_code = pytest.mark.skipif(
     bool(missing() or sparse.missing()), reason=str(missing() or sparse.missing())
@@ -47,6 +47,7 @@ MISTAKES = {
     "a key's": ("common/attention_tiles.h", KEY, "batches and heads of q, k and v"),
     "a mask's": ("common/attention_softmax.h", MASK, "a mask's strides"),
     "an image's": ("common/conv.h", IMAGE, "images of a 3x3 convolution"),
+    "a row's": ("layer_norm.hip", "row * p.x_stride", "rows of a layer norm far apart"),
     "an output's": ("attention.hip", "first * HEAD_DIM", "queries and rows of the output"),
 }
 
@@ -70,6 +71,7 @@ SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
 NORMS = "norms and statistics of a convolution"
 LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
+ROWS, ROWS_APART = "rows of a layer norm", "rows of a layer norm far apart"
 COUNTED = "never: what is counted are rows, or parts, and there are no more of them than work-items"
 WEIGHTS = "never: weights of 4 GiB"
 PART = "never: pixels of an image or of a part, which have 32 bits"
@@ -87,6 +89,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
         *(MERGED, "parts of statistics", MERGED),
         *("statistics of a norm", "never: what is left of very many parts", "statistics of a norm"),
     ),
+    ("layer_norm.hip", "i64"): (ROWS_APART, ROWS, ROWS),
     ("common/attention_layout.h", "i64"): (HEADS, MASK_CASE),
     ("common/attention_softmax.h", "i64"): (MASK_CASE, MASK_CASE, MASK_CASE),
     ("common/attention_softmax.h", "p.mask_stride["): (MASK_CASE,) * 4,

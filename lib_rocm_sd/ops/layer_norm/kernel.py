@@ -29,7 +29,8 @@ class LayerNormParams(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("x", "added", "out", "sum", "gamma", "beta")),
         *((name, ctypes.c_int64) for name in ("x_stride", "added_stride")),
-        *((name, ctypes.c_uint32) for name in ("rows", "channels", "lane_bits", "aligned")),
+        *((name, ctypes.c_uint32) for name in ("rows", "channels", "lanes", "lane_bits")),
+        ("aligned", ctypes.c_uint32),
         *((name, ctypes.c_float) for name in ("eps", "share")),
     ]
 

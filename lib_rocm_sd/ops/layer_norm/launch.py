@@ -50,8 +50,8 @@ def template(
     return LayerNormParams(
         *(0, 0, 0, 0, 0, 0),
         *(strides[0], strides[-1]),
-        *(p.rows, p.channels, lanes.bit_length() - 1, rows_aligned(p, inputs)),
-        *(inputs.eps, 1.0 / p.channels),
+        *(p.rows, p.channels, lanes, lanes.bit_length() - 1),
+        *(rows_aligned(p, inputs), inputs.eps, 1.0 / p.channels),
     )
 
 
