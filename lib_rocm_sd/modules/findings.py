@@ -9,6 +9,8 @@ from torch import nn
 
 _CONV_CLASSES = {"torch.nn.modules.conv.Conv2d", "diffusers.models.lora.LoRACompatibleConv"}
 _LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
+_GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
+"""ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
 
 
@@ -24,11 +26,21 @@ class Findings:
     """Collects reasons while a module is read. Each method returns what it can.
 
     `family` is the Python module, or package, that must define the classes of all blocks.
+    `hosts_own`: Python modules whose forwards in these classes compute what the classes' own do.
+    `watched` has what may be set anew on an instance: its attributes, the name and the value.
     """
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, hosts_own: Iterable[str] = ()) -> None:
         self.reasons: list[str] = []
+        self.watched: list[tuple[dict[str, Any], str, Any]] = []
+        self.partly: list[str] = []
+        """Why modules within are called as they are, where the rest could be read."""
         self._family = family
+        self._hosts_own = frozenset(hosts_own)
+
+    def part(self) -> Findings:
+        """Empty ones of the same family, for a module within."""
+        return Findings(self._family, self._hosts_own)
 
     def add(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -70,7 +82,7 @@ class Findings:
 
     def untouched(self, module: nn.Module, name: str, *, root: bool = False) -> None:
         """Notes hooks, and a forward set on the instance unless it is the class's own."""
-        for key in ("forward", "_conv_forward"):
+        for key in ("forward", "_forward", "_conv_forward"):
             own = module.__dict__.get(key)
             ours = str(getattr(own, "__module__", "")).startswith(_OURS)
             if own is not None and not ours and not is_the_classs(own, module, key):
@@ -80,19 +92,27 @@ class Findings:
 
     def _class_forward(self, cls: type, name: str) -> None:
         """Notes a forward that another module has put into the class."""
-        owner = next((base for base in cls.__mro__ if "forward" in base.__dict__), None)
-        if owner is None:
-            return
-        source = str(getattr(owner.__dict__["forward"], "__module__", ""))
-        if source != owner.__module__ and not source.startswith(_OURS):
-            self.add(f"{name}: {cls.__name__}.forward has been replaced by {source}")
+        for key in ("forward", "_forward"):
+            owner = next((base for base in cls.__mro__ if key in base.__dict__), None)
+            if owner is None:
+                continue
+            source = str(getattr(owner.__dict__[key], "__module__", ""))
+            known = source == owner.__module__ or source in self._hosts_own
+            if not known and not source.startswith(_OURS):
+                self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
 
-    def conv(self, module: Any, name: str, kernel: int = 3, stride: int = 1) -> nn.Conv2d | None:
-        """`module` if it is a plain convolution; padding 1 for 3x3, 0 for 1x1 and stride 2."""
+    def conv(
+        self, module: Any, name: str, kernel: int = 3, stride: int = 1, padding: int | None = None
+    ) -> nn.Conv2d | None:
+        """`module` if it is a plain convolution.
+
+        `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
+        """
         if not isinstance(module, nn.Conv2d) or _path(module) not in _CONV_CLASSES:
             self.add(f"{name} is {_described(module)}, not a Conv2d")
             return None
-        padding = 1 if (kernel, stride) == (3, 1) else 0
+        if padding is None:
+            padding = 1 if (kernel, stride) == (3, 1) else 0
         expected = {
             "kernel_size": (kernel, kernel),
             "stride": (stride, stride),
@@ -102,25 +122,53 @@ class Findings:
             "padding_mode": "zeros",
         }
         self._plain(module, name, expected)
+        self.watch(module, "padding_mode")
         return module
 
-    def projection(self, module: Any, name: str) -> nn.Module | None:
-        """`module` if it is a Linear or a 1x1 convolution."""
-        if isinstance(module, nn.Conv2d):
-            return self.conv(module, name, kernel=1)
+    def linear(self, module: Any, name: str) -> nn.Linear | None:
+        """`module` if it is a plain Linear, with or without a bias."""
         if not isinstance(module, nn.Linear) or _path(module) not in _LINEAR_CLASSES:
             self.add(f"{name} is {_described(module)}, not a Linear")
             return None
         self._plain(module, name, {})
         return module
 
+    def projection(self, module: Any, name: str) -> nn.Module | None:
+        """`module` if it is a Linear or a 1x1 convolution."""
+        if isinstance(module, nn.Conv2d):
+            return self.conv(module, name, kernel=1)
+        return self.linear(module, name)
+
     def group_norm(self, module: Any, name: str) -> nn.GroupNorm | None:
         """`module` if it is a GroupNorm with weight and bias."""
-        if type(module) is not nn.GroupNorm:
+        if not isinstance(module, nn.GroupNorm) or not _is_group_norm(type(module)):
             self.add(f"{name} is {_described(module)}, not a GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
+        if type(module) is not nn.GroupNorm:
+            self._class_forward(type(module), name)
         return module
+
+    def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
+        """`module` if it is a LayerNorm of the last dimension, with weight; a bias is optional."""
+        if type(module) is not nn.LayerNorm:
+            self.add(f"{name} is {_described(module)}, not a LayerNorm")
+            return None
+        self._plain(module, name, {"elementwise_affine": True})
+        if len(module.normalized_shape) != 1:
+            self.add(f"{name} is over {len(module.normalized_shape)} dimensions")
+        return module
+
+    def listed(self, module: Any, name: str, *counts: int) -> list[Any]:
+        """The members of a ModuleList or Sequential of one of `counts`; empty, noted, if not."""
+        if type(module) not in (nn.ModuleList, nn.Sequential):
+            self.add(f"{name} is {_described(module)}, not a list of modules")
+            return []
+        self.untouched(module, name)
+        if counts and len(module) not in counts:
+            self.add(f"{name} has {len(module)} modules")
+            return []
+        return list(module)
 
     def silu(self, module: Any, name: str) -> None:
         """Notes an activation other than SiLU."""
@@ -141,6 +189,11 @@ class Findings:
             if actual != value:
                 self.add(f"{name}.{key} is {actual}")
 
+    def watch(self, module: nn.Module, *keys: str) -> None:
+        """Remembers what `module` has there now: another value makes reading again necessary."""
+        own = vars(module)
+        self.watched += [(own, key, own.get(key)) for key in keys]
+
     def _plain(self, module: nn.Module, name: str, expected: dict[str, Any]) -> None:
         self.untouched(module, name)
         self.settings(module, name, expected)
@@ -158,6 +211,11 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     """True for a method as the class has it, bound to `module`: so an undone change is left."""
     own = getattr(method, "__func__", None)
     return own is getattr(type(module), key, None) and method.__self__ is module
+
+
+def _is_group_norm(cls: type) -> bool:
+    name, home = _GROUP_NORM_32
+    return cls is nn.GroupNorm or (cls.__name__ == name and cls.__module__.endswith(home))
 
 
 def _path(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Diffusers: a pipeline's attention through the engine, its VAE as our own program.
+"""Diffusers: a pipeline's attention through the engine, its VAE and its UNet's blocks as programs.
 
 with patched(pipeline):
     image = pipeline("a red circle left of a blue square").images[0]
@@ -17,6 +17,7 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts.diffusers import gate
+from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
@@ -38,6 +39,7 @@ class PipelinePatch:
     left_alone: Mapping[str, int]
     """How many modules keep their own processor, by what it is."""
     vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
+    unet: UnetPatch = field(default_factory=UnetPatch)
 
 
 class EngineAttnProcessor:
@@ -114,16 +116,21 @@ def patched(
     *,
     vae: bool | str = True,
     budget_bytes: int | None = None,
+    unet: bool = True,
     session: Session = DEFAULT,
     wait: bool = False,
 ) -> Iterator[PipelinePatch]:
-    """Run the attention and the VAE of `pipeline` by this extension inside the `with` block.
+    """Run attention, VAE and UNet of `pipeline` by this extension inside the `with` block.
 
     `vae`: True or "auto" decodes and encodes the whole frame where memory allows it by the level
     of `session`, else in exact bands, and leaves to torch what our convolutions cannot do; "banded"
     always in bands; "whole" in bands only after an out of memory; False leaves the VAE alone.
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
+
+    `unet`: True computes the blocks of a UNet in half precision, where they are known, by our
+    programs; convolution weights lie in channels-last memory meanwhile. False leaves all of it but
+    its attention alone.
 
     Each kernel is tried on the card in a process of its own before it is launched in this one,
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
@@ -144,7 +151,11 @@ def patched(
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
-        yield PipelinePatch(chosen, left, part)
+        model = getattr(pipeline, "unet", None) if unet else None
+        blocks = UnetPatch()
+        if isinstance(model, torch.nn.Module):
+            blocks = stack.enter_context(patched_unet(model, session))
+        yield PipelinePatch(chosen, left, part, blocks)
 
 
 @contextmanager

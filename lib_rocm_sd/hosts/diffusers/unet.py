@@ -1,0 +1,62 @@
+"""Diffusers' UNet: its blocks run as our programs, each for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover, take_over
+
+
+@dataclass(frozen=True)
+class UnetPatch:
+    """What became of a UNet's blocks; `takeover` is None where there was nothing to take over."""
+
+    takeover: UnetTakeover | None = None
+
+    def rows(self) -> list[KindReport]:
+        """For each kind of block how many are ours now, and why the others are not."""
+        return [] if self.takeover is None else self.takeover.report()
+
+
+class DiffusersHook(Hook):
+    """LoRA adapters of diffusers replace layers or merge into them: nothing is to be made ready."""
+
+    def __init__(self) -> None:
+        self._usable: set[torch.device] = {torch.device("cpu")}
+
+    def ready(self, leaves: Sequence[nn.Module]) -> str:
+        weight = leaves[0]._parameters.get("weight")
+        if weight is None or weight.device in self._usable:
+            return ""
+        why = engine.known(weight.device)
+        why = engine.usable(weight.device) if why is None else why
+        if not why:
+            self._usable.add(weight.device)
+        return "; ".join(why)
+
+
+@contextmanager
+def patched_unet(unet: nn.Module, session: Session = DEFAULT) -> Iterator[UnetPatch]:
+    """Run the blocks of `unet` as our programs inside the `with` block, by rows "UNet"."""
+    taken = take_over(unet, session.of_part("UNet"), DiffusersHook())
+    left = [row for row in taken.report() if row.left]
+    if left:
+        session.report.event(f"diffusers: blocks of the UNet left alone: {_told(left)}")
+    try:
+        yield UnetPatch(taken)
+    finally:
+        taken.give_back()
+
+
+def _told(rows: Sequence[KindReport]) -> str:
+    return ", ".join(
+        f"{count} x {row.kind} ({why})" for row in rows for why, count in row.left.items()
+    )

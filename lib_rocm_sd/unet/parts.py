@@ -1,0 +1,161 @@
+"""What the blocks of a UNet consist of, whoever wrote them, and what one call of them asks for.
+
+Modules, not their parameters: these are read from the modules in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Resnet:
+    """conv2(silu(norm2(conv1(silu(norm1(x))) + embed(silu(emb))))) + shortcut(x).
+
+    `embed` None: no time embedding. `embed_silu` False: it comes with SiLU applied. `shortcut` is a
+    1x1 convolution, or None for x itself.
+    """
+
+    norm1: nn.GroupNorm
+    conv1: nn.Conv2d
+    embed: nn.Linear | None
+    embed_silu: bool
+    norm2: nn.GroupNorm
+    conv2: nn.Conv2d
+    shortcut: nn.Conv2d | None
+
+    def leaves(self) -> list[nn.Module]:
+        found = (self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.shortcut)
+        return [module for module in found if module is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """to_out(attention(to_q(x), to_k(context), to_v(context))), scaled by head_dim ** -0.5."""
+
+    to_q: nn.Linear
+    to_k: nn.Linear
+    to_v: nn.Linear
+    to_out: nn.Linear
+    heads: int
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.to_q, self.to_k, self.to_v, self.to_out]
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """out(a * gelu(b)), where a and b are the halves of gated(x)."""
+
+    gated: nn.Linear
+    out: nn.Linear
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.gated, self.out]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """x += attn1(norm1(x)); x += attn2(norm2(x), context); x += ff(norm3(x)).
+
+    `self_attention`, `cross_attention`, `feed_forward`: None where ours cannot compute what the
+    module does, which is then called as it is. `attn2` and `norm2` are None where there is none.
+    """
+
+    norm1: nn.LayerNorm
+    norm2: nn.LayerNorm | None
+    norm3: nn.LayerNorm
+    attn1: nn.Module
+    attn2: nn.Module | None
+    ff: nn.Module
+    self_attention: Attention | None
+    cross_attention: Attention | None
+    feed_forward: FeedForward | None
+
+    def leaves(self) -> list[nn.Module]:
+        """Those whose parameters we read."""
+        ours = (self.self_attention, self.cross_attention, self.feed_forward)
+        norms = [norm for norm in (self.norm1, self.norm2, self.norm3) if norm is not None]
+        return [*norms, *(leaf for part in ours if part is not None for leaf in part.leaves())]
+
+
+@dataclass(frozen=True, eq=False)
+class Transformer:
+    """x + proj_out(blocks(proj_in(norm(x)))), pixels being tokens. The blocks are called."""
+
+    norm: nn.GroupNorm
+    proj_in: nn.Module
+    blocks: tuple[nn.Module, ...]
+    proj_out: nn.Module
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.norm, self.proj_in, self.proj_out]
+
+
+@dataclass(frozen=True, eq=False)
+class Resample:
+    """A 3x3 convolution of x enlarged to twice its size (nearest), or in steps of two pixels."""
+
+    conv: nn.Conv2d
+    up: bool
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.conv]
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """What a UNet begins and ends with: a GroupNorm, SiLU and a 3x3 convolution, or some of it."""
+
+    norm: nn.GroupNorm | None
+    silu: bool
+    conv: nn.Conv2d | None
+
+    def leaves(self) -> list[nn.Module]:
+        return [module for module in (self.norm, self.conv) if module is not None]
+
+
+Parts = Resnet | Block | Transformer | Resample | Ends
+
+
+@dataclass(frozen=True, eq=False)
+class ImageCall:
+    """x (N, C, H, W), and for a Resnet emb (N, E)."""
+
+    x: torch.Tensor
+    emb: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCall:
+    """x (N, tokens, C), context (N, keys, E) or None.
+
+    `own` and `cross`: what attn1 and attn2 are given beside x where they are called. `plain_own`,
+    `plain_cross`: that is no more than the context, so ours can compute it.
+    """
+
+    x: torch.Tensor
+    context: torch.Tensor | None
+    own: Mapping[str, Any] = field(default_factory=dict)
+    cross: Mapping[str, Any] = field(default_factory=dict)
+    plain_own: bool = True
+    plain_cross: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerCall:
+    """x (N, C, H, W). `given(i)`: what block i is given beside its tokens; `answer` wraps the
+    result.
+    """
+
+    x: torch.Tensor
+    given: Callable[[int], Mapping[str, Any]]
+    answer: Callable[[torch.Tensor], Any]
+
+
+Call = ImageCall | BlockCall | TransformerCall

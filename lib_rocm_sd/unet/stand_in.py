@@ -1,0 +1,109 @@
+"""Stands in for `forward` of one block of a UNet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.unet.blocks import Means, TheirsError
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.kinds import HALVES, Kind, Reading, read
+
+
+class BlockStandIn(StandIn):
+    """Our program in the place of one block. It is read again when it has changed."""
+
+    passed_on = (MemoryError, TheirsError)
+
+    def __init__(
+        self, module: nn.Module, kind: Kind, family: str, means: Means, hook: Hook
+    ) -> None:
+        super().__init__(module)
+        self.kind = kind
+        self._family, self._means, self._hook = family, means, hook
+        self._told: Callable[[str], None] = means.session.report.event
+        self._barred = ""
+        self._last_refusal = ""
+        self._reading = self._read()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except TheirsError as error:
+            raise error.error from None
+
+    @property
+    def reading(self) -> Reading:
+        """The module as it is now."""
+        if not self._reading.watch.same():
+            self._reading = self._read()
+            self._barred = ""
+        return self._reading
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the block is the module's own; empty where it is ours."""
+        return self.reading.reasons or ((self._barred,) if self._barred else ())
+
+    def renew(self) -> None:
+        """Read the module again, and forget what failed."""
+        self._barred = ""
+        self._reading = self._read()
+
+    def _read(self) -> Reading:
+        return read(self.module, self.kind, self._family, self._hook.hosts_own)
+
+    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
+        """True for a call that the module was read for, on an image or tokens like its weights."""
+        if self._barred or self.module.training:
+            return False
+        reading = self.reading
+        return reading.parts is not None and _suits(self._bound(args, kwargs), reading)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call asks for; None if it has arguments that are not known."""
+        try:
+            return self.kind.bind(self.module, *args, **kwargs)
+        except TypeError:
+            return None
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
+
+    def serve(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._bound(args, kwargs)
+        return self.kind.run(self._reading.parts, call, self._means)
+
+    def failed(self, error: Exception) -> str:
+        """Bars ours until the module has changed or is taken over again."""
+        self._barred = f"ours failed: {type(error).__name__}: {error}"
+        return self._barred
+
+    def tell(self, why: str) -> None:
+        if why != self._last_refusal:
+            self._last_refusal = why
+            self._told(f"a {self.kind.title} of the UNet was left to the host: {why}")
+
+
+def _suits(call: Any, reading: Reading) -> bool:
+    """True where x has the weights' dtype and device, and all that ours reads is there."""
+    if call is None:
+        return False
+    x, weight = call.x, reading.leaves[0].weight
+    emb = getattr(call, "emb", None)
+    parts: Any = reading.parts
+    wants = getattr(parts, "embed", None) is not None
+    return (
+        type(x) is torch.Tensor
+        and x.dtype in HALVES
+        and x.dtype == weight.dtype
+        and x.device == weight.device
+        and x.ndim == (3 if hasattr(call, "context") else 4)
+        and x.numel() > 0
+        and wants == (emb is not None)
+        and (emb is None or (emb.ndim == 2 and emb.dtype == x.dtype))
+    )

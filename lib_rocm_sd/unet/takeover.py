@@ -1,0 +1,134 @@
+"""Takes the blocks of a UNet over, says which are ours and why others are not, gives them back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.modules.patches import named
+from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.unet.blocks import Embeddings, Means
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
+from lib_rocm_sd.unet.stand_in import BlockStandIn
+from lib_rocm_sd.unet.weights import UnetWeights
+
+
+@dataclass(frozen=True)
+class KindReport:
+    """Of `total` blocks of a kind `ours` are ours. `left`: why the others are not, and how many.
+
+    `partly`: why modules within blocks of ours are called as they are, and in how many.
+    """
+
+    kind: str
+    total: int
+    ours: int
+    left: Mapping[str, int]
+    partly: Mapping[str, int]
+
+    def __str__(self) -> str:
+        notes = [f"{count} x {why}" for why, count in {**self.left, **self.partly}.items()]
+        return f"{self.kind}: {self.ours} of {self.total}" + "".join(f"; {note}" for note in notes)
+
+
+class UnetTakeover:
+    """The blocks of one UNet, from `take_over` to `give_back`. See `take_over` below."""
+
+    def __init__(self, models: Sequence[nn.Module], session: Session, hook: Hook) -> None:
+        self._models = tuple(models)
+        self._session, self._hook = session, hook
+        self._weights = UnetWeights()
+        self._embeddings = Embeddings()
+        self._means = Means(self._weights, session, hook.attention, self._embeddings)
+        self._stand_ins: dict[nn.Module, BlockStandIn] = {}
+        self._elsewhere: dict[nn.Module, str] = {}
+        self._is_on = False
+
+    def take_over(self) -> None:
+        """Take over what can be, now; what is ours already stays so."""
+        self._is_on = True
+        self._elsewhere.clear()
+        found = [item for model in self._models for item in found_in(model)]
+        gone = set(self._stand_ins) - {module for module, _, _ in found}
+        for module in gone:
+            self._stand_ins.pop(module).take_out()
+        for module, kind, family in found:
+            self._take(module, kind, family)
+
+    def _take(self, module: nn.Module, kind: Kind, family: str) -> None:
+        current = vars(module).get("forward")
+        stand_in = self._stand_ins.get(module)
+        if isinstance(current, StandIn) and current is not stand_in:  # of another take-over
+            self._elsewhere[module] = kind.title
+            return
+        if stand_in is None:
+            stand_in = BlockStandIn(module, kind, family, self._means, self._hook)
+            self._stand_ins[module] = stand_in
+        else:
+            stand_in.renew()
+        if stand_in.reasons:
+            stand_in.take_out()
+        else:
+            stand_in.put_in()
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory that is kept beside the UNet's own parameters."""
+        return self._weights.extra_bytes
+
+    def give_back(self) -> None:
+        """Leave every block and every weight as it was; who has taken our place meanwhile stays."""
+        self._is_on = False
+        for stand_in in self._stand_ins.values():
+            stand_in.take_out()
+        self._stand_ins.clear()
+        self._elsewhere.clear()
+        self._embeddings.forget()
+        self._weights.give_back()
+
+    def report(self) -> list[KindReport]:
+        """One row for each kind of block that there is."""
+        rows: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+        for module, stand_in in self._stand_ins.items():
+            reasons, partly = stand_in.reasons, stand_in.reading.partly
+            if not reasons and not stand_in.is_put_in:
+                other = vars(module).get("forward")
+                reasons = (f"its forward has been replaced ({named(other)})",)
+            rows.setdefault(stand_in.kind.title, []).append((reasons, () if reasons else partly))
+        for module, title in self._elsewhere.items():
+            if module not in self._stand_ins:
+                rows.setdefault(title, []).append(((), ()))
+        return [_row(title, rows[title]) for title in TITLES if title in rows]
+
+
+def _row(title: str, found: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> KindReport:
+    left = Counter("; ".join(reasons) for reasons, _ in found if reasons)
+    partly = Counter(reason for _, reasons in found for reason in reasons)
+    ours = sum(not reasons for reasons, _ in found)
+    return KindReport(title, len(found), ours, dict(left), dict(partly))
+
+
+def take_over(
+    models: nn.Module | Sequence[nn.Module],
+    session: Session = DEFAULT,
+    hook: Hook | None = None,
+) -> UnetTakeover:
+    """Compute the blocks of a UNet, or of several models, by our programs until `give_back()`.
+
+    Known are ldm's and sgm's UNetModel and diffusers' UNet2DConditionModel, in half precision.
+    A block that is not known, or whose forward another has replaced, is left alone; so is a call
+    that a block was not read for: with gradients, in training, of another dtype, traced.
+    """
+    models = [models] if isinstance(models, nn.Module) else list(models)
+    made = UnetTakeover(models, session, Hook() if hook is None else hook)
+    made.take_over()
+    return made

@@ -1,0 +1,147 @@
+"""Convolution weights of a UNet, once: laid anew in place while ours runs, and given back.
+
+The parameter keeps its shape and values; its memory becomes that of channels-last images, which is
+what convolutions of such images read. There is no second copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+
+_Fact = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A parameter that was laid anew: what its strides were, and how its hook is removed."""
+
+    parameter: ref[torch.Tensor]
+    strides: tuple[int, ...]
+    remove_hook: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Made:
+    facts: tuple[_Fact, ...]
+    weights: ConvWeights
+
+
+class UnetWeights:
+    """The convolutions of one UNet, ready to be computed with."""
+
+    def __init__(self) -> None:
+        self._laid: dict[nn.Module, _Laid] = {}
+        self._made: dict[nn.Module, _Made] = {}
+
+    def of(self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None) -> ConvWeights:
+        """Weight and bias of a 3x3 convolution; the bias of the 1x1 `shortcut` is added to it.
+
+        The same object while neither has changed. What it has beside the parameters themselves is
+        that bias, in float32 and in their dtype: a parameter that is moved takes its memory along.
+        """
+        if not conv.weight.is_contiguous(memory_format=torch.channels_last):
+            self._lay(conv)
+        added = None if shortcut is None else shortcut.bias
+        facts = (_fact(conv.weight), _fact(conv.bias), _fact(added))
+        known = self._made.get(conv)
+        if known is not None and known.facts == facts:
+            return known.weights
+        made = ConvWeights(conv.weight, conv.bias, None, added)
+        self._made[conv] = _Made(facts, made)
+        return made
+
+    @property
+    def extra_bytes(self) -> int:
+        """What is kept beside the parameters."""
+        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in self._kept()}
+        return sum(kept.values())
+
+    def _kept(self) -> list[torch.Tensor]:
+        theirs = {
+            parameter.untyped_storage()._cdata
+            for conv in self._made
+            for parameter in conv.parameters()
+        }
+        made = [item for known in self._made.values() for item in _tensors_of(known.weights)]
+        return [item for item in made if item.untyped_storage()._cdata not in theirs]
+
+    def forget(self) -> None:
+        """Give back what was made of parameters; the next call makes it again."""
+        self._made.clear()
+
+    def give_back(self) -> None:
+        """Leave every parameter with the strides that it had. One that was replaced meanwhile, or
+        laid otherwise by another, stays as it is.
+        """
+        self._made.clear()
+        for conv, laid in self._laid.items():
+            laid.remove_hook()
+            parameter = laid.parameter()
+            if parameter is None or conv._parameters.get("weight") is not parameter:
+                continue
+            if parameter.is_contiguous(memory_format=torch.channels_last):
+                _restride(parameter, laid.strides)
+        self._laid.clear()
+
+    def _lay(self, conv: nn.Conv2d) -> None:
+        weight = conv.weight
+        known = self._laid.pop(conv, None)
+        if known is not None:
+            known.remove_hook()
+        strides = weight.stride()
+        with torch.no_grad():
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        handle = conv._register_state_dict_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
+        self._laid[conv] = _Laid(ref(weight), strides, handle.remove)
+
+
+def obstacles(parameter: torch.Tensor) -> list[str]:
+    """Why a convolution's weight cannot be laid anew in place."""
+    found = []
+    if parameter.is_inference():
+        found.append("its weights were made in inference mode")
+    elif parameter.device.type != "meta":
+        values = parameter.numel() * parameter.element_size()
+        if parameter.untyped_storage().nbytes() > values:
+            found.append("its weights share their memory with others")
+    return found
+
+
+def _restride(parameter: torch.Tensor, strides: tuple[int, ...]) -> None:
+    with torch.no_grad():
+        data = parameter.data
+        again = torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
+        parameter.data = again.copy_(data)
+
+
+def _with_plain_strides(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """A state_dict has a copy that is contiguous, which is all that some writers of files take."""
+    key = f"{prefix}weight"
+    weight = state.get(key)
+    if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
+        state[key] = weight.contiguous()
+
+
+def _fact(tensor: torch.Tensor | None) -> _Fact:
+    """Two are equal only if the tensor is the same and has not changed."""
+    if tensor is None:
+        return ()
+    if tensor.is_inference():
+        return (object(),)
+    return (id(tensor), tensor._version, tensor.data_ptr(), tensor.dtype)
+
+
+def _tensors_of(weights: ConvWeights) -> list[torch.Tensor]:
+    made = [item for items in weights._made.values() for item in items.values()]
+    flat = [part for item in made for part in (item if isinstance(item, tuple) else (item,))]
+    return [item for item in (*flat, weights.bias) if isinstance(item, torch.Tensor)]

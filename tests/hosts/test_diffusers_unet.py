@@ -1,0 +1,143 @@
+"""Diffusers' UNet in a pipeline: what is taken over, what it gives, that it leaves no trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from tests.unet import unet_models as models
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+from lib_rocm_sd.hosts.diffusers import pipeline as host
+
+BF16 = torch.bfloat16
+
+
+class Pipeline:
+    """All that `patched` asks of a pipeline."""
+
+    def __init__(self, unet: Any) -> None:
+        self.unet = unet
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return Pipeline(models.diffusers_unet("SDXL").to(BF16))
+
+
+@pytest.fixture
+def inputs() -> dict[str, Any]:
+    given: dict[str, Any] = models.in_dtype(models.diffusers_inputs("SDXL"), BF16)
+    return given
+
+
+def test_the_blocks_are_ours_inside_the_with(pipeline: Pipeline, inputs: Any) -> None:
+    theirs, report = models.step(pipeline.unet, inputs), Report()
+    with host.patched(pipeline, session=Session(report=report)) as patch:
+        ours = models.step(pipeline.unet, inputs)
+        rows = patch.unet.rows()
+        assert {row.kind for row in rows} == {
+            "residual block",
+            "transformer",
+            "transformer block",
+            "upsampling",
+            "downsampling",
+            "first and last layers",
+        }
+        assert all(row.ours == row.total and not row.partly for row in rows)
+    assert models.errors(ours, theirs)[0] < 0.05
+    assert not torch.equal(ours, theirs)
+    assert not report.snapshot()["events"]
+    assert {row["part"] for row in report.snapshot()["rows"]} == {"UNet"}
+    assert patch.unet.rows() == []
+    assert torch.equal(models.step(pipeline.unet, inputs), theirs)
+    assert not any("forward" in vars(module) for module in pipeline.unet.modules())
+
+
+def test_off_by_an_argument(pipeline: Pipeline) -> None:
+    with host.patched(pipeline, unet=False) as patch:
+        assert patch.unet.takeover is None
+        assert not patch.unet.rows()
+        assert not any("forward" in vars(module) for module in pipeline.unet.modules())
+
+
+def test_float32_is_left_alone_and_said(inputs: Any) -> None:
+    unet, report = models.diffusers_unet("SDXL"), Report()
+    with host.patched(Pipeline(unet), session=Session(report=report)):
+        assert not any("forward" in vars(module) for module in unet.modules())
+    assert "its weights are float32" in "\n".join(report.snapshot()["events"])
+
+
+def test_inside_another_with(pipeline: Pipeline, inputs: Any) -> None:
+    with host.patched(pipeline):
+        ours = models.step(pipeline.unet, inputs)
+        with host.patched(pipeline) as inner:
+            assert all(row.ours == row.total for row in inner.unet.rows())
+            assert torch.equal(models.step(pipeline.unet, inputs), ours)
+        assert torch.equal(models.step(pipeline.unet, inputs), ours)
+
+
+def test_a_processor_of_another_kind_is_called(pipeline: Pipeline, inputs: Any) -> None:
+    """As IP-Adapter sets one on attn2."""
+    calls = []
+
+    class Adapter:
+        def __call__(self, attn: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return torch.zeros_like(hidden_states)
+
+    attentions = [m for n, m in pipeline.unet.named_modules() if n.endswith("attn2")]
+    for attn in attentions:
+        attn.set_processor(Adapter())
+    theirs = models.step(pipeline.unet, inputs)
+    calls.clear()
+    with host.patched(pipeline) as patch:
+        ours = models.step(pipeline.unet, inputs)
+        row = next(row for row in patch.unet.rows() if row.kind == "transformer block")
+    assert models.errors(ours, theirs)[0] < 0.05
+    assert len(calls) == len(attentions)
+    assert row.ours == row.total
+    assert sum(row.partly.values()) == len(attentions)
+    assert "processor is a Adapter" in next(iter(row.partly))
+
+
+def test_masks_and_more_arguments_reach_the_hosts_attention(
+    pipeline: Pipeline, inputs: Any
+) -> None:
+    mask = torch.ones(2, 77)
+    mask[:, 40:] = 0
+    given = {**inputs, "encoder_attention_mask": mask}
+    theirs, plain = models.step(pipeline.unet, given), models.step(pipeline.unet, inputs)
+    with host.patched(pipeline):
+        ours = models.step(pipeline.unet, given)
+    assert models.errors(ours, theirs)[0] < models.errors(ours, plain)[0] / 2
+    assert models.errors(ours, theirs)[0] < 0.05
+
+
+def test_a_layer_of_another_class_is_called_within_its_attention(
+    pipeline: Pipeline, inputs: Any
+) -> None:
+    """As adapters of PEFT take a Linear's place."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: Any) -> Any:
+            return 2 * self.base(x)
+
+    block = next(m for n, m in pipeline.unet.named_modules() if n.endswith("blocks.0.attn1"))
+    with host.patched(pipeline) as patch:
+        models.step(pipeline.unet, inputs)
+        block.to_q = Adapted(block.to_q)
+        ours = models.step(pipeline.unet, inputs)
+        row = next(row for row in patch.unet.rows() if row.kind == "transformer block")
+    assert row.partly == {"attn1.to_q is a Adapted, not a Linear": 1}
+    assert models.errors(ours, models.step(pipeline.unet, inputs))[0] < 0.05
