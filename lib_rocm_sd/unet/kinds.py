@@ -15,6 +15,7 @@ from lib_rocm_sd.unet import blocks, read_diffusers, read_ldm
 from lib_rocm_sd.unet.parts import Parts, Transformer
 from lib_rocm_sd.unet.weights import obstacles
 
+_AT_REST = (nn.Dropout, nn.Identity, nn.SiLU)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -156,13 +157,15 @@ def read(module: nn.Module, kind: Kind, family: str, hosts_own: Iterable[str] = 
 
 
 def _seen(module: nn.Module, parts: Parts | None) -> Iterator[nn.Module]:
-    """The modules that reading looked at: of a transformer not what is in its blocks."""
+    """The modules to watch: of a transformer not what is in its blocks; no dropout or SiLU, which
+    are many and are told apart by their parents' children.
+    """
     inner = set(parts.blocks) if isinstance(parts, Transformer) else set()
 
     def walk(one: nn.Module) -> Iterator[nn.Module]:
         yield one
         for child in one.children():
-            if child not in inner:
+            if child not in inner and type(child) not in _AT_REST:
                 yield from walk(child)
 
     return walk(module)

@@ -85,10 +85,11 @@ class UnetWeights:
         for conv, laid in self._laid.items():
             laid.remove_hook()
             parameter = laid.parameter()
-            if parameter is None or conv._parameters.get("weight") is not parameter:
+            current = conv._parameters.get("weight")
+            if current is None or parameter is not current:
                 continue
-            if parameter.is_contiguous(memory_format=torch.channels_last):
-                _restride(parameter, laid.strides)
+            if current.is_contiguous(memory_format=torch.channels_last):
+                _restride(current, laid.strides)
         self._laid.clear()
 
     def _lay(self, conv: nn.Conv2d) -> None:
