@@ -98,7 +98,7 @@ class UnetWeights:
         if known is not None:
             known.remove_hook()
         strides = weight.stride()
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         handle = conv._register_state_dict_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
         self._laid[conv] = _Laid(ref(weight), strides, handle.remove)
@@ -117,7 +117,7 @@ def obstacles(parameter: torch.Tensor) -> list[str]:
 
 
 def _restride(parameter: torch.Tensor, strides: tuple[int, ...]) -> None:
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         data = parameter.data
         again = torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
         parameter.data = again.copy_(data)

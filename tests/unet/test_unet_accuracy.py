@@ -130,6 +130,30 @@ def test_images_between_blocks_are_channels_last() -> None:
     assert all(item.is_contiguous(memory_format=torch.channels_last) for item in seen)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_under_autocast(dtype: torch.dtype) -> None:
+    """As the WebUI runs a UNet: ours computes in the images' dtype all the same."""
+    unet = models.ldm_unet().to(dtype)
+    inputs = models.in_dtype(models.ldm_inputs(), dtype)
+    plain = take_over(unet)
+    wanted = models.step(unet, inputs)
+    with torch.autocast("cpu", dtype=dtype):
+        made = models.step(unet, inputs)
+    assert models.errors(made, wanted)[0] < 2e-3
+    assert_all_ours(plain)
+
+
+def test_in_inference_mode() -> None:
+    unet = models.ldm_unet().to(torch.bfloat16)
+    inputs = models.in_dtype(models.ldm_inputs(), torch.bfloat16)
+    taken = take_over(unet)
+    with torch.inference_mode():
+        made = unet(**inputs)
+    assert torch.equal(models.step(unet, inputs), made)
+    assert not any(parameter.is_inference() for parameter in unet.parameters())
+    assert_all_ours(taken)
+
+
 def test_values_that_are_no_numbers_go_on_as_in_torch() -> None:
     unet = models.ldm_unet().to(torch.bfloat16)
     inputs = models.in_dtype(models.ldm_inputs(), torch.bfloat16)

@@ -241,6 +241,66 @@ def test_a_replaced_feed_forward_is_called(unet: Any, inputs: Any) -> None:
     assert near(ours, models.step(unet, inputs))
 
 
+@pytest.fixture
+def hijacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The WebUI has put forwards of its own into the classes."""
+    for name, source in (
+        ("SpatialTransformer", "modules.sd_hijack_utils"),
+        ("CrossAttention", "modules.sd_hijack_optimizations"),
+    ):
+        cls = getattr(models.ldm(), name)
+        own = cls.forward
+
+        def replaced(self: Any, *args: Any, own: Any = own, **kwargs: Any) -> Any:
+            return own(self, *args, **kwargs)
+
+        replaced.__module__ = source
+        monkeypatch.setattr(cls, "forward", replaced)
+
+
+@pytest.mark.usefixtures("hijacked")
+def test_forwards_in_the_classes_are_known_by_where_they_come_from(unet: Any) -> None:
+    taken = take_over(unet)
+    why = "SpatialTransformer.forward has been replaced by modules.sd_hijack_utils"
+    assert rows(taken)["transformer"].left == {f"transformer: {why}": 4}
+    taken.give_back()
+    hook = Hook()
+    hook.hosts_own = ("modules.sd_hijack_utils",)
+    taken = take_over(unet, hook=hook)
+    assert rows(taken)["transformer"].ours == 4
+    row = rows(taken)["transformer block"]
+    assert row.ours == 8
+    assert sum(row.partly.values()) == 16
+    assert all("modules.sd_hijack_optimizations" in why for why in row.partly)
+
+
+def test_another_optimizer_chosen_later_is_seen(
+    unet: Any, inputs: Any, request: pytest.FixtureRequest
+) -> None:
+    taken = take_over(unet)
+    models.step(unet, inputs)
+    assert not rows(taken)["transformer block"].partly
+    request.getfixturevalue("hijacked")
+    models.step(unet, inputs)
+    assert sum(rows(taken)["transformer block"].partly.values()) == 16
+    assert rows(taken)["transformer"].ours == 0
+
+
+def test_weights_of_inference_mode_are_left_alone(inputs: Any) -> None:
+    with torch.inference_mode():
+        unet = models.ldm_unet().to(BF16)
+        row = rows(take_over(unet))["residual block"]
+    assert row.left == {"its weights were made in inference mode": 8}
+
+
+def test_weights_within_a_larger_memory_are_left_alone(unet: Any) -> None:
+    conv = unet.middle_block[0].in_layers[2]
+    joint = torch.zeros(2, *conv.weight.shape, dtype=BF16)
+    conv.weight.data = joint[1].copy_(conv.weight)
+    row = rows(take_over(unet))["residual block"]
+    assert row.left == {"its weights share their memory with others": 1}
+
+
 def test_writing_into_a_blocks_output_harms_nobody(unet: Any, inputs: Any) -> None:
     """As FreeU does, in place; and ControlNet's residuals are added outside."""
     control = models.draw(2, 64, 4, 4).to(BF16)
