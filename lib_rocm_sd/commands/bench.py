@@ -15,6 +15,8 @@ from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.bench import call, group_norm, layer_norm, norms
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
+from lib_rocm_sd.bench.unet import command as unet
+from lib_rocm_sd.bench.unet.ways import KEYS as UNET_WAYS
 from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
@@ -25,7 +27,7 @@ RUNS = attention.RUNS
 NORM_BYTES = 1e6
 """What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
 NORMS: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm}
-OPS = ("attention", "call", *NORMS, "vae", "speed")
+OPS = ("attention", "call", *NORMS, "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
 
 
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of attention and vae: take the rows of this result, measure none",
     )
     attention.add_arguments(parser.add_argument_group("attention"))
-    vae.add_arguments(parser.add_argument_group("vae"))
+    vae.add_arguments(parser.add_argument_group("vae"), UNET_WAYS)
     speed.add_arguments(parser.add_argument_group("speed"))
 
 
@@ -79,6 +81,8 @@ def main(args: argparse.Namespace) -> int:
         return call.run(args, device, machine, _heading(machine))
     if args.op in NORMS:
         return _norm(args, device, info, launch, machine)
+    if args.op == "unet":
+        return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     if args.op == "vae":
         return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     return attention.run(args, device, info, launch, machine, _heading)
@@ -115,6 +119,8 @@ def _runs(args: argparse.Namespace) -> int:
         return vae.runs(args)
     if args.op == "call":
         return call.runs(args)
+    if args.op == "unet":
+        return unet.runs(args)
     args.runs = args.runs or (attention.QUICK_RUNS if args.quick else RUNS)
     return int(args.runs)
 

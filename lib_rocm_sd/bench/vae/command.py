@@ -33,10 +33,11 @@ COMPILE_LIMIT_S = 100.0
 LARGEST = 1 << 16
 
 
-def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options of `bench vae` alone."""
+def add_arguments(parser: argparse._ActionsContainer, other_ways: Sequence[str] = ()) -> None:
+    """The options of `bench vae`; `other_ways`: those of `bench unet`, which has --ways too."""
     add = parser.add_argument
-    add("--ways", nargs="+", choices=KEYS, metavar="WAY", help=f"only these: {', '.join(KEYS)}")
+    ways = [*KEYS, *(key for key in other_ways if key not in KEYS)]
+    add("--ways", nargs="+", choices=ways, metavar="WAY", help=f"only these: {', '.join(ways)}")
     add("--level", nargs="+", choices=list(LEVELS), help="of our ways only these levels")
     add("--roles", nargs="+", choices=ROLES, help="only these")
     add("--sizes", nargs="+", type=int, metavar="PIXELS", help="a side, of all ways")

@@ -1,0 +1,1 @@
+"""`bench unet`: a step of a UNet in every way that a host may run it."""

@@ -1,0 +1,123 @@
+"""UNets of Stable Diffusion's shapes with random weights, as diffusers builds them, and the calls
+that a sampler makes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+FACTOR = 8
+"""Pixels of a picture per pixel of a latent image."""
+BATCH = 2
+"""The prompt and the negative prompt."""
+TOKENS = 77
+
+_CROSS_DOWN, _DOWN = "CrossAttnDownBlock2D", "DownBlock2D"
+_CROSS_UP, _UP = "CrossAttnUpBlock2D", "UpBlock2D"
+_SD15: dict[str, Any] = {
+    "block_out_channels": (320, 640, 1280, 1280),
+    "down_block_types": (_CROSS_DOWN, _CROSS_DOWN, _CROSS_DOWN, _DOWN),
+    "up_block_types": (_UP, _CROSS_UP, _CROSS_UP, _CROSS_UP),
+    "attention_head_dim": 8,
+    "cross_attention_dim": 768,
+}
+_SDXL: dict[str, Any] = {
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": (_DOWN, _CROSS_DOWN, _CROSS_DOWN),
+    "up_block_types": (_CROSS_UP, _CROSS_UP, _UP),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+_SMALL: dict[str, Any] = {
+    "block_out_channels": (32, 64),
+    "down_block_types": (_CROSS_DOWN, _DOWN),
+    "up_block_types": (_UP, _CROSS_UP),
+    "attention_head_dim": 2,
+    "cross_attention_dim": 32,
+    "norm_num_groups": 8,
+}
+CONFIGS = {"SD 1.5": _SD15, "SDXL": _SDXL, "small": _SMALL}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One UNet at one size of pictures, in pixels."""
+
+    model: str
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.width}x{self.height}"
+
+
+CASES = (
+    Case("SD 1.5", 512, 512),
+    Case("SD 1.5", 768, 512),
+    Case("SDXL", 1024, 1024),
+    Case("SDXL", 832, 1216),
+)
+SMALL_CASES = (Case("small", 128, 128),)
+
+
+@dataclass(frozen=True)
+class Unet:
+    """A module and what makes the arguments of a call: `arguments(width, height)`, in pixels."""
+
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    arguments: Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def unet(model: str, device: torch.device, dtype: torch.dtype, seed: int = 1) -> Unet:
+    """The UNet of a name in CONFIGS, with weights whose results stay near 1."""
+    from diffusers import UNet2DConditionModel  # type: ignore[attr-defined]
+
+    config = CONFIGS[model]
+    with torch.device("meta"):
+        made = UNet2DConditionModel(**config)
+    module = made.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    generator = torch.Generator(device).manual_seed(seed)
+    for child in module.modules():
+        _fill(child, generator)
+
+    def arguments(width: int, height: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        drawn = torch.Generator(device).manual_seed(seed)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=drawn, device=device, dtype=dtype)
+
+        latents = draw(BATCH, 4, height // FACTOR, width // FACTOR)
+        step = torch.tensor(501, device=device)
+        given: dict[str, Any] = {"return_dict": False}
+        if "addition_embed_type" in config:
+            times = torch.tensor([[height, width, 0, 0, height, width]] * BATCH, device=device)
+            given["added_cond_kwargs"] = {"text_embeds": draw(BATCH, 1280), "time_ids": times}
+        return (latents, step, draw(BATCH, TOKENS, config["cross_attention_dim"])), given
+
+    return Unet(module, device, dtype, arguments)
+
+
+def _fill(module: nn.Module, generator: torch.Generator) -> None:
+    """Weights by the share of their inputs; norms that change nothing; small biases."""
+    is_norm = isinstance(module, (nn.GroupNorm, nn.LayerNorm))
+    for name, parameter in module.named_parameters(recurse=False):
+        if is_norm:
+            parameter.fill_(float(name == "weight"))
+        elif parameter.ndim > 1:
+            share = math.prod(parameter.shape[1:]) ** -0.5
+            parameter.normal_(0, 0.7 * share, generator=generator)
+        else:
+            parameter.normal_(0, 0.02, generator=generator)

@@ -1,0 +1,122 @@
+"""The ways to run a UNet's step: with its blocks as our programs, and as torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.bench.unet.models import Unet
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.registry import ops
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import take_over
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A way made ready: `call` is a step, `told` what ran and why other blocks were not ours."""
+
+    call: Callable[..., Any]
+    told: Callable[[], list[str]] = list
+
+
+Maker = Callable[[Unet], AbstractContextManager[Runner]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """`key`: on the command line; `name`: in tables. `slow`: it compiles for a minute or more."""
+
+    key: str
+    name: str
+    make: Maker
+    slow: bool = False
+
+
+@contextmanager
+def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
+    """The blocks by our programs, in a session of their own."""
+    report = Report()
+    session = Session.of(level, report=report)
+    with ExitStack() as stack:
+        if own_only:
+            stack.enter_context(own_kernels_only())
+        taken = take_over(unet.module, session)
+
+        def told() -> list[str]:
+            rows = [*map(str, taken.report()), report.summary()]
+            return ["; ".join(line.strip() for line in row.splitlines()) for row in rows]
+
+        try:
+            yield Runner(unet.module, told)
+        finally:
+            taken.give_back()
+
+
+@contextmanager
+def own_kernels_only() -> Iterator[None]:
+    """Within this, each variant that is not ours refuses whatever is planned."""
+    excluded = [variant for op in ops() for variant in op.variants if not variant.ours]
+
+    def refusals(arch: Any, problem: Any) -> list[str]:
+        return ["own kernels only"]
+
+    try:
+        for variant in excluded:
+            variant.refusals = refusals  # type: ignore[method-assign]
+        yield
+    finally:
+        for variant in excluded:
+            del variant.refusals
+
+
+@contextmanager
+def eager(unet: Unet) -> Iterator[Runner]:
+    """The module itself on NCHW, as the WebUI runs it, but with torch's own attention."""
+    yield Runner(unet.module)
+
+
+@contextmanager
+def channels_last(unet: Unet) -> Iterator[Runner]:
+    """The module in channels-last; put back afterwards."""
+    module: Any = unet.module
+    try:
+        module.to(memory_format=torch.channels_last)
+        yield Runner(partial(_last, module))
+    finally:
+        module.to(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def compiled(unet: Unet, mode: str) -> Iterator[Runner]:
+    """torch.compile in channels-last, anew for each size."""
+    torch._dynamo.reset()
+    with channels_last(unet):
+        function = torch.compile(unet.module, mode=mode, dynamic=False)
+        try:
+            yield Runner(partial(_last, function))
+        finally:
+            torch._dynamo.reset()
+
+
+def _last(function: Callable[..., Any], image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return function(image.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+
+
+WAYS = (
+    Way("auto", "rocm_sd Auto", partial(ours, level="Auto")),
+    Way("performance", "rocm_sd Performance", partial(ours, level="Performance")),
+    Way("own", "rocm_sd own kernels", partial(ours, level="Performance", own_only=True)),
+    Way("memory", "rocm_sd Memory", partial(ours, level="Memory")),
+    Way("eager", "eager", eager),
+    Way("channels-last", "eager channels-last", channels_last),
+    Way("compiled", "compiled channels-last", partial(compiled, mode="default"), slow=True),
+    Way("graphs", "compiled with graphs", partial(compiled, mode="reduce-overhead"), slow=True),
+)
+"""In the order in which they are measured."""
+KEYS = tuple(way.key for way in WAYS)

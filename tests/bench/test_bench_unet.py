@@ -1,0 +1,103 @@
+"""`python -m lib_rocm_sd bench unet` on the CPU with a UNet of few channels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench.unet import command, measure, models, ways
+from lib_rocm_sd.bench.unet.measure import UnetRow
+from lib_rocm_sd.bench.unet.ways import Runner, Way
+
+pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+CPU = torch.device("cpu")
+TINY = ["bench", "unet", "--small", "--device", "cpu", "--dtype", "bfloat16", "--runs", "1"]
+
+
+@pytest.mark.usefixtures("fresh_cache", "brief_tuning")
+def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "u.json"
+    chosen = ["auto", "own", "eager", "channels-last"]
+    assert __main__.main([*TINY, "--json", str(file), "--ways", *chosen]) == 0
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["complete"] is True and document["machine"]["dtype"] == "bfloat16"
+    rows = {row["way"]: row for row in document["rows"]}
+    names = {way.key: way.name for way in ways.WAYS}
+    assert list(rows) == [names[key] for key in chosen]
+    for row in rows.values():
+        assert row["case"] == "small 128x128" and not row["reason"]
+        assert row["wall_ms"] > 0 and row["first_ms"] > 0 and row["gpu_ms"] is None
+    ours, theirs = rows["rocm_sd Auto"], rows["eager"]
+    assert any("residual block: " in note for note in ours["told"]) and not theirs["told"]
+    assert 0 < ours["error"] <= theirs["error"] and 0 < ours["rms"] <= theirs["rms"]
+    assert "rocm_sd Auto" in capsys.readouterr().out
+
+
+def test_ways_of_a_vae_are_no_ways_of_a_unet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main([*TINY, "--ways", "per-tile-norm"]) == 2
+    assert "no way is left" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def unet() -> models.Unet:
+    return models.unet("small", CPU, torch.bfloat16)
+
+
+CASE = models.SMALL_CASES[0]
+
+
+def test_a_way_leaves_the_unet_as_it_was(unet: models.Unet) -> None:
+    def facts() -> list[Any]:
+        named = unet.module.named_parameters()
+        return [(name, p.stride(), p.dtype, float(p.float().sum())) for name, p in named]
+
+    before = facts()
+    args, kwargs = unet.arguments(128, 128)
+    for way in ways.WAYS:
+        if not way.slow:
+            with torch.no_grad(), way.make(unet) as runner:
+                assert runner.call(*args, **kwargs)[0].shape == (2, 4, 16, 16)
+        assert facts() == before, way.name
+    assert measure.exact(unet, CASE) is not None and facts() == before
+
+
+def test_numbers_of_ours_that_are_none_are_wrong(
+    unet: models.Unet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def spoiled(unet: models.Unet) -> Iterator[Runner]:
+        yield Runner(lambda x, *_, **__: (x * torch.nan,))
+
+    monkeypatch.setattr(command, "WAYS", (Way("auto", "rocm_sd Auto", spoiled),))
+    assert __main__.main([*TINY, "--ways", "auto"]) == 1
+    assert "wrong: the output has NaN" in capsys.readouterr().out
+
+
+def test_what_fails_is_a_rows_reason(unet: models.Unet) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("too much")
+
+    way = Way("auto", "rocm_sd Auto", ways.eager)
+    row = measure.measure(unet, CASE, way, Runner(fails), 1, None)
+    assert row.reason.startswith("out of memory") and "not measured" in command.line(row)
+
+
+def test_a_result_that_is_interrupted_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def rows(*_: Any) -> Iterator[UnetRow]:
+        yield UnetRow("small 128x128", "eager", reason="a try")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_rows", rows)
+    file = tmp_path / "u.json"
+    assert __main__.main([*TINY, "--json", str(file)]) == 130
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["complete"] is False and len(document["rows"]) == 1
