@@ -29,7 +29,7 @@ class Watch:
         self._attributes = [vars(module) for module in self._modules[1:]]
         self._sizes = list(map(len, self._attributes))
         self._children = [module._modules for module in self._modules if module._modules]
-        self._members = list(chain.from_iterable(map(dict.values, self._children)))
+        self._members = [dict(children) for children in self._children]
         hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in self._modules[1:]]
         self._hooks = list(chain.from_iterable(hooks))
         self._hooked = any(self._hooks)
@@ -43,15 +43,15 @@ class Watch:
         self._inner_forwards = [cls._forward for cls in self._inner]
 
     def same(self) -> bool:
-        """True if nothing of that has changed. Lists are compared by the identity of what is in
-        them first, which is what makes this fast.
+        """True if nothing of that has changed. Lists and dicts are compared by the identity of what
+        is in them first, which is what makes this fast.
         """
         return (
             len(self._root) - ("forward" in self._root) == self._root_size
             and list(map(len, self._attributes)) == self._sizes
             and list(map(type, self._modules)) == self._types
             and any(self._hooks) is self._hooked
-            and list(chain.from_iterable(map(dict.values, self._children))) == self._members
+            and self._children == self._members
             and [attributes.get(key) for attributes, key in self._keys] == self._values
             and [cls.forward for cls in self._classes] == self._forwards
             and [cls._forward for cls in self._inner] == self._inner_forwards

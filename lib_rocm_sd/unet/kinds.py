@@ -24,7 +24,8 @@ class Kind:
     """A kind of block as one family has it.
 
     `read(found, module)` gives its parts; `bind(module, *args, **kwargs)` what a call asks for,
-    None if it is not for us, a TypeError for arguments that are not known; `run` computes it.
+    None if it is not for us, a TypeError for arguments that are not known, another error where they
+    are not what they should be; `run` computes it.
     """
 
     title: str

@@ -65,10 +65,10 @@ class BlockStandIn(StandIn):
         return reading.parts is not None and _suits(self._bound(args, kwargs), reading)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call asks for; None if it has arguments that are not known."""
+        """What the call asks for; None if it has arguments that are not known or no tensors."""
         try:
             return self.kind.bind(self.module, *args, **kwargs)
-        except TypeError:
+        except (TypeError, AttributeError, ValueError):
             return None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
@@ -105,5 +105,5 @@ def _suits(call: Any, reading: Reading) -> bool:
         and x.ndim == (3 if hasattr(call, "context") else 4)
         and x.numel() > 0
         and wants == (emb is not None)
-        and (emb is None or (emb.ndim == 2 and emb.dtype == x.dtype))
+        and (emb is None or (type(emb) is torch.Tensor and emb.ndim == 2 and emb.dtype == x.dtype))
     )

@@ -81,6 +81,11 @@ class UnetTakeover:
         return self._is_on
 
     @property
+    def stand_ins(self) -> tuple[BlockStandIn, ...]:
+        """Of the blocks that were found and are not another's."""
+        return tuple(self._stand_ins.values())
+
+    @property
     def extra_bytes(self) -> int:
         """Memory that is kept beside the UNet's own parameters."""
         return self._weights.extra_bytes

@@ -420,6 +420,15 @@ def test_more_arguments_are_the_hosts(unet: Any) -> None:
         block(x, surprise=1)
 
 
+def test_what_is_no_tensor_is_the_hosts(unet: Any) -> None:
+    take_over(unet)
+    x = models.draw(1, 64, 4, 4).to(BF16)
+    with pytest.raises((TypeError, AttributeError)):
+        unet.middle_block[0](x, "no embedding")
+    with pytest.raises((TypeError, AttributeError)):
+        unet.middle_block[1](None, None)
+
+
 def test_an_error_of_ours_costs_no_picture(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
