@@ -1,6 +1,6 @@
 """All that the blocks of a UNet compute, by the signatures of functional.py.
 
-`linear`, `layer_norm` and convolutions are torch's here. On the CPU they are computed in float32
+`linear` and convolutions are torch's here. On the CPU they are computed in float32
 and rounded once, as our kernels do; on a GPU torch's own kernels compute them in half precision,
 and what is added is added by operations of its own.
 """
@@ -135,12 +135,8 @@ def layer_norm(
     added: torch.Tensor | None = None,
     session: Session = DEFAULT,
 ) -> Any:
-    """LayerNorm of x (..., C), like x. With `added` (like x): that of x + added, and x + added."""
-    total = x if added is None else x + added
-    wide = _widened(total)
-    affine = [None if tensor is None else tensor.to(wide) for tensor in (gamma, beta)]
-    normed = F.layer_norm(wide, x.shape[-1:], affine[0], affine[1], eps).to(x.dtype)
-    return normed if added is None else (normed, total)
+    """As functional.layer_norm."""
+    return functional.layer_norm(x, gamma, beta, eps, added, session)
 
 
 @_by_itself
