@@ -37,7 +37,8 @@ struct GroupNormImageParams {  // the same in group_norm_kernel.py
     u32 units;                 // (N, C, pixels) only: parts of channels in all
     u32 aligned;               // 16-byte accesses may be used
     u32 groups;                // work-groups of this launch
-    const float* bias;         // (C), STEP_FINISH only, as what follows
+    u32 bias_stride;           // STEP_FINISH only, as what follows: floats from one image's bias to the next's; 0: one for all
+    const float* bias;         // (C) or (N, C)
     const u16* shortcut;       // like out
     u32* overflow;             // set to 1 where a value does not fit the half type; may be null
     u32 source_rows, source_columns, above, columns;  // PHASES only; columns: of out
@@ -268,10 +269,11 @@ DEVICE i64 source_of(const GroupNormImageParams& p, const Place& place, i64 at, 
 
 template <bool kAligned> DEVICE void complete(const GroupNormImageParams& p, const Place& place, Moments<VECTOR>& moments) {
     if (!place.active) return;
+    const float* row = p.bias + (i64)place.image * p.bias_stride + place.channel;
     float bias[VECTOR];
     bool fits = true;
 #pragma unroll
-    for (int k = 0; k < VECTOR; ++k) bias[k] = p.bias[place.channel + k];
+    for (int k = 0; k < VECTOR; ++k) bias[k] = row[k];
     place.each_batch([&](auto batch, u32 pixel) {
         Values values[UNROLL], added[SHORTCUT ? UNROLL : 1];
 #pragma unroll

@@ -60,6 +60,7 @@ def conv(
     overflow: torch.Tensor | None = None,
     band: Band | None = None,
     out: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
     session: Session = DEFAULT,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
@@ -69,7 +70,9 @@ def conv(
 
     `norm` (N, Ci, 2): x is normalised by it and SiLU'd while it is read. `shortcut` (N, Ho, Wo, Cs)
     is added, multiplied by the shortcut weight where there is one. `overflow` (1) int32 is set to 1
-    where a value does not fit the dtype. Raises ValueError, with shapes, on a caller's mistake.
+    where a value does not fit the dtype. `embedding` (N, Co), in x's dtype or float32, is added to
+    all pixels of its image, as the bias is; in float32 and without a bias it is read as it lies.
+    Raises ValueError, with shapes, on a caller's mistake.
 
     x, shortcut and out may be some channels of an image that has more: layout.pixel_stride says
     what is read and written as it lies; x and shortcut are copied otherwise. `out`
@@ -79,7 +82,9 @@ def conv(
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
     finish = partial(group_norm_finalize, session=session)
-    inputs = ConvInputs(x, weights, norm, shortcut, next_norm, overflow, band, out, finish)
+    inputs = ConvInputs(
+        *(x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding)
+    )
     if out is not None:
         problem = convs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)

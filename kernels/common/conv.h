@@ -1,6 +1,6 @@
 // Convolution as implicit GEMM over channels-last images, shared by conv3x3.hip and upsample_conv.hip.
 //
-//   out[n, y, x, co] = bias[co] + sum over taps and ci of weight[co, tap, ci] * f(in[n, y', x', ci])  (+ shortcut)
+//   out[n, y, x, co] = bias[n, co] + sum over taps and ci of weight[co, tap, ci] * f(in[n, y', x', ci])  (+ shortcut)
 //
 // where f is nothing, or GroupNorm followed by SiLU from given statistics: f(z) = silu(z * scale[n, ci] + shift[n, ci]), and zero
 // outside of the image. M is co, N is pixels, K is (chunk of channels, tap, channel).
@@ -50,7 +50,7 @@ enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
 struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* in;               // (N, H, W, ci)
     const u16* weights;          // packed: (co / 16, ci / CHUNK_C, taps, CHUNK_C / 16) tiles; one such set per phase
-    const float* bias;           // (co)
+    const float* bias;           // (co), or (N, co): an embedding of each image added to it
     const float* norm;           // (N, ci, 2): scale, shift
     const u16* shortcut;         // (N, out_h, out_w, shortcut_ci)
     const u16* shortcut_weights; // packed: (co / 16, shortcut_ci / 16) tiles, or one tile, the identity
@@ -61,6 +61,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     u32 in_stride, shortcut_stride, out_stride;                 // halves from one pixel to the next
     u32 tiles_x, tiles_y, blocks_co, image_h, image_w;          // image_h, image_w: rows and columns of `out`
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
+    u32 bias_stride;  // floats from one image's bias to the next's; 0: one for all
 };
 
 
@@ -384,12 +385,13 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         const int chunks = (int)p.ci / CHUNK_C;
         fetch(0);
         fetch_weights(0);
+        const float* bias = p.bias + (i64)image * p.bias_stride;
 #pragma unroll
         for (int i = 0; i < TILES_CO; ++i)
 #pragma unroll
             for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = p.bias[co_tile(i) * 16 + Unit::row(e)];
+                for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = bias[co_tile(i) * 16 + Unit::row(e)];
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; ++chunk) {
             store(chunk);

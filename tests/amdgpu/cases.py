@@ -105,7 +105,9 @@ def conv(gfx: str) -> Iterator[Case]:
         yield Case(gfx, "conv", problem)
     half = ConvProblem("3x3", 2, 9, 19, 16, 72, "bfloat16")
     yield Case(gfx, "conv", half)
-    yield Case(gfx, "conv", replace(half, in_channels=64, norm=True, statistics=True))
+    normed = replace(half, in_channels=64, norm=True, statistics=True)
+    yield Case(gfx, "conv", normed)
+    yield Case(gfx, "conv", replace(normed, embedding=True))
     yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=7), layout="band")
     yield Case(gfx, "conv", replace(half, kind="3x3 stride 2", out_channels=40, height=10))
 
@@ -117,7 +119,7 @@ def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
     yield replace(plain, kind="upsample", height=7, in_channels=32)
     normed = replace(plain, norm=True, in_channels=64)
     yield normed
-    yield replace(normed, shortcut="identity", shortcut_channels=80)
+    yield replace(normed, shortcut="identity", shortcut_channels=80, embedding=True)
     if not statistics:
         yield replace(normed, shortcut="identity", shortcut_channels=80, in_place=True)
     yield replace(normed, shortcut="conv", shortcut_channels=32)
@@ -134,14 +136,14 @@ def finish(gfx: str) -> Iterator[Case]:
     for problem in (
         ConvProblem("3x3", 2, 9, 19, 16, 24),
         ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
-        ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True),
+        ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True, embedding=True),
         ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
     ):
         yield Case(gfx, "finish", problem)
     plain = ConvProblem("3x3", 2, 2, 55, 16, 264)
     for problem in (
         plain,
-        replace(plain, shortcut="identity", shortcut_channels=264, statistics=True),
+        replace(plain, shortcut="identity", shortcut_channels=264, statistics=True, embedding=True),
         replace(plain, kind="upsample", height=1, width=27, statistics=True),
         ConvProblem("3x3", 1, 2, 55, 16, 264, "bfloat16", False, "identity", 264, True),
     ):

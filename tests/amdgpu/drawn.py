@@ -182,8 +182,9 @@ def finish(
         return misaligned(made) if layout == "misaligned" else made
 
     x = image(*(sources if p.kind == "upsample" else shape))
-    bias = torch.randn(p.out_channels, generator=generator)
-    bias[1] = LARGE_BIAS
+    rows = (p.batch,) if p.embedding else ()
+    bias = torch.randn((*rows, p.out_channels), generator=generator)
+    bias[..., 1] = LARGE_BIAS
     shortcut = None if p.shortcut == "none" else image(*shape)
     return x, image(*shape).fill_(math.nan), bias, shortcut
 
@@ -205,4 +206,5 @@ def finished(
             down, right = divmod(phase, 2)
             part = phases[:, down : down + rows // 2, right : right + columns // 2, phase]
             wide[:, down::2, right::2] = part
-    return wide + bias.double() + (0 if shortcut is None else shortcut.double())
+    rows = bias.double().view(-1, 1, 1, problem.out_channels)
+    return wide + rows + (0 if shortcut is None else shortcut.double())

@@ -14,12 +14,15 @@ from lib_rocm_sd.ops.conv.layout import MOST_ROW_VALUES
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.sparse import sparse, spread
 from tests.ops.running import compute
 
 CPU = torch.device("cpu")
+FAR_COLUMNS = 1024
+"""Between two images' embeddings, so that those of many are more than 2^32."""
 
 
 def among(count: int, chosen: Sequence[int], values: torch.Tensor) -> torch.Tensor:
@@ -72,8 +75,8 @@ def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
 
 
 def norms_and_statistics(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
-    """Those of even more images, of one row and many channels."""
-    problem = ConvProblem("3x3", 3, 1, 16, 256, 128, norm=True, statistics=True)
+    """Those of even more images, of one row and many channels, and what is added to each image."""
+    problem = ConvProblem("3x3", 3, 1, 16, 256, 128, norm=True, statistics=True, embedding=True)
     return _of_many(problem, (1 << 23) + 3, gfx, kernels_dir)
 
 
@@ -81,6 +84,12 @@ def _of_many(problem: ConvProblem, count: int, gfx: str, kernels_dir: Path) -> l
     """So many images, of which three are there, at the ends and in the middle."""
     chosen = [0, count // 2, count - 1]
     few = CONVS[problem.kind].make_inputs(problem, CPU, 5)
+    rows = None
+    if few.embedding is not None:  # read as it lies where there is no bias
+        rows = torch.nn.functional.pad(few.embedding.float(), (0, FAR_COLUMNS))
+        few = few._replace(
+            weights=ConvWeights(few.weights.weight), embedding=rows[:, : problem.out_channels]
+        )
     kept: list[torch.Tensor] = []
 
     def finish(statistics: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -89,6 +98,8 @@ def _of_many(problem: ConvProblem, count: int, gfx: str, kernels_dir: Path) -> l
 
     names = [name for name in ("x", "norm", "shortcut") if getattr(few, name) is not None]
     placed: dict[str, Any] = {name: among(count, chosen, getattr(few, name)) for name in names}
+    if rows is not None:
+        placed["embedding"] = among(count, chosen, rows)[:, : problem.out_channels]
     launch = launch_on(
         gfx,
         kernels_dir,

@@ -169,11 +169,13 @@ def finish(phases: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]
         few, added = random(3, height, width, channels).half(), random(3, height, width, channels)
         shortcut = among(count, chosen, added.half())
         exact = few.double() + added.half()
-    x, bias = among(count, chosen, few), random(channels)
-    exact = exact.double() + bias
+    x = among(count, chosen, few)
+    biases = random(3, channels * height * width)
+    bias = among(count, chosen, biases)[:, :channels]
+    exact = exact.double() + biases[:, None, None, :channels]
     launch = _launch(gfx, kernels_dir, count, chosen)
-    shown = [t[each] for t in (x, shortcut) if t is not None for each in chosen]
-    with launch.knows(bias, *shown):
+    shown = [t[each] for t in (x, shortcut, bias) if t is not None for each in chosen]
+    with launch.knows(*shown):
         out = x.new_empty((count, height, width, channels))
         made = launches.launch_finish(launch, CONFIG, x, out, bias, shortcut, statistics=not phases)
     found = _off("output", out[chosen], exact, 1e-3)

@@ -100,7 +100,7 @@ def _conv(gfx: str) -> Iterator[Case]:
         "conv",
         ConvProblem("3x3", 1, 3, 18, 32, 128, "float16", True, "conv", 160, False, True),
     )
-    yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True))
+    yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True, embedding=True))
 
 
 def _units(gfx: str) -> Iterator[Case]:
@@ -117,7 +117,8 @@ def _norm(gfx: str) -> Iterator[Case]:
     finish = ConvProblem("3x3", 2, 2, 55, 16, 264, "float16", False, "identity", 264, True)
     yield Case(gfx, "finish pass", finish)
     yield Case(gfx, "group norm", last, layout="misaligned")
-    yield Case(gfx, "finish pass", replace(finish, kind="upsample", width=27, shortcut="none"))
+    phases = replace(finish, kind="upsample", width=27, shortcut="none", embedding=True)
+    yield Case(gfx, "finish pass", phases)
 
 
 def _layer_norm(gfx: str) -> Iterator[Case]:

@@ -84,7 +84,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("pack.hip", "i64"): (WEIGHTS, WEIGHTS),
     ("group_norm_silu.hip", "i64"): (
         *(LAST, LAST, LAST, "pixels of a norm", LAST),
-        *(AFTER, AFTER, "images after a library's upsampling", COUNTED, AFTER),
+        *(AFTER, AFTER, "images after a library's upsampling", COUNTED, AFTER, AFTER),
         *(LAST, FIRST, COUNTED, COUNTED, COUNTED, PART, FIRST, PART, FIRST, COUNTED, FIRST),
         *(MERGED, "parts of statistics", MERGED),
         *("statistics of a norm", "never: what is left of very many parts", "statistics of a norm"),
@@ -96,7 +96,9 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/attention_tiles.h", "p.q_stride["): (HEADS, HEADS, TILES, LANES, APART),
     ("common/attention_tiles.h", "p.k_stride["): (HEADS, HEADS, TILES, APART),
     ("common/attention_tiles.h", "p.v_stride["): (HEADS, HEADS, TILES, APART),
-    ("common/conv.h", "i64"): (WEIGHTS, CONV, NORMS, CONV, WEIGHTS, NORMS, CONV, COUNTED),
+    ("common/conv.h", "i64"): (
+        *(WEIGHTS, CONV, NORMS, CONV, WEIGHTS, NORMS, CONV, COUNTED, NORMS),
+    ),
     ("common/platform.h", "i64"): ("never: the type itself",),
     ("common/tile.h", "i64"): (APART, LANES, APART, LANES, APART),
 }

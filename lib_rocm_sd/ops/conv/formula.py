@@ -17,6 +17,7 @@ def convolve(
     norm: torch.Tensor | None,
     shortcut: torch.Tensor | None,
     band: Band | None = None,
+    embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least."""
     if norm is not None:
@@ -26,6 +27,8 @@ def convolve(
     weight, bias, shortcut_weight = weights.plain(x)
     image = x[..., : weight.shape[1]].permute(0, 3, 1, 2)
     y = convolve_plain(kind, image, weight, band, bias)
+    if embedding is not None:
+        y = y + embedding.to(y)[:, None, None]
     if shortcut is not None:
         y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
     return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
@@ -90,9 +93,9 @@ def given(
 
 def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
-    x, weights, norm, shortcut, next_norm, _, band, _, _ = inputs
+    x, weights, norm, shortcut, next_norm, _, band, _, _, embedding = inputs
     norm, shortcut = (None if t is None else t.double() for t in (norm, shortcut))
-    y = convolve(kind, x.double(), weights, norm, shortcut, band)
+    y = convolve(kind, x.double(), weights, norm, shortcut, band, embedding)
     if next_norm is None:
         return y, None
     made = y[..., : weights.weight.shape[0]]

@@ -26,7 +26,7 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("in_stride", "shortcut_stride", "out_stride")),
         *((name, ctypes.c_uint32) for name in ("tiles_x", "tiles_y", "blocks_co")),
         *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
-        ("above", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("above", "bias_stride")),
     ]
 
 

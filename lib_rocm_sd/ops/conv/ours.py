@@ -93,10 +93,11 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         packed = weights.packed(self.kind, x, shortcut, launch, config)
+        bias, bias_stride = weights.bias_rows(packed.bias, embedding)
         made, tiling, spec = _launching(problem, config, band, packed.co)
         y = x.new_empty(made) if out is None else out
         statistics = None
@@ -104,13 +105,13 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
             shape = (problem.batch, tiling.parts, packed.co, 4)
             statistics = x.new_empty(shape, dtype=torch.float32)
         params = ConvParams(
-            *(0 if t is None else t.data_ptr() for t in (x, packed.weights, packed.bias, norm)),
+            *(0 if t is None else t.data_ptr() for t in (x, packed.weights, bias, norm)),
             *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
             *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
             *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
             *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
             *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
-            *(*y.shape[1:3], 0 if band is None else band.above),
+            *(*y.shape[1:3], 0 if band is None else band.above, bias_stride),
         )
         grid = tiling.parts * tiling.blocks_co * problem.batch
         launch(spec, grid, config.block, params, x.device)

@@ -58,7 +58,7 @@ STATISTICS_ROWS = 16
 class ConvProblem:
     """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS.
 
-    `in_place`: the output is written where the shortcut lies.
+    `in_place`: the output is written where the shortcut lies. `embedding`: one is added.
     """
 
     kind: str
@@ -73,9 +73,10 @@ class ConvProblem:
     shortcut_channels: int = 0
     statistics: bool = False
     in_place: bool = False
+    embedding: bool = False
 
     def __str__(self) -> str:
-        fused = [name for name in ("norm", "statistics") if getattr(self, name)]
+        fused = [name for name in ("norm", "statistics", "embedding") if getattr(self, name)]
         fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
         fused += ["in place"] if self.in_place else []
         shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
@@ -120,6 +121,7 @@ class ConvInputs(NamedTuple):
     out: torch.Tensor | None = None
     finish: Finish | None = None
     """Makes the next norm; None: the variant does. One for the whole image and for its bands."""
+    embedding: torch.Tensor | None = None
 
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -130,7 +132,7 @@ def input_refusals(inputs: ConvInputs) -> list[str]:
     """Why kernels of ours cannot take these tensors."""
     following = inputs.next_norm
     wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
-    return gradient_refusals(inputs.x, inputs.weights.weight) + reasons(
+    return gradient_refusals(inputs.x, inputs.weights.weight, inputs.embedding) + reasons(
         (wide, "gamma or beta of the next norm in float64")
     )
 
@@ -138,7 +140,7 @@ def input_refusals(inputs: ConvInputs) -> list[str]:
 def key_of(kind: str, inputs: ConvInputs) -> Hashable:
     """Beside the problem, what changes the output's shape or whether the call is right."""
     i = inputs
-    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out)
+    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding)
     groups = None if i.next_norm is None else i.next_norm.groups
     affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
     return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band))(tensors)
@@ -146,12 +148,16 @@ def key_of(kind: str, inputs: ConvInputs) -> Hashable:
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     """ValueError, with shapes, on a caller's mistake."""
-    x, weights, norm, shortcut, next_norm, _, band, out, _ = inputs
-    optional = {"norm": norm, "shortcut": shortcut, "out": out}
+    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding = inputs
+    optional = {"norm": norm, "shortcut": shortcut, "out": out, "embedding": embedding}
     given = {name: t for name, t in optional.items() if t is not None}
     wrong = tensor_errors(x=x, **given) or reasons(
         (x.ndim != 4 or x.dtype not in FLOATS, "x must be a float (N, H, W, C)"),
         *((t.device != x.device, f"{name} must be on {x.device}") for name, t in given.items()),
+        (
+            embedding is not None and embedding.dtype not in (x.dtype, torch.float32),
+            f"embedding must be {x.dtype} or float32",
+        ),
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
@@ -166,6 +172,7 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         None if next_norm is None else next_norm.groups,
         None if band is None else band.rows,
         is_in_place(shortcut, out),
+        None if embedding is None else embedding.shape,
     )
 
 
@@ -181,6 +188,7 @@ def _problem(
     groups: int | None,
     band_rows: int | None,
     in_place: bool,
+    embedding: torch.Size | None,
 ) -> ConvProblem:
     """What `problem_of` gives for tensors of these shapes."""
     batch, height, width, channels = x
@@ -203,12 +211,17 @@ def _problem(
             groups is not None and (groups < 1 or made % groups != 0),
             f"{made} channels do not divide into the next norm's {groups} groups",
         ),
+        (
+            embedding is not None and embedding != (batch, made),
+            f"embedding must be (N, Co): {None if embedding is None else tuple(embedding)}",
+        ),
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: x {tuple(x)}")
     how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)
+    fused = (*fused, embedding is not None)
     return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused)
 
 
@@ -249,6 +262,7 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvIn
         wide[..., : p.shortcut_channels] if p.shortcut != "none" else None,
         next_norm if p.statistics else None,
         out=wide[..., :padded] if p.in_place else None,
+        embedding=draw(p.batch, out).to(dtype).to(device) if p.embedding else None,
     )
 
 

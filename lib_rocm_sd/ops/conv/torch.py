@@ -117,7 +117,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("LibraryConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
@@ -126,9 +126,9 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         if shortcut is not None and shortcut_weight is not None:
             shortcut = F.linear(shortcut, shortcut_weight)
         shortcut = None if shortcut is None else shortcut.contiguous()
-        bias, wanted = weights.bias_on(x.device), next_norm is not None
+        bias, _ = weights.bias_rows(weights.bias_on(x.device), embedding)
         statistics = group_norm_launch.launch_finish(
-            launch, config, y, result, bias, shortcut, overflow, wanted, above
+            launch, config, y, result, bias, shortcut, overflow, next_norm is not None, above
         )
         del y
         if out is not None:
@@ -189,8 +189,8 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         problem: ConvProblem,
         inputs: ConvInputs,
     ) -> Result:
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish = inputs
-        y = formula.convolve(self.kind, x, weights, norm, shortcut, band)
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
+        y = formula.convolve(self.kind, x, weights, norm, shortcut, band, embedding)
         y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)

@@ -46,6 +46,7 @@ class ConvWeights:
         self.shortcut_weight = shortcut_weight
         given = [b for b in (bias, shortcut_bias) if b is not None]
         self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
+        self.has_bias = bool(given)
         self._made: dict[torch.device, dict[object, Any]] = {}
 
     def _on(self, device: torch.device) -> dict[object, Any]:
@@ -79,6 +80,23 @@ class ConvWeights:
             made["bias"] = self.bias.to(device, torch.float32)
         bias: torch.Tensor = made["bias"]
         return bias
+
+    def bias_rows(
+        self, bias: torch.Tensor, embedding: torch.Tensor | None
+    ) -> tuple[torch.Tensor, int]:
+        """Each image's bias, float32, and values from one image's to the next's; 0: one for all.
+
+        `bias` (>= Co) float32 is this object's, `embedding` (N, Co) is added to it. Where there is
+        no bias, an embedding in float32 is read as it lies.
+        """
+        if embedding is None:
+            return bias, 0
+        whole = embedding.shape[1] == bias.shape[0]
+        dense = embedding.stride(1) == 1 and embedding.stride(0) < 1 << 32
+        if whole and dense and not self.has_bias and embedding.dtype == torch.float32:
+            return embedding, embedding.stride(0)
+        padded = F.pad(embedding, (0, bias.shape[0] - embedding.shape[1]))
+        return bias + (embedding if whole else padded), bias.shape[0]
 
     def packed(
         self,

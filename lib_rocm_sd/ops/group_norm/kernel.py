@@ -41,6 +41,7 @@ class ImageParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("channels", "pixels", "parts", "part_pixels")),
         *((name, ctypes.c_uint32) for name in ("width", "column_blocks", "units", "aligned")),
         ("groups", ctypes.c_uint32),
+        ("bias_stride", ctypes.c_uint32),
         *((name, ctypes.c_uint64) for name in ("bias", "shortcut", "overflow")),
         *((name, ctypes.c_uint32) for name in ("source_rows", "source_columns", "above")),
         ("columns", ctypes.c_uint32),

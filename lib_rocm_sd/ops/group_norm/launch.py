@@ -57,7 +57,9 @@ def launch_finish(
     statistics: bool = False,
     above: int = 0,
 ) -> torch.Tensor | None:
-    """out (N, H, W, C), C a multiple of 8, becomes x plus bias (C) float32 plus shortcut.
+    """out (N, H, W, C), C a multiple of 8, becomes x plus bias plus shortcut.
+
+    bias (C) or (N, C) float32, its last stride 1.
 
     x is like out, and may be out, or (N, >= H / 2 + 1 + above, W / 2 + 1, 4 C): the phases of an
     upsampled image. All are contiguous. Returns the statistics (N, H, C, 4), a part per row, if
@@ -68,6 +70,7 @@ def launch_finish(
     tiling = kernel.finish_tiling(batch, channels, height, width)
     params = _image_params(x, channels, height * width, tiling)
     params.out, params.bias = out.data_ptr(), bias.data_ptr()
+    params.bias_stride = bias.stride(0) if bias.ndim == 2 else 0
     params.shortcut = 0 if shortcut is None else shortcut.data_ptr()
     params.overflow = 0 if overflow is None else overflow.data_ptr()
     params.aligned = (params.x | params.out | params.shortcut) % 16 == 0

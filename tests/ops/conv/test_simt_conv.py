@@ -12,7 +12,7 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
-from lib_rocm_sd.ops.conv.weights import phase_weights
+from lib_rocm_sd.ops.conv.weights import ConvWeights, phase_weights
 from tests import executed, simt
 from tests.ops.running import compute
 from tests.simt.attention import UNITS
@@ -29,6 +29,7 @@ CASES = (
     ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
     ConvProblem("3x3", 1, 5, 18, 64, 32, "float16", True, "conv", 48, True),
     ConvProblem("3x3", 1, 9, 33, 32, 3, "float16", True),
+    ConvProblem("3x3", 3, 5, 9, 32, 24, "float16", True, statistics=True, embedding=True),
     ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16"),
     ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
 )
@@ -89,6 +90,25 @@ def test_no_access_outside_of_any_buffer(problem: ConvProblem) -> None:
 
 def test_no_races() -> None:
     check(replace(CASES[3], in_channels=96), "gfx1200", sanitize="thread")
+
+
+def test_an_embedding_in_float32_is_read_as_it_lies_where_there_is_no_bias() -> None:
+    """To the bit as with a bias of zeros, each image's row and no other, from a wider tensor."""
+    problem = ConvProblem("3x3", 3, 4, 5, 16, 32, embedding=True)
+    inputs = CONVS["3x3"].make_inputs(problem, torch.device("cpu"), 1)
+    wide = torch.randn(3, 72)
+    results = []
+    for bias in (None, torch.zeros(32)):
+        weights = ConvWeights(inputs.weights.weight, bias)
+        given = inputs._replace(weights=weights, embedding=wide[:, 8:40])
+        rows, stride = weights.bias_rows(torch.zeros(32), given.embedding)
+        as_it_lies = rows.data_ptr() == given.embedding.data_ptr()
+        assert (as_it_lies, stride) == ((True, 72) if bias is None else (False, 32))
+        output, _ = run_shim(problem, "gfx1100", given, sanitize="address,undefined")
+        results.append(output)
+        exact, _ = CONVS["3x3"].reference(given)
+        assert largest_error(output, exact) <= 4e-3
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("kind", list(CONVS))

@@ -161,6 +161,19 @@ def test_an_unusable_out_is_refused_with_its_layout() -> None:
             conv("3x3", x, weights, shortcut=shortcut[..., :16], out=out)
 
 
+def test_an_embedding_that_does_not_fit_is_refused_with_its_shape() -> None:
+    x, weights = plain()
+    for embedding, words in (
+        (torch.randn(2, 16), r"embedding must be \(N, Co\): \(2, 16\)"),
+        (torch.randn(16), r"embedding must be \(N, Co\): \(16,\)"),
+        (torch.randn(1, 16).double(), "or float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            conv("3x3", x, weights, embedding=embedding)
+    y, _ = conv("3x3", x, weights, embedding=torch.ones(1, 16))
+    assert torch.allclose(y, conv("3x3", x, weights)[0] + 1, atol=1e-5)
+
+
 def test_what_is_dense() -> None:
     wide = torch.empty(2, 3, 4, 48, dtype=torch.float16)
     assert layout.pixel_stride(wide) == 48

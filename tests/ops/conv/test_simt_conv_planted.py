@@ -65,6 +65,14 @@ def test_a_removed_barrier_is_a_race(barrier: int) -> None:
     assert "data race" in found
 
 
+def test_another_images_embedding_is_noticed() -> None:
+    old = "(i64)image * p.bias_stride"
+    problem = ConvProblem("3x3", 2, 5, 9, 32, 32, statistics=True, embedding=True)
+    assert verdict(problem, old, old, 0, None) == "right"
+    for new in ("0", "(i64)(image ^ 1) * p.bias_stride"):
+        assert verdict(problem, old, new, 0, None) != "right"
+
+
 @pytest.mark.parametrize(("old", "new"), PLANTED, ids=[old for old, _ in PLANTED])
 def test_a_wrong_edge_or_merge_is_noticed(old: str, new: str) -> None:
     problem = ConvProblem("3x3", 1, 9, 17, 32, 32, "float16", True, statistics=True)

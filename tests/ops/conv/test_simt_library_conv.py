@@ -31,6 +31,7 @@ CASES = (
     ConvProblem("3x3", 2, 9, 19, 16, 24),
     ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
     ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True),
+    ConvProblem("3x3", 2, 5, 18, 32, 32, "float16", True, "none", 0, True, embedding=True),
     ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16", statistics=True),
     ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
 )
@@ -61,6 +62,8 @@ def as_on_a_gpu(problem: ConvProblem, inputs: ConvInputs) -> torch.Tensor:
         scale, offset = norm[:, None, None].unbind(-1)
         x = torch.nn.functional.silu(x.float() * scale + offset).to(x.dtype)
     y = formula.convolve_plain(problem.kind, x.permute(0, 3, 1, 2), weight) + bias
+    if inputs.embedding is not None:
+        y = y + inputs.embedding[:, None, None]
     if shortcut is None:
         return y
     return y + (shortcut if shortcut_weight is None else shortcut @ shortcut_weight.T)
