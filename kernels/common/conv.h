@@ -61,6 +61,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     u32 in_stride, shortcut_stride, out_stride;                 // halves from one pixel to the next
     u32 tiles_x, tiles_y, blocks_co, image_h, image_w;          // image_h, image_w: rows and columns of `out`
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
+    u32 padding;      // of a strided one: rows and columns of zeros before the image, 0 or 1
     u32 bias_stride;  // floats from one image's bias to the next's; 0: one for all
 };
 
@@ -134,9 +135,9 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         for (int i = 0; i < TILES_CO; ++i) tile[i] = (u32)co_tile(i) * tile_bytes + lane_id() % Unit::kDistinctLanes * (u32)sizeof(A);
     }
 
-    // Input row or column of a patch's first: padding 1 before for a 3x3, 0 before for a strided one, by phase for 2x2.
-    static DEVICE int origin(int first, int phase) {
-        return first * STRIDE + (TAPS == 2 ? phase - 1 : STRIDE == 2 ? 0 : -1);
+    // Input row or column of a patch's first: padding 1 before for a 3x3, as the caller says for a strided one, by phase for 2x2.
+    DEVICE int origin(int first, int phase) const {
+        return first * STRIDE + (TAPS == 2 ? phase - 1 : STRIDE == 2 ? -(int)p.padding : -1);
     }
 
     // What this work-item stages of every chunk. Outside of the image it reads anything and puts it aside: there both buffers

@@ -301,9 +301,11 @@ def _work(
 
 def _vae_ops() -> tuple[Op[Any, Any], ...]:
     from lib_rocm_sd.ops.conv import op as conv
+    from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
     from lib_rocm_sd.ops.group_norm import op as group_norm
 
-    return (*conv.CONVS.values(), group_norm.STATISTICS, group_norm.FINALIZE, group_norm.APPLY)
+    convs = (conv.CONVS[kind] for kind in VAE_KINDS)
+    return (*convs, group_norm.STATISTICS, group_norm.FINALIZE, group_norm.APPLY)
 
 
 def _vae(

@@ -109,7 +109,11 @@ def conv(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "conv", normed)
     yield Case(gfx, "conv", replace(normed, embedding=True))
     yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=7), layout="band")
-    yield Case(gfx, "conv", replace(half, kind="3x3 stride 2", out_channels=40, height=10))
+    strided = replace(half, kind="3x3 stride 2", out_channels=40, height=10)
+    yield Case(gfx, "conv", strided)
+    padded = replace(strided, kind="3x3 stride 2 padded", dtype="float16", statistics=True)
+    yield Case(gfx, "conv", padded)
+    yield Case(gfx, "conv", replace(padded, statistics=False, width=18), layout="band")
 
 
 def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:

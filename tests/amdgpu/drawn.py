@@ -162,7 +162,12 @@ def conv(problem: ConvProblem, layout: str, values: str) -> ConvInputs:
     return made
 
 
-_BANDS = {"3x3": (1, 7), "upsample": (1, 10), "3x3 stride 2": (0, 4)}
+_BANDS = {
+    "3x3": (1, 7),
+    "upsample": (1, 10),
+    "3x3 stride 2": (0, 4),
+    "3x3 stride 2 padded": (1, 4),
+}
 """Rows above, and rows that are made, of images with at least nine, seven and ten rows."""
 LARGE_BIAS = 1e5
 """Sums with it do not fit fp16."""

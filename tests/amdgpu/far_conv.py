@@ -69,6 +69,7 @@ def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     problem = {
         "3x3": ConvProblem(kind, 3, 8, 16, 16, 16, "float16", True, "conv", 16, True),
         "3x3 stride 2": ConvProblem(kind, 3, 16, 32, 16, 16, statistics=True),
+        "3x3 stride 2 padded": ConvProblem(kind, 3, 16, 32, 16, 16),
         "upsample": ConvProblem(kind, 3, 8, 16, 32, 16, statistics=True),
     }[kind]
     return _of_many(problem, (1 << 21) + 3, gfx, kernels_dir)

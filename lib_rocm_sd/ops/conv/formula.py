@@ -46,6 +46,11 @@ def convolve_plain(
         image = F.interpolate(image, scale_factor=2.0, mode="nearest")
     if kind == "3x3 stride 2":
         y = F.conv2d(F.pad(image, (0, 1, 0, 1)), weight, bias, stride=2)
+    elif kind == "3x3 stride 2 padded" and band is not None:
+        y = F.conv2d(F.pad(image, (1, 1, 1 - band.above, 1)), weight, bias, stride=2)
+        return y.permute(0, 2, 3, 1)[:, : band.rows]
+    elif kind == "3x3 stride 2 padded":
+        y = F.conv2d(image, weight, bias, stride=2, padding=1)
     else:
         y = F.conv2d(image, weight, bias, padding=1)
     y = y.permute(0, 2, 3, 1)

@@ -9,7 +9,10 @@ from functools import cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
 
-KINDS = ("3x3", "3x3 stride 2", "upsample")
+VAE_KINDS = ("3x3", "3x3 stride 2", "upsample")
+KINDS = (*VAE_KINDS, "3x3 stride 2 padded")
+STRIDED = ("3x3 stride 2", "3x3 stride 2 padded")
+"""Padded by 0 before and 1 after, and by 1 on all sides; both run the same code."""
 SHORTCUTS = ("none", "identity", "conv")
 """In the order of Shortcut in common/conv.h."""
 
@@ -26,7 +29,7 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("in_stride", "shortcut_stride", "out_stride")),
         *((name, ctypes.c_uint32) for name in ("tiles_x", "tiles_y", "blocks_co")),
         *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
-        *((name, ctypes.c_uint32) for name in ("above", "bias_stride")),
+        *((name, ctypes.c_uint32) for name in ("above", "padding", "bias_stride")),
     ]
 
 
@@ -81,7 +84,7 @@ def chunk_of(in_channels: int, kind: str = "3x3") -> int:
 
     With stride 2 a patch has four times the pixels, and two work-groups shall fit a CU.
     """
-    return 16 if kind == "3x3 stride 2" or in_channels % 32 else 32
+    return 16 if kind in STRIDED or in_channels % 32 else 32
 
 
 def configs(
@@ -99,8 +102,8 @@ def configs(
         return ConvConfig(waves_co, waves_pix, tiles_co, tiles_pix, arch.wave_size, tile_halves)
 
     if out_channels <= 16:
-        return (of(1, 4, 1, 1 if form.kind == "3x3 stride 2" else 2),)
-    if form.kind == "3x3 stride 2":
+        return (of(1, 4, 1, 1 if form.kind in STRIDED else 2),)
+    if form.kind in STRIDED:
         return (of(2, 2, 4 if arch.matrix.startswith(("wmma", "mfma")) else 2, 2),)
     no_dot = arch.matrix == "dot2" and form.dtype == "bfloat16"  # more instructions and registers
     sizes = _SIZES["fma" if no_dot else arch.matrix]
@@ -192,7 +195,7 @@ def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
     }
     if form.kind == "upsample":
         return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))
-    defines["CONV_STRIDE"] = 2 if form.kind == "3x3 stride 2" else 1
+    defines["CONV_STRIDE"] = 2 if form.kind in STRIDED else 1
     return KernelSpec("conv3x3.hip", "conv3x3", tuple(defines.items()))
 
 

@@ -1,9 +1,10 @@
-"""Convolutions of the VAE, channels-last, with GroupNorm + SiLU, shortcut and statistics fused.
+"""Convolutions of the VAE and the UNet, channels-last, with GroupNorm + SiLU, shortcut and statistics fused.
 
 x (N, H, W, Ci) contiguous, Ci a multiple of 16 (more than the weight has are ignored); the output
 is (N, Ho, Wo, Co), Co padded with zeros to a multiple of 8. Kinds: "3x3" with padding 1;
-"3x3 stride 2" with padding 0 before and 1 after, as in Stable Diffusion's encoder; "upsample",
-nearest x2 and then 3x3.
+"3x3 stride 2" with padding 0 before and 1 after, as in the encoder of Stable Diffusion's VAE;
+"3x3 stride 2 padded" with padding 1 on all sides, as in its UNet; "upsample", nearest x2 and then
+3x3. A 1x1 convolution is a linear layer over channels-last rows, and no kind of these.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
             *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
             *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
             *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
-            *(*y.shape[1:3], 0 if band is None else band.above, bias_stride),
+            *(*y.shape[1:3], 0 if band is None else band.above),
+            *(problem.kind == "3x3 stride 2 padded", bias_stride),
         )
         grid = tiling.parts * tiling.blocks_co * problem.batch
         launch(spec, grid, config.block, params, x.device)

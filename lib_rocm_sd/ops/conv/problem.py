@@ -101,6 +101,8 @@ def out_size(kind: str, height: int, width: int) -> tuple[int, int]:
         return 2 * height, 2 * width
     if kind == "3x3 stride 2":
         return (height - 2) // 2 + 1, (width - 2) // 2 + 1
+    if kind == "3x3 stride 2 padded":
+        return (height - 1) // 2 + 1, (width - 1) // 2 + 1
     return height, width
 
 
@@ -293,8 +295,13 @@ def output_shape(problem: ConvProblem) -> tuple[int, int, int, int]:
 
 
 def usual(kind: str) -> tuple[tuple[str, ConvProblem], ...]:
-    """The decoder's (or encoder's) layers at 1024x1024."""
+    """The layers of the VAE at 1024x1024; of the UNet at 512x512 what the VAE does not have."""
     sizes: tuple[tuple[int, int, int], ...]
+    if kind == "3x3 stride 2 padded":
+        return tuple(
+            (f"{c} channels at {s}", ConvProblem(kind, 2, s, s, c, c, statistics=True))
+            for c, s in ((320, 64), (640, 32), (1280, 16))
+        )
     if kind == "upsample":
         sizes = ((128, 512, 512), (256, 512, 512), (512, 256, 256))
         return tuple(

@@ -50,6 +50,7 @@ def _band(p: ConvProblem) -> ConvInputs:
     made = make_inputs(p, CPU, SEED)
     above = 0 if p.kind == "3x3 stride 2" else 1
     rows = {"upsample": 2 * (p.height - 2), "3x3 stride 2": out_size(p.kind, p.height, p.width)[0]}
+    rows["3x3 stride 2 padded"] = (p.height - 1) // 2
     band = Band(above, rows.get(p.kind, p.height - 2))
     shortcut = None if made.shortcut is None else made.shortcut[:, : band.rows].contiguous()
     return made._replace(band=band, shortcut=shortcut)

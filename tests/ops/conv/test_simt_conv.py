@@ -31,6 +31,8 @@ CASES = (
     ConvProblem("3x3", 1, 9, 33, 32, 3, "float16", True),
     ConvProblem("3x3", 3, 5, 9, 32, 24, "float16", True, statistics=True, embedding=True),
     ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16"),
+    ConvProblem("3x3 stride 2 padded", 2, 9, 20, 32, 32, "bfloat16"),
+    ConvProblem("3x3 stride 2 padded", 1, 8, 33, 16, 48, statistics=True),
     ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
 )
 
@@ -83,7 +85,7 @@ def test_other_configs_are_right(gfx: str) -> None:
         check(CASES[3], gfx, config=config)
 
 
-@pytest.mark.parametrize("problem", [CASES[3], CASES[5], CASES[6]], ids=str)
+@pytest.mark.parametrize("problem", [CASES[3], *CASES[6:]], ids=str)
 def test_no_access_outside_of_any_buffer(problem: ConvProblem) -> None:
     check(problem, "gfx1100", sanitize="address,undefined")
 

@@ -33,6 +33,7 @@ CASES = (
     ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True),
     ConvProblem("3x3", 2, 5, 18, 32, 32, "float16", True, "none", 0, True, embedding=True),
     ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16", statistics=True),
+    ConvProblem("3x3 stride 2 padded", 2, 9, 20, 32, 32, "bfloat16", statistics=True),
     ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
 )
 
