@@ -32,7 +32,7 @@ FOLLOWED = (
 """Packages and modules whose text is part of a key, where a test imports them, directly or not."""
 ABOUT = "What was executed and right. Written by install.py test --all, see tests/executed.py."
 ASIDE = ("tests.executed", "tests.ledger")
-CONV = ("conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip")
+CONV = ("conv3x3.hip", "upsample_conv.hip", "conv_sum.hip", "pack.hip", "group_norm_silu.hip")
 """The files that convolutions launch kernels of."""
 WHOLE = (
     *("kernels", "lib_rocm_sd", "scripts", "tests/amdgpu", "tests/amdgpu_host"),

@@ -15,10 +15,19 @@
 //
 // A shortcut is more K: the image it comes from multiplied by 1x1 weights, or by the identity for a plain residual. The matrix
 // unit thereby also does what would otherwise be a change of layout, and exactly.
+//
+// Small images (8x8 to 32x32 with 640 to 2560 channels, in a UNet) have pixels for a few work-groups only, each of which would walk a
+// K of 23,040 alone. With SPLIT_K several share it: each takes some of the chunks, and of a 1x1 shortcut's channels, and writes its sums
+// in float32. conv_sum.hip adds them in their order and does the rest, the shortcut as it is included. No atomics: two launches give
+// the same bits each time.
 #pragma once
 #include "mma.h"
 #include "reduce.h"
 #include "tile.h"
+
+#if !defined(SPLIT_K)
+#define SPLIT_K 0
+#endif
 
 #if defined(MATRIX_UNIT_MFMA) && !defined(SIMT_SHIM)
 // Two waves on a SIMD have 256 registers each, all of which hold anything; with more there would be a second kind.
@@ -56,6 +65,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* shortcut_weights; // packed: (co / 16, shortcut_ci / 16) tiles, or one tile, the identity
     u16* out;                    // (N, out_h, out_w, out_channels); may begin where shortcut begins, with its strides
     float* statistics;           // (N, parts, co, 4): mean, sum of squared differences from it, count, unused
+                                 // SPLIT_K: (N, splits, image_h, image_w, co), sums
     u32* overflow;               // set to 1 where a value does not fit the half type; may be null
     u32 h, w, ci, out_h, out_w, co, out_channels, shortcut_ci;  // out_h, out_w: of this phase's grid; co: padded to 16
     u32 in_stride, shortcut_stride, out_stride;                 // halves from one pixel to the next
@@ -63,6 +73,7 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     u32 above;  // rows of `in` before the one at which out's first row lies; 0 but for a band of an image
     u32 padding;      // of a strided one: rows and columns of zeros before the image, 0 or 1
     u32 bias_stride;  // floats from one image's bias to the next's; 0: one for all
+    u32 splits;       // SPLIT_K: work-groups that share what one would do
 };
 
 
@@ -99,12 +110,13 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     static constexpr int kBlockCo = WAVES_CO * TILES_CO * 16;
     static constexpr int kLdsBytes = max2(2 * kBufferHalves * 2, STATISTICS ? WAVES_PIX * kBlockCo * 8 : 0);
     static constexpr int kSteps = CHUNK_C / 16, kChunkTiles = TAPS * TAPS * kSteps, kTileBytes = Packed<Unit>::kHalves * 2;
+    static_assert(!SPLIT_K || (SHORTCUT != kShortcutIdentity && !STATISTICS), "conv_sum.hip does these");
     static_assert(kThreads % kEights == 0, "a work-item always stages the same channels of a chunk");
     static_assert(kLdsBytes <= LDS_BYTES, "the patches do not fit the LDS of this GPU");
 
     const ConvParams& p;
     unsigned char* lds;
-    int image, first_y, first_x, block_co, first_co_tile, wave_co, wave_pix, phase_y, phase_x, part, parts;
+    int image, split, first_y, first_x, block_co, first_co_tile, wave_co, wave_pix, phase_y, phase_x, part, parts;
     const unsigned char* patch;    // the first row of `in` that the patch has, at the image's left
     const unsigned char* weights;  // of this phase
     u32 source[kItemsPerThread];   // bytes from `patch` to what this work-item stages
@@ -122,7 +134,8 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         block /= p.blocks_co;
         const u32 tiles = p.tiles_x * p.tiles_y, index = block % tiles, phases = OUT_STEP * OUT_STEP;
         const u32 phase = block / tiles % phases;
-        image = (int)(block / tiles / phases);
+        image = (int)(block / tiles / phases), split = 0;
+        if constexpr (SPLIT_K) split = image % (int)p.splits, image /= (int)p.splits;
         phase_y = (int)(phase / OUT_STEP), phase_x = (int)(phase % OUT_STEP);
         first_x = (int)(index % p.tiles_x) * 16, first_y = (int)(index / p.tiles_x) * kRows;
         first_co_tile = (block_co * WAVES_CO + wave_co) * TILES_CO;
@@ -267,6 +280,10 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         return p.shortcut + (((i64)image * p.out_h + y) * p.out_w + first_x) * p.shortcut_stride;
     }
 
+    // What this work-group takes of `all` that splits share; all of it without SPLIT_K.
+    DEVICE int begin_of(int all) const { return SPLIT_K ? split * all / (int)p.splits : 0; }
+    DEVICE int end_of(int all) const { return SPLIT_K ? (split + 1) * all / (int)p.splits : all; }
+
     DEVICE void add_shortcut() {
         const int last = min2((int)p.out_w - 1 - first_x, 15);
         if constexpr (SHORTCUT == kShortcutIdentity) {
@@ -283,7 +300,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         } else {
             const int steps = (int)p.shortcut_ci / 16;
 #pragma unroll 1
-            for (int k = 0; k < steps; ++k) {
+            for (int k = begin_of(steps); k < end_of(steps); ++k) {
                 A a[TILES_CO];
 #pragma unroll
                 for (int i = 0; i < TILES_CO; ++i)
@@ -382,9 +399,33 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         if (overflown && p.overflow) *p.overflow = 1;
     }
 
+    // The sums of a split: kRun rows of a column lie together.
+    DEVICE void write_sums() {
+        constexpr int kRun = Unit::kColumns == 1 ? 4 : 2;
+#pragma unroll
+        for (int j = 0; j < TILES_PIX; ++j) {
+            const u32 row = (u32)((image * (int)p.splits + split) * (int)p.image_h + pixel_y(j) * OUT_STEP + phase_y);
+            float* to = p.statistics + (row * p.image_w + (u32)(first_x * OUT_STEP + phase_x)) * p.co;
+#pragma unroll
+            for (int i = 0; i < TILES_CO; ++i)
+#pragma unroll
+                for (int e = 0; e < kElements; e += kRun) {
+                    const int column = Unit::column(Unit::column_of(e)), channel = (first_co_tile + i) * 16 + Unit::row(e);
+                    if (!counts(j, Unit::column_of(e)) || channel >= (int)p.co) continue;
+                    Words<kRun> sums;
+#pragma unroll
+                    for (int r = 0; r < kRun; ++r) sums.word[r] = float_bits(acc[i][j].v[e + r]);
+                    *(Words<kRun>*)(to + (u32)(column * OUT_STEP) * p.co + channel) = sums;
+                }
+        }
+    }
+
     DEVICE void run() {
-        const int chunks = (int)p.ci / CHUNK_C;
-        fetch(0);
+        const int chunks = (int)p.ci / CHUNK_C, first_chunk = begin_of(chunks), last_chunk = end_of(chunks);
+        if constexpr (SPLIT_K)
+#pragma unroll
+            for (int i = 0; i < TILES_CO; ++i) tile[i] += first_chunk * kChunkTiles * kTileBytes;
+        fetch(first_chunk * CHUNK_C * 2);
         fetch_weights(0);
         const float* bias = p.bias + (i64)image * p.bias_stride;
 #pragma unroll
@@ -392,15 +433,16 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
 #pragma unroll
             for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = bias[co_tile(i) * 16 + Unit::row(e)];
+                for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = SPLIT_K ? 0.0f : bias[co_tile(i) * 16 + Unit::row(e)];
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
             store(chunk);
             barrier();
-            fetch(chunk + 1 < chunks ? CHUNK_C * 2 : 0);
+            fetch(chunk + 1 < last_chunk ? CHUNK_C * 2 : 0);
             multiply_chunk(chunk);
         }
         if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
+        if constexpr (SPLIT_K) return write_sums();
         if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // `out` may be `shortcut`; LDS gets another use
         write();
         if constexpr (STATISTICS) write_statistics();

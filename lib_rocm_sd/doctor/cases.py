@@ -100,6 +100,11 @@ def _convolutions() -> Iterator[tuple[ConvProblem, bool]]:
         yield replace(upsample, out_channels=512), True
     for channels in (3, 8):
         yield replace(first, in_channels=128, norm=True, out_channels=channels), True
+    deep = replace(first, height=5, width=9, in_channels=640, out_channels=160, embedding=True)
+    for form in _forms(replace(deep, norm=True)):  # the channels of such small images are split
+        yield replace(form, shortcut_channels=form.shortcut_channels and 160), True
+    yield replace(deep, kind="3x3 stride 2 padded", statistics=True), True
+    yield replace(deep, kind="upsample", statistics=True), True
     for kind in conv_kernel.KINDS:
         half = ConvProblem(kind, 2, 20, 19, 64, 40, "bfloat16")
         yield half, True

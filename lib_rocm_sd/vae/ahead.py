@@ -18,7 +18,7 @@ ATTENTION_HEAD_DIM = 512
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """All kernels of Stable Diffusion's decoders and encoders in fp16, whole and in bands."""
     attention = _attention_specs(arch)
-    return list(dict.fromkeys((*conv_kernel.shipped_specs(arch), *_norm_specs(arch), *attention)))
+    return list(dict.fromkeys((*conv_kernel.vae_specs(arch), *_norm_specs(arch), *attention)))
 
 
 def _norm_specs(arch: Arch) -> list[KernelSpec]:

@@ -114,6 +114,25 @@ def conv(gfx: str) -> Iterator[Case]:
     padded = replace(strided, kind="3x3 stride 2 padded", dtype="float16", statistics=True)
     yield Case(gfx, "conv", padded)
     yield Case(gfx, "conv", replace(padded, statistics=False, width=18), layout="band")
+    for problem in _split_problems():
+        blocks: set[tuple[int, int]] = set()
+        for index, config in enumerate(MatrixConv(problem.kind).configs(arch, problem)):
+            if config.splits > 1 and (config.block_co, config.block) not in blocks:
+                blocks.add((config.block_co, config.block))
+                yield Case(
+                    gfx, "conv", problem, index, ("plain", "wide")[index % 2], values="large"
+                )
+
+
+def _split_problems() -> Iterator[ConvProblem]:
+    """Of which the channels are shared by work-groups."""
+    plain = ConvProblem("3x3", 2, 3, 9, 640, 72, "float16", True, statistics=True, embedding=True)
+    yield plain
+    yield replace(plain, out_channels=80, shortcut="identity", shortcut_channels=80, in_place=True)
+    yield replace(plain, shortcut="conv", out_channels=80, shortcut_channels=176, statistics=False)
+    yield replace(plain, kind="3x3 stride 2 padded", norm=False, height=5, width=18)
+    yield replace(plain, kind="upsample", norm=False, batch=1)
+    yield replace(plain, dtype="bfloat16", norm=False, batch=1)
 
 
 def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:

@@ -27,6 +27,8 @@ from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 
 OPS = ("attention", "conv", "group_norm", "layer_norm")
+SHARED = ("group_norm_silu.hip", "conv_sum.hip", "pack.hip")
+"""Of kernels that run beside others."""
 LAUNCHED_BY = {
     "attention": ("attention",),
     "softmax": ("attention",),
@@ -64,7 +66,7 @@ def kernel_of(case: Case) -> tuple[str, str, KernelSpec]:
     compiled for them, the one that is not a norm's where there is one.
     """
     specs = sorted(specs_of(case), key=repr)
-    own = [spec for spec in specs if spec.source not in ("group_norm_silu.hip", "pack.hip")]
+    own = [spec for spec in specs if spec.source not in SHARED]
     return case.gfx, case.compiled_by, (own or specs)[0]
 
 

@@ -211,5 +211,5 @@ def finished(
             down, right = divmod(phase, 2)
             part = phases[:, down : down + rows // 2, right : right + columns // 2, phase]
             wide[:, down::2, right::2] = part
-    rows = bias.double().view(-1, 1, 1, problem.out_channels)
-    return wide + rows + (0 if shortcut is None else shortcut.double())
+    each = bias.double().view(-1, 1, 1, problem.out_channels)
+    return wide + each + (0 if shortcut is None else shortcut.double())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.conv import split
 from lib_rocm_sd.ops.conv.layout import MOST_ROW_VALUES
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -69,7 +70,7 @@ def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     problem = {
         "3x3": ConvProblem(kind, 3, 8, 16, 16, 16, "float16", True, "conv", 16, True),
         "3x3 stride 2": ConvProblem(kind, 3, 16, 32, 16, 16, statistics=True),
-        "3x3 stride 2 padded": ConvProblem(kind, 3, 16, 32, 16, 16),
+        "3x3 stride 2 padded": ConvProblem(kind, 3, 16, 32, 16, 16, statistics=True),
         "upsample": ConvProblem(kind, 3, 8, 16, 32, 16, statistics=True),
     }[kind]
     return _of_many(problem, (1 << 21) + 3, gfx, kernels_dir)
@@ -140,8 +141,30 @@ def rows(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     return _faults(few, problem, out)
 
 
+def after_split(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Output and shortcut of conv_sum as channels of a much wider image, and far rows of a bias."""
+    generator = torch.Generator().manual_seed(1)
+    sums, added, bias = (
+        torch.randn(shape, generator=generator)
+        for shape in ((3, 2, 48, 16, 32), (3, 48, 16, 32), (3, 32))
+    )
+    step = MOST_ROW_VALUES // 16
+    strides = (48 * 16 * step, 16 * step, step, 1)
+    shortcut = out = spread(added.half(), strides)
+    rows = spread(bias, (1 << 31, 1))
+    exact = sums.double().sum(1) + shortcut.double() + bias.double()[:, None, None]
+    launch = launch_on(gfx, kernels_dir)
+    with launch.knows(sums, rows, out):
+        split.launch_sum(launch, sums, split.Summed(rows, 1 << 31, out, shortcut))
+    off = (out.double() - exact).abs().max().item()
+    return [] if off <= 1e-2 else [f"the sum is off by {off}"]
+
+
 ALL: dict[str, Callable[..., list[str]]] = {
     f"{what.__name__} of a {kind} convolution": partial(what, kind)
     for kind in CONVS
     for what in (images, rows)
-} | {"norms and statistics of a convolution": norms_and_statistics}
+} | {
+    "norms and statistics of a convolution": norms_and_statistics,
+    "pixels after a split convolution": after_split,
+}

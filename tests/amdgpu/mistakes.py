@@ -103,6 +103,13 @@ def _conv(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True, embedding=True))
 
 
+def _split(gfx: str) -> Iterator[Case]:
+    few = ConvProblem("3x3", 2, 3, 3, 640, 24, "float16", True, statistics=True, embedding=True)
+    yield Case(gfx, "conv", few)
+    both = replace(few, out_channels=80, shortcut="identity", shortcut_channels=80)
+    yield Case(gfx, "conv", both, layout="wide")
+
+
 def _units(gfx: str) -> Iterator[Case]:
     yield from _attention(gfx)
     yield from _conv(gfx)
@@ -157,6 +164,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/reduce.h": _attention,
     "common/tile.h": _attention,
     "conv3x3.hip": _conv,
+    "conv_sum.hip": _split,
     "group_norm_silu.hip": _norm,
     "layer_norm.hip": _layer_norm,
     "pack.hip": _pack,

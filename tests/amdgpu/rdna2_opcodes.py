@@ -110,7 +110,8 @@ TWO_SOURCES = _read(
 )
 """Of VOP3 alone; likewise:"""
 THREE_SOURCES = _read(
-    "143 mad_u32_u24 148 bfe_u32 149 bfe_i32 14a bfi_b32 14b fma_f32 14e alignbit_b32",
+    "142 mad_i32_i24 143 mad_u32_u24 148 bfe_u32 149 bfe_i32 14a bfi_b32 14b fma_f32",
+    "14e alignbit_b32",
     "14f alignbyte_b32 151 min3_f32 152 min3_i32 154 max3_f32 155 max3_i32 157 med3_f32",
     "158 med3_i32 15f div_fixup_f32 16d div_scale_f32 16f div_fmas_f32 176 mad_u64_u32",
     "178 xor3_b32 344 perm_b32 345 xad_u32 346 lshl_add_u32 347 add_lshl_u32 36d add3_u32",

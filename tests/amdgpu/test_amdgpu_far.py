@@ -68,6 +68,7 @@ def test_an_offset_in_32_bits_is_seen(gfx: str, width: str, offset: str) -> None
 HEADS, APART = "batches and heads of q, k and v", "rows read one by one"
 TILES, MASK_CASE = "rows of tiles", "a mask's strides"
 SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
+SPLIT = "pixels after a split convolution"
 NORMS = "norms and statistics of a convolution"
 LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
@@ -81,6 +82,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention.hip", "p.k_stride["): (LANES,),
     ("attention.hip", "p.v_stride["): (LANES,),
     ("softmax.hip", "i64"): (SCORES, SCORES),
+    ("conv_sum.hip", "i64"): (SPLIT, SPLIT, COUNTED),
     ("pack.hip", "i64"): (WEIGHTS, WEIGHTS),
     ("group_norm_silu.hip", "i64"): (
         *(LAST, LAST, LAST, "pixels of a norm", LAST),

@@ -181,6 +181,7 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "V_MUL_U32_U24": (_U, (_U, _U), lambda a, b: _mul24(a) * _mul24(b)),
     "V_MUL_I32_I24": (_I, (_I, _I), lambda a, b: _signed24(a) * _signed24(b)),
     "V_MAD_U32_U24": (_U, (_U, _U, _U), lambda a, b, c: _mul24(a) * _mul24(b) + c),
+    "V_MAD_I32_I24": (_I, (_I, _I, _I), lambda a, b, c: _signed24(a) * _signed24(b) + c),
     "V_MIN_I32": (_I, (_I, _I), np.minimum),
     "V_MAX_I32": (_I, (_I, _I), np.maximum),
     "V_MIN_U32": (_U, (_U, _U), np.minimum),

@@ -1,9 +1,11 @@
-"""What conv3x3.hip, upsample_conv.hip and pack.hip are compiled with and called with; no torch."""
+"""What conv3x3.hip, upsample_conv.hip, conv_sum.hip and pack.hip are compiled with and called with;
+no torch.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from lib_rocm_sd.arch import Arch
@@ -29,8 +31,26 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("in_stride", "shortcut_stride", "out_stride")),
         *((name, ctypes.c_uint32) for name in ("tiles_x", "tiles_y", "blocks_co")),
         *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
-        *((name, ctypes.c_uint32) for name in ("above", "padding", "bias_stride")),
+        *((name, ctypes.c_uint32) for name in ("above", "padding", "bias_stride", "splits")),
     ]
+
+
+class ConvSumParams(ctypes.Structure):
+    """The one argument of conv_sum; the same struct stands in conv_sum.hip."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("sums", "bias", "shortcut", "out")),
+        *((name, ctypes.c_uint64) for name in ("statistics", "overflow")),
+        *((name, ctypes.c_uint32) for name in ("splits", "pixels", "co", "out_channels")),
+        *((name, ctypes.c_uint32) for name in ("parts", "blocks_co", "bias_stride")),
+        *((name, ctypes.c_uint32) for name in ("shortcut_stride", "out_stride")),
+    ]
+
+
+SUM_PIXELS, SUM_CHANNELS = 16, 64
+"""Of a work-group of conv_sum.hip, .."""
+SUM_THREADS = SUM_PIXELS * SUM_CHANNELS // 4
+""".. and its work-items, each of which makes four channels of a pixel."""
 
 
 class PackParams(ctypes.Structure):
@@ -50,6 +70,8 @@ class ConvConfig:
     wave_size: int
     tile_halves: int
     """Halves that one 16 x 16 tile of packed weights takes."""
+    splits: int = 1
+    """Work-groups that share the channels of the input; more than one: conv_sum adds theirs."""
 
     @property
     def block(self) -> int:
@@ -77,6 +99,11 @@ class ConvForm:
     shortcut: str = "none"
     statistics: bool = False
     chunk_c: int = 32
+
+
+def padded(out_channels: int) -> int:
+    """To whole tiles."""
+    return -(-out_channels // 16) * 16
 
 
 def chunk_of(in_channels: int, kind: str = "3x3") -> int:
@@ -181,7 +208,10 @@ def statistics_bytes(
 
 @cache
 def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
-    """The kernel of one form and config."""
+    """The kernel of one form and config. Of one that is split, conv_sum does what comes after."""
+    if config.splits > 1:
+        shortcut = "conv" if form.shortcut == "conv" else "none"
+        form = replace(form, shortcut=shortcut, statistics=False)
     defines = {
         "BF16_HALVES": int(form.dtype == "bfloat16"),
         "NORM": int(form.norm),
@@ -192,11 +222,18 @@ def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
         "WAVES_PIX": config.waves_pix,
         "TILES_CO": config.tiles_co,
         "TILES_PIX": config.tiles_pix,
+        **({"SPLIT_K": 1} if config.splits > 1 else {}),
     }
     if form.kind == "upsample":
         return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))
     defines["CONV_STRIDE"] = 2 if form.kind in STRIDED else 1
     return KernelSpec("conv3x3.hip", "conv3x3", tuple(defines.items()))
+
+
+@cache
+def sum_spec(dtype: str) -> KernelSpec:
+    """The kernel that adds what the splits of a convolution made."""
+    return KernelSpec("conv_sum.hip", "conv_sum", (("BF16_HALVES", int(dtype == "bfloat16")),))
 
 
 @cache
@@ -223,14 +260,35 @@ def _shipped_launches() -> list[tuple[ConvForm, int, bool]]:
     return [*found, (ConvForm("3x3", norm=True), 3, False), (ConvForm("3x3", norm=True), 8, False)]
 
 
-def shipped_specs(arch: Arch) -> list[KernelSpec]:
-    """What is compiled ahead for a GPU: all that Stable Diffusion's VAEs launch in fp16."""
+def _split_launches() -> list[tuple[ConvForm, int]]:
+    """Form and output channels of what Stable Diffusion's UNets launch for small images."""
+    forms = [ConvForm("3x3", norm=True, shortcut=shortcut) for shortcut in ("none", "conv")]
+    forms += [ConvForm(STRIDED[1], chunk_c=16), ConvForm("upsample")]
+    return [(form, channels) for form in forms for channels in (1280, 640)]
+
+
+def vae_specs(arch: Arch) -> list[KernelSpec]:
+    """All that Stable Diffusion's VAEs launch in fp16."""
     return _launched(arch, slice(1))
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """What is compiled ahead for a GPU: the same, and what its UNets launch beside it."""
+    return [*vae_specs(arch), *_split(arch, slice(1))]
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:
     """Every config of the search space for the same launches."""
-    return _launched(arch, slice(None))
+    return [*_launched(arch, slice(None)), *_split(arch, slice(None))]
+
+
+def _split(arch: Arch, which: slice) -> list[KernelSpec]:
+    found = [
+        spec(form, replace(config, splits=2))
+        for form, out in _split_launches()
+        for config in configs(arch, form, out)[which]
+    ]
+    return [*dict.fromkeys(found), sum_spec("float16")]
 
 
 def _launched(arch: Arch, which: slice) -> list[KernelSpec]:

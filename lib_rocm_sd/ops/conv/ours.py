@@ -1,4 +1,4 @@
-"""Convolutions of the VAE and the UNet, channels-last, with GroupNorm + SiLU, shortcut and statistics fused.
+"""Convolutions of VAE and UNet, channels-last, with GroupNorm + SiLU and what comes after fused.
 
 x (N, H, W, Ci) contiguous, Ci a multiple of 16 (more than the weight has are ignored); the output
 is (N, Ho, Wo, Co), Co padded with zeros to a multiple of 8. Kinds: "3x3" with padding 1;
@@ -16,17 +16,18 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
-from lib_rocm_sd.ops.conv import kernel, layout
+from lib_rocm_sd.ops.conv import kernel, layout, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.split import Summed, launch_sum
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
 
 
 class MatrixConv(Variant[ConvProblem, ConvInputs]):
-    """kernels/conv3x3.hip and kernels/upsample_conv.hip."""
+    """kernels/conv3x3.hip and upsample_conv.hip; for small images conv_sum.hip beside them."""
 
     name = "rocm_sd"
     ours = True
@@ -64,9 +65,12 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
         return problems.input_refusals(inputs)
 
+    def workspace(self, problem: ConvProblem) -> int:
+        """The sums of a small image, whose channels are split."""
+        return split.workspace_bytes(problem)
+
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
-        p = problem
-        return kernel.configs(arch, self.form(p), p.out_channels, p.in_place) if arch else ()
+        return split.configs(arch, self.form(problem), problem) if arch else ()
 
     @staticmethod
     def form(problem: ConvProblem) -> ConvForm:
@@ -83,7 +87,9 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
         merge = (merge_spec(_MERGE), finalize_spec(_MERGE)) if problem.statistics else ()
-        return (kernel.spec(self.form(problem), config), kernel.pack_spec(problem.dtype), *merge)
+        added = (kernel.sum_spec(problem.dtype),) if config.splits > 1 else ()
+        main = kernel.spec(self.form(problem), config)
+        return (main, kernel.pack_spec(problem.dtype), *added, *merge)
 
     def run(
         self,
@@ -101,27 +107,45 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         bias, bias_stride = weights.bias_rows(packed.bias, embedding)
         made, tiling, spec = _launching(problem, config, band, packed.co)
         y = x.new_empty(made) if out is None else out
-        statistics = None
-        if next_norm is not None:
-            shape = (problem.batch, tiling.parts, packed.co, 4)
-            statistics = x.new_empty(shape, dtype=torch.float32)
+        beside = _beside(y, config, tiling, packed.co, next_norm is not None)
         params = ConvParams(
             *(0 if t is None else t.data_ptr() for t in (x, packed.weights, bias, norm)),
             *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
-            *(0 if t is None else t.data_ptr() for t in (statistics, overflow)),
+            *(0 if t is None else t.data_ptr() for t in (beside, overflow)),
             *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
             *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
             *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
             *(*y.shape[1:3], 0 if band is None else band.above),
-            *(problem.kind == "3x3 stride 2 padded", bias_stride),
+            *(problem.kind == "3x3 stride 2 padded", bias_stride, config.splits),
         )
-        grid = tiling.parts * tiling.blocks_co * problem.batch
+        grid = tiling.parts * tiling.blocks_co * problem.batch * config.splits
         launch(spec, grid, config.block, params, x.device)
+        if beside is None:
+            return y, None
+        phases = tiling.phases
+        if config.splits > 1:
+            added = shortcut if problem.shortcut == "identity" else None
+            what = Summed(bias, bias_stride, y, added, overflow, next_norm is not None)
+            statistics, phases = launch_sum(launch, beside, what), 1
+        else:
+            statistics = launch_merge(launch, _MERGE, beside, packed.co, tiling.tiles_x)
         if statistics is None:
             return y, None
-        merged = launch_merge(launch, _MERGE, statistics, packed.co, tiling.tiles_x)
         finish = finish or partial(launch_finalize, launch, _MERGE)
-        return y, given(merged, tiling.phases, next_norm, band, finish)
+        return y, given(statistics, phases, next_norm, band, finish)
+
+
+def _beside(
+    y: torch.Tensor, config: ConvConfig, tiling: kernel.ConvTiling, co: int, statistics: bool
+) -> torch.Tensor | None:
+    """Memory for what is made beside y (N, H, W, C): its statistics, (N, parts, co, 4), or before
+    it, where channels are split: sums, (N, splits, H, W, co).
+    """
+    if config.splits > 1:
+        return y.new_empty((y.shape[0], config.splits, *y.shape[1:3], co), dtype=torch.float32)
+    if statistics:
+        return y.new_empty((y.shape[0], tiling.parts, co, 4), dtype=torch.float32)
+    return None
 
 
 _MERGE = GroupNormConfig(256, 4)

@@ -46,6 +46,10 @@ MANY_CHANNELS = 512
 """Layers with so many are at an image's lower resolutions."""
 
 
+DEEP = 640
+"""Layers with so many channels are a UNet's: no VAE has them."""
+
+
 MOST_DRAWN = 1 << 21
 """Random values that one image is made of."""
 
@@ -223,8 +227,8 @@ def _problem(
     how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)
-    fused = (*fused, embedding is not None)
-    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused)
+    added = embedding is not None
+    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused, added)
 
 
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:
@@ -278,15 +282,26 @@ def tolerance(problem: ConvProblem) -> float:
 
 @lru_cache(maxsize=1024)
 def test_problems(problem: ConvProblem) -> tuple[ConvProblem, ...]:
-    """The same channels and fusions on an image with ragged edges."""
-    return (replace(problem, batch=2, height=11, width=19),)
+    """The same channels and fusions on an image with ragged edges, a small one of many channels."""
+    height, width = (5, 18) if problem.in_channels >= DEEP else (11, 19)
+    return (replace(problem, batch=2, height=height, width=width),)
 
 
 @lru_cache(maxsize=1024)
 def measured_as(problem: ConvProblem) -> ConvProblem:
-    """The same channels and fusions at one size: no new size of an image is ever measured."""
+    """The same channels and fusions at one size: no new size of an image is ever measured. A UNet's
+    images are small, and how small decides: theirs are measured at the next power of two.
+    """
+    if problem.in_channels >= DEEP:
+        side = _power_of_2(math.isqrt(max(problem.height * problem.width, 1) - 1) + 1)
+        return replace(problem, batch=_power_of_2(problem.batch), height=side, width=side)
     side = 256 if problem.in_channels >= MANY_CHANNELS else 512
     return replace(problem, batch=1, height=side, width=side)
+
+
+def _power_of_2(number: int) -> int:
+    """The next that is not less."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def output_shape(problem: ConvProblem) -> tuple[int, int, int, int]:

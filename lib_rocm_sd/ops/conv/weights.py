@@ -125,7 +125,7 @@ class ConvWeights:
         weight = self.weight.to(x.device)
         phases = phase_weights(weight) if kind == "upsample" else [weight]
         tiles = torch.cat([_tiles(w.float(), x.shape[3], kind) for w in phases])
-        co = (weight.shape[0] + 15) // 16 * 16
+        co = kernel.padded(weight.shape[0])
         bias = F.pad(self.bias.to(x.device, torch.float32), (0, co - weight.shape[0]))
         extra = None
         if shortcut is not None and self.shortcut_weight is not None:

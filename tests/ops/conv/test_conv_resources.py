@@ -14,6 +14,13 @@ from lib_rocm_sd.runtime import codeobject, compilers
 from lib_rocm_sd.runtime.compiler import Compiler
 from tests import compiled, executed
 
+SPLIT = (
+    (ConvForm("3x3", norm=True, shortcut="conv"), 1280),
+    (ConvForm("3x3", norm=True), 640),
+    (ConvForm("3x3 stride 2 padded", chunk_c=16), 1280),
+    (ConvForm("upsample"), 1280),
+)
+"""Forms whose channels are split, with output channels."""
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 LARGEST = (
     (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 512, False),
@@ -60,6 +67,12 @@ def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> N
         config = kernel.configs(arch, form, out, in_place)[0]
         assert kernel.spec(form, config) in kernel.shipped_specs(arch)
         check(compiler, kernel.spec(form, config), arch, config.block)
+    for form, out in SPLIT:
+        for config in kernel.configs(arch, form, out):
+            spec = kernel.spec(form, replace(config, splits=2))
+            assert spec in kernel.searched_specs(arch)
+            check(compiler, spec, arch, config.block)
+    check(compiler, kernel.sum_spec("float16"), arch, kernel.SUM_THREADS)
     form = replace(LARGEST[0][0], dtype="bfloat16")
     config = kernel.configs(arch, form, 512)[0]
     check(compiler, kernel.spec(form, config), arch, config.block)

@@ -102,9 +102,10 @@ def test_an_embedding_in_float32_is_read_as_it_lies_where_there_is_no_bias() -> 
     results = []
     for bias in (None, torch.zeros(32)):
         weights = ConvWeights(inputs.weights.weight, bias)
-        given = inputs._replace(weights=weights, embedding=wide[:, 8:40])
-        rows, stride = weights.bias_rows(torch.zeros(32), given.embedding)
-        as_it_lies = rows.data_ptr() == given.embedding.data_ptr()
+        embedding = wide[:, 8:40]
+        given = inputs._replace(weights=weights, embedding=embedding)
+        rows, stride = weights.bias_rows(torch.zeros(32), embedding)
+        as_it_lies = rows.data_ptr() == embedding.data_ptr()
         assert (as_it_lies, stride) == ((True, 72) if bias is None else (False, 32))
         output, _ = run_shim(problem, "gfx1100", given, sanitize="address,undefined")
         results.append(output)

@@ -1,0 +1,103 @@
+"""Convolutions of small images: their channels are split over several work-groups.
+
+Each of these writes its sums, in float32, and conv_sum.hip adds them and does the rest. When this
+is worth a second launch, and how it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.conv import kernel, layout
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvSumParams
+from lib_rocm_sd.ops.conv.problem import DEEP, ConvProblem
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+
+LEAST_CHANNELS = 64
+"""Of the input, for one work-group: while some are multiplied, others are on their way."""
+MOST_SPLITS = 16
+"""To add more takes longer than they save."""
+GROUPS = {"mma_sm80": 264, "mfma": 304}
+GROUPS_OTHERWISE, GROUPS_INTEGRATED = 192, 32
+"""Work-groups that keep a card busy. The table of cards has no number of compute units, in which
+cards of one row differ."""
+
+
+def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfig, ...]:
+    """The search space: where there are few work-groups, configs that are split come first."""
+    p = problem
+    found = kernel.configs(arch, form, p.out_channels, p.in_place)
+    split: list[ConvConfig] = []
+    for config in found:
+        count = _splits(p, config, _wanted(arch))
+        counts = (count, 2 * count, count // 2) if config is found[0] and count > 1 else (count,)
+        split += [replace(config, splits=n) for n in counts if 1 < n <= _most(p.in_channels)]
+    return (*split, *found)
+
+
+def workspace_bytes(problem: ConvProblem) -> int:
+    """Of the sums, at most, on any card."""
+    p = problem
+    rows, columns = p.out_size
+    widest = ConvConfig(4, 4, 4, 2, 32, 256)
+    count = _splits(p, widest, max(GROUPS.values()))
+    return 4 * count * p.batch * rows * columns * kernel.padded(p.out_channels) * (count > 1)
+
+
+def _wanted(arch: Arch) -> int:
+    otherwise = GROUPS_INTEGRATED if arch.integrated else GROUPS_OTHERWISE
+    return GROUPS.get(arch.matrix, otherwise)
+
+
+def _most(in_channels: int) -> int:
+    """Splits. No VAE has so many channels that there are any: bands must be split as the image."""
+    return min(MOST_SPLITS, in_channels // LEAST_CHANNELS) if in_channels >= DEEP else 1
+
+
+def _splits(problem: ConvProblem, config: ConvConfig, wanted: int) -> int:
+    """Of `problem` by this config, so that there are at most so many work-groups; 1: none."""
+    co = kernel.padded(problem.out_channels)
+    tiling = kernel.tiling(problem.kind, *problem.out_size, co, config)
+    groups = max(1, problem.batch * tiling.parts * tiling.blocks_co)
+    return max(1, min(_most(problem.in_channels), wanted // groups))
+
+
+class Summed(NamedTuple):
+    """What conv_sum reads and writes beside the sums; functional.conv says what most of it is."""
+
+    bias: torch.Tensor
+    bias_stride: int
+    out: torch.Tensor
+    shortcut: torch.Tensor | None = None
+    overflow: torch.Tensor | None = None
+    statistics: bool = False
+
+
+def launch_sum(launch: Launch, sums: torch.Tensor, given: Summed) -> torch.Tensor | None:
+    """Writes `given.out`, which may be the shortcut, from sums (N, splits, H, W, co) float32.
+
+    Returns its statistics (N, parts, co, 4), of 16 pixels each, if they are wanted.
+
+    out and the shortcut are rows of pixels (layout.pixel_stride).
+    """
+    out, shortcut = given.out, given.shortcut
+    batch, splits, height, width, co = sums.shape
+    pixels = height * width
+    parts, blocks = -(-pixels // kernel.SUM_PIXELS), -(-co // kernel.SUM_CHANNELS)
+    made = None
+    if given.statistics:
+        made = sums.new_empty((batch, parts, co, 4))
+    params = ConvSumParams(
+        *(sums.data_ptr(), given.bias.data_ptr()),
+        *(0 if t is None else t.data_ptr() for t in (shortcut, out, made, given.overflow)),
+        *(splits, pixels, co, out.shape[3], parts, blocks, given.bias_stride),
+        *(0 if t is None else layout.pixel_stride(t) for t in (shortcut, out)),
+    )
+    spec = kernel.sum_spec(DTYPE_NAMES[out.dtype])
+    launch(spec, batch * parts * blocks, kernel.SUM_THREADS, params, out.device)
+    return made
