@@ -111,8 +111,7 @@ struct Place {
     u32 lane;
     bool active;
     const u16 *x, *added;
-    i64 out;      // of the row's first value, in out and sum
-    float first;  // the row's first value
+    i64 out;  // of the row's first value, in out and sum
     DEVICE explicit Place(const LayerNormParams& p) {
         lane = thread_id() & (p.lanes - 1);
         const u32 wanted = block_id() * (THREADS >> p.lane_bits) + (thread_id() >> p.lane_bits);
@@ -121,10 +120,11 @@ struct Place {
         x = p.x + row * p.x_stride;
         added = ADDED ? p.added + row * p.added_stride : x;
         out = row * p.channels;
-        first = Half::to(*x);
-        if constexpr (ADDED) first = Half::to(Half::from(first + Half::to(*added)));
     }
 };
+
+// The first value of a row.
+DEVICE float first_of(u16 x, u16 added) { return Half::to(ADDED ? Half::from(Half::to(x) + Half::to(added)) : x); }
 
 constexpr int kWaves = THREADS / WAVE_SIZE;
 constexpr int kLdsBytes = max2(2 * kWaves * 4, 16);
@@ -162,6 +162,15 @@ DEVICE float over_team(const LayerNormParams& p, float x, float* lds) {
 
 #if HELD > 0
 
+// LLVM moves nothing across it: all that is read is asked for before anything waits for a part of it.
+DEVICE void all_begun() {
+#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
+#if __has_builtin(__builtin_amdgcn_sched_barrier)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+#endif
+}
+
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     const u32 vectors = p.channels / 8;
@@ -174,11 +183,14 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         values[i] = load_eight<kAligned>(place.x + channel(i));
         if constexpr (ADDED) added[i] = load_eight<kAligned>(place.added + channel(i));
     }
+    const u16 first_x = *place.x, first_added = *place.added;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
         beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
     }
+    all_begun();
+    const float first = first_of(first_x, first_added);
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
@@ -188,11 +200,11 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         }
         float eight = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - place.first;
+        for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - first;
         sum += vector(i) < vectors ? eight : 0.0f;
     }
     const float mean = over_team(p, sum, lds) * p.share;
-    const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - place.first - mean; };
+    const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - first - mean; };
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         float eight = 0.0f;
@@ -237,6 +249,7 @@ template <typename F, typename G> DEVICE void each_part(const LayerNormParams& p
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     u16 *const sums = p.sum + place.out, *const out = p.out + place.out;
+    const float first = first_of(*place.x, *place.added);
     Moments moments;
     each_part(
         p, place,
@@ -246,7 +259,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
                 values = added_up(values, load_eight<kAligned>(place.added + c));
                 if (place.active) store_eight<kAligned>(sums + c, values);
             }
-            moments.add<8>([&](int i) { return half_of<Half>(values, i) - place.first; });
+            moments.add<8>([&](int i) { return half_of<Half>(values, i) - first; });
         },
         [&](u32 c) {
             u16 value = place.x[c];
@@ -254,7 +267,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
                 value = Half::from(Half::to(value) + Half::to(place.added[c]));
                 if (place.active) sums[c] = value;
             }
-            moments.add<1>([&](int) { return Half::to(value) - place.first; });
+            moments.add<1>([&](int) { return Half::to(value) - first; });
         });
     const float mean = over_team(p, moments.count * moments.mean, lds) * p.share, apart = moments.mean - mean;
     const float squares = over_team(p, fma_f32(moments.count * apart, apart, moments.m2), lds + kWaves);
@@ -267,11 +280,11 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
             const Words<4> values = load_eight<kAligned>(from + c);
             const Affine gamma = Affine::template load<kAligned>(p.gamma, c), beta = Affine::template load<kAligned>(p.beta, c);
             store_eight<kAligned>(out + c, packed([&](int i) {
-                return transformed(half_of<Half>(values, i) - place.first - mean, scale, gamma.at(i), beta.at(i));
+                return transformed(half_of<Half>(values, i) - first - mean, scale, gamma.at(i), beta.at(i));
             }));
         },
         [&](u32 c) {
-            const float difference = Half::to(from[c]) - place.first - mean;
+            const float difference = Half::to(from[c]) - first - mean;
             out[c] = Half::from(transformed(difference, scale, Affine::one(p.gamma, c), Affine::one(p.beta, c)));
         });
 }

@@ -41,7 +41,7 @@ APART = (
     *("test_amdgpu_kernels", "test_amdgpu_planted", "test_simt_attention", "test_simt_planted"),
     "test_amdgpu_schedules",
     *("test_attention_random", "test_attention_resources", "test_simt_conv_places"),
-    *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm"),
+    *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm", "test_simt_layer_norm"),
 )
 """Files of many tests that share nothing: workers take them one by one, last."""
 TOGETHER = "tests/browser/"

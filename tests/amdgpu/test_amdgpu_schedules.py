@@ -44,6 +44,7 @@ def chosen(gfx: str) -> Iterator[Case]:
     yield from [c for c in convs if c.problem.in_place and c.problem.out_channels == 128][:2]
     yield next(iter(cases.finish(gfx)))
     yield next(iter(cases.group_norm(gfx)))
+    yield next(iter(cases.layer_norm(gfx)))
     yield next(iter(cases.softmax(gfx)))
 
 
