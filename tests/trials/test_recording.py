@@ -21,6 +21,7 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.trials import recorder, recording
 from lib_rocm_sd.trials.recording import Recording
@@ -107,8 +108,9 @@ def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> No
         (ATTENTION, replace(PLAIN, mask="bool"), (-2, -3, -6)),
         (CONVS["3x3"], replace(CONV, norm=True, statistics=True), (1,)),
         (FINALIZE, FINALIZE.usual[0][1], (0,)),
+        (LAYER_NORM, LAYER_NORM.usual[1][1], (0, 1, 2, 3)),
     ],
-    ids=["attention", "conv", "finalize"],
+    ids=["attention", "conv", "finalize", "layer norm"],
 )
 def test_a_recording_gives_the_reference(
     op: Op[Any, Any], problem: Any, which: Sequence[int]
