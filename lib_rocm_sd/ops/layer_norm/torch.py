@@ -36,7 +36,8 @@ class TorchLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
         if others or x.device.type == "cpu":
             wide = torch.promote_types(x.dtype, torch.float32)
             gamma, beta = (None if t is None else t.to(wide) for t in (gamma, beta))
-            y = F.layer_norm(total.to(wide), x.shape[-1:], gamma, beta, eps).to(x.dtype)
+            y = F.layer_norm(total.to(wide), x.shape[-1:], gamma, beta, eps)
         else:
             y = F.layer_norm(total, x.shape[-1:], gamma, beta, eps)
-        return y.contiguous() if added is None else (y.contiguous(), total.contiguous())
+        y = y.to(x.dtype).contiguous()  # autocast makes it float32
+        return y if added is None else (y, total.contiguous())

@@ -28,6 +28,7 @@ from tests.simt.launch import ShimLaunch
 
 ROW = arch.table()["gfx1100"]
 USUAL_PROBLEM = USUAL[0][1]
+X = torch.ones(2, 3, 8)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -66,15 +67,19 @@ def test_without_elements(shape: tuple[int, ...]) -> None:
     assert both[0] is not both[1]
 
 
+def test_autocast_changes_no_dtype() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            both = functional.layer_norm(X.to(dtype), None, None, added=X.to(dtype))
+        assert [made.dtype for made in pair_of(both) if made is not None] == [dtype, dtype]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_and_infinity_spoil_their_row_and_no_other(value: float) -> None:
     x = torch.randn(3, 5, 8)
     x[1, 2, 3] = value
     lost = pair_of(functional.layer_norm(x, None, None))[0].isnan()
     assert lost[1, 2].all() and lost.sum() == 8
-
-
-X = torch.ones(2, 3, 8)
 
 
 @pytest.mark.parametrize(
