@@ -51,14 +51,13 @@ DEVICE void write(const ConvSumParams& p, const float (&value)[4], u16* to) {
     if (!fits && p.overflow) *p.overflow = 1;
 }
 
-// Of one channel, from LDS: `count` values, kChannels apart.
+// Of one channel, from LDS: `count` values, kChannels apart, and zeros behind them.
 DEVICE void write_moments(const unsigned char* lds, int count, float* to) {
     float value[kPixels], sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
-        const float x = bits_float(((const Words<1>*)lds)[i * kChannels].word[0]);
-        value[i] = x;
-        sum += i < count ? x : 0.0f;
+        value[i] = bits_float(((const Words<1>*)lds)[i * kChannels].word[0]);
+        sum += value[i];
     }
     const float mean = sum / (float)count;
 #pragma unroll

@@ -126,7 +126,7 @@ def conv(gfx: str) -> Iterator[Case]:
 
 def _split_problems() -> Iterator[ConvProblem]:
     """Of which the channels are shared by work-groups."""
-    plain = ConvProblem("3x3", 2, 3, 9, 640, 72, "float16", True, statistics=True, embedding=True)
+    plain = ConvProblem("3x3", 2, 5, 9, 640, 72, "float16", True, statistics=True, embedding=True)
     yield plain
     yield replace(plain, out_channels=80, shortcut="identity", shortcut_channels=80, in_place=True)
     yield replace(plain, shortcut="conv", out_channels=80, shortcut_channels=176, statistics=False)

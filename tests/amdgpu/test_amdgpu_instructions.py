@@ -29,6 +29,20 @@ def is_equal(actual: Any, expected: Any) -> bool:
     return bool(np.array_equal(actual, np.broadcast_to(expected, np.shape(actual))))
 
 
+# -- whole numbers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_mad_i32_i24_takes_24_bits_with_their_sign_and_adds_32(gfx: str) -> None:
+    lane = lanes(gfx)
+    m = Machine(gfx).set_v(v1=lane | 0xFF000000, v2=0xAB800001, v3=lane * 3 - 7)
+    m.lines("v_mad_i32_i24 v4, v1, v2, v3\nv_mad_i32_i24 v5, v1, -12, v3")
+    wide = lane.astype(np.int64)
+    product = (wide * (0x800001 - (1 << 24)) + wide * 3 - 7).astype(np.int32)
+    assert is_equal(m.v(4, np.int32), product)
+    assert is_equal(m.v(5, np.int32), lane * -9 - 7)
+
+
 # -- between lanes -------------------------------------------------------------------------------
 
 
