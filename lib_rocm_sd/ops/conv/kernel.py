@@ -137,12 +137,20 @@ def configs(
     if arch.matrix == "mma_sm80" and out_channels % 256 == 0:
         sizes = ((4, 1, 4, 4), *sizes)
     found = [of(*each) for each in sizes]
-    if arch.is_amd:  # staged once for as many channels as there are
-        found.sort(key=lambda config: (config.block_co > out_channels, -config.block_co))
+    if arch.is_amd:
+        found.sort(key=lambda config: _rank(config, out_channels))
     if in_place and form.shortcut == "conv":
         found = [*found, *(of(*each) for each in _WIDEST[arch.matrix])]
         found = [config for config in found if config.block_co >= out_channels][:1]
     return tuple(found)
+
+
+def _rank(config: ConvConfig, out_channels: int) -> tuple[bool, bool, int]:
+    """What is staged shall serve as many channels as there are; more than a quarter beyond them,
+    as 512 for a UNet's 320, costs more than that saves.
+    """
+    beyond = -out_channels % config.block_co
+    return 4 * beyond > out_channels, config.block_co > out_channels, -config.block_co
 
 
 _SIZES = {

@@ -79,6 +79,20 @@ def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> N
 
 
 @pytest.mark.parametrize("gfx", [gfx for gfx, arch in table().items() if arch.is_amd])
+def test_no_config_makes_many_more_channels_than_there_are(gfx: str) -> None:
+    """Of the UNet's; of the VAE's the largest work-group that has no more than there are."""
+    arch = table()[gfx]
+    for channels in (320, 640, 1280, 1920):
+        config = kernel.configs(arch, ConvForm("3x3", norm=True), channels)[0]
+        made = -(-channels // config.block_co) * config.block_co
+        assert made <= 1.25 * channels and config.block_co >= 128, config
+    for channels in (128, 256, 512):
+        found = kernel.configs(arch, ConvForm("3x3", norm=True), channels)
+        apt = [config.block_co for config in found if config.block_co <= channels]
+        assert found[0].block_co == max(apt)
+
+
+@pytest.mark.parametrize("gfx", [gfx for gfx, arch in table().items() if arch.is_amd])
 def test_configs_are_apt(gfx: str) -> None:
     arch = table()[gfx]
     for form, out, in_place in kernel._shipped_launches():
