@@ -93,12 +93,13 @@ def _suits(call: Any, reading: Reading) -> bool:
     """True where x has the weights' dtype and device, and all that ours reads is there."""
     if call is None:
         return False
-    x, weight = call.x, reading.leaves[0].weight
+    x, weight = call.x, reading.leaves[0]._parameters["weight"]
     emb = getattr(call, "emb", None)
     parts: Any = reading.parts
     wants = getattr(parts, "embed", None) is not None
     return (
         type(x) is torch.Tensor
+        and weight is not None
         and x.dtype in HALVES
         and x.dtype == weight.dtype
         and x.device == weight.device

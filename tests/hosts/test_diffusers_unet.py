@@ -11,9 +11,11 @@ from torch import nn
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
 from tests.unet import unet_models as models
+from tests.vae.vae_models import needs_half
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
+from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 
 BF16 = torch.bfloat16
@@ -58,6 +60,30 @@ def test_the_blocks_are_ours_inside_the_with(pipeline: Pipeline, inputs: Any) ->
     assert patch.unet.rows() == []
     assert torch.equal(models.step(pipeline.unet, inputs), theirs)
     assert not any("forward" in vars(module) for module in pipeline.unet.modules())
+
+
+@needs_half
+def test_whole_pictures_of_the_little_model_agree() -> None:
+    """In fp16; their greatest difference is that of 3 of 255."""
+    pytest.importorskip("transformers")
+    little = demo.load(demo.MODEL, torch.float16)
+
+    def picture() -> Any:
+        return little(
+            "a red circle left of a blue square",
+            num_inference_steps=4,
+            guidance_scale=demo.GUIDANCE,
+            latents=demo.latents(little, seed=0).half(),
+            output_type="pt",
+        ).images
+
+    theirs = picture()
+    with host.patched(little, vae=False) as patch:
+        ours = picture()
+        assert all(row.ours == row.total and not row.partly for row in patch.unet.rows())
+    assert not torch.equal(ours, theirs)
+    assert float((ours.float() - theirs.float()).abs().max()) <= 3 / 255
+    assert torch.equal(picture(), theirs)
 
 
 def test_off_by_an_argument(pipeline: Pipeline) -> None:
