@@ -15,6 +15,7 @@ from torch import nn
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.conv.problem import NextNorm
 from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.parts import (
     Attention,
     Block,
@@ -47,31 +48,13 @@ class Means:
     embeddings: Embeddings
 
 
-class Embeddings:
-    """SiLU of a time embedding, which every residual block of a step asks for: made once."""
-
-    def __init__(self) -> None:
-        self._of: torch.Tensor | None = None
-        self._version = 0
-        self._made: torch.Tensor | None = None
-
-    def silu(self, emb: torch.Tensor) -> torch.Tensor:
-        if emb.is_inference():
-            return nn.functional.silu(emb)
-        if self._made is None or emb is not self._of or emb._version != self._version:
-            self._made = nn.functional.silu(emb)
-            self._of, self._version = emb, emb._version
-        return self._made
-
-    def forget(self) -> None:
-        self._of = self._made = None
-
-
 def resnet(parts: Resnet, call: ImageCall, means: Means) -> torch.Tensor:
     """A residual block: three launches and what its norms need."""
     session, x = means.session, pixels(call.x)
     norm = compute.norm_of(x, _norm(parts.norm1), session)
-    embedding = None if parts.embed is None else _embedding(parts, call.emb, means)
+    embedding = None
+    if parts.embed is not None and call.emb is not None:
+        embedding = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
     weights = means.weights.of(parts.conv1)
     h, norm2 = compute.conv(
         x, weights, norm, next_norm=_norm(parts.norm2), embedding=embedding, session=session
@@ -80,13 +63,6 @@ def resnet(parts: Resnet, call: ImageCall, means: Means) -> torch.Tensor:
     weights = means.weights.of(parts.conv2, parts.shortcut)
     y, _ = compute.conv(h, weights, norm2, x, through, session=session)
     return image(y)
-
-
-def _embedding(parts: Resnet, emb: torch.Tensor | None, means: Means) -> torch.Tensor:
-    """(N, Co) of emb (N, E)."""
-    assert emb is not None and parts.embed is not None
-    active = means.embeddings.silu(emb) if parts.embed_silu else emb
-    return _linear(active, parts.embed, means)
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means) -> Any:

@@ -154,7 +154,7 @@ def conv(
 
     `norm` (N, Ci, 2): x is normalised by it and SiLU'd first. `shortcut` (N, H, W, Cs) is added,
     multiplied by `shortcut_weight` (Co, Cs) where there is one; its bias is in `weights`.
-    `embedding` (N, Co) is added to each pixel of its image.
+    `embedding` (N, Co), whose rows may lie in longer ones, is added to each pixel of its image.
     """
     if norm is not None:
         x = functional.group_norm_apply(x, norm, True, session)

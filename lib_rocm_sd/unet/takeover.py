@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,9 +11,11 @@ from torch import nn
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.unet.blocks import Embeddings, Means
+from lib_rocm_sd.unet.blocks import Means
+from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
+from lib_rocm_sd.unet.parts import Resnet
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -43,7 +45,7 @@ class UnetTakeover:
         self._models = tuple(models)
         self._session, self._hook = session, hook
         self._weights = UnetWeights()
-        self._embeddings = Embeddings()
+        self._embeddings = Embeddings(hook.ready, session)
         self._means = Means(self._weights, session, hook.attention, self._embeddings)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
@@ -59,6 +61,14 @@ class UnetTakeover:
             self._stand_ins.pop(module).take_out()
         for module, kind, family in found:
             self._take(module, kind, family)
+        self._embeddings.layers = tuple(self._embedding_layers())
+
+    def _embedding_layers(self) -> Iterator[nn.Linear]:
+        """Those of residual blocks that are ours."""
+        for stand_in in self._stand_ins.values():
+            parts = stand_in.reading.parts
+            if isinstance(parts, Resnet) and parts.embed_silu and stand_in.is_put_in:
+                yield from [] if parts.embed is None else [parts.embed]
 
     def _take(self, module: nn.Module, kind: Kind, family: str) -> None:
         current = vars(module).get("forward")

@@ -50,7 +50,7 @@ class UnetWeights:
         if not conv.weight.is_contiguous(memory_format=torch.channels_last):
             self._lay(conv)
         added = None if shortcut is None else shortcut.bias
-        facts = (_fact(conv.weight), _fact(conv.bias), _fact(added))
+        facts = (fact(conv.weight), fact(conv.bias), fact(added))
         known = self._made.get(conv)
         if known is not None and known.facts == facts:
             return known.weights
@@ -133,7 +133,7 @@ def _with_plain_strides(
         state[key] = weight.contiguous()
 
 
-def _fact(tensor: torch.Tensor | None) -> _Fact:
+def fact(tensor: torch.Tensor | None) -> _Fact:
     """Two are equal only if the tensor is the same and has not changed."""
     if tensor is None:
         return ()

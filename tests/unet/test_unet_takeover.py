@@ -521,6 +521,42 @@ def test_leaves_are_made_ready_before_a_block_runs(unet: Any, inputs: Any) -> No
     assert not torch.equal(changed, before)
 
 
+def test_time_embeddings_are_made_by_one_launch(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, linear = [], compute.linear
+
+    def counted(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        counts.append(len(weight) if isinstance(weight, list) else 1)
+        return linear(x, weight, *args, **kwargs)
+
+    monkeypatch.setattr(compute, "linear", counted)
+    taken = take_over(unet)
+    joint = models.step(unet, inputs)
+    assert counts.count(8) == 1
+    assert len(counts) == 1 + 8 * 7 + 4 * 2
+    taken._embeddings.layers = ()
+    assert torch.equal(models.step(unet, inputs), joint)
+
+
+def test_an_embedding_layer_that_changes_amid_a_step_is_read_again(unet: Any, inputs: Any) -> None:
+    taken = take_over(unet)
+    before = models.step(unet, inputs)
+    layer = unet.output_blocks[3][0].emb_layers[1]
+
+    def change(*_: Any) -> None:
+        with torch.no_grad():
+            layer.weight.add_(0.5)
+
+    handle = unet.middle_block.register_forward_hook(change)
+    changed = models.step(unet, inputs)
+    handle.remove()
+    again = models.step(unet, inputs)
+    assert not torch.equal(changed, before)
+    assert torch.equal(changed, again)
+    taken.give_back()
+
+
 def test_a_host_may_keep_its_blocks(unet: Any, inputs: Any) -> None:
     theirs, hook, report = models.step(unet, inputs), Networks(), Report()
     take_over(unet, Session(report=report), hook)
