@@ -21,6 +21,8 @@ from lib_rocm_sd.ops.conv.torch import no_search
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import described
 
+MOST_WEIGHTS = 3
+"""So many weights `linear` takes in one call."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -87,7 +89,7 @@ def linear(
 ) -> torch.Tensor:
     """x (..., K) times weight (N, K) transposed, plus bias (N) and residual (..., N): (..., N).
 
-    A sequence of weights, with a sequence of biases, gives (..., N1 + N2 + ...). `gate`: GEGLU of
+    Up to MOST_WEIGHTS weights, with as many biases, give (..., N1 + N2 + ...). `gate`: GEGLU of
     a weight (2N, K), its first half times gelu of its second. Raises ValueError, with shapes, where
     these do not go together.
     """
@@ -118,6 +120,8 @@ def _check_linear(
     given += [] if residual is None else [residual]
     if any(tensor.dtype != x.dtype or tensor.device != x.device for tensor in given):
         raise ValueError(f"tensors of several dtypes or devices: {_named(x, given)}")
+    if not 1 <= len(weights) <= MOST_WEIGHTS or len(biases) != len(weights):
+        raise ValueError(f"{len(weights)} weights and {len(biases)} biases: {_named(x, given)}")
     if any(weight.ndim != 2 or weight.shape[1] != x.shape[-1] for weight in weights):
         raise ValueError(f"x and the weights do not go together: {_named(x, given)}")
 

@@ -1,4 +1,4 @@
-"""The time embedding, as every residual block of a step wants it: all of them by one launch.
+"""The time embedding, as every residual block of a step wants it: several of them by one launch.
 
 A layer's values are used only if neither it nor the embedding has changed since they were made.
 """
@@ -62,13 +62,16 @@ class Embeddings:
         layers = [layer for layer in self.layers if _fits(layer, emb)]
         if len(layers) < 2 or self._ready(layers):
             return
+        for first in range(0, len(layers), compute.MOST_WEIGHTS):
+            self._together(self._active, layers[first : first + compute.MOST_WEIGHTS])
+
+    def _together(self, active: torch.Tensor, layers: Sequence[nn.Linear]) -> None:
         own: list[Any] = [layer._parameters for layer in layers]
         weights, biases = [item["weight"] for item in own], [item["bias"] for item in own]
-        joint = compute.linear(self._active, weights, biases, session=self._session)
+        joint = compute.linear(active, weights, biases, session=self._session)
         parts = joint.split([weight.shape[0] for weight in weights], -1)
-        self._made = {
-            layer: (_facts(layer), part) for layer, part in zip(layers, parts, strict=True)
-        }
+        for layer, part in zip(layers, parts, strict=True):
+            self._made[layer] = (_facts(layer), part)
 
 
 def _fits(layer: nn.Linear, emb: torch.Tensor) -> bool:
