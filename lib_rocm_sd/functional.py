@@ -6,6 +6,7 @@ A call is checked, planned at its first use, and run by the fastest variant that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -30,6 +31,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
+from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
+from lib_rocm_sd.ops.linear.op import LINEAR
 
 
 def attention(
@@ -176,6 +179,28 @@ def layer_norm(
     if added is not None and isinstance(made, torch.Tensor):  # zeros, of an x without elements
         return made, made.clone()
     return made
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | Sequence[torch.Tensor],
+    bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    residual: torch.Tensor | None = None,
+    gate: bool = False,
+    session: Session = DEFAULT,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x weight^T + bias + residual (.., N) for x (.., K) and weight (N, K), rounded once.
+
+    `weight`: as nn.Linear has it, or up to three of them, whose columns then lie side by side; a
+    bias (N) for each, or None. Rows of x may be apart, as those of a slice are. `residual` (.., N)
+    is written over where it is also given as `out`. `gate`: GEGLU, (x Wa^T + ba) * gelu(x Wb^T +
+    bb) of a weight (2 N, K), first a's rows, then b's. Raises ValueError, with shapes, where these
+    do not go together, or are not of one dtype.
+    """
+    inputs = linear_inputs_of(x, weight, bias, residual, gate, out)
+    made: torch.Tensor = engine.run(LINEAR, inputs, session)
+    return out if out is not None else made.reshape(*x.shape[:-1], made.shape[1])
 
 
 def _planes(x: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,7 @@ FAMILIES = {
         Family("conv", "Convolution"),
         Family("group_norm", "Group norm"),
         Family("layer_norm", "Layer norm"),
+        Family("linear", "Linear layer"),
     )
 }
 

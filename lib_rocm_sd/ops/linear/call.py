@@ -1,0 +1,65 @@
+"""What a call of a linear layer is given, as the op's inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from lib_rocm_sd.ops.keys import described, tensor_errors
+from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.problem import LinearInputs
+
+Weights = torch.Tensor | Sequence[torch.Tensor]
+Biases = torch.Tensor | Sequence[torch.Tensor | None] | None
+
+
+def inputs_of(
+    x: torch.Tensor,
+    weight: Weights,
+    bias: Biases,
+    residual: torch.Tensor | None,
+    gate: bool,
+    out: torch.Tensor | None,
+) -> LinearInputs:
+    """x (.., k), residual and out (.., columns) as rows. ValueError where that cannot be."""
+    weights = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    if bias is None or isinstance(bias, torch.Tensor):
+        biases: list[torch.Tensor | None] = [bias] + [None] * (len(weights) - 1)
+        if bias is not None and len(weights) > 1:
+            raise ValueError(f"one bias for {len(weights)} weights: {described(bias=bias)}")
+    else:
+        biases = list(bias)
+    if not 1 <= len(weights) <= MOST_WEIGHTS or len(biases) != len(weights):
+        raise ValueError(
+            f"{len(weights)} weights and {len(biases)} biases: 1 to {MOST_WEIGHTS}, as many of each"
+        )
+    given = {"x": x, "residual": residual, "out": out}
+    known = {name: item for name, item in given.items() if item is not None}
+    wrong = tensor_errors(**known)
+    lead = () if wrong else x.shape[:-1]
+    wrong = wrong or [
+        f"{name} must be ({', '.join(map(str, lead))}, ..)"
+        for name, item in known.items()
+        if item.ndim != x.ndim or item.shape[:-1] != lead or not item.ndim
+    ]
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(**known)}")
+    rows = None if residual is None else _rows(residual)
+    into = None if out is None else rows if out is residual else _rows(out)
+    if out is not None and into is not None and into.data_ptr() != out.data_ptr():
+        raise ValueError(f"out is no rows in memory: {described(out=out)} {out.stride()}")
+    pairs = [*zip(weights, biases, strict=True), *((None, None),) * (MOST_WEIGHTS - len(weights))]
+    (first, first_bias), *others = pairs
+    assert first is not None
+    flat = [item for pair in others for item in pair]
+    x = _rows(x)
+    return LinearInputs(x, first, first_bias, rows, into, *flat, gate)  # type: ignore[arg-type,call-arg]
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """(.., n) as (rows, n), in the same memory where that can be."""
+    if tensor.ndim == 2:
+        return tensor
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])

@@ -1,0 +1,281 @@
+"""What kernels/linear.hip is compiled with and called with. Needs no torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from lib_rocm_sd.arch import Arch, table
+from lib_rocm_sd.ops.base import HALVES, KernelSpec
+from lib_rocm_sd.ops.linear.layers import LAYERS
+
+SOURCE = "linear.hip"
+MOST_WEIGHTS = 3
+"""On one input, in one launch."""
+SUM_THREADS = 256
+MOST_TOGETHER = 8
+"""Blocks of rows that pass along the weights together."""
+MOST_PARTIAL_BYTES = 32 << 20
+"""Of the sums over parts of k."""
+
+
+class LinearParams(ctypes.Structure):
+    """The one argument of linear and linear_sum; the same struct stands in linear.hip."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("x", "weights_0", "weights_1", "weights_2")),
+        *((name, ctypes.c_uint64) for name in ("bias_0", "bias_1", "bias_2")),
+        *((name, ctypes.c_uint64) for name in ("residual", "out", "partial")),
+        *((name, ctypes.c_uint32) for name in ("x_stride", "residual_stride", "out_stride")),
+        *((name, ctypes.c_uint32) for name in ("rows", "k")),
+        *((name, ctypes.c_uint32) for name in ("columns_0", "columns_1", "columns_2", "columns")),
+        *((name, ctypes.c_uint32) for name in ("row_blocks", "blocks", "together")),
+        *((name, ctypes.c_uint32) for name in ("parts", "part_chunks")),
+    ]
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """Tile sizes; linear.hip says what each means. `parts`: of k, each summed by other work-groups;
+    where k has fewer chunks there are fewer.
+    """
+
+    waves_out: int
+    waves_rows: int
+    tiles_out: int
+    tiles_rows: int
+    chunk_k: int
+    wave_size: int
+    parts: int = 1
+
+    @property
+    def block(self) -> int:
+        """Work-items of one work-group."""
+        return self.waves_out * self.waves_rows * self.wave_size
+
+    @property
+    def block_out(self) -> int:
+        """Rows of the weights of one work-group."""
+        return self.waves_out * self.tiles_out * 16
+
+    @property
+    def lds_bytes(self) -> int:
+        """Of one work-group: two buffers of rows with a gap of eight halves."""
+        return (self.block_out + self.block_rows) * (self.chunk_k + 8) * 4
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of x of one work-group."""
+        return self.waves_rows * self.tiles_rows * 16
+
+
+@dataclass(frozen=True)
+class LinearTiling:
+    """How a launch is cut; the fields of LinearParams, and the number of work-groups, of which the
+    last may have no rows.
+    """
+
+    row_blocks: int
+    blocks: int
+    together: int
+    parts: int
+    part_chunks: int
+
+    @property
+    def grid(self) -> int:
+        """Work-groups of `linear`."""
+        return self.row_blocks * self.blocks * self.parts
+
+
+_SIZES = {
+    "dot2": ((2, 2, 2, 4, 32), (2, 2, 2, 2, 32), (4, 1, 2, 1, 64)),
+    "wmma_gfx11": ((2, 2, 4, 4, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
+    "wmma_gfx12": ((2, 2, 4, 4, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
+    "mfma": ((2, 4, 4, 4, 32), (2, 4, 4, 2, 32), (2, 2, 2, 2, 32), (4, 1, 2, 1, 32)),
+    "mma_sm80": ((2, 4, 4, 2, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
+}
+"""Waves along rows of the weights and of x, tiles of a wave likewise, k at a time, by matrix unit;
+the largest first.
+"""
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What the first config is chosen for, a large card. `places`: where work-groups of four waves
+    live, WGPs or CUs. `products`: multiply-adds per clock of each. `bytes`: of memory, per clock.
+    """
+
+    places: int
+    products: int
+    bytes: int
+
+
+_MACHINES = {
+    "dot2": _Machine(36, 256, 230),
+    "wmma_gfx11": _Machine(48, 512, 380),
+    "wmma_gfx12": _Machine(32, 1024, 220),
+    "mfma": _Machine(304, 1024, 2500),
+    "mma_sm80": _Machine(132, 1024, 2500),
+}
+"""By matrix unit: the RX 6800 XT, 7900 XTX, 9070 XT, MI300X and H200."""
+_START_CLOCKS = 1500
+"""Of a work-group, before and after its products."""
+_CHUNK_CLOCKS = 800
+"""Until a chunk of k has come from memory."""
+_LAUNCH_CLOCKS = 8000
+"""Of a second launch."""
+PARTS = (2, 3, 4, 6, 8, 12, 16)
+
+
+def sizes(arch: Arch, dtype: str) -> tuple[LinearConfig, ...]:
+    """All tile sizes for a GPU, the largest first. None of them spills registers."""
+    found = tuple(LinearConfig(*size, arch.wave_size) for size in _SIZES[arch.matrix])
+    no_dot = arch.matrix == "dot2" and dtype == "bfloat16"  # more instructions and registers
+    return found[1:] if no_dot else found
+
+
+@lru_cache(maxsize=1024)
+def configs(
+    arch: Arch, dtype: str, rows: int, k: int, columns: tuple[int, ...], gate: bool
+) -> tuple[LinearConfig, ...]:
+    """The search space: each size as it is, and over as many parts of k as look best for it. First
+    what is expected to be fastest.
+    """
+    found: dict[LinearConfig, float] = {}
+    for size in sizes(arch, dtype):
+        parted = [replace(size, parts=parts) for parts in PARTS if _may_have(size, parts, k)]
+        fitting = [c for c in parted if partial_bytes(rows, k, columns, gate, c)]
+        clocks = {c: _clocks(arch, rows, k, columns, gate, c) for c in (size, *fitting)}
+        best = min(clocks, key=clocks.__getitem__)
+        found |= {c: clocks[c] for c in (size, best)}
+    return tuple(sorted(found, key=found.__getitem__))
+
+
+def _may_have(size: LinearConfig, parts: int, k: int) -> bool:
+    """Each part has two chunks at least, but for the last."""
+    return -(-k // size.chunk_k) >= 2 * parts
+
+
+def partial_bytes(
+    rows: int, k: int, columns: tuple[int, ...], gate: bool, config: LinearConfig
+) -> int:
+    """Of the sums over parts of k; 0 where there is one part, or these would be too many."""
+    parts = tiling(rows, k, columns, gate, config).parts
+    size = 4 * parts * rows * sum(columns) * (1 + gate)
+    return size if parts > 1 and size <= MOST_PARTIAL_BYTES else 0
+
+
+@lru_cache(maxsize=1024)
+def most_partial_bytes(rows: int, k: int, columns: tuple[int, ...], gate: bool) -> int:
+    """The same by what runs unmeasured, of all GPUs."""
+    each = {arch.matrix: arch for arch in table().values()}.values()
+    shape = (rows, k, columns, gate)
+    return max(partial_bytes(*shape, configs(arch, HALVES[0], *shape)[0]) for arch in each)
+
+
+def _clocks(
+    arch: Arch, rows: int, k: int, columns: tuple[int, ...], gate: bool, config: LinearConfig
+) -> float:
+    """What a launch takes, roughly: rounds of work-groups, or memory; then the sum of the parts."""
+    machine, cut = _MACHINES[arch.matrix], tiling(rows, k, columns, gate, config)
+    rounds = -(-cut.grid // machine.places)
+    reads = 1 / config.block_out + 1 / config.block_rows  # of LDS, for each product
+    products = config.block_out * config.block_rows * cut.part_chunks * config.chunk_k
+    each = products / machine.products * (0.8 + 16 * reads) + _START_CLOCKS
+    weights = 2 * k * sum(columns) * (1 + gate)
+    moved = weights + 2 * rows * (k + sum(columns))
+    beside = max(1, min(4, arch.lds_pool_bytes // config.lds_bytes))  # work-groups in one place
+    waits = -(-rounds // beside) * (cut.part_chunks * _CHUNK_CLOCKS + _START_CLOCKS)
+    clocks = max(rounds * each, waits, moved / machine.bytes) + each / 100
+    if cut.parts > 1:
+        clocks += 2 * partial_bytes(rows, k, columns, gate, config) / machine.bytes + _LAUNCH_CLOCKS
+    return clocks
+
+
+@lru_cache(maxsize=4096)
+def tiling(
+    rows: int, k: int, columns: tuple[int, ...], gate: bool, config: LinearConfig
+) -> LinearTiling:
+    """The work-groups that make (rows, sum(columns)); none of the parts of k is empty."""
+    each = config.block_out // (1 + gate)
+    chunks = -(-k // config.chunk_k)
+    part_chunks = -(-chunks // min(config.parts, chunks))
+    row_blocks = -(-rows // config.block_rows)
+    strips = -(-row_blocks // MOST_TOGETHER)
+    together = -(-row_blocks // strips)
+    return LinearTiling(
+        strips * together,
+        sum(-(-count // each) for count in columns),
+        together,
+        -(-chunks // part_chunks),
+        part_chunks,
+    )
+
+
+@cache
+def spec(dtype: str, gate: bool, split: bool, config: LinearConfig) -> KernelSpec:
+    """x, weights -> out, or -> partial sums where k is split."""
+    defines = {
+        "BF16_HALVES": int(dtype == "bfloat16"),
+        "GATE": int(gate),
+        "SPLIT": int(split),
+        "WAVES_OUT": config.waves_out,
+        "WAVES_ROWS": config.waves_rows,
+        "TILES_OUT": config.tiles_out,
+        "TILES_ROWS": config.tiles_rows,
+        "CHUNK_K": config.chunk_k,
+    }
+    return KernelSpec(SOURCE, "linear", tuple(defines.items()))
+
+
+@cache
+def sum_spec(dtype: str, gate: bool) -> KernelSpec:
+    """Partial sums -> out."""
+    defines = {
+        "STEP_SUM": 1,
+        "BF16_HALVES": int(dtype == "bfloat16"),
+        "GATE": int(gate),
+        "THREADS": SUM_THREADS,
+    }
+    return KernelSpec(SOURCE, "linear_sum", tuple(defines.items()))
+
+
+def specs(dtype: str, gate: bool, split: bool, config: LinearConfig) -> tuple[KernelSpec, ...]:
+    """All that a linear layer launches."""
+    made = spec(dtype, gate, split, config)
+    return (made, sum_spec(dtype, gate)) if split else (made,)
+
+
+_ROWS = (0.25, 1.0, 1.5, 4.0)
+"""Other sizes and batches of pictures, over those of layers.py."""
+
+
+def _launched(arch: Arch) -> Iterator[tuple[tuple[LinearConfig, ...], bool]]:
+    for layer in LAYERS:
+        few = layer.rows <= 154
+        for factor in (1.0,) if few else _ROWS:
+            rows = int(layer.rows * factor)
+            space = configs(arch, HALVES[0], rows, layer.k, layer.columns, layer.gate)
+            yield space, layer.gate
+
+
+def shipped_specs(arch: Arch) -> list[KernelSpec]:
+    """What is compiled ahead for a GPU: what Stable Diffusion launches in fp16."""
+    return _specs_of(arch, slice(1))
+
+
+def searched_specs(arch: Arch) -> list[KernelSpec]:
+    """Every config of the search space for the same launches."""
+    return _specs_of(arch, slice(None))
+
+
+def _specs_of(arch: Arch, which: slice) -> list[KernelSpec]:
+    found = [
+        each
+        for space, gate in _launched(arch)
+        for config in space[which]
+        for each in specs(HALVES[0], gate, config.parts > 1, config)
+    ]
+    return list(dict.fromkeys(found))

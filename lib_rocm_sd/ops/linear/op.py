@@ -1,0 +1,31 @@
+"""Linear layers as the engine, the tests, the benchmark and the tuner see them."""
+
+from __future__ import annotations
+
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.keys import key_by
+from lib_rocm_sd.ops.linear import problem as problems
+from lib_rocm_sd.ops.linear.formula import reference
+from lib_rocm_sd.ops.linear.ours import MatrixLinear
+from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.ops.linear.trial import trial_inputs
+
+LINEAR: Op[LinearProblem, LinearInputs] = Op(
+    name="linear",
+    family="linear",
+    title="Linear layer",
+    variants=(MatrixLinear(), TorchLinear()),
+    problem_of=problems.problem_of,
+    key_of=key_by(problems.problem_of),
+    reference=reference,
+    make_inputs=problems.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=problems.output_shape,
+    test_problems=problems.test_problems,
+    cases=(*(problem for _, problem in USUAL), *ODD),
+    usual=USUAL,
+    measured_as=problems.measured_as,
+    trial_inputs=trial_inputs,
+)
+OPS = (LINEAR,)

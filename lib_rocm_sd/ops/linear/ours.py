@@ -1,0 +1,155 @@
+"""Linear layers by kernels/linear.hip: one launch, or two where k is split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, LinearTiling
+from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+
+MOST_STRIDE = 1 << 22
+"""Halves from row to row of x: a work-group's rows then lie within 4 GiB."""
+MOST_BYTES = (1 << 32) - 1
+MOST_WORK_ITEMS = (1 << 32) - 1
+"""HIP's limit of grid x block in one dimension."""
+LEAST_BLOCK_ROWS = 16
+
+
+class MatrixLinear(Variant[LinearProblem, LinearInputs]):
+    """First under Auto: bias, gate and residual cost no pass of their own, several weights are one
+    launch, nothing is searched for, and what runs does not hang on the build of torch.
+    """
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        found = reasons(
+            halves_only(p.dtype),
+            (p.k % 8 or p.k == 0, f"{p.k} values in a row are no multiple of 8"),
+            *((n % 8 or n == 0, f"{n} columns are no multiple of 8") for n in p.columns),
+        )
+        if found or not p.rows:
+            return found
+        items = max(
+            kernel.tiling(p.rows, p.k, p.columns, p.gate, config).grid * config.block
+            for config in self.configs(arch, p)
+        )
+        return reasons(
+            (p.k > MOST_STRIDE, f"{p.k} values in a row"),
+            (max(p.columns) * (1 + p.gate) * p.k * 2 > MOST_BYTES, "a weight of 4 GiB"),
+            (
+                max(items, p.rows * p.all_columns // 8) > MOST_WORK_ITEMS,
+                f"{items} work-items are more than one launch may have",
+            ),
+        )
+
+    def input_refusals(self, inputs: LinearInputs) -> list[str]:
+        return gradient_refusals(*inputs)
+
+    def workspace(self, problem: LinearProblem) -> int:
+        """What sums over parts of k take at most, on any GPU."""
+        p = problem
+        return kernel.most_partial_bytes(p.rows, p.k, p.columns, p.gate) if p.rows else 0
+
+    def configs(self, arch: Arch | None, problem: LinearProblem) -> Sequence[LinearConfig]:
+        p = problem
+        return (
+            kernel.configs(arch, p.dtype, p.rows, p.k, p.columns, p.gate) if arch and p.rows else ()
+        )
+
+    def specs(
+        self, arch: Arch, problem: LinearProblem, config: LinearConfig
+    ) -> Sequence[KernelSpec]:
+        """Both ways of a config with parts: a small problem may have one chunk of k."""
+        p = problem
+        return kernel.specs(p.dtype, p.gate, self._cut(p, config).parts > 1, config)
+
+    @staticmethod
+    def _cut(p: LinearProblem, config: LinearConfig) -> LinearTiling:
+        return kernel.tiling(p.rows, p.k, p.columns, p.gate, config)
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: LinearConfig,
+        problem: LinearProblem,
+        inputs: LinearInputs,
+    ) -> torch.Tensor:
+        if launch is None:
+            raise ValueError("MatrixLinear needs a launch")
+        p, cut = problem, self._cut(problem, config)
+        x, residual = _rows(inputs.x), inputs.residual
+        residual = None if residual is None else _rows(residual)
+        here = inputs.out is not None and residual is not None and _is(inputs.out, residual)
+        y = residual if here else x.new_empty((p.rows, p.all_columns))
+        assert y is not None
+        layers = [(_dense(w), None if b is None else _dense(b)) for w, b in inputs.layers]
+        partial = None
+        if cut.parts > 1:
+            shape = (cut.parts, p.rows, p.weight_rows)
+            partial = x.new_empty(shape, dtype=torch.float32)
+        params = _params(p, cut, x, layers, residual, y, partial)
+        split = partial is not None
+        spec = kernel.spec(p.dtype, p.gate, split, config)
+        launch(spec, cut.grid, config.block, params, x.device)
+        if split:
+            grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
+            launch(kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS, params, x.device)
+        return y if here or inputs.out is None else inputs.out.copy_(y)
+
+
+def _params(
+    p: LinearProblem,
+    cut: LinearTiling,
+    x: torch.Tensor,
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    partial: torch.Tensor | None,
+) -> LinearParams:
+    none = (None,) * (kernel.MOST_WEIGHTS - len(layers))
+    tensors = (x, *(w for w, _ in layers), *none, *(b for _, b in layers), *none)
+    columns = (*p.columns, 0, 0)[: kernel.MOST_WEIGHTS]
+    return LinearParams(
+        *(0 if t is None else t.data_ptr() for t in (*tensors, residual, y, partial)),
+        *(_step(x), 0 if residual is None else _step(residual), _step(y)),
+        *(p.rows, p.k, *columns, p.all_columns),
+        *(cut.row_blocks, cut.blocks, cut.together, cut.parts, cut.part_chunks),
+    )
+
+
+def _step(rows: torch.Tensor) -> int:
+    """Elements from row to row; any number where there is but one."""
+    return int(rows.stride(0)) if rows.shape[0] > 1 else rows.shape[1]
+
+
+def _rows(matrix: torch.Tensor) -> torch.Tensor:
+    """`matrix`, or a copy where its rows are not dense from multiples of 16 bytes on, or too far
+    apart.
+    """
+    step = _step(matrix)
+    good = matrix.stride(1) == 1 and step % 8 == 0 and matrix.data_ptr() % 16 == 0
+    if good and step <= MOST_STRIDE:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Without gaps, from a multiple of 16 bytes on; a copy if need be."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _is(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()

@@ -1,0 +1,234 @@
+"""Linear layers without a way to run them: problems, their checks, inputs, cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.keys import described, tensor_errors
+from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.layers import LAYERS
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """(rows, k) by weights that make `columns` each. `bias`: of any weight. `gate`: GEGLU, by one
+    weight of twice as many rows. `in_place`: the output is written where the residual lies.
+    """
+
+    rows: int
+    k: int
+    columns: tuple[int, ...]
+    dtype: str = "float16"
+    bias: bool = True
+    residual: bool = False
+    gate: bool = False
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        made = "+".join(map(str, self.columns))
+        fused = [name for name in ("bias", "residual", "gate") if getattr(self, name)]
+        fused += ["in place"] if self.in_place else []
+        return " ".join((f"{self.rows} x {self.k} to {made} {self.dtype}", *fused))
+
+    @property
+    def all_columns(self) -> int:
+        """Of the output."""
+        return sum(self.columns)
+
+    @property
+    def weight_rows(self) -> int:
+        """Of all weights together."""
+        return self.all_columns * (1 + self.gate)
+
+
+class LinearInputs(NamedTuple):
+    """x (rows, k), weights (columns, k), biases (columns); with `gate` one weight (2 columns, k).
+    residual (rows, all columns); `out` is the residual, or None.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    weight_1: torch.Tensor | None = None
+    bias_1: torch.Tensor | None = None
+    weight_2: torch.Tensor | None = None
+    bias_2: torch.Tensor | None = None
+    gate: bool = False
+
+    @property
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Each weight with its bias."""
+        every = ((self.weight_1, self.bias_1), (self.weight_2, self.bias_2))
+        return [(self.weight, self.bias), *((w, b) for w, b in every if w is not None)]
+
+
+def problem_of(inputs: LinearInputs) -> LinearProblem:
+    """ValueError, with all shapes, on a caller's mistake."""
+    named = zip(inputs._fields[:-1], inputs[:-1], strict=True)
+    tensors: dict[str, Any] = {name: item for name, item in named if item is not None}
+    wrong = tensor_errors(**tensors) or _errors(inputs, tensors)
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(**tensors)}")
+    x, layers, gate = inputs.x, inputs.layers, inputs.gate
+    return LinearProblem(
+        x.shape[0],
+        x.shape[1],
+        tuple(weight.shape[0] // (1 + gate) for weight, _ in layers),
+        DTYPE_NAMES[x.dtype],
+        any(bias is not None for _, bias in layers),
+        inputs.residual is not None,
+        gate,
+        inputs.out is not None,
+    )
+
+
+def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]:
+    x, residual, out = inputs.x, inputs.residual, inputs.out
+    layers = inputs.layers
+    found = reasons(
+        (x.ndim != 2, "x must be (.., k)"),
+        (
+            x.dtype not in DTYPE_NAMES or x.dtype == torch.bool,
+            f"dtype {x.dtype} is not a float type known here",
+        ),
+        *((t.dtype != x.dtype, f"{name} must be {x.dtype}") for name, t in tensors.items()),
+        *((t.device != x.device, f"{name} must be on {x.device}") for name, t in tensors.items()),
+    )
+    if found:
+        return found
+    rows, k = x.shape
+    found = reasons((k == 0, "x has no columns"))
+    for weight, bias in layers:
+        shaped = weight.ndim == 2 and weight.shape[1] == k
+        found += reasons(
+            (not shaped, f"a weight must be (columns, {k}), not {tuple(weight.shape)}"),
+            (
+                shaped and bias is not None and bias.shape != weight.shape[:1],
+                f"a bias must be {tuple(weight.shape[:1])} where its weight is",
+            ),
+            (inputs.gate and shaped and weight.shape[0] % 2, "two halves of a weight are unlike"),
+        )
+    found += reasons((inputs.gate and len(layers) > 1, "a gate goes with one weight"))
+    if found:
+        return found
+    shape = (rows, sum(weight.shape[0] for weight, _ in layers) // (1 + inputs.gate))
+    return reasons(
+        (residual is not None and residual.shape != shape, f"residual must be (.., {shape[1]})"),
+        (out is not None and not _same(out, residual), "out must be the residual"),
+        (out is not None and overlap(out, x), "out must not overlap x"),
+    )
+
+
+def _same(out: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    """That they are the same memory, of which no element is there twice."""
+    if residual is None or out.shape != residual.shape or out.stride() != residual.stride():
+        return False
+    rows_apart = out.shape[0] < 2 or out.stride(0) >= out.shape[1] * out.stride(1)
+    return out.data_ptr() == residual.data_ptr() and rows_apart and out.stride(1) == 1
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """That two matrices may share memory; columns of one matrix side by side do not."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if 0 in (a.numel(), b.numel()):
+        return False
+    size, step = a.element_size(), a.stride(0)
+    spans = [
+        (t.data_ptr(), t.data_ptr() + size * (1 + sum((n - 1) * s for n, s in _sides(t))))
+        for t in (a, b)
+    ]
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if step != b.stride(0) or a.stride(1) != 1 or b.stride(1) != 1 or step < 1:
+        return True
+    apart = (b.data_ptr() - a.data_ptr()) // size % step
+    return not (a.shape[1] <= apart and apart + b.shape[1] <= step)
+
+
+def _sides(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    return list(zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def make_inputs(problem: LinearProblem, device: torch.device, seed: int) -> LinearInputs:
+    """Random; sums of products are about as large as bias and residual."""
+    p, generator = problem, torch.Generator("cpu").manual_seed(seed)
+    if len(p.columns) > MOST_WEIGHTS:
+        raise ValueError(f"{len(p.columns)} weights are more than {MOST_WEIGHTS}")
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        made = torch.randn(shape, generator=generator) * scale
+        return made.to(DTYPES[p.dtype]).to(device)
+
+    x = drawn(p.rows, p.k)
+    layers: list[torch.Tensor | None] = []
+    for count in p.columns:
+        layers.append(drawn(count * (1 + p.gate), p.k, scale=max(p.k, 1) ** -0.5))
+        layers.append(drawn(count * (1 + p.gate)) if p.bias else None)
+    layers += [None] * (2 * MOST_WEIGHTS - len(layers))
+    weight, bias, *others = layers
+    assert weight is not None
+    residual = drawn(p.rows, p.all_columns) if p.residual else None
+    out = residual if p.in_place else None
+    return LinearInputs(x, weight, bias, residual, out, *others, p.gate)  # type: ignore[arg-type,call-arg]
+
+
+def tolerance(problem: LinearProblem) -> float:
+    """Largest max |out - reference| / max |reference|: torch rounds more than once."""
+    return {"float16": 3e-3, "bfloat16": 2.4e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+
+
+def output_shape(problem: LinearProblem) -> tuple[int, ...]:
+    """(rows, all columns)."""
+    return problem.rows, problem.all_columns
+
+
+def test_problems(problem: LinearProblem) -> tuple[LinearProblem, ...]:
+    """Small ones of the class (dtype, how many weights, what is fused): with tails of whole tiles
+    in all three sizes, and a single row.
+    """
+    return (
+        replace(problem, rows=147, k=328, columns=(136, 264, 72)[: len(problem.columns)]),
+        replace(problem, rows=1, k=640, columns=(8, 24, 40)[: len(problem.columns)]),
+    )
+
+
+def measured_as(problem: LinearProblem) -> LinearProblem:
+    """The next power of two of rows: not every new size of a picture is measured."""
+    return replace(problem, rows=max(16, 1 << (max(problem.rows, 1) - 1).bit_length()))
+
+
+USUAL = tuple(
+    (
+        layer.name,
+        LinearProblem(
+            layer.rows,
+            layer.k,
+            layer.columns,
+            bias=layer.bias,
+            residual=layer.residual,
+            gate=layer.gate,
+            in_place=layer.residual,
+        ),
+    )
+    for layer in LAYERS
+)
+"""What a Stable Diffusion user meets, by name; on the first hangs whether our kernel is usable."""
+
+ODD = (
+    LinearProblem(1, 8, (8,)),
+    LinearProblem(2, 2056, (24,), "bfloat16", residual=True),
+    LinearProblem(77, 40, (320,), bias=False, gate=True),
+    LinearProblem(131, 320, (24, 8, 320), "bfloat16"),
+    LinearProblem(154, 72, (8, 1288), bias=False, residual=True, in_place=True),
+    LinearProblem(1, 2048, (88,), "bfloat16", residual=True, gate=True, in_place=True),
+    LinearProblem(147, 1288, (40,), residual=True),
+)
+"""Small shapes at which indexing errors show."""
