@@ -1,8 +1,8 @@
 """All that the blocks of a UNet compute, by the signatures of functional.py.
 
-`linear` and convolutions are torch's here. On the CPU they are computed in float32
-and rounded once, as our kernels do; on a GPU torch's own kernels compute them in half precision,
-and what is added is added by operations of its own.
+Convolutions are torch's here. On the CPU they are computed in float32 and rounded once, as our
+kernels do; on a GPU torch's own kernels compute them in half precision, and what is added is added
+by operations of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from lib_rocm_sd.ops.conv.problem import NextNorm
 from lib_rocm_sd.ops.conv.torch import no_search
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.linear.kernel import (
+    MOST_WEIGHTS as MOST_WEIGHTS,
+)  # that `linear` takes at once
 
-MOST_WEIGHTS = 3
-"""So many weights `linear` takes in one call."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -87,47 +88,8 @@ def linear(
     gate: bool = False,
     session: Session = DEFAULT,
 ) -> torch.Tensor:
-    """x (..., K) times weight (N, K) transposed, plus bias (N) and residual (..., N): (..., N).
-
-    Up to MOST_WEIGHTS weights, with as many biases, give (..., N1 + N2 + ...). `gate`: GEGLU of
-    a weight (2N, K), its first half times gelu of its second. Raises ValueError, with shapes, where
-    these do not go together.
-    """
-    weights = [weight] if isinstance(weight, torch.Tensor) else list(weight)
-    biases = [bias] if isinstance(weight, torch.Tensor) else list(bias or [None] * len(weights))
-    _check_linear(x, weights, biases, residual)
-    wide = _widened(x)
-    parts = [
-        F.linear(wide, one.to(wide), None if add is None else add.to(wide))
-        for one, add in zip(weights, biases, strict=True)
-    ]
-    y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-    if gate:
-        first, second = y.chunk(2, -1)
-        y = first * F.gelu(second)
-    if residual is not None:
-        y = y + residual
-    return y.to(x.dtype)
-
-
-def _check_linear(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    residual: torch.Tensor | None,
-) -> None:
-    given = [*weights, *(bias for bias in biases if bias is not None)]
-    given += [] if residual is None else [residual]
-    if any(tensor.dtype != x.dtype or tensor.device != x.device for tensor in given):
-        raise ValueError(f"tensors of several dtypes or devices: {_named(x, given)}")
-    if not 1 <= len(weights) <= MOST_WEIGHTS or len(biases) != len(weights):
-        raise ValueError(f"{len(weights)} weights and {len(biases)} biases: {_named(x, given)}")
-    if any(weight.ndim != 2 or weight.shape[1] != x.shape[-1] for weight in weights):
-        raise ValueError(f"x and the weights do not go together: {_named(x, given)}")
-
-
-def _named(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> str:
-    return described(x=x, **{f"tensor_{i}": tensor for i, tensor in enumerate(tensors)})
+    """As functional.linear."""
+    return functional.linear(x, weight, bias, residual, gate, session)
 
 
 @_by_itself
