@@ -16,7 +16,7 @@ from tests.vae.vae_models import needs_half
 
 pytest.importorskip("diffusers")
 
-STEPS = 12
+STEPS = 24
 HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=needs_half)]
 FAMILIES = ["SD 1.5", "SD 2", "SDXL", "inpainting", "ldm", "ldm linear", "ldm deep", "ldm 9"]
 LDM: dict[str, dict[str, Any]] = {
@@ -161,9 +161,9 @@ def test_layers_that_do_not_go_together_are_a_callers_mistake() -> None:
         compute.linear(x, [weight] * 4)
     with pytest.raises(ValueError, match="2 weights and 1 biases"):
         compute.linear(x, [weight] * 2, [None])
-    with pytest.raises(ValueError, match="a weight must be"):
+    with pytest.raises(ValueError, match=r"\(16, 9\)"):
         compute.linear(x, models.draw(16, 9))
-    with pytest.raises(ValueError, match="several dtypes"):
+    with pytest.raises(ValueError, match="bfloat16"):
         compute.linear(x, weight.to(torch.bfloat16))
 
 
