@@ -20,6 +20,8 @@ from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.linear import kernel as linear_kernel
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.amdgpu import drawn
 from tests.amdgpu.judge import Case
 
@@ -225,6 +227,35 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         yield Case(gfx, "layer norm", replace(problem, shape=(1, channels)))
 
 
+def linear(gfx: str) -> Iterator[Case]:
+    """Every size with and without a gate, k whole and in parts, both half types: a block of rows
+    that is not whole, weights that end within one, chunks of k and a rest.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    every = linear_kernel.sizes(arch, "float16")
+    halves = linear_kernel.sizes(arch, "bfloat16")
+    for index, size in enumerate(every):
+        k, wide = 3 * size.chunk_k + 8, size.block_out
+        three = LinearProblem(size.block_rows - 3, k, (24, wide - 8, 8), residual=True)
+        gated = LinearProblem(size.block_rows - 3, k, (wide // 2 - 8,), gate=True, residual=True)
+        for turn, config in enumerate((index, index + len(every))):  # the latter has parts
+            for problem in (three, gated):
+                layout = ("plain", "wide")[(turn + index) % 2]
+                yield Case(gfx, "linear", problem, config, layout)
+                if size in halves:
+                    half = replace(problem, dtype="bfloat16", in_place=True)
+                    where = halves.index(size) + turn * len(halves)
+                    yield Case(gfx, "linear", half, where, layout)
+                # A part, or all of k, begins with the rest of a chunk.
+                short = replace(problem, k=8 + 2 * size.chunk_k * turn, bias=False, residual=False)
+                yield Case(gfx, "linear", short, config)
+    few = len(every) - 1
+    rows = LinearProblem(every[few].block_rows * 10 + 5, 40, (136,), bias=False)
+    yield Case(gfx, "linear", rows, few)  # more blocks of rows than pass along together
+    yield Case(gfx, "linear", replace(rows, rows=1, k=648, columns=(8,)), few + len(every))
+
+
 ALL = {
     "attention": attention,
     "softmax": softmax,
@@ -232,6 +263,7 @@ ALL = {
     "finish": finish,
     "group norm": group_norm,
     "layer norm": layer_norm,
+    "linear": linear,
 }
 
 
@@ -240,6 +272,7 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     arch = by_gfx(gfx)
     assert arch is not None
     found: set[KernelSpec] = set()
-    for module in (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel):
+    kernels = (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel, linear_kernel)
+    for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
     return found

@@ -26,7 +26,7 @@ from tests.amdgpu.judge import Case, Outcome, execute, specs_of
 from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 
-OPS = ("attention", "conv", "group_norm", "layer_norm")
+OPS = ("attention", "conv", "group_norm", "layer_norm", "linear")
 SHARED = ("group_norm_silu.hip", "conv_sum.hip", "pack.hip")
 """Of kernels that run beside others."""
 LAUNCHED_BY = {
@@ -35,6 +35,7 @@ LAUNCHED_BY = {
     "conv": ("conv", "group_norm"),
     "finish": ("conv", "group_norm"),
     "layer norm": ("layer_norm",),
+    "linear": ("linear",),
 }
 """Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 Reached = dict[KernelSpec, frozenset[int]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
+from lib_rocm_sd.ops.linear import kernel as linear_kernel
+from lib_rocm_sd.ops.linear.kernel import LinearConfig
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.ours import MatrixLinear
+from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.ops.linear.trial import apart
 from tests.amdgpu import drawn
 from tests.amdgpu.errors import ExecutionError, RaceError
 from tests.amdgpu.launch import CodeLaunch
@@ -276,6 +282,35 @@ def _layer_norm(case: Case, launch: CodeLaunch) -> list[str]:
     return layer_norm_judge.faults(output, inputs)
 
 
+LINEAR_PARTS = (1, 3)
+"""Of k, by the configs of linear layers: each size with one part, then each with so many."""
+
+
+def linear_config(case: Case) -> LinearConfig:
+    """A size, and parts of k."""
+    every = linear_kernel.sizes(case.arch, case.problem.dtype)
+    turn, size = divmod(case.config, len(every))
+    return replace(every[size], parts=LINEAR_PARTS[turn])
+
+
+def _linear(case: Case, launch: CodeLaunch) -> list[str]:
+    """ "wide": rows of x and of the residual lie apart."""
+    p = case.problem
+    inputs = LINEAR.make_inputs(p, CPU, case.seed)
+    exact = LINEAR.reference(inputs)
+    theirs = compute(LINEAR, TorchLinear(), None, None, inputs._replace(out=None))
+    if case.layout == "wide":
+        residual = None if inputs.residual is None else apart(inputs.residual, p.all_columns + 24)
+        out = residual if p.in_place else None
+        inputs = inputs._replace(x=apart(inputs.x, p.k + 16), residual=residual, out=out)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        output = compute(LINEAR, MatrixLinear(), launch, linear_config(case), inputs)
+    found = _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
+    if p.in_place and (inputs.out is None or output.data_ptr() != inputs.out.data_ptr()):
+        found.append("not in place")
+    return found
+
+
 _RUN: dict[str, Any] = {
     "attention": _attention,
     "softmax": _softmax,
@@ -285,6 +320,7 @@ _RUN: dict[str, Any] = {
     "group norm": _group_norm,
     "finalize": _finalize,
     "layer norm": _layer_norm,
+    "linear": _linear,
 }
 
 
@@ -307,6 +343,8 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(KernelLayerNorm().specs(arch, p, threads))
+    if case.op == "linear":
+        return set(MatrixLinear().specs(arch, p, linear_config(case)))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

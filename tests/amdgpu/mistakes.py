@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
 from tests.amdgpu.judge import Case
 
@@ -153,6 +154,17 @@ def _pack(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "conv", ConvProblem("3x3", 1, 5, 17, 32, 48))
 
 
+def _linear(gfx: str) -> Iterator[Case]:
+    """The smallest sizes: the first of these with k whole, the others in parts."""
+    small, few = (2, 3) if gfx != "gfx1030" else (1, 2)
+    problem = LinearProblem(59, 136, (24, 56, 8), residual=True, in_place=True)
+    yield Case(gfx, "linear", problem, small, "wide")
+    yield Case(gfx, "linear", LinearProblem(17, 136, (56,), gate=True), few)
+    parts = replace(problem, rows=17, columns=(24, 136, 8), in_place=False)
+    yield Case(gfx, "linear", parts, few * 2 + 1, "wide")
+    yield Case(gfx, "linear", replace(parts, rows=15, k=192, columns=(8,)), few * 2 + 1)
+
+
 CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "attention.hip": _attention,
     "common/attention_layout.h": _attention,
@@ -167,6 +179,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "conv_sum.hip": _split,
     "group_norm_silu.hip": _norm,
     "layer_norm.hip": _layer_norm,
+    "linear.hip": _linear,
     "pack.hip": _pack,
     "softmax.hip": _softmax,
     "upsample_conv.hip": _conv,

@@ -50,7 +50,8 @@ OPS: dict[str, dict[int, str]] = {  # by encoding
         "0 eq_i32 1 lg_i32 2 gt_i32 3 ge_i32 4 lt_i32 5 le_i32 6 eq_u32 7 lg_u32 8 gt_u32 9 ge_u32",
         "a lt_u32 b le_u32 12 eq_u64 13 lg_u64",
         upper="s_cmp_",
-    ),
+    )
+    | _read("c bitcmp0_b32 d bitcmp1_b32", upper="s_"),
     "SOPK": _read(
         "0 movk_i32 3 cmpk_eq_i32 4 cmpk_lg_i32 5 cmpk_gt_i32 6 cmpk_ge_i32 7 cmpk_lt_i32",
         "8 cmpk_le_i32 9 cmpk_eq_u32 a cmpk_lg_u32 b cmpk_gt_u32 c cmpk_ge_u32 d cmpk_lt_u32",

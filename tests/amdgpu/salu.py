@@ -200,6 +200,8 @@ def compile_scalar(ins: Instruction) -> Step | None:
         return _computes(ins, target, (("ssrc0", first),), function)
     if name.startswith("S_CMP_"):
         return _compares(ins)
+    if name in ("S_BITCMP0_B32", "S_BITCMP1_B32"):
+        return _tests_bit(ins, int(name[8]))
     if name.startswith(("S_CMPK_", "S_MOVK_", "S_ADDK_", "S_MULK_")):
         return _short(ins)
     if name.endswith(("_SAVEEXEC_B32", "_SAVEEXEC_B64")):
@@ -243,6 +245,15 @@ def _compares(ins: Instruction) -> Step:
 
     def step(b: Waves) -> None:
         b.scc[...] = compare(reads[0](b), reads[1](b))
+
+    return step
+
+
+def _tests_bit(ins: Instruction, wanted: int) -> Step:
+    bits, place = (scalar(ins, ins.get(field), "u32") for field in ("ssrc0", "ssrc1"))
+
+    def step(b: Waves) -> None:
+        b.scc[...] = (bits(b) >> (place(b) & np.uint32(31)) & np.uint32(1)) == wanted
 
     return step
 

@@ -11,13 +11,14 @@ import pytest
 
 from lib_rocm_sd.arch import KERNELS_DIR
 from tests import executed, simt
-from tests.amdgpu import far_attention, far_conv, far_layer_norm, far_norm, sparse
+from tests.amdgpu import far_attention, far_conv, far_layer_norm, far_linear, far_norm, sparse
 from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
-ALL = {**far_attention.ALL, **far_conv.ALL, **far_norm.ALL, **far_layer_norm.ALL}
-SOURCES = ("attention.hip", "softmax.hip", "layer_norm.hip", *executed.CONV)
+NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
+ALL = {**far_attention.ALL, **far_conv.ALL, **NORMS, **far_linear.ALL}
+SOURCES = ("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", *executed.CONV)
 
 needs_machine_code = pytest.mark.skipif(
     bool(missing() or sparse.missing()), reason=str(missing() or sparse.missing())
@@ -73,6 +74,8 @@ NORMS = "norms and statistics of a convolution"
 LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
 ROWS, ROWS_APART = "rows of a layer norm", "rows of a layer norm far apart"
+ROWS, IN_PARTS = "rows of a linear layer", "rows of a linear layer in parts"
+WITH_GAPS = "rows of a linear layer with gaps"
 COUNTED = "never: what is counted are rows, or parts, and there are no more of them than work-items"
 WEIGHTS = "never: weights of 4 GiB"
 PART = "never: pixels of an image or of a part, which have 32 bits"
@@ -83,6 +86,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention.hip", "p.v_stride["): (LANES,),
     ("softmax.hip", "i64"): (SCORES, SCORES),
     ("conv_sum.hip", "i64"): (SPLIT, SPLIT, COUNTED),
+    ("linear.hip", "i64"): (ROWS, ROWS, IN_PARTS, IN_PARTS, WITH_GAPS, IN_PARTS),
     ("pack.hip", "i64"): (WEIGHTS, WEIGHTS),
     ("group_norm_silu.hip", "i64"): (
         *(LAST, LAST, LAST, "pixels of a norm", LAST),
