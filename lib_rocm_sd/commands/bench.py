@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, group_norm, layer_norm, norms
+from lib_rocm_sd.bench import call, group_norm, layer_norm, linear, norms
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.unet import command as unet
@@ -27,7 +27,9 @@ RUNS = attention.RUNS
 NORM_BYTES = 1e6
 """What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
 NORMS: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm}
-OPS = ("attention", "call", *NORMS, "unet", "vae", "speed")
+LINEAR_WORK = 1e10
+"""What a linear layer takes beside its products, as operations, for the same."""
+OPS = ("attention", "call", *NORMS, "linear", "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
 
 
@@ -83,6 +85,8 @@ def main(args: argparse.Namespace) -> int:
         return _norm(args, device, info, launch, machine)
     if args.op == "unet":
         return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
+    if args.op == "linear":
+        return _linear(args, device, info, launch, machine)
     if args.op == "vae":
         return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     return attention.run(args, device, info, launch, machine, _heading)
@@ -141,6 +145,24 @@ def _norm(
         rows += op.measure(label, problem, device, info, launch, args.runs)
     print(norms.render(_heading(machine), rows))
     _write(args.json, machine, [norms.as_json(row) for row in rows])
+    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
+
+
+def _linear(
+    args: argparse.Namespace,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    machine: dict[str, Any],
+) -> int:
+    rows: list[linear.LinearRow] = []
+    chosen = linear.problems(args.small, args.dtype)
+    progress = Countdown([LINEAR_WORK + linear.operations(problem) for _, problem in chosen])
+    for label, problem in chosen:
+        progress.next(f"{label}: {problem}")
+        rows += linear.measure(label, problem, device, info, launch, args.runs)
+    print(linear.render(_heading(machine), rows))
+    _write(args.json, machine, [linear.as_json(row) for row in rows])
     return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
 
 

@@ -13,7 +13,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.bench import progress
 from lib_rocm_sd.commands import bench
 
-OPS = ("attention", "call", "group_norm", "layer_norm", "vae")
+OPS = ("attention", "call", "group_norm", "layer_norm", "linear", "vae")
 
 
 @pytest.mark.parametrize("op", [*OPS, "speed"])
@@ -59,6 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
     for module in (bench.attention, bench.call, bench.vae):
         monkeypatch.setattr(module, "run", keep)
     monkeypatch.setattr(bench, "_norm", keep)
+    monkeypatch.setattr(bench, "_linear", keep)
     return found
 
 

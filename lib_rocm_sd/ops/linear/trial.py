@@ -37,7 +37,7 @@ def trial_inputs(problem: LinearProblem) -> TrialInputs:
 def apart(rows: torch.Tensor, step: int) -> torch.Tensor:
     """`rows` with `step` elements from one to the next, between which nothing is touched."""
     count, width = rows.shape
-    whole = torch.empty((count - 1) * step + width, dtype=rows.dtype)
+    whole = rows.new_empty((count - 1) * step + width)
     return whole.as_strided((count, width), (step, 1)).copy_(rows)
 
 

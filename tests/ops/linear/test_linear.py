@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem, overlap
 from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.trials import recorder
 from tests import executed, simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
 from tests.simt.launch import ShimLaunch
@@ -169,6 +170,18 @@ def test_a_new_number_of_rows_is_measured_as_a_power_of_two() -> None:
     assert LINEAR.measured_as(p).rows == 1024
     assert LINEAR.measured_as(replace(p, rows=2)).rows == 16
     assert LINEAR.test_problems(p)[0] == LINEAR.test_problems(replace(p, rows=7, k=8))[0]
+
+
+@pytest.mark.parametrize("config", range(5))
+def test_a_trial_is_recorded_without_torch_between_launches(config: int) -> None:
+    problem = LinearProblem(154, 768, (320, 320), bias=False)
+    gfx1100 = arch.by_gfx("gfx1100")
+    chosen = MatrixLinear().configs(gfx1100, problem)[config]
+    found = recorder.recordings(LINEAR, MatrixLinear(), chosen, problem)
+    assert len(found) == 7 and not any(each.unmade for each in found)
+    assert [each.far for each in found].count(True) == 1
+    entries = {start.spec.entry for each in found for start in each.starts}
+    assert entries == ({"linear", "linear_sum"} if chosen.parts > 1 else {"linear"})
 
 
 def test_trial_inputs_are_right_and_reach_beyond_2_gib() -> None:

@@ -1,0 +1,154 @@
+"""Linear layers of Stable Diffusion 1.5 and XL timed: ours by every config, and torch's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.measure import input_sets, timed
+from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
+from lib_rocm_sd.report import config_fields
+
+WARM_UP = 3
+Call = Callable[[LinearInputs], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LinearRow:
+    """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
+
+    `reason` is set instead of figures where it did not run or was not right.
+    """
+
+    label: str
+    problem: str
+    way: str
+    config: dict[str, Any] | None = None
+    median_us: float = math.nan
+    p10_us: float = math.nan
+    p90_us: float = math.nan
+    tflops: float = math.nan
+    error: float = math.nan
+    reason: str = ""
+
+
+def problems(small: bool, dtype: str) -> list[tuple[str, LinearProblem]]:
+    """The layers, or the small odd problems."""
+    if small:
+        return [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
+    return [(label, replace(problem, dtype=dtype)) for label, problem in USUAL]
+
+
+def operations(problem: LinearProblem) -> int:
+    """Of the products; two for each."""
+    return 2 * problem.rows * problem.k * problem.weight_rows
+
+
+def measure(
+    label: str,
+    problem: LinearProblem,
+    device: torch.device,
+    info: DeviceInfo,
+    launch: Launch | None,
+    runs: int,
+) -> list[LinearRow]:
+    """Every variant and config that is right; ours in the order in which it would be tried."""
+    rows: list[LinearRow] = []
+    with torch.no_grad():
+        sets = input_sets(LINEAR, problem, device)
+        exact = LINEAR.reference(sets[0])
+        kept = None if sets[0].residual is None else sets[0].residual.clone()
+        for variant in LINEAR.variants:
+            row = LinearRow(label, str(problem), variant.name)
+            refusals = variant.refusals(info.arch, problem)
+            if not refusals and variant.ours and launch is None:
+                refusals = list(info.reasons)
+            if refusals:
+                rows.append(replace(row, reason="; ".join(refusals)))
+                continue
+            mine = launch if variant.ours else None
+            for config in variant.configs(info.arch, problem):
+                call = partial(variant.run, mine, config, problem)
+                row = replace(row, config=config_fields(config))
+                rows.append(_verified(row, problem, sets, kept, call, exact, runs))
+    return rows
+
+
+def _verified(
+    row: LinearRow,
+    problem: LinearProblem,
+    sets: Sequence[LinearInputs],
+    kept: torch.Tensor | None,
+    call: Call,
+    exact: torch.Tensor,
+    runs: int,
+) -> LinearRow:
+    """`row` with figures, or the reason why not. `kept`: a residual before it was written over."""
+    residual = None if kept is None else kept.clone()
+    fresh = sets[0]._replace(residual=residual, out=residual if problem.in_place else None)
+    try:
+        error = relative_error(call(fresh), exact)
+        if not error <= LINEAR.tolerance(problem):
+            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
+        return replace(_timed(row, problem, sets, call, runs), error=error)
+    except FAILURES as failure:
+        return replace(row, reason=describe(failure))
+
+
+def _timed(
+    row: LinearRow, problem: LinearProblem, sets: Sequence[LinearInputs], call: Call, runs: int
+) -> LinearRow:
+    device = sets[0].x.device
+
+    def once(number: int) -> None:
+        call(sets[number % len(sets)])
+
+    timed(once, WARM_UP, device)
+    times = sorted(timed(once, runs, device))
+    median_us = statistics.median(times)
+    return replace(
+        row,
+        median_us=median_us,
+        p10_us=times[len(times) // 10],
+        p90_us=times[len(times) * 9 // 10],
+        tflops=operations(problem) / median_us / 1e6,
+    )
+
+
+def render(heading: str, rows: list[LinearRow]) -> str:
+    """The table that a person reads."""
+    lines = [
+        heading,
+        f"{'layer':<40} {'problem':<60} {'way':<8} {'us':>9} {'p10..p90':>17} {'TFLOP/s':>8} "
+        f"{'error':>8}",
+    ]
+    for row in rows:
+        start = f"{row.label:<40} {row.problem:<60} {row.way:<8}"
+        if row.reason:
+            lines.append(f"{start} not run: {row.reason}")
+            continue
+        spread = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
+        tiles = "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
+        lines.append(
+            f"{start} {row.median_us:>9.1f} {spread:>17} {row.tflops:>8.1f} {row.error:8.1e} "
+            f"{tiles}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def as_json(row: LinearRow) -> dict[str, Any]:
+    """The row as JSON has it: what was not measured is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(row).items()
+    }
