@@ -20,10 +20,10 @@ from lib_rocm_sd.ops.conv.problem import NextNorm
 from lib_rocm_sd.ops.conv.torch import no_search
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import described
-from lib_rocm_sd.ops.linear.kernel import (
-    MOST_WEIGHTS as MOST_WEIGHTS,
-)  # that `linear` takes at once
+from lib_rocm_sd.ops.linear import kernel as linear_kernel
 
+MOST_WEIGHTS = linear_kernel.MOST_WEIGHTS
+"""So many `linear` takes in one call."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -16,8 +16,8 @@ from tests.amdgpu.errors import ExecutionError
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
-NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
-ALL = {**far_attention.ALL, **far_conv.ALL, **NORMS, **far_linear.ALL}
+OF_NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
+ALL = {**far_attention.ALL, **far_conv.ALL, **OF_NORMS, **far_linear.ALL}
 SOURCES = ("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", *executed.CONV)
 
 needs_machine_code = pytest.mark.skipif(

@@ -41,7 +41,7 @@ def inputs() -> dict[str, Any]:
 
 def test_the_blocks_are_ours_inside_the_with(pipeline: Pipeline, inputs: Any) -> None:
     theirs, report = models.step(pipeline.unet, inputs), Report()
-    with host.patched(pipeline, session=Session(report=report)) as patch:
+    with host.patched(pipeline, unet=True, session=Session(report=report)) as patch:
         ours = models.step(pipeline.unet, inputs)
         rows = patch.unet.rows()
         assert {row.kind for row in rows} == {
@@ -78,7 +78,7 @@ def test_whole_pictures_of_the_little_model_agree() -> None:
         ).images
 
     theirs = picture()
-    with host.patched(little, vae=False) as patch:
+    with host.patched(little, vae=False, unet=True) as patch:
         ours = picture()
         assert all(row.ours == row.total and not row.partly for row in patch.unet.rows())
     assert not torch.equal(ours, theirs)
@@ -86,8 +86,8 @@ def test_whole_pictures_of_the_little_model_agree() -> None:
     assert torch.equal(picture(), theirs)
 
 
-def test_off_by_an_argument(pipeline: Pipeline) -> None:
-    with host.patched(pipeline, unet=False) as patch:
+def test_off_unless_it_is_asked_for(pipeline: Pipeline) -> None:
+    with host.patched(pipeline) as patch:
         assert patch.unet.takeover is None
         assert not patch.unet.rows()
         assert not any("forward" in vars(module) for module in pipeline.unet.modules())
@@ -95,15 +95,15 @@ def test_off_by_an_argument(pipeline: Pipeline) -> None:
 
 def test_float32_is_left_alone_and_said(inputs: Any) -> None:
     unet, report = models.diffusers_unet("SDXL"), Report()
-    with host.patched(Pipeline(unet), session=Session(report=report)):
+    with host.patched(Pipeline(unet), unet=True, session=Session(report=report)):
         assert not any("forward" in vars(module) for module in unet.modules())
     assert "its weights are float32" in "\n".join(report.snapshot()["events"])
 
 
 def test_inside_another_with(pipeline: Pipeline, inputs: Any) -> None:
-    with host.patched(pipeline):
+    with host.patched(pipeline, unet=True):
         ours = models.step(pipeline.unet, inputs)
-        with host.patched(pipeline) as inner:
+        with host.patched(pipeline, unet=True) as inner:
             assert all(row.ours == row.total for row in inner.unet.rows())
             assert torch.equal(models.step(pipeline.unet, inputs), ours)
         assert torch.equal(models.step(pipeline.unet, inputs), ours)
@@ -123,7 +123,7 @@ def test_a_processor_of_another_kind_is_called(pipeline: Pipeline, inputs: Any) 
         attn.set_processor(Adapter())
     theirs = models.step(pipeline.unet, inputs)
     calls.clear()
-    with host.patched(pipeline) as patch:
+    with host.patched(pipeline, unet=True) as patch:
         ours = models.step(pipeline.unet, inputs)
         row = next(row for row in patch.unet.rows() if row.kind == "transformer block")
     assert models.errors(ours, theirs)[0] < 0.05
@@ -140,7 +140,7 @@ def test_masks_and_more_arguments_reach_the_hosts_attention(
     mask[:, 40:] = 0
     given = {**inputs, "encoder_attention_mask": mask}
     theirs, plain = models.step(pipeline.unet, given), models.step(pipeline.unet, inputs)
-    with host.patched(pipeline):
+    with host.patched(pipeline, unet=True):
         ours = models.step(pipeline.unet, given)
     assert models.errors(ours, theirs)[0] < models.errors(ours, plain)[0] / 2
     assert models.errors(ours, theirs)[0] < 0.05
@@ -160,7 +160,7 @@ def test_a_layer_of_another_class_is_called_within_its_attention(
             return 2 * self.base(x)
 
     block = next(m for n, m in pipeline.unet.named_modules() if n.endswith("blocks.0.attn1"))
-    with host.patched(pipeline) as patch:
+    with host.patched(pipeline, unet=True) as patch:
         models.step(pipeline.unet, inputs)
         block.to_q = Adapted(block.to_q)
         ours = models.step(pipeline.unet, inputs)

@@ -116,7 +116,7 @@ def patched(
     *,
     vae: bool | str = True,
     budget_bytes: int | None = None,
-    unet: bool = True,
+    unet: bool = False,
     session: Session = DEFAULT,
     wait: bool = False,
 ) -> Iterator[PipelinePatch]:
@@ -129,8 +129,8 @@ def patched(
     anything else.
 
     `unet`: True computes the blocks of a UNet in half precision, where they are known, by our
-    programs; convolution weights lie in channels-last memory meanwhile. False leaves all of it but
-    its attention alone.
+    programs; convolution weights lie in channels-last memory meanwhile. False, until that is faster
+    wherever it was measured, leaves all of it but its attention alone.
 
     Each kernel is tried on the card in a process of its own before it is launched in this one,
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so

@@ -22,13 +22,13 @@ LEAST_BLOCK_ROWS = 16
 
 
 class MatrixLinear(Variant[LinearProblem, LinearInputs]):
-    """First under Auto: bias, gate and residual cost no pass of their own, several weights are one
-    launch, nothing is searched for, and what runs does not hang on the build of torch.
+    """Bias, gate and residual cost no pass of their own, several weights are one launch, nothing is
+    searched for, and what runs does not hang on the build of torch. Second under Auto: torch.py.
     """
 
     name = "rocm_sd"
     ours = True
-    preference = 20
+    preference = 10
 
     def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
         if arch is None:

@@ -15,14 +15,14 @@ from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 class TorchLinear(Variant[LinearProblem, LinearInputs]):
     """F.linear for each weight, then the host's own operators, which round between them.
 
-    Second under Auto: what F.linear leads to on an AMD card hangs on the build of torch, gate and
-    residual are launches of their own, and what several weights make is copied side by side.
-    Performance measures both. Halves on the CPU are computed in float32, for an older torch has no
-    product of them.
+    First under Auto: on the one card where both were measured, of another vendor, its products of
+    many rows take a half to a quarter of ours' time. Gate and residual are launches of their own,
+    and what several weights make is copied side by side. Performance measures both. Halves on the
+    CPU are computed in float32, for an older torch has no product of them.
     """
 
     name = "torch"
-    preference = 10
+    preference = 20
 
     def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
         return []

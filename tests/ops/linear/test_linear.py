@@ -151,7 +151,10 @@ def test_the_memory_beside_the_output_is_that_of_the_parts_of_k() -> None:
     ],
     ids=str,
 )
-def test_auto_plans_our_kernel_and_torchs_gives_the_same(problem: LinearProblem) -> None:
+def test_our_kernel_through_the_engine_and_torchs_give_the_same(
+    problem: LinearProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchLinear, "preference", 0)
     launch = ShimLaunch(arch.by_gfx("gfx1100"))  # type: ignore[arg-type]
     user, report = engine_of(GFX1100, lambda device, arch: launch)
     inputs = LINEAR.make_inputs(problem, CPU, 3)
@@ -163,6 +166,12 @@ def test_auto_plans_our_kernel_and_torchs_gives_the_same(problem: LinearProblem)
     tolerance = LINEAR.tolerance(problem)
     assert relative_error(output, exact) <= tolerance
     assert relative_error(theirs, exact) <= tolerance
+
+
+def test_auto_takes_torchs_first() -> None:
+    user, report = engine_of(GFX1100, lambda device, arch: ShimLaunch(arch))
+    user.run(LINEAR, LINEAR.make_inputs(LinearProblem(5, 136, (24,)), CPU, 3))
+    assert [row["variant"] for row in report.snapshot()["rows"]] == ["torch"]
 
 
 def test_a_new_number_of_rows_is_measured_as_a_power_of_two() -> None:
