@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.keys import key_by
 from lib_rocm_sd.ops.linear import problem as problems
 from lib_rocm_sd.ops.linear.formula import reference
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
@@ -17,7 +16,7 @@ LINEAR: Op[LinearProblem, LinearInputs] = Op(
     title="Linear layer",
     variants=(MatrixLinear(), TorchLinear()),
     problem_of=problems.problem_of,
-    key_of=key_by(problems.problem_of),
+    key_of=problems.key_of,
     reference=reference,
     make_inputs=problems.make_inputs,
     tolerance=problems.tolerance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -89,6 +90,25 @@ def problem_of(inputs: LinearInputs) -> LinearProblem:
     )
 
 
+def key_of(inputs: LinearInputs) -> Hashable:
+    """All that the problem, its checks and gradients hang on, without the checks themselves: a
+    UNet asks hundreds of times in a step. ValueError for what is no dense tensor.
+    """
+    out, graded = inputs.out, torch.is_grad_enabled()
+    parts: list[Hashable] = [inputs.gate, graded]
+    for item in inputs[:-1]:
+        if item is None:
+            parts.append(None)
+        elif isinstance(item, torch.Tensor) and item.layout == torch.strided:
+            parts += (item.shape, item.stride(), item.dtype, item.device)
+            parts.append(graded and item.requires_grad)
+        else:
+            problem_of(inputs)
+    if out is not None:
+        parts += (_same(out, inputs.residual), overlap(out, inputs.x))
+    return tuple(parts)
+
+
 def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]:
     x, residual, out = inputs.x, inputs.residual, inputs.out
     layers = inputs.layers
@@ -128,7 +148,12 @@ def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]
 
 def _same(out: torch.Tensor, residual: torch.Tensor | None) -> bool:
     """That they are the same memory, of which no element is there twice."""
-    if residual is None or out.shape != residual.shape or out.stride() != residual.stride():
+    if (
+        residual is None
+        or out.ndim != 2
+        or out.shape != residual.shape
+        or out.stride() != residual.stride()
+    ):
         return False
     rows_apart = out.shape[0] < 2 or out.stride(0) >= out.shape[1] * out.stride(1)
     return out.data_ptr() == residual.data_ptr() and rows_apart and out.stride(1) == 1
@@ -136,25 +161,24 @@ def _same(out: torch.Tensor, residual: torch.Tensor | None) -> bool:
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """That two matrices may share memory; columns of one matrix side by side do not."""
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+    if a.ndim != 2 or b.ndim != 2:
+        return True
+    size, first_a, first_b = a.element_size(), a.data_ptr(), b.data_ptr()
+    if first_b >= first_a + size * _span(a) or first_a >= first_b + size * _span(b):
         return False
-    if 0 in (a.numel(), b.numel()):
-        return False
-    size, step = a.element_size(), a.stride(0)
-    spans = [
-        (t.data_ptr(), t.data_ptr() + size * (1 + sum((n - 1) * s for n, s in _sides(t))))
-        for t in (a, b)
-    ]
-    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
-        return False
+    step = a.stride(0)
     if step != b.stride(0) or a.stride(1) != 1 or b.stride(1) != 1 or step < 1:
         return True
-    apart = (b.data_ptr() - a.data_ptr()) // size % step
+    apart = (first_b - first_a) // size % step
     return not (a.shape[1] <= apart and apart + b.shape[1] <= step)
 
 
-def _sides(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    return list(zip(tensor.shape, tensor.stride(), strict=True))
+def _span(matrix: torch.Tensor) -> int:
+    """Elements from the first to the last; 0 where there is none."""
+    rows, columns = matrix.shape
+    if not rows or not columns:
+        return 0
+    return 1 + (rows - 1) * matrix.stride(0) + (columns - 1) * matrix.stride(1)
 
 
 def make_inputs(problem: LinearProblem, device: torch.device, seed: int) -> LinearInputs:

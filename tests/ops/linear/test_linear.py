@@ -174,6 +174,31 @@ def test_auto_takes_torchs_first() -> None:
     assert [row["variant"] for row in report.snapshot()["rows"]] == ["torch"]
 
 
+def test_the_key_tells_apart_what_the_checks_do() -> None:
+    both = torch.zeros(4, 32)
+    weight, x, right = torch.zeros(16, 16), both[:, :16], both[:, 16:]
+    other = torch.zeros(4, 32)[:, 16:]
+    inputs = [
+        LinearInputs(x, weight),
+        LinearInputs(x.contiguous(), weight),
+        LinearInputs(x, weight, gate=True),
+        LinearInputs(x, weight.half()),
+        LinearInputs(x, weight, torch.zeros(16)),
+        LinearInputs(x, weight, None, right),
+        LinearInputs(x, weight, None, right, right),
+        LinearInputs(x, weight, None, right, other),
+        LinearInputs(x, weight, None, x, x),
+        LinearInputs(x, weight, None, None, None, weight),
+        LinearInputs(x, weight.clone().requires_grad_()),
+    ]
+    assert len({LINEAR.key_of(each) for each in inputs}) == len(inputs)
+    assert LINEAR.key_of(inputs[0]) == LINEAR.key_of(LinearInputs(other, weight.clone()))
+    with pytest.raises(ValueError, match="not dense"):
+        LINEAR.key_of(LinearInputs(torch.zeros(4, 16).to_sparse(), weight))
+    with pytest.raises(ValueError, match="weight must be a tensor"):
+        LINEAR.key_of(LinearInputs(x, [1]))  # type: ignore[arg-type]
+
+
 def test_a_new_number_of_rows_is_measured_as_a_power_of_two() -> None:
     p = LinearProblem(1000, 64, (64,))
     assert LINEAR.measured_as(p).rows == 1024
