@@ -155,11 +155,12 @@ def _pack(gfx: str) -> Iterator[Case]:
 
 
 def _linear(gfx: str) -> Iterator[Case]:
-    """The smallest sizes: the first of these with k whole, the others in parts."""
+    """The smallest sizes, k whole and in parts; a strip that ends with work-groups without rows."""
     small, few = (2, 3) if gfx != "gfx1030" else (1, 2)
     problem = LinearProblem(59, 136, (24, 56, 8), residual=True, in_place=True)
     yield Case(gfx, "linear", problem, small, "wide")
     yield Case(gfx, "linear", LinearProblem(17, 136, (56,), gate=True), few)
+    yield Case(gfx, "linear", LinearProblem(16 * 9, 40, (8,)), few)
     parts = replace(problem, rows=17, columns=(24, 136, 8), in_place=False)
     yield Case(gfx, "linear", parts, few * 2 + 1, "wide")
     yield Case(gfx, "linear", replace(parts, rows=15, k=192, columns=(8,)), few * 2 + 1)
