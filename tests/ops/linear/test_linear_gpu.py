@@ -132,7 +132,7 @@ def test_through_the_engine(level: str) -> None:
     rows = user.session.report.snapshot()["rows"]
     assert len(rows) == 2
     if level == "Auto":
-        assert {row["variant"] for row in rows} == {"rocm_sd"}
+        assert {row["variant"] for row in rows} == {"torch"}
 
 
 def test_the_door_writes_over_the_residual() -> None:
