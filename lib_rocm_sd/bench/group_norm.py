@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.norms import Call, NormRow, beside, timed_row, verified
+from lib_rocm_sd.bench.norms import BYTES_BESIDE, Call, NormRow, beside, timed_row, verified
+from lib_rocm_sd.bench.norms import render as render
+from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Launch, Run
@@ -34,9 +36,9 @@ def problems(small: bool, dtype: str) -> list[tuple[str, GroupNormProblem]]:
     ]
 
 
-def size_bytes(problem: GroupNormProblem) -> int:
+def work(problem: GroupNormProblem) -> float:
     """About what measuring it takes depends on."""
-    return problem.image_bytes
+    return BYTES_BESIDE + problem.image_bytes
 
 
 def measure(
@@ -57,9 +59,7 @@ def measure(
         exact = GROUP_NORM_SILU.reference(sets[0])
         for variant in GROUP_NORM_SILU.variants:
             row = replace(start, way=variant.name)
-            refusals = variant.refusals(info.arch, problem)
-            if not refusals and variant.ours and launch is None:
-                refusals = list(info.reasons)
+            refusals = refusals_of(variant, problem, info, launch)
             if refusals:
                 rows.append(replace(row, reason="; ".join(refusals)))
                 continue

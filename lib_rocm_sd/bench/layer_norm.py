@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.norms import (
+    BYTES_BESIDE,
     Call,
     NormRow,
     beside,
@@ -20,6 +21,8 @@ from lib_rocm_sd.bench.norms import (
     timed_with_a_full_queue,
     verified,
 )
+from lib_rocm_sd.bench.norms import render as render
+from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Launch, Variant
@@ -38,9 +41,9 @@ def problems(small: bool, dtype: str) -> list[tuple[str, LayerNormProblem]]:
     ]
 
 
-def size_bytes(problem: LayerNormProblem) -> int:
+def work(problem: LayerNormProblem) -> float:
     """About what measuring it takes depends on."""
-    return problem.tensor_bytes
+    return BYTES_BESIDE + problem.tensor_bytes
 
 
 def measure(
@@ -63,9 +66,7 @@ def measure(
         moved = (4 if problem.added else 2) * size
         for variant in LAYER_NORM.variants:
             row = replace(start, way=variant.name)
-            refusals = variant.refusals(info.arch, problem)
-            if not refusals and variant.ours and launch is None:
-                refusals = list(info.reasons)
+            refusals = refusals_of(variant, problem, info, launch)
             if refusals:
                 rows.append(replace(row, reason="; ".join(refusals)))
                 continue

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.rows import refusals_of, spread, tiles
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import input_sets, timed
+from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
 from lib_rocm_sd.report import config_fields
 
-WARM_UP = 3
+OPERATIONS_BESIDE = 1e10
+"""What a layer takes beside its products, as operations: for the estimate of the time left."""
 Call = Callable[[LinearInputs], torch.Tensor]
 
 
@@ -54,6 +55,11 @@ def operations(problem: LinearProblem) -> int:
     return 2 * problem.rows * problem.k * problem.weight_rows
 
 
+def work(problem: LinearProblem) -> float:
+    """About what measuring it takes depends on."""
+    return OPERATIONS_BESIDE + operations(problem)
+
+
 def measure(
     label: str,
     problem: LinearProblem,
@@ -70,9 +76,7 @@ def measure(
         kept = None if sets[0].residual is None else sets[0].residual.clone()
         for variant in LINEAR.variants:
             row = LinearRow(label, str(problem), variant.name)
-            refusals = variant.refusals(info.arch, problem)
-            if not refusals and variant.ours and launch is None:
-                refusals = list(info.reasons)
+            refusals = refusals_of(variant, problem, info, launch)
             if refusals:
                 rows.append(replace(row, reason="; ".join(refusals)))
                 continue
@@ -113,16 +117,8 @@ def _timed(
     def once(number: int) -> None:
         call(sets[number % len(sets)])
 
-    timed(once, WARM_UP, device)
-    times = sorted(timed(once, runs, device))
-    median_us = statistics.median(times)
-    return replace(
-        row,
-        median_us=median_us,
-        p10_us=times[len(times) // 10],
-        p90_us=times[len(times) * 9 // 10],
-        tflops=operations(problem) / median_us / 1e6,
-    )
+    row = replace(row, **spread(once, runs, device))  # type: ignore[arg-type]
+    return replace(row, tflops=operations(problem) / row.median_us / 1e6)
 
 
 def render(heading: str, rows: list[LinearRow]) -> str:
@@ -138,17 +134,8 @@ def render(heading: str, rows: list[LinearRow]) -> str:
             lines.append(f"{start} not run: {row.reason}")
             continue
         spread = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
-        tiles = "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
         lines.append(
             f"{start} {row.median_us:>9.1f} {spread:>17} {row.tflops:>8.1f} {row.error:8.1e} "
-            f"{tiles}".rstrip()
+            f"{tiles(row)}".rstrip()
         )
     return "\n".join(lines)
-
-
-def as_json(row: LinearRow) -> dict[str, Any]:
-    """The row as JSON has it: what was not measured is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(row).items()
-    }

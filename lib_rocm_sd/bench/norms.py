@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.rows import Timer, spread, tiles
 from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
 from lib_rocm_sd.ops.base import Op
 
-WARM_UP = 3
+BYTES_BESIDE = 1e6
+"""What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
 BATCH = 20
 """Calls that are timed together where a queue is kept full."""
 SLEEP_CYCLES_PER_S = 4e9
 """More than any card's clock, so that a wait of so many cycles is long enough."""
 Call = Callable[..., Any]
-Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,9 @@ def timed_row(
     def once(number: int) -> None:
         call(*sets[number % len(sets)])
 
-    timed(once, WARM_UP, device)
-    times = sorted(timer(once, runs, device))
-    median_us = statistics.median(times)
-    return replace(
-        row,
-        median_us=median_us,
-        p10_us=times[len(times) // 10],
-        p90_us=times[len(times) * 9 // 10],
-        gigabytes_per_s=moved_bytes / median_us / 1e3,
-    )
+    times = spread(once, runs, device, timer)
+    row = replace(row, **times)  # type: ignore[arg-type]
+    return replace(row, gigabytes_per_s=moved_bytes / row.median_us / 1e3)
 
 
 def beside(row: NormRow, copy: NormRow) -> NormRow:
@@ -140,17 +133,8 @@ def render(heading: str, rows: list[NormRow]) -> str:
             continue
         spread = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
         error = "" if math.isnan(row.error) else f"{row.error:8.1e}"
-        tiles = "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
         lines.append(
             f"{row.problem:<52} {row.way:<12} {row.median_us:>9.1f} {spread:>17} "
-            f"{row.gigabytes_per_s:>7.0f} {row.of_copy:>7.2f} {error:>8} {tiles}".rstrip()
+            f"{row.gigabytes_per_s:>7.0f} {row.of_copy:>7.2f} {error:>8} {tiles(row)}".rstrip()
         )
     return "\n".join(lines)
-
-
-def as_json(row: NormRow) -> dict[str, Any]:
-    """The row as JSON has it: what was not measured is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(row).items()
-    }

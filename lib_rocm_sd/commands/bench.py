@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, group_norm, layer_norm, linear, norms
+from lib_rocm_sd.bench import call, group_norm, layer_norm, linear, rows
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.unet import command as unet
@@ -24,12 +24,9 @@ from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
-NORM_BYTES = 1e6
-"""What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
-NORMS: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm}
-LINEAR_WORK = 1e10
-"""What a linear layer takes beside its products, as operations, for the same."""
-OPS = ("attention", "call", *NORMS, "linear", "unet", "vae", "speed")
+TABLES: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm, "linear": linear}
+"""Ops that have a table of their own: problems, what each takes, rows, text."""
+OPS = ("attention", "call", *TABLES, "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
 
 
@@ -81,12 +78,10 @@ def main(args: argparse.Namespace) -> int:
     machine = _machine(device, info, _runs(args))
     if args.op == "call":
         return call.run(args, device, machine, _heading(machine))
-    if args.op in NORMS:
-        return _norm(args, device, info, launch, machine)
+    if args.op in TABLES:
+        return _table(args, device, info, launch, machine)
     if args.op == "unet":
         return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
-    if args.op == "linear":
-        return _linear(args, device, info, launch, machine)
     if args.op == "vae":
         return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     return attention.run(args, device, info, launch, machine, _heading)
@@ -129,46 +124,28 @@ def _runs(args: argparse.Namespace) -> int:
     return int(args.runs)
 
 
-def _norm(
+def _table(
     args: argparse.Namespace,
     device: torch.device,
     info: DeviceInfo,
     launch: Launch | None,
     machine: dict[str, Any],
 ) -> int:
-    op = NORMS[args.op]
-    rows: list[norms.NormRow] = []
+    op = TABLES[args.op]
+    found: list[Any] = []
     chosen = op.problems(args.small, args.dtype)
-    progress = Countdown([NORM_BYTES + op.size_bytes(problem) for _, problem in chosen])
+    progress = Countdown([op.work(problem) for _, problem in chosen])
     for label, problem in chosen:
         progress.next(f"{label}: {problem}")
-        rows += op.measure(label, problem, device, info, launch, args.runs)
-    print(norms.render(_heading(machine), rows))
-    _write(args.json, machine, [norms.as_json(row) for row in rows])
-    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
+        found += op.measure(label, problem, device, info, launch, args.runs)
+    print(op.render(_heading(machine), found))
+    _write(args.json, machine, [rows.as_json(row) for row in found])
+    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in found))
 
 
-def _linear(
-    args: argparse.Namespace,
-    device: torch.device,
-    info: DeviceInfo,
-    launch: Launch | None,
-    machine: dict[str, Any],
-) -> int:
-    rows: list[linear.LinearRow] = []
-    chosen = linear.problems(args.small, args.dtype)
-    progress = Countdown([LINEAR_WORK + linear.operations(problem) for _, problem in chosen])
-    for label, problem in chosen:
-        progress.next(f"{label}: {problem}")
-        rows += linear.measure(label, problem, device, info, launch, args.runs)
-    print(linear.render(_heading(machine), rows))
-    _write(args.json, machine, [linear.as_json(row) for row in rows])
-    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in rows))
-
-
-def _write(path: str | None, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def _write(path: str | None, machine: dict[str, Any], found: list[dict[str, Any]]) -> None:
     if path:
-        document = {"machine": machine, "rows": rows}
+        document = {"machine": machine, "rows": found}
         Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -58,8 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for module in (bench.attention, bench.call, bench.vae):
         monkeypatch.setattr(module, "run", keep)
-    monkeypatch.setattr(bench, "_norm", keep)
-    monkeypatch.setattr(bench, "_linear", keep)
+    monkeypatch.setattr(bench, "_table", keep)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.progress import Countdown, say
+from lib_rocm_sd.bench.rows import as_json
 from lib_rocm_sd.bench.unet import measure, models
 from lib_rocm_sd.bench.unet.measure import UnetRow
 from lib_rocm_sd.bench.unet.models import CASES, SMALL_CASES, Case, Unet
@@ -105,7 +106,7 @@ def _write(
     path: str | None, machine: dict[str, Any], rows: Sequence[UnetRow], complete: bool
 ) -> None:
     if path:
-        document = {"machine": machine, "complete": complete, "rows": [*map(measure.as_json, rows)]}
+        document = {"machine": machine, "complete": complete, "rows": [*map(as_json, rows)]}
         Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

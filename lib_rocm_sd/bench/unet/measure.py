@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,14 +55,6 @@ class UnetRow:
     rms: float = math.nan
     told: tuple[str, ...] = ()
     reason: str = ""
-
-
-def as_json(row: UnetRow) -> dict[str, Any]:
-    """The row as JSON has it: what was not measured is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(row).items()
-    }
 
 
 def exact(unet: Unet, case: Case) -> torch.Tensor | None:

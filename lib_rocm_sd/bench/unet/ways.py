@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.modules import in_channels_last, last, refused
 from lib_rocm_sd.bench.unet.models import Unet
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.registry import ops
@@ -58,21 +59,10 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
             taken.give_back()
 
 
-@contextmanager
-def own_kernels_only() -> Iterator[None]:
+def own_kernels_only() -> AbstractContextManager[None]:
     """Within this, each variant that is not ours refuses whatever is planned."""
-    excluded = [variant for op in ops() for variant in op.variants if not variant.ours]
-
-    def refusals(arch: Any, problem: Any) -> list[str]:
-        return ["own kernels only"]
-
-    try:
-        for variant in excluded:
-            variant.refusals = refusals  # type: ignore[method-assign]
-        yield
-    finally:
-        for variant in excluded:
-            del variant.refusals
+    variants = (variant for op in ops() for variant in op.variants)
+    return refused((variant for variant in variants if not variant.ours), "own kernels only")
 
 
 @contextmanager
@@ -84,12 +74,8 @@ def eager(unet: Unet) -> Iterator[Runner]:
 @contextmanager
 def channels_last(unet: Unet) -> Iterator[Runner]:
     """The module in channels-last; put back afterwards."""
-    module: Any = unet.module
-    try:
-        module.to(memory_format=torch.channels_last)
-        yield Runner(partial(_last, module))
-    finally:
-        module.to(memory_format=torch.contiguous_format)
+    with in_channels_last(unet.module):
+        yield Runner(partial(_last, unet.module))
 
 
 @contextmanager
@@ -105,7 +91,7 @@ def compiled(unet: Unet, mode: str) -> Iterator[Runner]:
 
 
 def _last(function: Callable[..., Any], image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return function(image.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+    return function(last(image), *args, **kwargs)
 
 
 WAYS = (

@@ -6,9 +6,11 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from lib_rocm_sd.bench.rows import as_json
 
 SCHEMA = 2
 
@@ -51,14 +53,6 @@ class VaeRow:
     ran: str = ""
     reason: str = ""
     note: str = ""
-
-
-def as_json(row: VaeRow) -> dict[str, Any]:
-    """The row as JSON has it: NaN is null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(row).items()
-    }
 
 
 def from_json(data: dict[str, Any]) -> VaeRow:

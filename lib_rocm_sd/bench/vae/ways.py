@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.modules import in_channels_last, last, refused
 from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
 from lib_rocm_sd.engine.session import Session
@@ -82,21 +82,10 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
             program.release()
 
 
-@contextmanager
-def own_convolutions_only() -> Iterator[None]:
+def own_convolutions_only() -> AbstractContextManager[None]:
     """Within this, each variant that calls torch's convolution refuses whatever is planned."""
-    excluded = [v for op in CONVS.values() for v in op.variants if v.name.startswith("torch")]
-
-    def refusals(arch: Any, problem: Any) -> list[str]:
-        return ["own convolutions only"]
-
-    try:
-        for variant in excluded:
-            variant.refusals = refusals  # type: ignore[method-assign]
-        yield
-    finally:
-        for variant in excluded:
-            del variant.refusals
+    variants = (variant for op in CONVS.values() for variant in op.variants)
+    return refused((v for v in variants if v.name.startswith("torch")), "own convolutions only")
 
 
 @contextmanager
@@ -108,33 +97,20 @@ def eager(coder: Coder) -> Iterator[Runner]:
 @contextmanager
 def channels_last(coder: Coder) -> Iterator[Runner]:
     """The module in channels-last; put back afterwards."""
-    with _channels_last(coder):
-        yield Runner(lambda image: coder.module(_last(image)))
+    with in_channels_last(coder.module):
+        yield Runner(lambda image: coder.module(last(image)))
 
 
 @contextmanager
 def compiled(coder: Coder) -> Iterator[Runner]:
     """The module by torch.compile's default mode in channels-last, anew for each size."""
     torch._dynamo.reset()
-    with _channels_last(coder):
+    with in_channels_last(coder.module):
         function = torch.compile(coder.module, dynamic=False)
         try:
-            yield Runner(lambda image: function(_last(image)))
+            yield Runner(lambda image: function(last(image)))
         finally:
             torch._dynamo.reset()
-
-
-@contextmanager
-def _channels_last(coder: Coder) -> Iterator[None]:
-    try:
-        coder.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        yield
-    finally:
-        coder.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-
-
-def _last(image: torch.Tensor) -> torch.Tensor:
-    return image.contiguous(memory_format=torch.channels_last)
 
 
 @contextmanager

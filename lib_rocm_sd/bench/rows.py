@@ -1,0 +1,52 @@
+"""What the tables of several benchmarks have in common: the figures of a row, as text and JSON."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.ops.base import Launch, Variant
+
+WARM_UP = 3
+Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
+
+
+def refusals_of(
+    variant: Variant[Any, Any], problem: Any, info: DeviceInfo, launch: Launch | None
+) -> list[str]:
+    """Why a variant cannot be timed: what it says itself, or, of ours, that nothing launches it."""
+    found = variant.refusals(info.arch, problem)
+    return list(info.reasons) if not found and variant.ours and launch is None else found
+
+
+def spread(
+    once: Callable[[int], None], runs: int, device: torch.device, timer: Timer = timed
+) -> dict[str, float]:
+    """The fields median_us, p10_us and p90_us of a row, after a few calls that do not count."""
+    timed(once, WARM_UP, device)
+    times = sorted(timer(once, runs, device))
+    return {
+        "median_us": statistics.median(times),
+        "p10_us": times[len(times) // 10],
+        "p90_us": times[len(times) * 9 // 10],
+    }
+
+
+def tiles(row: Any) -> str:
+    """The config of a row; empty where it has none."""
+    return "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
+
+
+def as_json(row: Any) -> dict[str, Any]:
+    """The row as JSON has it: what was not measured is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(row).items()
+    }
