@@ -1,0 +1,114 @@
+"""What a host says of its UNet before a block runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.takeover import take_over
+from tests.unet import unet_models as models
+
+BF16 = torch.bfloat16
+
+
+class Networks(Hook):
+    """A host whose layers are to be made ready, as the WebUI's for its networks."""
+
+    def __init__(self) -> None:
+        self.refuses = ""
+        self.attends = ""
+        self.wanted = 0.0
+        self.applied: dict[nn.Module, float] = {}
+
+    def ready(self, leaves: Sequence[nn.Module]) -> str:
+        for leaf in leaves:
+            change = self.wanted - self.applied.get(leaf, 0.0)
+            if change:
+                leaf.get_parameter("weight").data.add_(change)
+                self.applied[leaf] = self.wanted
+        return self.refuses
+
+    def attention(self, module: nn.Module) -> str:
+        return self.attends
+
+
+def test_leaves_are_made_ready_before_a_block_runs(unet: Any, inputs: Any) -> None:
+    hook = Networks()
+    take_over(unet, hook=hook)
+    before = models.step(unet, inputs)
+    hook.wanted = 2.0**-6
+    changed = models.step(unet, inputs)
+    named = {name for name, module in unet.named_modules() if module in hook.applied}
+    weights = {name.rpartition(".")[0] for name, _ in unet.named_parameters()}
+    assert weights - named == {"time_embed.0", "time_embed.2"}
+    assert not torch.equal(changed, before)
+
+
+def test_time_embeddings_are_made_together(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, linear = [], compute.linear
+
+    def counted(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        counts.append(len(weight) if isinstance(weight, list) else 1)
+        return linear(x, weight, *args, **kwargs)
+
+    monkeypatch.setattr(compute, "linear", counted)
+    taken = take_over(unet)
+    joint = models.step(unet, inputs)
+    assert counts[:3] == [3, 3, 2]
+    assert len(counts) == 3 + 8 * 7 + 4 * 2
+    taken._embeddings.layers = ()
+    assert torch.equal(models.step(unet, inputs), joint)
+
+
+def test_an_embedding_layer_that_changes_amid_a_step_is_read_again(unet: Any, inputs: Any) -> None:
+    taken = take_over(unet)
+    before = models.step(unet, inputs)
+    layer = unet.output_blocks[3][0].emb_layers[1]
+
+    def change(*_: Any) -> None:
+        with torch.no_grad():
+            layer.weight.add_(0.5)
+
+    handle = unet.middle_block.register_forward_hook(change)
+    changed = models.step(unet, inputs)
+    handle.remove()
+    again = models.step(unet, inputs)
+    assert not torch.equal(changed, before)
+    assert torch.equal(changed, again)
+    taken.give_back()
+
+
+def test_a_host_may_keep_its_blocks(unet: Any, inputs: Any) -> None:
+    theirs, hook, report = models.step(unet, inputs), Networks(), Report()
+    take_over(unet, Session(report=report), hook)
+    hook.refuses = "networks are applied in the forwards"
+    assert torch.equal(models.step(unet, inputs), theirs)
+    assert "networks are applied in the forwards" in "\n".join(report.snapshot()["events"])
+
+
+def test_a_host_may_keep_its_attention(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook, calls, attention = Networks(), [], compute.attention
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return attention(*args)
+
+    monkeypatch.setattr(compute, "attention", counted)
+    take_over(unet, hook=hook)
+    models.step(unet, inputs)
+    assert len(calls) == 16
+    hook.attends = "a hypernetwork is loaded"
+    models.step(unet, inputs)
+    assert len(calls) == 16

@@ -1,0 +1,217 @@
+"""What others do to a UNet: it is called as it is, or left alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.takeover import take_over
+from tests.unet import unet_models as models
+from tests.unet.looking import blocks_of, near, rows
+
+BF16 = torch.bfloat16
+
+
+def test_a_replaced_attention_is_called_between_our_norms(unet: Any, inputs: Any) -> None:
+    """As IP-Adapter and regional prompters replace attn2.forward."""
+    taken = take_over(unet)
+    plain = models.step(unet, inputs)
+    attn2 = blocks_of(unet)[0].attn2
+    own, seen = attn2.forward, []
+
+    def adapted(x: Any, context: Any = None, mask: Any = None) -> Any:
+        seen.append((x.shape, context.shape))
+        return 2 * own(x, context=context)
+
+    attn2.forward = adapted
+    theirs_on = models.step(unet, inputs)
+    row = rows(taken)["transformer block"]
+    assert (row.ours, row.total) == (8, 8)
+    assert row.partly == {"attn2.forward has been replaced": 1}
+    assert seen == [(torch.Size([2, 64, 32]), torch.Size([2, 77, models.KEYS_DIM]))]
+    taken.give_back()
+    assert near(theirs_on, models.step(unet, inputs))
+    taken = take_over(unet)
+    del attn2.forward
+    assert near(models.step(unet, inputs), plain)
+    assert not rows(taken)["transformer block"].partly
+
+
+def test_hypertile_like_forwards_come_and_go(unet: Any, inputs: Any) -> None:
+    taken = take_over(unet)
+    plain = models.step(unet, inputs)
+    attentions = [block.attn1 for block in blocks_of(unet)]
+    for attn in attentions:
+        attn.forward = partial(type(attn).forward, attn)
+    wrapped = models.step(unet, inputs)
+    assert rows(taken)["transformer block"].partly == {"attn1.forward has been replaced": 8}
+    assert near(wrapped, plain)
+    assert not torch.equal(wrapped, plain)
+    for attn in attentions:
+        del attn.forward
+    assert torch.equal(models.step(unet, inputs), plain)
+
+
+def test_a_swapped_class_is_called_as_it_is(unet: Any, inputs: Any) -> None:
+    """As ToMe does with transformer blocks."""
+    taken = take_over(unet)
+    block = blocks_of(unet)[1]
+    calls = []
+
+    class Merging(type(block)):  # type: ignore[misc]
+        def _forward(self, x: Any, context: Any = None) -> Any:
+            calls.append(x.shape)
+            return super()._forward(x, context)
+
+    before = type(block)
+    block.__class__ = Merging
+    changed = models.step(unet, inputs)
+    assert len(calls) == 1
+    row = rows(taken)["transformer block"]
+    assert row.ours == 7
+    assert "Merging" in next(iter(row.left))
+    taken.give_back()
+    assert near(changed, models.step(unet, inputs))
+    block.__class__ = before
+
+
+def test_an_inner_forward_on_the_instance_is_respected(unet: Any, inputs: Any) -> None:
+    """As ControlNet's reference mode sets `_forward` of transformer blocks."""
+    taken = take_over(unet)
+    block = blocks_of(unet)[0]
+    block._forward = lambda x, context=None: torch.zeros_like(x)
+    models.step(unet, inputs)
+    assert rows(taken)["transformer block"].left == {"block._forward has been replaced": 1}
+    del block._forward
+    models.step(unet, inputs)
+    assert rows(taken)["transformer block"].ours == 8
+
+
+def test_a_replaced_feed_forward_is_called(unet: Any, inputs: Any) -> None:
+    taken = take_over(unet)
+    ff = blocks_of(unet)[0].ff
+    ff.net[0] = nn.Sequential(nn.Linear(32, 128), nn.GELU()).to(BF16).requires_grad_(False)
+    ours = models.step(unet, inputs)
+    assert list(rows(taken)["transformer block"].partly) == [
+        "ff.net.0 is a Sequential of torch.nn.modules.container"
+    ]
+    taken.give_back()
+    assert near(ours, models.step(unet, inputs))
+
+
+@pytest.fixture
+def hijacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The WebUI has put forwards of its own into the classes."""
+    for name, source in (
+        ("SpatialTransformer", "modules.sd_hijack_utils"),
+        ("CrossAttention", "modules.sd_hijack_optimizations"),
+    ):
+        cls = getattr(models.ldm(), name)
+        own = cls.forward
+
+        def replaced(self: Any, *args: Any, own: Any = own, **kwargs: Any) -> Any:
+            return own(self, *args, **kwargs)
+
+        replaced.__module__ = source
+        monkeypatch.setattr(cls, "forward", replaced)
+
+
+@pytest.mark.usefixtures("hijacked")
+def test_forwards_in_the_classes_are_known_by_where_they_come_from(unet: Any) -> None:
+    taken = take_over(unet)
+    why = "SpatialTransformer.forward has been replaced by modules.sd_hijack_utils"
+    assert rows(taken)["transformer"].left == {f"transformer: {why}": 4}
+    taken.give_back()
+    hook = Hook()
+    hook.hosts_own = ("modules.sd_hijack_utils",)
+    taken = take_over(unet, hook=hook)
+    assert rows(taken)["transformer"].ours == 4
+    row = rows(taken)["transformer block"]
+    assert row.ours == 8
+    assert sum(row.partly.values()) == 16
+    assert all("modules.sd_hijack_optimizations" in why for why in row.partly)
+
+
+def test_another_optimizer_chosen_later_is_seen(
+    unet: Any, inputs: Any, request: pytest.FixtureRequest
+) -> None:
+    taken = take_over(unet)
+    models.step(unet, inputs)
+    assert not rows(taken)["transformer block"].partly
+    request.getfixturevalue("hijacked")
+    models.step(unet, inputs)
+    assert sum(rows(taken)["transformer block"].partly.values()) == 16
+    assert rows(taken)["transformer"].ours == 0
+
+
+def test_weights_of_inference_mode_are_left_alone(inputs: Any) -> None:
+    with torch.inference_mode():
+        unet = models.ldm_unet().to(BF16)
+        row = rows(take_over(unet))["residual block"]
+    assert row.left == {"its weights were made in inference mode": 8}
+
+
+def test_weights_within_a_larger_memory_are_left_alone(unet: Any) -> None:
+    conv = unet.middle_block[0].in_layers[2]
+    joint = torch.zeros(2, *conv.weight.shape, dtype=BF16)
+    conv.weight.data = joint[1].copy_(conv.weight)
+    row = rows(take_over(unet))["residual block"]
+    assert row.left == {"its weights share their memory with others": 1}
+
+
+def test_writing_into_a_blocks_output_harms_nobody(unet: Any, inputs: Any) -> None:
+    """As FreeU does, in place; and ControlNet's residuals are added outside."""
+    control = models.draw(2, 64, 4, 4).to(BF16)
+
+    def weaken(module: Any, given: Any, made: torch.Tensor) -> None:
+        made[:, : made.shape[1] // 2] *= 0.5
+
+    handles = [block.register_forward_hook(weaken) for block in unet.output_blocks]
+    theirs = models.step(unet, {**inputs, "control": control})
+    taken = take_over(unet)
+    first = models.step(unet, {**inputs, "control": control})
+    assert near(first, theirs)
+    assert torch.equal(models.step(unet, {**inputs, "control": control}), first)
+    for handle in handles:
+        handle.remove()
+    taken.give_back()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_forward_under_ours_is_left_alone(unet: Any, inputs: Any, index: int) -> None:
+    module = unet.output_blocks[1][index]
+    theirs = type(module).forward
+    module.forward = lambda *args: theirs(module, *args)
+    kept = module.forward
+    taken = take_over(unet)
+    models.step(unet, inputs)
+    assert sum(sum(row.left.values()) for row in taken.report()) == 1
+    assert module.forward is kept
+    taken.give_back()
+    assert module.forward is kept
+
+
+def test_a_forward_over_ours_stays_and_gets_the_hosts_own(unet: Any, inputs: Any) -> None:
+    theirs = models.step(unet, inputs)
+    taken = take_over(unet)
+    module = unet.middle_block[0]
+    ours, calls = module.forward, []
+
+    def over(*args: Any) -> Any:
+        calls.append(len(args))
+        return ours(*args)
+
+    module.forward = over
+    models.step(unet, inputs)
+    assert calls == [2]
+    row = rows(taken)["residual block"]
+    assert row.ours == 7
+    assert "over of test_unet_others.py" in next(iter(row.left))
+    taken.give_back()
+    assert module.forward is over
+    assert torch.equal(models.step(unet, inputs), theirs)
