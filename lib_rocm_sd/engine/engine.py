@@ -16,12 +16,11 @@ from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
+from lib_rocm_sd.engine.route import Route, tensors_of, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Launch, Op, Variant
-from lib_rocm_sd.report import UsedRow
+from lib_rocm_sd.ops.base import Launch, Op
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 """True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
@@ -31,33 +30,6 @@ MOST_WAITS, WAIT_S = 8, 600.0
 """A config that is refused is followed by another one, which is tried next."""
 MOST_ROUTES = 4096
 """Kept at a time; who calls with ever other shapes and strides begins anew."""
-
-
-class _Route:
-    """A plan made callable: all that one call needs, found by one dict lookup."""
-
-    __slots__ = ("config", "device", "launch", "plan", "problem", "row", "run")
-
-    def __init__(
-        self,
-        run: Callable[..., Any],
-        row: UsedRow,
-        problem: Any,
-        device: torch.device,
-        plan: VariantPlan | None = None,
-        launch: Launch | None = None,
-    ) -> None:
-        self.run = run
-        self.row = row
-        self.problem = problem
-        self.device = device
-        self.plan = plan
-        self.launch = launch
-        self.config = plan.config if plan else None
-
-    def runs(self, variant: Variant[Any, Any], config: Any) -> bool:
-        """Whether that is what it leads to."""
-        return self.plan is not None and (self.plan.variant, self.config) == (variant, config)
 
 
 class Engine:
@@ -81,6 +53,8 @@ class Engine:
         self._gate: Gatekeeper | None = None
         self.renewals = 0
         """How often plans were made anew: who keeps what a plan said compares it."""
+        self.drops = 0
+        """How often routes were dropped: who keeps one compares it."""
         self.reset()
 
     def reset(self) -> None:
@@ -89,7 +63,8 @@ class Engine:
             self._planner = self._new_planner()
             self._planner.gate = self._gate
             self._measurer = Measurer(self._planner, self._lock)
-            self._routes: dict[Hashable, _Route] = {}
+            self._routes: dict[Hashable, Route] = {}
+            self.drops += 1
             self._known: dict[Hashable, tuple[int, list[str], bool]] = {}
 
     @property
@@ -108,19 +83,15 @@ class Engine:
     def renew(self) -> None:
         """Plan anew what is called from now on: the gate answers otherwise than before."""
         with self._lock:
-            self._routes = {}
+            self._drop_routes()
             self._planner.changes += 1
             self.renewals += 1
 
     def run(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
         if _is_compiling():
-            return _traced(op, inputs)
-        try:
-            key = (op.name, session, op.key_of(inputs))
-        except (AttributeError, RuntimeError, TypeError):
-            op.problem_of(inputs)  # a caller's mistake, in words
-            raise
+            return traced(op, inputs)
+        key = self._key(op, inputs, session)
         route = self._routes.get(key)
         if route is None:
             route = self._prepare(op, key, inputs, session)
@@ -130,6 +101,34 @@ class Engine:
             return self._recover(op, key, inputs, session, route, error)
         route.row.calls += 1
         return output
+
+    def route(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Route:
+        """What `run` takes for these inputs; planned if needed. If it `lasts`, it is what `follow`
+        takes for all inputs of the same key while `drops` is the same.
+        """
+        key = self._key(op, inputs, session)
+        return self._routes.get(key) or self._prepare(op, key, inputs, session)
+
+    def follow(self, route: Route, op: Op[Any, Any], inputs: Any, session: Session) -> Any:
+        """`run`, without looking at the inputs."""
+        try:
+            output = route.run(route.launch, route.config, route.problem, inputs)
+        except (RuntimeError, OSError) as error:
+            key = self._key(op, inputs, session)
+            return self._recover(op, key, inputs, session, route, error)
+        route.row.calls += 1
+        return output
+
+    def _key(self, op: Op[Any, Any], inputs: Any, session: Session) -> Hashable:
+        try:
+            return op.name, session, op.key_of(inputs)
+        except (AttributeError, RuntimeError, TypeError):
+            op.problem_of(inputs)  # a caller's mistake, in words
+            raise
+
+    def _drop_routes(self) -> None:
+        self._routes = {}
+        self.drops += 1
 
     def plan(
         self,
@@ -249,17 +248,17 @@ class Engine:
                 if not self._planner.refusals(op, variant, problem, device)
             }
 
-    def _prepare(self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session) -> _Route:
+    def _prepare(self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session) -> Route:
         """The route of `key`: planned, and kept unless it is a makeshift: during a graph capture,
         or where what Performance ranks by could not be measured now.
         """
-        problem, device = op.problem_of(inputs), _tensors(inputs)[0].device
-        empty = any(tensor.numel() == 0 for tensor in _tensors(inputs))
+        problem, device = op.problem_of(inputs), tensors_of(inputs)[0].device
+        empty = any(tensor.numel() == 0 for tensor in tensors_of(inputs))
         lasting = not is_recording(device)
         if session.measures and not empty:
             lasting = self._measurer.measured(session, op, problem, device)
 
-        def prepare() -> _Route:
+        def prepare() -> Route:
             with self._lock:
                 route = self._routes.get(key)
                 if route is None:
@@ -268,6 +267,7 @@ class Engine:
                         if len(self._routes) >= MOST_ROUTES:
                             self._routes = {}
                         self._routes[key] = route
+                        route.lasts = True
                 return route
 
         return self._awaited(session, prepare)
@@ -285,13 +285,13 @@ class Engine:
 
     def _route(
         self, op: Op[Any, Any], problem: Any, inputs: Any, session: Session, empty: bool
-    ) -> _Route:
-        device, report = _tensors(inputs)[0].device, session.report
+    ) -> Route:
+        device, report = tensors_of(inputs)[0].device, session.report
         info = self._planner.identify(device)
         report.describe(f"{info.name} ({info.gfx or info.backend})", session.level)
         if empty:
             row = report.row(session.part, op, problem, "zeros", None, "an input has no elements")
-            return _Route(_zeros(op), row, problem, device)
+            return Route(zeros(op), row, problem, device)
         extra = {variant.name: variant.input_refusals(inputs) for variant in op.variants}
         plan = self._planner.plan(session, op, problem, device, extra)
         variant = plan.variant
@@ -300,9 +300,9 @@ class Engine:
         )
         launch = self._planner.launch(variant, device)
         run = variant.bound(launch, plan.config, problem, inputs)
-        route = _Route(run, row, problem, device, plan, launch)
+        route = Route(run, row, problem, device, plan, launch)
         if self._gate is not None and variant.ours:
-            route.run = _watched(route, self._gate, op)
+            route.run = watched(route, self._gate, op)
         return route
 
     def _recover(
@@ -311,7 +311,7 @@ class Engine:
         key: Hashable,
         inputs: Any,
         session: Session,
-        route: _Route,
+        route: Route,
         error: RuntimeError | OSError,
     ) -> Any:
         """Finish a call whose variant failed: quarantine it, go on with the next one.
@@ -330,7 +330,7 @@ class Engine:
                     failed.append((variant, route.config, reason, barred))
                     if self._gate is not None and variant.ours:
                         self._gate.failed(Asked(*where, route.launch), reason)
-                    self._routes = {}
+                    self._drop_routes()
                 route = self._next_route(op, key, inputs, session, first)
                 if any(route.runs(variant, config) for variant, config, _, _ in failed):
                     raise first  # a graph capture takes torch's own, whether barred or not
@@ -348,13 +348,13 @@ class Engine:
         finally:
             if failed:
                 with self._lock:
-                    self._routes = {}
+                    self._drop_routes()
                     for *_, barred in failed:
                         self._planner.pardon(barred)
 
     def _next_route(
         self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session, first: BaseException
-    ) -> _Route:
+    ) -> Route:
         """What is left after a failure. Raises `first` where nothing is, or not even a plan can be
         made: after some faults every call of the driver fails.
         """
@@ -366,53 +366,8 @@ class Engine:
             raise first from None
 
 
-def _watched(route: _Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., Any]:
-    """The route's `run`, to stand in its place until its first launch has come to an end."""
-    run, plan = route.run, route.plan
-    assert plan is not None
-    asked = Asked(op, plan.variant, route.config, route.problem, route.device, route.launch)
-
-    def first(launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
-        if is_recording(route.device):
-            return run(launch, config, problem, inputs)
-        watch = gate.launching(asked, "call")
-        if watch is None:
-            output = run(launch, config, problem, inputs)
-        else:
-            with watch:
-                output = run(launch, config, problem, inputs)
-                if route.device.type == "cuda":
-                    torch.cuda.synchronize(route.device)
-        route.run = run
-        return output
-
-    return first
-
-
 def _nothing_pending(op_name: str) -> str:
     return ""
-
-
-def _tensors(inputs: Any) -> list[torch.Tensor]:
-    return [item for item in inputs if isinstance(item, torch.Tensor)]
-
-
-def _traced(op: Op[Any, Any], inputs: Any) -> Any:
-    """Under torch.compile: the first variant made of torch calls, which can be traced."""
-    problem = op.problem_of(inputs)
-    for variant in op.variants:
-        if not variant.ours and not variant.refusals(None, problem):
-            return variant.run(None, variant.configs(None, problem)[0], problem, inputs)
-    raise NotSupportedError(problem, {})
-
-
-def _zeros(op: Op[Any, Any]) -> Callable[..., torch.Tensor]:
-    def zeros(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        dtype = op.output_dtype(problem) if op.output_dtype else None
-        made: torch.Tensor = inputs[0].new_zeros(op.output_shape(problem), dtype=dtype)
-        return made
-
-    return zeros
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -59,12 +59,15 @@ class StandIn(ABC):
             take(self._patch)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or not self.is_put_in or not self.is_for_us(*args, **kwargs):
+        if _is_compiling() or not self.is_put_in:
+            return self.theirs(*args, **kwargs)
+        asked = self.asked(*args, **kwargs)
+        if asked is None:
             return self.theirs(*args, **kwargs)
         try:
             why = self.refusal(*args, **kwargs)
             if not why:
-                return self.serve(*args, **kwargs)
+                return self.serve(asked)
         except UnknownModuleError as error:
             why = "; ".join(error.reasons)
         except Exception as error:
@@ -78,9 +81,9 @@ class StandIn(ABC):
         """What the module's own forward gives."""
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
-        """False for calls that are left to the module without a word."""
-        return True
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        """What `serve` is given; None leaves the call to the module without a word."""
+        return args
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         """Why this call is the module's own; empty if it is not."""
@@ -91,7 +94,7 @@ class StandIn(ABC):
         return ""
 
     @abstractmethod
-    def serve(self, *args: Any, **kwargs: Any) -> Any:
+    def serve(self, asked: Any) -> Any:
         """Compute a call that was not refused. What it raises but `passed_on` costs no result."""
 
     @abstractmethod

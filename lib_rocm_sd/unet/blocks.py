@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.ops.conv.problem import NextNorm
+from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.parts import (
@@ -43,70 +42,68 @@ class Means:
     """What blocks compute with. `attends(module)`: why this attention is to be called as it is."""
 
     weights: UnetWeights
-    session: Session
     attends: Callable[[nn.Module], str]
     embeddings: Embeddings
 
 
-def resnet(parts: Resnet, call: ImageCall, means: Means) -> torch.Tensor:
-    """A residual block: three launches and what its norms need."""
-    session, x = means.session, pixels(call.x)
-    norm = compute.norm_of(x, _norm(parts.norm1), session)
+def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
+    """A residual block: two convolutions and what their norms need."""
+    x = pixels(call.x)
+    norm1 = compute.norm_of(calls, "norm1", x, parts.norm1)
     embedding = None
     if parts.embed is not None and call.emb is not None:
         embedding = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
     weights = means.weights.of(parts.conv1)
-    h, norm2 = compute.conv(
-        x, weights, norm, next_norm=_norm(parts.norm2), embedding=embedding, session=session
-    )
+    h = compute.conv(calls, "conv1", x, weights, norm1, embedding=embedding)
+    norm2 = compute.norm_of(calls, "norm2", h, parts.norm2)
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
     weights = means.weights.of(parts.conv2, parts.shortcut)
-    y, _ = compute.conv(h, weights, norm2, x, through, session=session)
-    return image(y)
+    return image(compute.conv(calls, "conv2", h, weights, norm2, x, through))
 
 
-def transformer(parts: Transformer, call: TransformerCall, means: Means) -> Any:
+def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
     """A transformer over an image's pixels. Its blocks are called as modules, ours or not."""
     x = pixels(call.x)
-    batch, height, width, _ = x.shape
-    norm = parts.norm
-    tokens = compute.group_norm(
-        x, norm.weight, norm.bias, norm.num_groups, norm.eps, False, means.session
-    )
-    h = _linear(tokens.view(batch, height * width, -1), parts.proj_in, means)
+    batch, height, width, channels = x.shape
+    tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
+    h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
+    h = h.view(batch, height * width, -1)
     for index, block in enumerate(parts.blocks):
         h = _called(block, h, call.given(index))
-    h = h.to(x.dtype)
-    residual = x.view(batch, height * width, -1)
-    y = _linear(h, parts.proj_out, means, residual)
+    h = h.to(x.dtype).reshape(batch * height * width, -1)
+    residual = x.view(-1, channels)
+    y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=residual)
     return call.answer(image(y.view(batch, height, width, -1)))
 
 
-def block(parts: Block, call: BlockCall, means: Means) -> torch.Tensor:
-    """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
-    x = call.x
-    added = None
+def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
+    """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x.
+
+    Between them x is (N * tokens, C).
+    """
+    shape = call.x.shape
+    x = call.x.reshape(-1, shape[2])
+    batch, added = shape[0], None
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
-    normed, x = _normed(parts.norm1, x, None, means)
+    normed, x = compute.layer_norm(calls, "norm1", x, parts.norm1)
     if own is not None:
-        x = _attended(own, normed, normed, x, means)
+        x, added = _attended(calls, "own", own, normed, normed, x, batch)
     else:
-        added = _called(parts.attn1, normed, call.own)
+        added = _theirs(parts.attn1, normed, shape, call.own)
     if parts.norm2 is not None and parts.attn2 is not None:
-        normed, x = _normed(parts.norm2, x, added, means)
-        added = None
+        normed, x = compute.layer_norm(calls, "norm2", x, parts.norm2, added)
         context = normed if call.context is None else call.context
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
-        if cross is not None and _fits(cross, context, x):
-            x = _attended(cross, normed, context, x, means)
+        if cross is not None and (context is normed or _fits(context, call.x)):
+            rows = context.reshape(-1, context.shape[-1])
+            x, added = _attended(calls, "cross", cross, normed, rows, x, batch)
         else:
-            added = _called(parts.attn2, normed, call.cross)
-    normed, x = _normed(parts.norm3, x, added, means)
+            added = _theirs(parts.attn2, normed, shape, call.cross)
+    normed, x = compute.layer_norm(calls, "norm3", x, parts.norm3, added)
     if parts.feed_forward is None:
-        return _called(parts.ff, normed, {}).to(x.dtype) + x
-    gated: Any = parts.feed_forward.gated._parameters
-    h = compute.linear(normed, gated["weight"], gated["bias"], gate=True, session=means.session)
-    return _linear(h, parts.feed_forward.out, means, x)
+        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
+    h = compute.linear(calls, "gated", normed, parts.feed_forward.gated, gate=True)
+    return compute.linear(calls, "ff", h, parts.feed_forward.out, residual=x).view(shape)
 
 
 def _may_attend(
@@ -116,7 +113,7 @@ def _may_attend(
     return None if part is None or not plain or means.attends(module) else part
 
 
-def _fits(part: Attention, context: torch.Tensor, x: torch.Tensor) -> bool:
+def _fits(context: torch.Tensor, x: torch.Tensor) -> bool:
     """False for a context that a host's module would first have to make fit."""
     same = isinstance(context, torch.Tensor) and context.dtype == x.dtype
     same = same and context.device == x.device and context.ndim == 3
@@ -124,40 +121,47 @@ def _fits(part: Attention, context: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def _attended(
-    part: Attention, x: torch.Tensor, context: torch.Tensor, residual: torch.Tensor, means: Means
-) -> torch.Tensor:
-    """to_out of attention of x (N, tokens, C) over `context`, plus `residual`."""
+    calls: Calls,
+    place: str,
+    part: Attention,
+    x: torch.Tensor,
+    context: torch.Tensor,
+    residual: torch.Tensor,
+    batch: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """to_out of attention of x (rows, C) over `context` (rows, E), and `residual`: their sum and
+    None, or two tensors still to be added.
+    """
     heads = part.heads
-    batch, tokens, _ = x.shape
     if context is x:
-        joint = _linears(x, (part.to_q, part.to_k, part.to_v), means)
-        q, k, v = joint.view(batch, tokens, 3, heads, -1).unbind(2)
+        joint = compute.linear(calls, f"{place}.qkv", x, part.to_q, part.to_k, part.to_v)
+        q, k, v = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
     else:
-        q = _linear(x, part.to_q, means).view(batch, tokens, heads, -1)
-        joint = _linears(context, (part.to_k, part.to_v), means)
-        k, v = joint.view(batch, context.shape[1], 2, heads, -1).unbind(2)
-    mixed = compute.attention(q, k, v, means.session)
-    return _linear(mixed, part.to_out, means, residual)
+        q = compute.linear(calls, f"{place}.q", x, part.to_q)
+        width = q.shape[1] // heads
+        q = q.view(batch, -1, heads, width)
+        joint = compute.linear(calls, f"{place}.kv", context, part.to_k, part.to_v)
+        k, v = joint.view(batch, -1, 2, heads, width).unbind(2)
+    mixed = compute.attention(calls, place, q, k, v)
+    mixed = mixed.view(x.shape[0], -1)
+    made, rest = compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual)
+    return (made, None) if rest is None else (rest, made)
 
 
-def resample(parts: Resample, call: ImageCall, means: Means) -> torch.Tensor:
+def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """Upsampling or downsampling by two."""
     resize = compute.upsample if parts.up else compute.downsample
-    return image(resize(pixels(call.x), means.weights.of(parts.conv), means.session))
+    return image(resize(calls, "conv", pixels(call.x), means.weights.of(parts.conv)))
 
 
-def ends(parts: Ends, call: ImageCall, means: Means) -> torch.Tensor:
+def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """The first convolution, or the last norm, SiLU and convolution."""
-    x, norm, session = pixels(call.x), parts.norm, means.session
+    x, norm = pixels(call.x), parts.norm
     if parts.conv is None:
         assert norm is not None
-        made = compute.group_norm(
-            x, norm.weight, norm.bias, norm.num_groups, norm.eps, parts.silu, session
-        )
-        return image(made)
-    scale = None if norm is None else compute.norm_of(x, _norm(norm), session)
-    y, _ = compute.conv(x, means.weights.of(parts.conv), scale, session=session)
-    return image(y)
+        return image(compute.group_norm(calls, "norm", x, norm, parts.silu))
+    scale = None if norm is None else compute.norm_of(calls, "norm", x, norm)
+    return image(compute.conv(calls, "conv", x, means.weights.of(parts.conv), scale))
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:
@@ -170,40 +174,12 @@ def image(y: torch.Tensor) -> torch.Tensor:
     return y.permute(0, 3, 1, 2)
 
 
-def _norm(norm: nn.GroupNorm) -> NextNorm:
-    return NextNorm(norm.weight, norm.bias, norm.num_groups, norm.eps)
-
-
-def _normed(
-    norm: nn.LayerNorm, x: torch.Tensor, added: torch.Tensor | None, means: Means
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm of x, plus `added` if given, and that sum."""
-    own = norm._parameters
-    weight, bias = own["weight"], own["bias"]
-    if added is None:
-        return compute.layer_norm(x, weight, bias, norm.eps, session=means.session), x
-    added = added.to(x.dtype)
-    both: tuple[torch.Tensor, torch.Tensor] = compute.layer_norm(
-        x, weight, bias, norm.eps, added, means.session
-    )
-    return both
-
-
-def _linear(
-    x: torch.Tensor, layer: Any, means: Means, residual: torch.Tensor | None = None
+def _theirs(
+    module: nn.Module, x: torch.Tensor, shape: torch.Size, given: Mapping[str, Any]
 ) -> torch.Tensor:
-    """A Linear, or a 1x1 convolution of pixels."""
-    own = layer._parameters  # as layer.weight, in a quarter of the time
-    weight = own["weight"]
-    weight = weight if weight.ndim == 2 else weight.flatten(1)
-    return compute.linear(x, weight, own["bias"], residual, session=means.session)
-
-
-def _linears(x: torch.Tensor, layers: tuple[nn.Linear, ...], means: Means) -> torch.Tensor:
-    """Several Linears of x in one launch, one after the other in the last dimension."""
-    own: Any = [layer._parameters for layer in layers]
-    weights, biases = [item["weight"] for item in own], [item["bias"] for item in own]
-    return compute.linear(x, weights, biases, session=means.session)
+    """What a host's module gives for x (rows, C), which is `shape` to it: as rows, in x's dtype."""
+    made = _called(module, x.view(shape), given)
+    return made.to(x.dtype).reshape(x.shape)
 
 
 def _called(module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.calls import Places, begin
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.weights import fact
+from lib_rocm_sd.unet.weights import fact, laid, slots_of
 
 _Facts = tuple[Any, ...]
 
@@ -26,6 +28,7 @@ class Embeddings:
 
     def __init__(self, ready: Callable[[Sequence[nn.Module]], str], session: Session) -> None:
         self._ready, self._session = ready, session
+        self._places = Places()
         self.layers: tuple[nn.Linear, ...] = ()
         self._of: torch.Tensor | None = None
         self._version = 0
@@ -49,29 +52,28 @@ class Embeddings:
     def forget(self) -> None:
         self._of = self._active = None
         self._made = {}
+        self._places.forget()
 
     def _alone(self, active: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-        own: Any = layer._parameters
-        return compute.linear(active, own["weight"], own["bias"], session=self._session)
+        return compute.linear(begin(self._session, {}), "alone", active, layer)
 
     def _begin(self, emb: torch.Tensor) -> None:
         """A step begins with a new embedding."""
         self._made = {}
-        self._active = nn.functional.silu(emb)
+        active = self._active = nn.functional.silu(emb)
         self._of, self._version = emb, emb._version
         layers = [layer for layer in self.layers if _fits(layer, emb)]
         if len(layers) < 2 or self._ready(layers):
             return
-        for first in range(0, len(layers), compute.MOST_WEIGHTS):
-            self._together(self._active, layers[first : first + compute.MOST_WEIGHTS])
-
-    def _together(self, active: torch.Tensor, layers: Sequence[nn.Linear]) -> None:
-        own: list[Any] = [layer._parameters for layer in layers]
-        weights, biases = [item["weight"] for item in own], [item["bias"] for item in own]
-        joint = compute.linear(active, weights, biases, session=self._session)
-        parts = joint.split([weight.shape[0] for weight in weights], -1)
-        for layer, part in zip(layers, parts, strict=True):
-            self._made[layer] = (_facts(layer), part)
+        facts = [_facts(layer) for layer in layers]
+        shaped = (active.shape, active.stride(), active.dtype, active.device)
+        calls = begin(self._session, self._places.of((*shaped, *laid(slots_of(layers)))))
+        for first in range(0, len(layers), MOST_WEIGHTS):
+            some = layers[first : first + MOST_WEIGHTS]
+            joint = compute.linear(calls, str(first), active, *some)
+            parts = joint.split([layer.out_features for layer in some], -1)
+            made = zip(facts[first:], parts, strict=False)
+            self._made.update(zip(some, made, strict=True))
 
 
 def _fits(layer: nn.Linear, emb: torch.Tensor) -> bool:

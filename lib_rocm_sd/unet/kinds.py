@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.unet import blocks, read_diffusers, read_ldm
 from lib_rocm_sd.unet.parts import Parts, Transformer
-from lib_rocm_sd.unet.weights import obstacles
+from lib_rocm_sd.unet.weights import Slots, obstacles, slots_of
 
 _AT_REST = (nn.Dropout, nn.Identity, nn.SiLU)
 HALVES = (torch.float16, torch.bfloat16)
@@ -31,13 +32,13 @@ class Kind:
     title: str
     read: Callable[[Findings, nn.Module], Any]
     bind: Callable[..., Any]
-    run: Callable[[Any, Any, blocks.Means], Any]
+    run: Callable[[Any, Any, blocks.Means, Calls], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
     """A module as it was read: its parts, or the reasons why not. `partly`: why modules within are
-    called as they are. `leaves`: those whose parameters we read.
+    called as they are. `leaves`: those whose parameters we read, which are in `slots`.
     """
 
     parts: Parts | None
@@ -45,6 +46,7 @@ class Reading:
     partly: tuple[str, ...]
     leaves: tuple[nn.Module, ...]
     watch: Watch
+    slots: Slots = ()
 
 
 TITLES = (
@@ -154,7 +156,7 @@ def read(module: nn.Module, kind: Kind, family: str, hosts_own: Iterable[str] = 
     reasons = tuple(found.reasons)
     if reasons:
         return Reading(None, reasons, (), (), watch)
-    return Reading(parts, (), tuple(found.partly), tuple(leaves), watch)
+    return Reading(parts, (), tuple(found.partly), tuple(leaves), watch, slots_of(leaves))
 
 
 def _seen(module: nn.Module, parts: Parts | None) -> Iterator[nn.Module]:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.calls import Places, begin
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Means, TheirsError
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import HALVES, Kind, Reading, read
+from lib_rocm_sd.unet.weights import laid
 
 
 class BlockStandIn(StandIn):
@@ -20,12 +23,19 @@ class BlockStandIn(StandIn):
     passed_on = (MemoryError, TheirsError)
 
     def __init__(
-        self, module: nn.Module, kind: Kind, family: str, means: Means, hook: Hook
+        self,
+        module: nn.Module,
+        kind: Kind,
+        family: str,
+        means: Means,
+        hook: Hook,
+        session: Session,
     ) -> None:
         super().__init__(module)
         self.kind = kind
         self._family, self._means, self._hook = family, means, hook
-        self._told: Callable[[str], None] = means.session.report.event
+        self._session, self._places = session, Places()
+        self._told: Callable[[str], None] = session.report.event
         self._barred = ""
         self._last_refusal = ""
         self._reading = self._read()
@@ -57,26 +67,27 @@ class BlockStandIn(StandIn):
     def _read(self) -> Reading:
         return read(self.module, self.kind, self._family, self._hook.hosts_own)
 
-    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
-        """True for a call that the module was read for, on an image or tokens like its weights."""
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that the module was read for, on an image or tokens like its weights."""
         if self._barred or self.module.training:
-            return False
+            return None
         reading = self.reading
-        return reading.parts is not None and _suits(self._bound(args, kwargs), reading)
-
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call asks for; None if it has arguments that are not known or no tensors."""
+        if reading.parts is None:
+            return None
         try:
-            return self.kind.bind(self.module, *args, **kwargs)
+            call = self.kind.bind(self.module, *args, **kwargs)
         except (TypeError, AttributeError, ValueError):
             return None
+        return call if _suits(call, reading) else None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
 
-    def serve(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._bound(args, kwargs)
-        return self.kind.run(self._reading.parts, call, self._means)
+    def serve(self, asked: Any) -> Any:
+        reading = self._reading
+        routes = self._places.of((*_facts(asked), *laid(reading.slots)))
+        calls = begin(self._session, routes)
+        return self.kind.run(reading.parts, asked, self._means, calls)
 
     def failed(self, error: Exception) -> str:
         """Bars ours until the module has changed or is taken over again."""
@@ -87,6 +98,16 @@ class BlockStandIn(StandIn):
         if why != self._last_refusal:
             self._last_refusal = why
             self._told(f"a {self.kind.title} of the UNet was left to the host: {why}")
+
+
+def _facts(call: Any) -> tuple[Any, ...]:
+    """What the shapes in a block follow from, beside its weights."""
+    x = call.x
+    other = getattr(call, "emb", None) if x.ndim == 4 else call.context
+    given = (x.shape, x.stride(), x.dtype, x.device)
+    if not isinstance(other, torch.Tensor):
+        return given
+    return (*given, other.shape, other.stride(), other.dtype, other.device)
 
 
 def _suits(call: Any, reading: Reading) -> bool:

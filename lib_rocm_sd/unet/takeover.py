@@ -46,7 +46,7 @@ class UnetTakeover:
         self._session, self._hook = session, hook
         self._weights = UnetWeights()
         self._embeddings = Embeddings(hook.ready, session)
-        self._means = Means(self._weights, session, hook.attention, self._embeddings)
+        self._means = Means(self._weights, hook.attention, self._embeddings)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -77,7 +77,7 @@ class UnetTakeover:
             self._elsewhere[module] = kind.title
             return
         if stand_in is None:
-            stand_in = BlockStandIn(module, kind, family, self._means, self._hook)
+            stand_in = BlockStandIn(module, kind, family, self._means, self._hook, self._session)
             self._stand_ins[module] = stand_in
         else:
             stand_in.renew()

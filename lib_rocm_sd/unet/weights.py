@@ -6,7 +6,7 @@ what convolutions of such images read. There is no second copy of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -131,6 +131,22 @@ def _with_plain_strides(
     weight = state.get(key)
     if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
         state[key] = weight.contiguous()
+
+
+Slots = Sequence[tuple[dict[str, Any], str]]
+"""Where modules have their parameters."""
+
+
+def slots_of(leaves: Iterable[nn.Module]) -> Slots:
+    """Of all weights and biases that there are."""
+    found = [(leaf._parameters, name) for leaf in leaves for name in ("weight", "bias")]
+    return [(own, name) for own, name in found if own.get(name) is not None]
+
+
+def laid(slots: Slots) -> tuple[Any, ...]:
+    """How the parameters lie: equal as long as none was moved, replaced or made another dtype."""
+    own = [parameters[name] for parameters, name in slots]
+    return (*[p.data_ptr() for p in own], *[p.dtype for p in own])
 
 
 def fact(tensor: torch.Tensor | None) -> _Fact:

@@ -41,10 +41,10 @@ class Negative(StandIn):
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return "it adds" if "plus" in kwargs else super().refusal(*args, **kwargs)
 
-    def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def serve(self, asked: tuple[torch.Tensor]) -> torch.Tensor:
         if self.trouble is not None:
             raise self.trouble
-        return -2 * args[0]
+        return -2 * asked[0]
 
     def failed(self, error: Exception) -> str:
         return f"failed: {error}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.unet import compute, kinds, stand_in
+from lib_rocm_sd.unet import kinds, stand_in
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.unet import unet_models as models
 from tests.vae.vae_models import needs_half
@@ -152,19 +152,6 @@ def test_in_inference_mode() -> None:
     assert torch.equal(models.step(unet, inputs), made)
     assert not any(parameter.is_inference() for parameter in unet.parameters())
     assert_all_ours(taken)
-
-
-def test_layers_that_do_not_go_together_are_a_callers_mistake() -> None:
-    x, weight = models.draw(2, 8), models.draw(16, 8)
-    assert compute.linear(x, [weight, weight]).shape == (2, 32)
-    with pytest.raises(ValueError, match="4 weights and 4 biases"):
-        compute.linear(x, [weight] * 4)
-    with pytest.raises(ValueError, match="2 weights and 1 biases"):
-        compute.linear(x, [weight] * 2, [None])
-    with pytest.raises(ValueError, match=r"\(16, 9\)"):
-        compute.linear(x, models.draw(16, 9))
-    with pytest.raises(ValueError, match="bfloat16"):
-        compute.linear(x, weight.to(torch.bfloat16))
 
 
 def test_values_that_are_no_numbers_go_on_as_in_torch() -> None:

@@ -111,11 +111,10 @@ class CoderStandIn(StandIn):
             finally:
                 self._lock.release()
 
-    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
-        """True for one image; a live preview's is only where the settings say so."""
-        if len(args) != 1 or kwargs:
-            return False
-        return self._turn.is_here or settings.current().previews
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        """One image; a live preview's only where the settings say so."""
+        wanted = self._turn.is_here or settings.current().previews
+        return args[0] if len(args) == 1 and not kwargs and wanted else None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         image = args[0]
@@ -129,11 +128,11 @@ class CoderStandIn(StandIn):
         why = super().refusal(image)
         return why or "; ".join(engine.usable(weights.device, CONVS["3x3"]))
 
-    def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""
         try:
             with self._alone():
-                return self._run(args[0], self._wish)
+                return self._run(asked, self._wish)
         finally:
             self._tidy()
 

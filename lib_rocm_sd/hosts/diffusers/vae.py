@@ -51,8 +51,8 @@ class VaeStandIn(StandIn):
         super().take_out()
         self.program.release()
 
-    def is_for_us(self, *args: Any, **kwargs: Any) -> bool:
-        return bool(args)
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         if any(item is not None for item in (*args[1:], *kwargs.values())):
@@ -62,10 +62,10 @@ class VaeStandIn(StandIn):
         weight = next(self.module.parameters())
         return why or (unsuited(weight, self._session) if left_to_us else "")
 
-    def serve(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """`args[0]` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
+    def serve(self, asked: torch.Tensor) -> torch.Tensor:
+        """`asked` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
         try:
-            return self.program(args[0], session=self._session, **self._options)
+            return self.program(asked, session=self._session, **self._options)
         finally:
             if _is_offloaded(self._vae):
                 self.program.release()

@@ -1,0 +1,98 @@
+"""A plan made callable, and what takes a plan's place where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.engine.gating import Asked, Gatekeeper
+from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.engine.planner import VariantPlan
+from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.report import UsedRow
+
+
+class Route:
+    """All that one call needs, found by one dict lookup. `lasts`: not for one call only, as during
+    a graph capture.
+    """
+
+    __slots__ = ("config", "device", "lasts", "launch", "plan", "problem", "row", "run")
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        row: UsedRow,
+        problem: Any,
+        device: torch.device,
+        plan: VariantPlan | None = None,
+        launch: Launch | None = None,
+    ) -> None:
+        self.run = run
+        self.row = row
+        self.problem = problem
+        self.device = device
+        self.plan = plan
+        self.launch = launch
+        self.config = plan.config if plan else None
+        self.lasts = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it leads to a kernel of ours."""
+        return self.plan is not None and self.plan.variant.ours
+
+    def runs(self, variant: Variant[Any, Any], config: Any) -> bool:
+        """Whether that is what it leads to."""
+        return self.plan is not None and (self.plan.variant, self.config) == (variant, config)
+
+
+def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., Any]:
+    """The route's `run`, to stand in its place until its first launch has come to an end."""
+    run, plan = route.run, route.plan
+    assert plan is not None
+    asked = Asked(op, plan.variant, route.config, route.problem, route.device, route.launch)
+
+    def first(launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+        if is_recording(route.device):
+            return run(launch, config, problem, inputs)
+        watch = gate.launching(asked, "call")
+        if watch is None:
+            output = run(launch, config, problem, inputs)
+        else:
+            with watch:
+                output = run(launch, config, problem, inputs)
+                if route.device.type == "cuda":
+                    torch.cuda.synchronize(route.device)
+        route.run = run
+        return output
+
+    return first
+
+
+def tensors_of(inputs: Any) -> list[torch.Tensor]:
+    """Those among an op's inputs."""
+    return [item for item in inputs if isinstance(item, torch.Tensor)]
+
+
+def traced(op: Op[Any, Any], inputs: Any) -> Any:
+    """Under torch.compile: the first variant made of torch calls, which can be traced."""
+    problem = op.problem_of(inputs)
+    for variant in op.variants:
+        if not variant.ours and not variant.refusals(None, problem):
+            return variant.run(None, variant.configs(None, problem)[0], problem, inputs)
+    raise NotSupportedError(problem, {})
+
+
+def zeros(op: Op[Any, Any]) -> Callable[..., torch.Tensor]:
+    """Runs an op whose input has no elements."""
+
+    def run(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+        dtype = op.output_dtype(problem) if op.output_dtype else None
+        made: torch.Tensor = inputs[0].new_zeros(op.output_shape(problem), dtype=dtype)
+        return made
+
+    return run
