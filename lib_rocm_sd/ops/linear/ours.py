@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.bound import in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundLinear
 from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, LinearTiling
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
@@ -79,6 +82,45 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     def _cut(p: LinearProblem, config: LinearConfig) -> LinearTiling:
         return kernel.tiling(p.rows, p.k, p.columns, p.gate, config)
 
+    def bound(
+        self,
+        launch: Launch | None,
+        config: LinearConfig,
+        problem: LinearProblem,
+        inputs: LinearInputs,
+    ) -> Run:
+        """Where nothing has to be copied and the launcher can prepare a launch."""
+        prepare = getattr(launch, "prepare", None)
+        p, x, residual = problem, inputs.x, inputs.residual
+        layers = inputs.layers
+        dense = [t for layer in layers for t in layer if t is not None]
+        rows = [t for t in (x, residual) if t is not None]
+        good = all(map(_has_good_rows, rows)) and all(t.is_contiguous() for t in dense)
+        if prepare is None or not good or (p.in_place and residual is None):
+            return self.run
+        cut = self._cut(p, config)
+        y = residual if p.in_place and residual is not None else x.new_empty((1, p.all_columns))
+        first = _params(p, cut, x, layers, residual, y, None)
+        first.out_stride = _step(y) if p.in_place else p.all_columns
+        launches = self._launches(p, cut, config)
+
+        def prepared(params: ctypes.Structure) -> Callable[[], None]:
+            return in_a_row([prepare(*each, params, x.device) for each in launches])
+
+        return BoundLinear(p, cut.parts, first, prepared, self.run)
+
+    @staticmethod
+    def _launches(
+        p: LinearProblem, cut: LinearTiling, config: LinearConfig
+    ) -> list[tuple[KernelSpec, int, int]]:
+        """Kernels, each with its work-groups and their work-items."""
+        split = cut.parts > 1
+        made = [(kernel.spec(p.dtype, p.gate, split, config), cut.grid, config.block)]
+        if split:
+            grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
+            made.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
+        return made
+
     def run(
         self,
         launch: Launch | None,
@@ -100,12 +142,8 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
             shape = (cut.parts, p.rows, p.weight_rows)
             partial = x.new_empty(shape, dtype=torch.float32)
         params = _params(p, cut, x, layers, residual, y, partial)
-        split = partial is not None
-        spec = kernel.spec(p.dtype, p.gate, split, config)
-        launch(spec, cut.grid, config.block, params, x.device)
-        if split:
-            grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
-            launch(kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS, params, x.device)
+        for spec, grid, block in self._launches(p, cut, config):
+            launch(spec, grid, block, params, x.device)
         return y if here or inputs.out is None else inputs.out.copy_(y)
 
 
@@ -138,17 +176,21 @@ def _rows(matrix: torch.Tensor) -> torch.Tensor:
     """`matrix`, or a copy where its rows are not dense from multiples of 16 bytes on, or too far
     apart.
     """
-    step = _step(matrix)
-    good = matrix.stride(1) == 1 and step % 8 == 0 and matrix.data_ptr() % 16 == 0
-    if good and step <= MOST_STRIDE:
+    if _has_good_rows(matrix) and matrix.data_ptr() % ALIGNED_BYTES == 0:
         return matrix
     return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _has_good_rows(matrix: torch.Tensor) -> bool:
+    """Dense, and apart as the kernel reads them."""
+    step = _step(matrix)
+    return matrix.stride(1) == 1 and step % 8 == 0 and step <= MOST_STRIDE
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Without gaps, from a multiple of 16 bytes on; a copy if need be."""
     tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+    return tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
 
 
 def _is(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Launch, Run, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.linear.formula import computed
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
@@ -16,9 +18,9 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
     """F.linear for each weight, then the host's own operators, which round between them.
 
     First under Auto: on the one card where both were measured, of another vendor, its products of
-    many rows take a half to a quarter of ours' time. Gate and residual are launches of their own,
-    and what several weights make is copied side by side. Performance measures both. Halves on the
-    CPU are computed in float32, for an older torch has no product of them.
+    many rows take a half to a quarter of ours' time. Gate and residual are launches of their own.
+    Performance measures both. Halves on the CPU are computed in float32, for an older torch has no
+    product of them.
     """
 
     name = "torch"
@@ -33,18 +35,49 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
         copies = p.gate * 3 + (len(p.columns) > 1) + p.residual
         return copies * p.rows * p.all_columns * DTYPES[p.dtype].itemsize
 
+    def bound(
+        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
+    ) -> Run:
+        """Several weights write side by side, where autograd does not follow."""
+        on_cpu = inputs.x.device.type == "cpu"
+        if len(problem.columns) == 1 or on_cpu or torch.is_grad_enabled():
+            return self.run
+        return _side_by_side
+
     def run(
         self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
     ) -> torch.Tensor:
-        if inputs.x.device.type == "cpu":
-            wide = torch.promote_types(inputs.x.dtype, torch.float32)
-            y = computed(inputs, wide).to(inputs.x.dtype)
+        x = inputs.x
+        if x.device.type == "cpu":
+            wide = torch.promote_types(x.dtype, torch.float32)
+            y = computed(inputs, wide).to(x.dtype)
             return y if inputs.out is None else inputs.out.copy_(y)
-        made = [F.linear(inputs.x, weight, bias) for weight, bias in inputs.layers]
-        y = made[0] if len(made) == 1 else torch.cat(made, 1)
-        if inputs.gate:
-            value, gate = y.chunk(2, 1)
-            y = value * F.gelu(gate)
-        if inputs.residual is None:
-            return y
-        return y + inputs.residual if inputs.out is None else inputs.out.add_(y)
+        if inputs.weight_1 is None:
+            y = F.linear(x, inputs.weight, inputs.bias)
+        else:
+            y = torch.cat([F.linear(x, weight, bias) for weight, bias in inputs.layers], 1)
+        return _finished(y, inputs)
+
+
+def _side_by_side(
+    launch: Any, config: None, problem: LinearProblem, inputs: LinearInputs
+) -> torch.Tensor:
+    """Without a copy of what several weights make."""
+    y = inputs.x.new_empty((problem.rows, problem.all_columns))
+    parts = y.split_with_sizes(problem.columns, 1)
+    for (weight, bias), part in zip(inputs.layers, parts, strict=True):
+        if bias is None:
+            torch.mm(inputs.x, weight.t(), out=part)
+        else:
+            torch.addmm(bias, inputs.x, weight.t(), out=part)
+    return _finished(y, inputs)
+
+
+def _finished(y: torch.Tensor, inputs: LinearInputs) -> torch.Tensor:
+    """The gate and the residual, after the products."""
+    if inputs.gate:
+        value, gate = y.chunk(2, 1)
+        y = value * F.gelu(gate)
+    if inputs.residual is None:
+        return y
+    return y + inputs.residual if inputs.out is None else inputs.out.add_(y)

@@ -7,7 +7,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-from lib_rocm_sd.ops.base import KernelSpec
+from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import GFX1100, engine_of
 from tests.waiting import WAIT_S
@@ -29,30 +28,6 @@ from tests.waiting import WAIT_S
 CONFIGS = [each for arch in table().values() for dim in (40, 128) for each in configs(arch, dim)]
 CONFIG = configs(table()["gfx1100"], 40)[0]
 OURS = MatrixAttention()
-
-
-@dataclass
-class Launches:
-    """Notes what each launch is given. `pause`: between being called and reading."""
-
-    pause: Callable[[], object] = bool
-    seen: list[tuple[Any, ...]] = field(default_factory=list)
-    prepared: int = 0
-    fails: bool = False
-
-    def __call__(
-        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
-    ) -> None:
-        self.pause()
-        if self.fails:
-            raise LaunchError("no")
-        self.seen.append((spec, grid, block, bytes(params), device))
-
-    def prepare(
-        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
-    ) -> Callable[[], None]:
-        self.prepared += 1
-        return lambda: self(spec, grid, block, params, device)
 
 
 def tensors(
@@ -73,11 +48,6 @@ def without_output(params: bytes) -> list[Any]:
 def turned(x: torch.Tensor) -> torch.Tensor:
     """The same shape with heads before the sequence in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    """The same strides, no longer at a multiple of 16 bytes."""
-    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
 
 
 def odd_rows(x: torch.Tensor) -> torch.Tensor:

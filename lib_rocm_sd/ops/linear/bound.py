@@ -1,0 +1,70 @@
+"""Our linear layer called again and again with tensors that differ only in where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import Run
+from lib_rocm_sd.ops.bound import Bound, Prepare
+from lib_rocm_sd.ops.linear.kernel import LinearParams
+from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+
+ALIGNED_BYTES = 16
+
+
+class BoundLinear(Bound[LinearParams]):
+    """Callable like `Variant.run`, for inputs of one key with dense rows. What does not begin at a
+    multiple of 16 bytes goes to `run`. `parts`: of k, each with a sum of its own.
+    """
+
+    __slots__ = ("_in_place", "_parted", "_run", "_shape")
+
+    def __init__(
+        self, problem: LinearProblem, parts: int, first: LinearParams, prepare: Prepare, run: Run
+    ) -> None:
+        super().__init__(first, prepare)
+        self._shape = problem.rows, problem.all_columns
+        self._parted = (parts, problem.rows, problem.weight_rows) if parts > 1 else None
+        self._in_place = problem.in_place
+        self._run = run
+
+    def __call__(
+        self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
+    ) -> torch.Tensor:
+        x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _ = inputs
+        y = residual if self._in_place and residual is not None else x.new_empty(self._shape)
+        try:
+            packet = self.free.pop()
+        except IndexError:
+            packet = self.new()
+        params = packet.params
+        params.x = every = x.data_ptr()
+        params.weights_0 = at = weight.data_ptr()
+        every |= at
+        if bias is not None:
+            params.bias_0 = at = bias.data_ptr()
+            every |= at
+        if weight_1 is not None:
+            every |= _others(params, weight_1, bias_1, weight_2, bias_2)
+        if residual is not None:
+            params.residual = at = residual.data_ptr()
+            every |= at
+        params.out = y.data_ptr()
+        if every % ALIGNED_BYTES:
+            self.free.append(packet)
+            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+        if self._parted is not None:
+            partial = x.new_empty(self._parted, dtype=torch.float32)
+            params.partial = partial.data_ptr()
+        packet.launch()
+        self.free.append(packet)
+        return y
+
+
+def _others(params: LinearParams, *layers: torch.Tensor | None) -> int:
+    """The second weight, its bias, and the third's, put in; all their bits."""
+    at = [0 if tensor is None else tensor.data_ptr() for tensor in layers]
+    params.weights_1, params.bias_1, params.weights_2, params.bias_2 = at
+    return at[0] | at[1] | at[2] | at[3]

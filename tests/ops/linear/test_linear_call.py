@@ -1,0 +1,124 @@
+"""A bound linear layer gives the kernels what an unbound one does; torch's writes side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.arch import table
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.ours import MatrixLinear
+from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.torch import _side_by_side
+from tests.ops.launches import Launches, shifted
+from tests.ops.running import bind, compute
+
+OURS = MatrixLinear()
+CPU = torch.device("cpu")
+PROBLEMS = (
+    LinearProblem(17, 64, (24,)),
+    LinearProblem(17, 64, (24,), "bfloat16", residual=True),
+    LinearProblem(17, 64, (24, 8), bias=False),
+    LinearProblem(17, 64, (24, 8, 16), residual=True, in_place=True),
+    LinearProblem(2, 1024, (48,), gate=True),
+    LinearProblem(1, 1024, (48, 16), residual=True, in_place=True),
+)
+NEW = {"out", "partial"}
+"""Where tensors lie that a call makes, if nothing is made in place."""
+
+
+def config(problem: LinearProblem, parts: int = 1) -> LinearConfig:
+    p = problem
+    found = configs(table()["gfx1100"], p.dtype, p.rows, p.k, p.columns, p.gate)[0]
+    return replace(found, parts=parts)
+
+
+def drawn(problem: LinearProblem, seed: int = 0) -> LinearInputs:
+    return LINEAR.make_inputs(problem, CPU, seed)
+
+
+def read(params: bytes, made: set[str]) -> dict[str, Any]:
+    got = LinearParams.from_buffer_copy(params)
+    values = {name: getattr(got, name) for name, *_ in LinearParams._fields_}
+    assert bool(values["partial"]) == (values["parts"] > 1)
+    return {name: value for name, value in values.items() if name not in made}
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_a_bound_call_launches_what_an_unbound_one_does(problem: LinearProblem, parts: int) -> None:
+    launch, chosen = Launches(), config(problem, parts)
+    bound = bind(LINEAR, OURS, launch, chosen, drawn(problem))
+    for seed in (0, 1):
+        inputs = drawn(problem, seed)
+        launch.seen.clear()
+        outs = [bound(inputs), compute(LINEAR, OURS, launch, chosen, inputs)]
+        assert outs[0].shape == outs[1].shape and outs[0].dtype == inputs.x.dtype
+        half = len(launch.seen) // 2
+        assert half == (2 if OURS._cut(problem, chosen).parts > 1 else 1)
+        for one, other in zip(launch.seen[:half], launch.seen[half:], strict=True):
+            assert one[:3] == other[:3] and one[4] == other[4]
+            made = {"partial"} if problem.in_place else NEW
+            assert read(one[3], made) == read(other[3], made)
+            assert LinearParams.from_buffer_copy(one[3]).out == outs[0].data_ptr()
+    assert launch.prepared == half
+
+
+def test_rows_that_are_apart_are_read_as_they_lie() -> None:
+    problem, launch = PROBLEMS[1], Launches()
+    inputs = drawn(problem)
+    wide = torch.zeros(17, 128, dtype=inputs.x.dtype)
+    inputs = inputs._replace(x=wide[:, 64:].copy_(inputs.x))
+    bind(LINEAR, OURS, launch, config(problem), inputs)(inputs)
+    got = LinearParams.from_buffer_copy(launch.seen[0][3])
+    assert (got.x, got.x_stride) == (inputs.x.data_ptr(), 128)
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "bias", "residual"])
+def test_what_is_not_aligned_is_copied(which: str) -> None:
+    problem, launch = PROBLEMS[1], Launches()
+    inputs = drawn(problem)
+    bound = bind(LINEAR, OURS, launch, config(problem), inputs)
+    changed: Any = {which: shifted(getattr(inputs, which))}
+    moved = inputs._replace(**changed)
+    bound(moved)
+    assert launch.prepared == 1
+    got = LinearParams.from_buffer_copy(launch.seen[-1][3])
+    name = {"weight": "weights_0", "bias": "bias_0"}.get(which, which)
+    assert getattr(got, name) % 16 == 0
+    bound(inputs)
+    got = LinearParams.from_buffer_copy(launch.seen[-1][3])
+    assert got.x == inputs.x.data_ptr() and got.residual == inputs.residual.data_ptr()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("which", ["x", "weight"])
+def test_what_has_no_dense_rows_is_run(which: str) -> None:
+    problem, launch = PROBLEMS[0], Launches()
+    inputs = drawn(problem)
+    turned = getattr(inputs, which).t().contiguous().t()
+    changed: Any = {which: turned}
+    inputs = inputs._replace(**changed)
+    posed = LINEAR.problem_of(inputs)
+    assert OURS.bound(launch, config(problem), posed, inputs) == OURS.run
+
+
+def test_without_a_launcher_that_prepares_it_is_run() -> None:
+    inputs = drawn(PROBLEMS[0])
+    plain: Launch = lambda *words: None  # noqa: E731
+    assert OURS.bound(plain, config(PROBLEMS[0]), PROBLEMS[0], inputs) == OURS.run
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if len(p.columns) > 1], ids=str)
+def test_torchs_writes_side_by_side(problem: LinearProblem) -> None:
+    problem = replace(problem, dtype="float32")
+    inputs = drawn(problem)
+    expected = LINEAR.reference(inputs)  # before the residual is written over
+    made = _side_by_side(None, None, problem, inputs)
+    assert torch.allclose(made.double(), expected, atol=1e-5)
+    if problem.in_place:
+        assert inputs.residual is not None and made.data_ptr() == inputs.residual.data_ptr()
