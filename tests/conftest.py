@@ -119,10 +119,11 @@ def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What is measured takes as long as it tells this clock, however busy the machine is."""
-    from lib_rocm_sd.engine import measure
+    from lib_rocm_sd.engine import measure, timing
 
     made = Clock()
-    monkeypatch.setattr(measure, "perf_counter", made)
+    for module in (measure, timing):
+        monkeypatch.setattr(module, "perf_counter", made)
     return made
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.rows import Timer, spread, tiles
-from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
+from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.ops.base import Op
 
 BYTES_BESIDE = 1e6

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.ops.base import Launch, Variant
 
 WARM_UP = 3

@@ -15,6 +15,7 @@ import torch
 from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
+from lib_rocm_sd.engine.timing import Call, queued, timed
 from lib_rocm_sd.ops.base import I, Launch, Op, Variant
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import source
@@ -130,7 +131,10 @@ def _time_us(
     device: torch.device,
     share_s: float,
 ) -> float:
-    """Median time of a call in µs, from as many calls as `share_s` has room for; one at least."""
+    """Median time of a call in µs, from as many calls as `share_s` has room for; one at least.
+
+    In a step of a model the device has its work queued, so it has here.
+    """
 
     def call(number: int) -> None:
         inputs = sets[number % len(sets)]
@@ -143,34 +147,20 @@ def _time_us(
     second = timed(call, 1, device)[0]
     once_s = max(1e-7, perf_counter() - begin)
     runs = min(MOST_RUNS, int(share_s / once_s))
-    return second if runs < LEAST_RUNS else statistics.median(timed(call, runs, device))
+    if runs < LEAST_RUNS:
+        return second
+    submit_s = _submit_s(call, device)
+    return statistics.median(queued(call, runs, device, submit_s))
 
 
-def timed(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
-    """Times in µs of `runs` calls, each given its number: device events, or the clock on a CPU."""
-    return (_timed_on_gpu if device.type == "cuda" else _timed_on_cpu)(call, runs, device)
-
-
-def _timed_on_gpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
-    with torch.cuda.device(device):
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+def _submit_s(call: Call, device: torch.device) -> float:
+    """What a call takes until it returns."""
+    begin = perf_counter()
+    call(0)
+    submit_s = perf_counter() - begin
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-        marks[0].record()
-        for number in range(runs):
-            call(number)
-            marks[number + 1].record()
-        torch.cuda.synchronize(device)
-    pairs = zip(marks, marks[1:], strict=False)
-    return [1000.0 * begin.elapsed_time(end) for begin, end in pairs]
-
-
-def _timed_on_cpu(call: Callable[[int], None], runs: int, device: torch.device) -> list[float]:
-    times = []
-    for number in range(runs):
-        begin = perf_counter()
-        call(number)
-        times.append(1e6 * (perf_counter() - begin))
-    return times
+    return submit_s
 
 
 def stamp(info: DeviceInfo) -> str:

@@ -1,9 +1,8 @@
-"""How `bench attention` times a device: against one whose clock is counted here, and on a GPU."""
+"""How `bench attention` warms a device up, and what `bench call` times."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,94 +18,9 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from tests.played import GPU, played
 
-GPU = torch.device("cuda", 0)
-RATE = 2e9
-"""Cycles a second of the device that is played here."""
-
-
-class Device:
-    """A queue in the order of submission, and two clocks in µs: `host` and `end` of the queue."""
-
-    def __init__(self, submit_us: float, work_us: float, with_sleep: bool = True) -> None:
-        self.submit_us, self.work_us = submit_us, work_us
-        self.host = self.end = 0.0
-        self.slept: list[float] = []
-        if with_sleep:
-            self._sleep = self.spin
-
-    def busy(self, us: float) -> None:
-        self.end = max(self.end, self.host) + us
-
-    def call(self, number: int) -> None:
-        self.host += self.submit_us
-        self.busy(self.work_us)
-
-    def spin(self, cycles: int) -> None:
-        self.slept.append(cycles / RATE * 1e6)
-        self.busy(self.slept[-1])
-
-    def synchronize(self, device: Any = None) -> None:
-        self.host = max(self.host, self.end)
-
-    def device(self, device: Any) -> Any:
-        return nullcontext()
-
-    def Event(self, enable_timing: bool) -> Any:  # noqa: N802 - as torch.cuda has it
-        return Mark(self)
-
-
-class Mark:
-    def __init__(self, device: Device) -> None:
-        self.device = device
-
-    def record(self) -> None:
-        self.at = max(self.device.end, self.device.host)
-        self.device.end = self.at
-
-    def query(self) -> bool:
-        return self.device.host >= self.at
-
-    def elapsed_time(self, other: Mark) -> float:
-        return (other.at - self.at) / 1000
-
-
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def play(*words: Any, **options: Any) -> Device:
-        made = Device(*words, **options)
-        monkeypatch.setattr(torch, "cuda", made)
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: made.host / 1e6)
-        timing._cycles_per_s.cache_clear()
-        return made
-
-    yield play
-    timing._cycles_per_s.cache_clear()
-
-
-def test_a_queued_call_takes_what_the_device_takes(played: Any) -> None:
-    device = played(submit_us=30.0, work_us=4.0)
-    assert timing.queued(device.call, 50, GPU, 30e-6) == pytest.approx([4.0] * 50)
-    assert device.slept[-1] == pytest.approx(1.5 * 50 * 30 + 200)
-    assert timing.waited_for(device.call, 5, GPU) == pytest.approx([34.0] + [30.0] * 4, abs=5)
-
-
-def test_too_short_a_sleep_is_made_longer(played: Any) -> None:
-    device = played(submit_us=30.0, work_us=4.0)
-    assert timing.queued(device.call, 50, GPU, 1e-6) == pytest.approx([4.0] * 50)
-    assert len([us for us in device.slept if us > 200]) >= 2
-
-
-def test_long_calls_keep_the_device_busy_by_themselves(played: Any) -> None:
-    device = played(submit_us=30.0, work_us=9000.0)
-    assert timing.queued(device.call, 5, GPU, 30e-6) == pytest.approx([9000.0] * 5)
-    assert device.host < 0.1e6
-
-
-def test_a_torch_that_cannot_sleep_times_all_the_same(played: Any) -> None:
-    device = played(submit_us=30.0, work_us=50.0, with_sleep=False)
-    times = timing.queued(device.call, 5, GPU, 30e-6)
-    assert times[1:] == pytest.approx([50.0] * 4)
+__all__ = ["played"]
 
 
 def test_warming_up_tells_how_long_a_submission_takes(played: Any) -> None:

@@ -21,6 +21,7 @@ from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
+from lib_rocm_sd.engine.timing import Call, queued, timed
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Variant
@@ -139,7 +140,7 @@ def _input_sets(problem: AttentionProblem, device: torch.device) -> list[Attenti
     )
 
 
-def _call(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> timing.Call:
+def _call(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> Call:
     def call(number: int) -> None:
         entry.run(entry.launch, entry.config, problem, sets[number % len(sets)])
 
@@ -171,11 +172,11 @@ def _verify(
             entry.row = replace(entry.row, reason=f"wrong: error {error:.1e}")
             return
         entry.submit_s = timing.warm_up(call, device)
-        once_us = min(timing.waited_for(call, 2, device))
+        once_us = min(timed(call, 2, device))
         runs = min(effort.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS))
         entry.round_runs = -(-runs // ROUNDS)
         if once_us <= SHORT_US and device.type == "cuda":
-            entry.waiting = timing.waited_for(call, runs, device)
+            entry.waiting = timed(call, runs, device)
     except FAILURES as failure:
         entry.row = replace(entry.row, reason=_why(failure, problem, said))
 
@@ -185,8 +186,8 @@ def _round(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionPro
         return
     device, call = sets[0][0].device, _call(entry, sets, problem)
     try:
-        timing.queued(call, min(entry.round_runs, 3), device, entry.submit_s)
-        entry.times += timing.queued(call, entry.round_runs, device, entry.submit_s)
+        queued(call, min(entry.round_runs, 3), device, entry.submit_s)
+        entry.times += queued(call, entry.round_runs, device, entry.submit_s)
     except FAILURES as failure:
         entry.row = replace(entry.row, reason=_why(failure, problem))
 

@@ -14,9 +14,9 @@ import torch
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
 from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import Runner, Way
-from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import Program
