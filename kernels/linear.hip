@@ -5,6 +5,7 @@
 //   plain   y = x w^T + bias + residual
 //   GATE    y = (x a^T + bias_a) * gelu(x b^T + bias_b) + residual, where the one weight is (2 columns, k): a's rows, then b's
 //   SPLIT   partial[s] = x w^T over the s-th part of k, which linear_sum adds in the order of s before it does all the rest
+//   linear_gate  y = a * gelu(b) + residual of x (rows, 2 columns), which a library has made: a, then b, with their bias
 //
 // Tiling. M is columns of y, that is rows of the weights, and N is rows of x: both lie along k, as A and B want it, and a lane's rows of D
 // lie together in y. A work-group computes WAVES_OUT * TILES_OUT * 16 rows of the weights by WAVES_ROWS * TILES_ROWS * 16 rows of x; with
@@ -117,6 +118,23 @@ KERNEL(THREADS) linear_sum(LinearParams p) {
         for (int i = 0; i < 8; ++i) sums[0][i] *= gelu(sums[1][i]);
     }
     write_row(p, (int)row, all, sums[0]);
+}
+
+#elif defined(STEP_GATE)
+
+// One work-item makes eight columns of a row, each by itself: two at a time, LLVM copies constants into pairs of which one half is never
+// read and never written.
+KERNEL(THREADS) linear_gate(LinearParams p) {
+    const u32 item = block_id() * THREADS + thread_id(), eights = p.columns / 8;
+    const u32 row = item / eights;
+    const int column = (int)(item % eights * 8);
+    if (!(row < p.rows)) return;
+    const u16* from = p.x + (i64)row * p.x_stride + column;
+    const auto value = *(const Words<4>*)from, gate = *(const Words<4>*)(from + p.columns);
+    float sums[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = half_of(value, i) * bits_float(kept_here(float_bits(gelu(half_of(gate, i)))));
+    write_row(p, (int)row, column, sums);
 }
 
 #else

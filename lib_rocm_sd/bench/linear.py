@@ -125,11 +125,11 @@ def render(heading: str, rows: list[LinearRow]) -> str:
     """The table that a person reads."""
     lines = [
         heading,
-        f"{'layer':<40} {'problem':<60} {'way':<8} {'us':>9} {'p10..p90':>17} {'TFLOP/s':>8} "
+        f"{'layer':<40} {'problem':<60} {'way':<15} {'us':>9} {'p10..p90':>17} {'TFLOP/s':>8} "
         f"{'error':>8}",
     ]
     for row in rows:
-        start = f"{row.label:<40} {row.problem:<60} {row.way:<8}"
+        start = f"{row.label:<40} {row.problem:<60} {row.way:<15}"
         if row.reason:
             lines.append(f"{start} not run: {row.reason}")
             continue

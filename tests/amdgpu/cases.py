@@ -256,6 +256,16 @@ def linear(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "linear", replace(rows, rows=1, k=648, columns=(8,)), few + len(every))
 
 
+def linear_gate(gfx: str) -> Iterator[Case]:
+    """More than a work-group's, and a rest of one; rows of the residual that lie apart."""
+    for problem in (
+        LinearProblem(33, 24, (136,), gate=True),
+        LinearProblem(7, 16, (8,), "bfloat16", residual=True, gate=True),
+        LinearProblem(5, 8, (648,), residual=True, gate=True, in_place=True),
+    ):
+        yield Case(gfx, "linear gate", problem, layout="wide" if problem.residual else "plain")
+
+
 ALL = {
     "attention": attention,
     "softmax": softmax,
@@ -264,6 +274,7 @@ ALL = {
     "group norm": group_norm,
     "layer norm": layer_norm,
     "linear": linear,
+    "linear gate": linear_gate,
 }
 
 

@@ -36,6 +36,7 @@ LAUNCHED_BY = {
     "finish": ("conv", "group_norm"),
     "layer norm": ("layer_norm",),
     "linear": ("linear",),
+    "linear gate": ("linear",),
 }
 """Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 Reached = dict[KernelSpec, frozenset[int]]

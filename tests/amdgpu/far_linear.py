@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
-from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear import kernel, library
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MOST_STRIDE, MatrixLinear
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
@@ -92,9 +93,41 @@ def _size(place: slice) -> int:
     return int(place.stop - place.start)
 
 
+def gate(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Very many rows of what a library made of both halves of a weight."""
+    count, each = (1 << 26) + 5, kernel.SUM_THREADS * 8 // COLUMNS
+    problem = LinearProblem(count, 8, (COLUMNS,), residual=True, gate=True, in_place=True)
+    places = _places(count, each)
+    drawn = torch.Generator("cpu").manual_seed(1)
+    dtype = torch.float16
+    product = sparse((count, 2 * COLUMNS), dtype, (2 * COLUMNS, 1))
+    residual = sparse((count, COLUMNS), dtype, (COLUMNS, 1))
+    for place in places:
+        for wide in (product, residual):
+            shape = (_size(place), wide.shape[1])
+            wide[place] = torch.randn(shape, generator=drawn).to(dtype)
+    before = [(product[place].double(), residual[place].double()) for place in places]
+    inputs = LinearInputs(product[:, :8], product[:1, :8], None, residual, residual, gate=True)
+    launch = launch_on(
+        gfx, kernels_dir, groups=lambda entry, grid: [p.start // each for p in places]
+    )
+    shown = [t[place] for t in (product, residual) for place in places]
+    with launch.knows(*shown), mock.patch.object(library, "_product", lambda inputs: product):
+        made = library.LibraryLinear().run(launch, None, problem, inputs)
+    found = []
+    for place, (both, added) in zip(places, before, strict=True):
+        value, gated = both.chunk(2, 1)
+        exact = value * torch.nn.functional.gelu(gated) + added
+        off = (made[place].double() - exact).abs().max().item()
+        if not off <= 1e-3 * exact.abs().max().item():
+            found.append(f"rows {place.start} to {place.stop} off by {off}")
+    return found
+
+
 ALL: dict[str, Callable[..., list[str]]] = {
     "rows of a linear layer": partial(rows, 1, False),
     "rows of a linear layer in parts": partial(rows, 4, False),
     "rows of a linear layer with gaps": partial(rows, 1, True),
     "rows of a linear layer in parts with gaps": partial(rows, 4, True),
+    "rows of a gate": gate,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -32,9 +33,10 @@ from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
+from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
-from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.ops.linear.torch import TorchLinear, finished
 from lib_rocm_sd.ops.linear.trial import apart
 from tests.amdgpu import drawn
 from tests.amdgpu.errors import ExecutionError, RaceError
@@ -293,18 +295,28 @@ def linear_config(case: Case) -> LinearConfig:
     return replace(every[size], parts=LINEAR_PARTS[turn])
 
 
+def _linear_way(case: Case) -> tuple[Any, LinearConfig | None]:
+    """Which of our variants, and its config."""
+    if case.op == "linear gate":
+        return LibraryLinear(), None
+    return MatrixLinear(), linear_config(case)
+
+
 def _linear(case: Case, launch: CodeLaunch) -> list[str]:
     """ "wide": rows of x and of the residual lie apart."""
     p = case.problem
     inputs = LINEAR.make_inputs(p, CPU, case.seed)
     exact = LINEAR.reference(inputs)
     theirs = compute(LINEAR, TorchLinear(), None, None, inputs._replace(out=None))
+    if case.op == "linear gate":
+        theirs = finished(F.linear(inputs.x, inputs.weight, inputs.bias), inputs._replace(out=None))
     if case.layout == "wide":
         residual = None if inputs.residual is None else apart(inputs.residual, p.all_columns + 24)
         out = residual if p.in_place else None
         inputs = inputs._replace(x=apart(inputs.x, p.k + 16), residual=residual, out=out)
+    ours, config = _linear_way(case)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-        output = compute(LINEAR, MatrixLinear(), launch, linear_config(case), inputs)
+        output = compute(LINEAR, ours, launch, config, inputs)
     found = _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
     if p.in_place and (inputs.out is None or output.data_ptr() != inputs.out.data_ptr()):
         found.append("not in place")
@@ -321,6 +333,7 @@ _RUN: dict[str, Any] = {
     "finalize": _finalize,
     "layer norm": _layer_norm,
     "linear": _linear,
+    "linear gate": _linear,
 }
 
 
@@ -343,8 +356,9 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(KernelLayerNorm().specs(arch, p, threads))
-    if case.op == "linear":
-        return set(MatrixLinear().specs(arch, p, linear_config(case)))
+    if case.op in ("linear", "linear gate"):
+        way, tiles = _linear_way(case)
+        return set(way.specs(arch, p, tiles))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

@@ -164,6 +164,8 @@ def _linear(gfx: str) -> Iterator[Case]:
     parts = replace(problem, rows=17, columns=(24, 136, 8), in_place=False)
     yield Case(gfx, "linear", parts, few * 2 + 1, "wide")
     yield Case(gfx, "linear", replace(parts, rows=15, k=192, columns=(8,)), few * 2 + 1)
+    gated = LinearProblem(65, 16, (40,), residual=True, gate=True, in_place=True)
+    yield Case(gfx, "linear gate", gated, layout="wide")
 
 
 CASES: dict[str, Callable[[str], Iterator[Case]]] = {

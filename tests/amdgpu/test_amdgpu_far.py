@@ -75,7 +75,7 @@ LAST, FIRST = "images of a norm, channels last", "images of a norm, channels fir
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
 ROWS, ROWS_APART = "rows of a layer norm", "rows of a layer norm far apart"
 LINEAR, IN_PARTS = "rows of a linear layer", "rows of a linear layer in parts"
-WITH_GAPS = "rows of a linear layer with gaps"
+WITH_GAPS, GATE = "rows of a linear layer with gaps", "rows of a gate"
 COUNTED = "never: what is counted are rows, or parts, and there are no more of them than work-items"
 WEIGHTS = "never: weights of 4 GiB"
 PART = "never: pixels of an image or of a part, which have 32 bits"
@@ -86,7 +86,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention.hip", "p.v_stride["): (LANES,),
     ("softmax.hip", "i64"): (SCORES, SCORES),
     ("conv_sum.hip", "i64"): (SPLIT, SPLIT, COUNTED),
-    ("linear.hip", "i64"): (LINEAR, LINEAR, IN_PARTS, IN_PARTS, WITH_GAPS, IN_PARTS),
+    ("linear.hip", "i64"): (LINEAR, LINEAR, IN_PARTS, IN_PARTS, GATE, WITH_GAPS, IN_PARTS),
     ("pack.hip", "i64"): (WEIGHTS, WEIGHTS),
     ("group_norm_silu.hip", "i64"): (
         *(LAST, LAST, LAST, "pixels of a norm", LAST),

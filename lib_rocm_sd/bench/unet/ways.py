@@ -26,6 +26,8 @@ class Runner:
     told: Callable[[], list[str]] = list
 
 
+OWN = "rocm_sd"
+"""The name of variants that call no library."""
 Maker = Callable[[Unet], AbstractContextManager[Runner]]
 
 
@@ -60,9 +62,9 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
 
 
 def own_kernels_only() -> AbstractContextManager[None]:
-    """Within this, each variant that is not ours refuses whatever is planned."""
+    """Within this, each variant that is not ours alone refuses whatever is planned."""
     variants = (variant for op in ops() for variant in op.variants)
-    return refused((variant for variant in variants if not variant.ours), "own kernels only")
+    return refused((item for item in variants if item.name != OWN), "own kernels only")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ MOST_PARTIAL_BYTES = 32 << 20
 
 
 class LinearParams(ctypes.Structure):
-    """The one argument of linear and linear_sum; the same struct stands in linear.hip."""
+    """The one argument of all kernels of linear.hip, where the same struct stands."""
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("x", "weights_0", "weights_1", "weights_2")),
@@ -242,6 +242,17 @@ def sum_spec(dtype: str, gate: bool) -> KernelSpec:
     return KernelSpec(SOURCE, "linear_sum", tuple(defines.items()))
 
 
+@cache
+def gate_spec(dtype: str) -> KernelSpec:
+    """What a library made of both halves of a weight -> out."""
+    defines = {
+        "STEP_GATE": 1,
+        "BF16_HALVES": int(dtype == "bfloat16"),
+        "THREADS": SUM_THREADS,
+    }
+    return KernelSpec(SOURCE, "linear_gate", tuple(defines.items()))
+
+
 def specs(dtype: str, gate: bool, split: bool, config: LinearConfig) -> tuple[KernelSpec, ...]:
     """All that a linear layer launches."""
     made = spec(dtype, gate, split, config)
@@ -278,4 +289,4 @@ def _specs_of(arch: Arch, which: slice) -> list[KernelSpec]:
         for config in space[which]
         for each in specs(HALVES[0], gate, config.parts > 1, config)
     ]
-    return list(dict.fromkeys(found))
+    return [*dict.fromkeys(found), gate_spec(HALVES[0])]

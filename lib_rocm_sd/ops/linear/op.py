@@ -5,6 +5,7 @@ from __future__ import annotations
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.linear import problem as problems
 from lib_rocm_sd.ops.linear.formula import reference
+from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
@@ -14,7 +15,7 @@ LINEAR: Op[LinearProblem, LinearInputs] = Op(
     name="linear",
     family="linear",
     title="Linear layer",
-    variants=(MatrixLinear(), TorchLinear()),
+    variants=(MatrixLinear(), LibraryLinear(), TorchLinear()),
     problem_of=problems.problem_of,
     key_of=problems.key_of,
     reference=reference,

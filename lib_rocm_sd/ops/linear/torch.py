@@ -56,7 +56,7 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
             y = F.linear(x, inputs.weight, inputs.bias)
         else:
             y = torch.cat([F.linear(x, weight, bias) for weight, bias in inputs.layers], 1)
-        return _finished(y, inputs)
+        return finished(y, inputs)
 
 
 def _side_by_side(
@@ -70,10 +70,10 @@ def _side_by_side(
             torch.mm(inputs.x, weight.t(), out=part)
         else:
             torch.addmm(bias, inputs.x, weight.t(), out=part)
-    return _finished(y, inputs)
+    return finished(y, inputs)
 
 
-def _finished(y: torch.Tensor, inputs: LinearInputs) -> torch.Tensor:
+def finished(y: torch.Tensor, inputs: LinearInputs) -> torch.Tensor:
     """The gate and the residual, after the products."""
     if inputs.gate:
         value, gate = y.chunk(2, 1)

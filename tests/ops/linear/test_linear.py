@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd import arch, functional
 from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem, overlap
@@ -154,7 +155,8 @@ def test_the_memory_beside_the_output_is_that_of_the_parts_of_k() -> None:
 def test_our_kernel_through_the_engine_and_torchs_give_the_same(
     problem: LinearProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchLinear, "preference", 0)
+    for other in (LibraryLinear, TorchLinear):
+        monkeypatch.setattr(other, "preference", 0)
     launch = ShimLaunch(arch.by_gfx("gfx1100"))  # type: ignore[arg-type]
     user, report = engine_of(GFX1100, lambda device, arch: launch)
     inputs = LINEAR.make_inputs(problem, CPU, 3)
@@ -172,6 +174,17 @@ def test_auto_takes_torchs_first() -> None:
     user, report = engine_of(GFX1100, lambda device, arch: ShimLaunch(arch))
     user.run(LINEAR, LINEAR.make_inputs(LinearProblem(5, 136, (24,)), CPU, 3))
     assert [row["variant"] for row in report.snapshot()["rows"]] == ["torch"]
+
+
+@executed.known("linear.hip", by="shim")
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_auto_takes_torchs_product_and_our_gate_first() -> None:
+    launch = ShimLaunch(arch.by_gfx("gfx1100"))  # type: ignore[arg-type]
+    user, report = engine_of(GFX1100, lambda device, arch: launch)
+    inputs = LINEAR.make_inputs(LinearProblem(5, 136, (24,), gate=True), CPU, 3)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        user.run(LINEAR, inputs)
+    assert [row["variant"] for row in report.snapshot()["rows"]] == ["torch + rocm_sd"]
 
 
 def test_the_key_tells_apart_what_the_checks_do() -> None:

@@ -15,6 +15,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
+from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
@@ -132,7 +133,17 @@ def test_through_the_engine(level: str) -> None:
     rows = user.session.report.snapshot()["rows"]
     assert len(rows) == 2
     if level == "Auto":
-        assert {row["variant"] for row in rows} == {"torch"}
+        assert [row["variant"] for row in rows] == ["torch", "torch"]
+
+
+@pytest.mark.parametrize("problem", [p for p in (*dict(USUAL).values(), *ODD) if p.gate], ids=str)
+def test_torchs_product_with_our_gate(launch: Launch, problem: LinearProblem) -> None:
+    """Not further off than torch's operators, which round once more."""
+    inputs = LINEAR.make_inputs(problem, DEVICE, 3)
+    exact = LINEAR.reference(inputs)
+    theirs = error(compute(LINEAR, TorchLinear(), None, None, inputs._replace(out=None)), exact)
+    ours = error(compute(LINEAR, LibraryLinear(), launch, None, inputs), exact)
+    assert ours <= 1.1 * theirs
 
 
 def test_the_door_writes_over_the_residual() -> None:
