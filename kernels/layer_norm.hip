@@ -162,15 +162,6 @@ DEVICE float over_team(const LayerNormParams& p, float x, float* lds) {
 
 #if HELD > 0
 
-// LLVM moves nothing across it: all that is read is asked for before anything waits for a part of it.
-DEVICE void all_begun() {
-#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
-#if __has_builtin(__builtin_amdgcn_sched_barrier)
-    __builtin_amdgcn_sched_barrier(0);
-#endif
-#endif
-}
-
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     const u32 vectors = p.channels / 8;
@@ -189,7 +180,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
         beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
     }
-    all_begun();
+    one_by_one();  // all that is read is asked for before anything waits for a part of it
     const float first = first_of(first_x, first_added);
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll

@@ -22,13 +22,6 @@ using Half = BF16;
 using Half = F16;
 #endif
 
-#if defined(MATRIX_UNIT_MFMA) && !defined(SIMT_SHIM)
-// Two waves on a SIMD have 256 registers each, all of which hold anything; with more there would be a second kind.
-#define WAVES_AT_ONCE __attribute__((amdgpu_waves_per_eu(2)))
-#else
-#define WAVES_AT_ONCE
-#endif
-
 struct LinearParams {  // the same in lib_rocm_sd/ops/linear/kernel.py
     const u16* x;
     const u16 *weights_0, *weights_1, *weights_2;

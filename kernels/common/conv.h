@@ -29,22 +29,6 @@
 #define SPLIT_K 0
 #endif
 
-#if defined(MATRIX_UNIT_MFMA) && !defined(SIMT_SHIM)
-// Two waves on a SIMD have 256 registers each, all of which hold anything; with more there would be a second kind.
-#define WAVES_AT_ONCE __attribute__((amdgpu_waves_per_eu(2)))
-#else
-#define WAVES_AT_ONCE
-#endif
-
-// What stands before is not interleaved with what stands after, which would cost registers.
-DEVICE void one_by_one() {
-#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
-#if __has_builtin(__builtin_amdgcn_sched_barrier)
-    __builtin_amdgcn_sched_barrier(0);
-#endif
-#endif
-}
-
 // Hides the past of some values: a compiler computes nothing of it later, and keeps nothing that it has computed of them.
 template <typename T> DEVICE void settle(T& values) {
 #if !defined(SIMT_SHIM) && !defined(__CUDACC__)

@@ -31,6 +31,14 @@ typedef long long i64;
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #endif
 
+// WAVES_AT_ONCE stands before KERNEL where the matrix unit's registers are many.
+#if defined(MATRIX_UNIT_MFMA) && !defined(SIMT_SHIM)
+// Two waves on a SIMD have 256 registers each, all of which hold anything; with more there would be a second kind.
+#define WAVES_AT_ONCE __attribute__((amdgpu_waves_per_eu(2)))
+#else
+#define WAVES_AT_ONCE
+#endif
+
 // LDS(name, bytes): one array per kernel, contents undefined at start; aligned to 16 bytes, where copies pass no register to 128.
 #if defined(SIMT_SHIM)
 #define LDS(name, bytes) unsigned char* name = simt::lds(bytes)
@@ -157,6 +165,15 @@ template <int N> DEVICE float row_rotate(float x) {
 }
 
 #endif
+
+// What stands before is not interleaved with what stands after, by a compiler that would spend registers on it or wait too early.
+DEVICE void one_by_one() {
+#if !defined(SIMT_SHIM) && !defined(__CUDACC__)
+#if __has_builtin(__builtin_amdgcn_sched_barrier)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+#endif
+}
 
 // Copies of 16 bytes from global memory to LDS that pass no register (PTX ISA 9.7.9.25.3, cp.async): begun by copy_async, zeros
 // in place of what is not `wanted`. copies_begun ends a group of them; after copies_landed all groups but the last kPending are
