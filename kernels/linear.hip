@@ -201,11 +201,7 @@ struct Product {
         return (u32)(min2(column, columns - 1) + tile / kWaveTiles * columns);
     }
 
-    template <int kRounds> static DEVICE void read(Words<4> (&ahead)[kRounds], const void* base, const u32 (&from)[kRounds]) {
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) ahead[i] = *(const Words<4>*)((const unsigned char*)base + from[i]);
-    }
-    // The same where the chunk has `rest` of k: what is past them is read from the chunk's beginning, and is zero.
+    // read_eights where the chunk has `rest` of k: what is past them is read from the chunk's beginning, and is zero.
     template <int kRounds>
     static DEVICE void read_tail(Words<4> (&ahead)[kRounds], const void* base, const u32 (&from)[kRounds], int rest) {
         const int first = (int)(thread_id() % (CHUNK_K / 8) * 8);
@@ -220,20 +216,13 @@ struct Product {
     DEVICE void fetch(int chunk) {
         const int rest = (int)p.k - chunk * CHUNK_K;
         const void *a = weights + chunk * CHUNK_K, *b = x + chunk * CHUNK_K * 2;
-        if (rest >= CHUNK_K) read(ahead_a, a, from_a), read(ahead_b, b, from_b);
+        if (rest >= CHUNK_K) read_eights(ahead_a, a, from_a), read_eights(ahead_b, b, from_b);
         else read_tail(ahead_a, a, from_a, rest), read_tail(ahead_b, b, from_b, rest);
     }
 
-    template <typename Place> static DEVICE void put(u16* to, const Words<4> (&ahead)[Place::Items::kRounds]) {
-#pragma unroll
-        for (int i = 0; i < Place::Items::kRounds; ++i) {
-            const u32 item = Place::Items::item(i);
-            if (Place::Items::has(i)) *(Words<4>*)(to + Place::row(item) * Rows::kLd + Place::column(item)) = ahead[i];
-        }
-    }
     DEVICE void store(u16* buffer) {
-        put<PlaceA>(buffer, ahead_a);
-        put<PlaceB>(buffer + kBlockA * Rows::kLd, ahead_b);
+        put_eights<PlaceA, Rows>(buffer, ahead_a);
+        put_eights<PlaceB, Rows>(buffer + kBlockA * Rows::kLd, ahead_b);
     }
 
     DEVICE void multiply(const u16* buffer) {

@@ -3,6 +3,8 @@
 // beforehand. 16 multiplications for 36, and the large intermediate image never exists.
 //
 //   in (N, H, W, Ci), out (N, 2H, 2W, Co); weights: four sets, phase py * 2 + px. See common/conv.h.
+//
+// WEIGHTS_IN_ROWS: as the nine taps of the 3x3 lie, over the small image read as if it were large. 36 multiplications, but no copy.
 #include "common/conv.h"
 
 #if BF16_HALVES
@@ -10,7 +12,7 @@ using Half = BF16;
 #else
 using Half = F16;
 #endif
-using Conv = Convolution<Half, 2, 1, 2>;
+using Conv = Convolution<Half, WEIGHTS_IN_ROWS ? 3 : 2, 1, WEIGHTS_IN_ROWS ? 1 : 2, WEIGHTS_IN_ROWS ? 2 : 1>;
 
 EXPORT_LDS_BYTES(Conv::kLdsBytes)
 

@@ -65,6 +65,7 @@ def conv(
     out: torch.Tensor | None = None,
     embedding: torch.Tensor | None = None,
     session: Session = DEFAULT,
+    shortcut_weight: torch.Tensor | None = None,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
 
@@ -75,6 +76,8 @@ def conv(
     is added, multiplied by the shortcut weight where there is one. `overflow` (1) int32 is set to 1
     where a value does not fit the dtype. `embedding` (N, Co), in x's dtype or float32, is added to
     all pixels of its image, as the bias is; in float32 and without a bias it is read as it lies.
+    Weights are packed once for our kernels, or, with ConvWeights.in_rows, read as they lie: then x
+    has their dtype and channels, any number, and `shortcut_weight` (Co, Cs) may stand beside them.
     Raises ValueError, with shapes, on a caller's mistake.
 
     x, shortcut and out may be some channels of an image that has more: layout.pixel_stride says
@@ -86,7 +89,8 @@ def conv(
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
     finish = partial(group_norm_finalize, session=session)
     inputs = ConvInputs(
-        *(x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding)
+        *(x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding),
+        shortcut_weight,
     )
     if out is not None:
         problem = convs.problem_of(kind, inputs)

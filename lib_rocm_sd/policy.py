@@ -36,18 +36,22 @@ def by_name(level: str) -> Policy:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant that can do the work. Times are measured ones; None where nothing was measured."""
+    """A variant that can do the work. Times are measured ones; None where nothing was measured.
+    `preference`: on this device, where it is not the variant's.
+    """
 
     variant: Any
     workspace_bytes: int
     time_us: float | None = None
+    preference: int | None = None
 
 
 def rank(policy: Policy, candidates: Sequence[Candidate], free_bytes: int) -> list[Candidate]:
     """`candidates`, first choice first; equals keep their order. `free_bytes` of the device."""
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        expected = -candidate.variant.preference
+        own = candidate.preference
+        expected = -(candidate.variant.preference if own is None else own)
         space = candidate.workspace_bytes
         if policy.rank_by == "workspace":
             return (space, expected)

@@ -21,12 +21,19 @@
 // in float32. conv_sum.hip adds them in their order and does the rest, the shortcut as it is included. No atomics: two launches give
 // the same bits each time.
 #pragma once
+#if WEIGHTS_IN_ROWS
+#define WHOLE_LOADS 1
+#endif
+#include "conv_rows.h"
 #include "mma.h"
 #include "reduce.h"
 #include "tile.h"
 
 #if !defined(SPLIT_K)
 #define SPLIT_K 0
+#endif
+#if !defined(WEIGHTS_IN_ROWS)
+#define WEIGHTS_IN_ROWS 0
 #endif
 
 // Hides the past of some values: a compiler computes nothing of it later, and keeps nothing that it has computed of them.
@@ -43,10 +50,12 @@ enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
 struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* in;               // (N, H, W, ci)
     const u16* weights;          // packed: (co / 16, ci / CHUNK_C, taps, CHUNK_C / 16) tiles; one such set per phase
+                                 // WEIGHTS_IN_ROWS: (weight_rows, taps * ci)
     const float* bias;           // (co), or (N, co): an embedding of each image added to it
     const float* norm;           // (N, ci, 2): scale, shift
     const u16* shortcut;         // (N, out_h, out_w, shortcut_ci)
     const u16* shortcut_weights; // packed: (co / 16, shortcut_ci / 16) tiles, or one tile, the identity
+                                 // WEIGHTS_IN_ROWS: (weight_rows, shortcut_ci), or null
     u16* out;                    // (N, out_h, out_w, out_channels); may begin where shortcut begins, with its strides
     float* statistics;           // (N, parts, co, 4): mean, sum of squared differences from it, count, unused
                                  // SPLIT_K: (N, splits, image_h, image_w, co), sums
@@ -58,8 +67,8 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     u32 padding;      // of a strided one: rows and columns of zeros before the image, 0 or 1
     u32 bias_stride;  // floats from one image's bias to the next's; 0: one for all
     u32 splits;       // SPLIT_K: work-groups that share what one would do
+    u32 weight_rows;  // WEIGHTS_IN_ROWS: channels that the weights make
 };
-
 
 template <typename Unit> struct Packed {
     static constexpr int kHalves = Unit::kDistinctLanes * (int)(sizeof(typename Unit::A) / 2);  // of one 16 x 16 tile
@@ -73,8 +82,9 @@ template <typename Unit> struct Packed {
 // Memory at `base`, the same in all lanes of a wave, plus `bytes`, a lane's own: a base in scalar registers and one vector register.
 template <typename T> DEVICE const T& at(const void* base, u32 bytes) { return *(const T*)((const unsigned char*)base + bytes); }
 
-// TAPS x TAPS taps, the first at input (y * STRIDE + offset). OUT_STEP 2: this is one of four phases of an upsampled image.
-template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution {
+// TAPS x TAPS taps, the first at input (y * STRIDE + offset). OUT_STEP 2: this is one of four phases of an upsampled image. ENLARGE 2:
+// the input is read as if each pixel were four.
+template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> struct Convolution {
     using Unit = Mma<Half>;
     using A = typename Unit::A;
     using B = typename Unit::B;
@@ -92,9 +102,13 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     static constexpr int kUnused = kPatchH * kPatchW * kLd;  // of a buffer: where a wave puts what nobody reads
     static constexpr int kBufferHalves = kUnused + 8 * kWaves;
     static constexpr int kBlockCo = WAVES_CO * TILES_CO * 16;
-    static constexpr int kLdsBytes = max2(2 * kBufferHalves * 2, STATISTICS ? WAVES_PIX * kBlockCo * 8 : 0);
+    using Weights = WeightRows<kBlockCo, CHUNK_C, kThreads>;
+    static constexpr int kPatches = WEIGHTS_IN_ROWS ? 1 : 2, kPatchBytes = kPatches * kBufferHalves * 2;
+    static constexpr int kWeightBytes = WEIGHTS_IN_ROWS ? 2 * Weights::kHalves * 2 : 0;
+    static constexpr int kLdsBytes = max2(kPatchBytes + kWeightBytes, STATISTICS ? WAVES_PIX * kBlockCo * 8 : 0);
     static constexpr int kSteps = CHUNK_C / 16, kChunkTiles = TAPS * TAPS * kSteps, kTileBytes = Packed<Unit>::kHalves * 2;
     static_assert(!SPLIT_K || (SHORTCUT != kShortcutIdentity && !STATISTICS), "conv_sum.hip does these");
+    static_assert(!WEIGHTS_IN_ROWS || OUT_STEP == 1, "phases have sums of taps for weights");
     static_assert(kThreads % kEights == 0, "a work-item always stages the same channels of a chunk");
     static_assert(kLdsBytes <= LDS_BYTES, "the patches do not fit the LDS of this GPU");
 
@@ -108,6 +122,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     u32 tile[TILES_CO];            // bytes from `weights` to what this lane reads of the chunk's first step
     Words<4> ahead[kItemsPerThread];
     A next[TILES_CO];
+    Weights rows;                  // WEIGHTS_IN_ROWS
     typename Unit::D acc[TILES_CO][TILES_PIX];
 
     DEVICE Convolution(const ConvParams& params, unsigned char* memory) : p(params), lds(memory) {
@@ -126,6 +141,8 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         parts = (int)(tiles * phases);
         part = (int)(phase * tiles + index);
         find_patch(wave);
+        rows.lds = (u16*)(lds + kPatchBytes);
+        if constexpr (WEIGHTS_IN_ROWS) return;
         const u32 tile_bytes = p.ci / 16 * (TAPS * TAPS) * kTileBytes;  // of all steps for sixteen channels
         weights = (const unsigned char*)p.weights + (i64)phase * (p.co / 16) * tile_bytes;
 #pragma unroll
@@ -137,23 +154,23 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
         return first * STRIDE + (TAPS == 2 ? phase - 1 : STRIDE == 2 ? -(int)p.padding : -1);
     }
 
-    // What this work-item stages of every chunk. Outside of the image it reads anything and puts it aside: there both buffers
+    // What this work-item stages of every chunk. Outside of the image it reads anything and puts it aside: there all buffers
     // have zeros, from here on.
     DEVICE void find_patch(u32 wave) {
-        const int top = origin(first_y, phase_y) + (int)p.above, left = origin(first_x, phase_x);
-        const int first_row = min2(max2(top, 0), (int)p.h - 1);
+        const int top = origin(first_y, phase_y) + (int)p.above * ENLARGE, left = origin(first_x, phase_x);
+        const int first_row = min2(max2(top, 0) / ENLARGE, (int)p.h - 1);
         patch = (const unsigned char*)(p.in + ((i64)image * p.h + first_row) * p.w * p.in_stride);
 #pragma unroll
         for (int i = 0; i < kItemsPerThread; ++i) {
             const int item = (int)thread_id() + i * kThreads, pixel = item / kEights, eight = item % kEights;
             const int y = top + pixel / kPatchW, x = left + pixel % kPatchW;
             const u32 here = (u32)(pixel * kLd + eight * 8) * 2;
-            const bool real = item < kItems && y >= 0 && y < (int)p.h && x >= 0 && x < (int)p.w;
-            source[i] = real ? ((u32)(y - first_row) * p.w + (u32)x) * p.in_stride * 2 + eight * 16 : 0;
+            const bool real = item < kItems && y >= 0 && y < (int)p.h * ENLARGE && x >= 0 && x < (int)p.w * ENLARGE;
+            source[i] = real ? ((u32)(y / ENLARGE - first_row) * p.w + (u32)(x / ENLARGE)) * p.in_stride * 2 + eight * 16 : 0;
             place[i] = real ? here : kUnused * 2 + wave * 16;
             if (!real && item < kItems) {
                 *(Words<4>*)(lds + here) = Words<4>{{0, 0, 0, 0}};
-                *(Words<4>*)(lds + kBufferHalves * 2 + here) = Words<4>{{0, 0, 0, 0}};
+                if constexpr (kPatches == 2) *(Words<4>*)(lds + kBufferHalves * 2 + here) = Words<4>{{0, 0, 0, 0}};
             }
         }
     }
@@ -205,7 +222,9 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
 
     DEVICE void store(int chunk) {
         if constexpr (NORM) normalise(chunk);
-        unsigned char* buffer = lds + chunk % 2 * (kBufferHalves * 2);
+        put(lds + chunk % kPatches * (kBufferHalves * 2));
+    }
+    DEVICE void put(unsigned char* buffer) {
 #pragma unroll
         for (int i = 0; i < kItemsPerThread; ++i) {
             Words<4> value;
@@ -256,6 +275,94 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
                 for (int k = 0; k < kSteps; k += kStepsAtOnce) multiply(row + x * kLd + k * 16);
     }
 
+    // The same by weights of one tap in LDS, and the patch from that tap's first pixel on.
+    DEVICE void multiply_tap(const u16* weights, const u16* pixels) {
+#if defined(MATRIX_UNIT_DOT2)
+#pragma unroll 1
+#else
+#pragma unroll
+#endif
+        for (int k = 0; k < CHUNK_C; k += 16) {
+            A a[TILES_CO];
+#pragma unroll
+            for (int i = 0; i < TILES_CO; ++i)
+                a[i] = Unit::template tile_a<typename Weights::Rows>(weights, (wave_co * TILES_CO + i) * 16, k);
+#pragma unroll
+            for (int j = 0; j < TILES_PIX; ++j) {
+                const B b = Unit::load_b(pixels + j * STRIDE * kPatchW * kLd + k, kLd * STRIDE, 15);
+#pragma unroll
+                for (int i = 0; i < TILES_CO; ++i) Unit::template multiply<16>(a[i], b, acc[i][j]);
+            }
+        }
+    }
+
+    // The chunks from `first` to `last`, each multiplied by kTaps x kTaps taps of `matrix`, which has so many channels for a tap.
+    template <int kTaps> DEVICE void multiply_rows(const u16* matrix, u32 channels, int first, int last) {
+        rows.find(block_co * kBlockCo, (int)p.weight_rows, channels * (kTaps * kTaps));
+        const u16* tap = matrix + first * CHUNK_C;
+        rows.fetch(tap);
+        fetch(first * CHUNK_C * 2);
+#pragma unroll 1
+        for (int chunk = first; chunk < last; ++chunk) {
+            barrier();
+            if constexpr (kTaps > 1) store(chunk);
+            else put(lds);
+            const bool more = chunk + 1 < last;
+            const u16* row = (const u16*)lds + wave_pix * TILES_PIX * STRIDE * kPatchW * kLd;
+#pragma unroll 1
+            for (int y = 0; y < kTaps; ++y, row += kPatchW * kLd)
+#pragma unroll 1
+                for (int x = 0; x < kTaps; ++x) {
+                    const u16* weights = rows.put();
+                    barrier();
+                    const bool begins = x + y == 0, ends = x + y == 2 * (kTaps - 1);
+                    tap = ends ? matrix + (chunk + more) * CHUNK_C : tap + channels;
+                    rows.fetch(tap);
+                    if (begins) fetch(more ? CHUNK_C * 2 : 0);
+                    multiply_tap(weights, row + x * kLd);
+                }
+        }
+    }
+
+    // What this work-item stages of the shortcut's chunks: the pixels that the work-group makes, where the first tap finds them.
+    DEVICE void find_shortcut() {
+        patch = (const unsigned char*)(p.shortcut + (((i64)image * p.out_h + first_y) * p.out_w + first_x) * p.shortcut_stride);
+#pragma unroll
+        for (int i = 0; i < kItemsPerThread; ++i) {
+            const int item = (int)thread_id() + i * kThreads, pixel = item / kEights, eight = item % kEights;
+            const int y = min2(first_y + pixel / 16, (int)p.out_h - 1) - first_y, x = min2(first_x + pixel % 16, (int)p.out_w - 1) - first_x;
+            source[i] = ((u32)y * p.out_w + (u32)x) * p.shortcut_stride * 2 + eight * 16;
+            const u32 here = (u32)(((pixel / 16) * kPatchW + pixel % 16) * STRIDE * kLd + eight * 8) * 2;
+            place[i] = pixel < kRows * 16 ? here : kUnused * 2 + wave_uniform(thread_id() / WAVE_SIZE) * 16;
+        }
+    }
+
+    DEVICE void multiply_by_rows() {
+        const int chunks = (int)p.ci / CHUNK_C;
+        multiply_rows<TAPS>(p.weights, p.ci, begin_of(chunks), end_of(chunks));
+        if constexpr (SHORTCUT == kShortcutConv) {
+            const int more = (int)p.shortcut_ci / CHUNK_C;
+            find_shortcut();
+            multiply_rows<1>(p.shortcut_weights, p.shortcut_ci, begin_of(more), end_of(more));
+        } else if constexpr (SHORTCUT == kShortcutIdentity) {
+            add_shortcut();
+        }
+        clear_beyond();
+    }
+
+    // Channels past the last of the weights, which have made those of others instead.
+    DEVICE void clear_beyond() {
+        if (p.weight_rows % 16 == 0) return;
+#pragma unroll
+        for (int i = 0; i < TILES_CO; ++i)
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                const bool real = (first_co_tile + i) * 16 + Unit::row(e) < (int)p.weight_rows;
+#pragma unroll
+                for (int j = 0; j < TILES_PIX; ++j) acc[i][j].v[e] = real ? acc[i][j].v[e] : 0.0f;
+            }
+    }
+
     DEVICE int pixel_y(int j) const { return first_y + wave_pix * TILES_PIX + j; }
 
     // The shortcut's row of pixels for tile j, from channel 0 on.
@@ -268,10 +375,18 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
     DEVICE int begin_of(int all) const { return SPLIT_K ? split * all / (int)p.splits : 0; }
     DEVICE int end_of(int all) const { return SPLIT_K ? (split + 1) * all / (int)p.splits : all; }
 
+    DEVICE A identity() const {
+        if constexpr (!WEIGHTS_IN_ROWS) return Packed<Unit>::load(p.shortcut_weights);
+        barrier();
+        put_identity<kLd, kThreads>((u16*)lds, Half::power_of_2(0));
+        barrier();
+        return Unit::load_a((const u16*)lds, kLd, 15);
+    }
+
     DEVICE void add_shortcut() {
         const int last = min2((int)p.out_w - 1 - first_x, 15);
         if constexpr (SHORTCUT == kShortcutIdentity) {
-            const A a = Packed<Unit>::load(p.shortcut_weights);
+            const A a = identity();
 #pragma unroll
             for (int j = 0; j < TILES_PIX; ++j) {
 #pragma unroll
@@ -406,11 +521,10 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
 
     DEVICE void run() {
         const int chunks = (int)p.ci / CHUNK_C, first_chunk = begin_of(chunks), last_chunk = end_of(chunks);
-        if constexpr (SPLIT_K)
+        if constexpr (SPLIT_K && !WEIGHTS_IN_ROWS)
 #pragma unroll
             for (int i = 0; i < TILES_CO; ++i) tile[i] += first_chunk * kChunkTiles * kTileBytes;
-        fetch(first_chunk * CHUNK_C * 2);
-        fetch_weights(0);
+        if constexpr (!WEIGHTS_IN_ROWS) fetch(first_chunk * CHUNK_C * 2), fetch_weights(0);
         const float* bias = p.bias + (i64)image * p.bias_stride;
 #pragma unroll
         for (int i = 0; i < TILES_CO; ++i)
@@ -418,14 +532,18 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP> struct Convolution 
             for (int j = 0; j < TILES_PIX; ++j)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) acc[i][j].v[e] = SPLIT_K ? 0.0f : bias[co_tile(i) * 16 + Unit::row(e)];
+        if constexpr (WEIGHTS_IN_ROWS) {
+            multiply_by_rows();
+        } else {
 #pragma unroll 1
-        for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
-            store(chunk);
-            barrier();
-            fetch(chunk + 1 < last_chunk ? CHUNK_C * 2 : 0);
-            multiply_chunk(chunk);
+            for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
+                store(chunk);
+                barrier();
+                fetch(chunk + 1 < last_chunk ? CHUNK_C * 2 : 0);
+                multiply_chunk(chunk);
+            }
+            if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
         }
-        if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
         if constexpr (SPLIT_K) return write_sums();
         if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // `out` may be `shortcut`; LDS gets another use
         write();

@@ -39,12 +39,29 @@ template <int N> struct Accumulator {
     float v[N];
 };
 
+// With WHOLE_LOADS four words are loaded as one vector. As words, where fragments of several steps are read in one stretch of code, LLVM
+// 19 puts together some that do not belong together, and takes them apart again: 75 registers more in a convolution for gfx1100.
+#if !defined(WHOLE_LOADS)
+#define WHOLE_LOADS 0
+#endif
+#if WHOLE_LOADS && !defined(SIMT_SHIM) && !defined(__CUDACC__)
+typedef u32 FourWords __attribute__((ext_vector_type(4))) __attribute__((may_alias));
+DEVICE Words<4> whole_words(const u16* from) {
+    const FourWords four = *(const FourWords*)from;
+    return Words<4>{{four.x, four.y, four.z, four.w}};
+}
+#else
+DEVICE Words<4> whole_words(const u16* from) { return *(const Words<4>*)from; }
+#endif
+
 // N words from `from`, by accesses of at most 16 bytes. `from` is aligned to one access.
 template <int N> DEVICE void load_words(u32* to, const u16* from) {
     constexpr int kAccess = N < 4 ? N : 4;
 #pragma unroll
     for (int i = 0; i < N; i += kAccess) {
-        const Words<kAccess> part = *(const Words<kAccess>*)(from + 2 * i);
+        Words<kAccess> part;
+        if constexpr (WHOLE_LOADS && kAccess == 4) part = whole_words(from + 2 * i);
+        else part = *(const Words<kAccess>*)(from + 2 * i);
 #pragma unroll
         for (int j = 0; j < kAccess; ++j) to[i + j] = part.word[j];
     }

@@ -90,6 +90,27 @@ template <int kTileRows, int kColumns, int kThreads> struct InPairs {
     static DEVICE int column(u32 item) { return (int)(item / kPairs * 8); }
 };
 
+// Eights of halves, each so many bytes from `base`, which is the same in all lanes of a wave.
+template <int kRounds> DEVICE void read_eights(Words<4> (&ahead)[kRounds], const void* base, const u32 (&from)[kRounds]) {
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+        const Words<4> eight = *(const Words<4>*)((const unsigned char*)base + from[i]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) ahead[i].word[j] = eight.word[j];
+    }
+}
+// A tile in LDS from them.
+template <typename Place, typename Rows> DEVICE void put_eights(u16* to, const Words<4> (&ahead)[Place::Items::kRounds]) {
+#pragma unroll
+    for (int i = 0; i < Place::Items::kRounds; ++i) {
+        const u32 item = Place::Items::item(i);
+        Words<4> eight;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) eight.word[j] = ahead[i].word[j];
+        if (Place::Items::has(i)) *(Words<4>*)(to + Place::row(item) * Rows::kLd + Place::column(item)) = eight;
+    }
+}
+
 // A tile on its way from global memory to LDS, in registers, so that other work can be done meanwhile: nothing waits for it between
 // `fetch` and `store`. Rows from `rows` on (at least one exists) become zeros. Most tiles are whole and aligned: then a load's
 // address is a scalar, the same for all lanes, and 32 bits of each lane, which are computed once. So the last row of an aligned

@@ -87,8 +87,9 @@ class Planner:
         policy, like = session.policy, op.measured_as(problem)
         times = self.times(session, op, like, device) if session.measures else {}
         refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
+        arch, us = self.identify(device).arch, {name: times[name].time_us for name in times}
         candidates = [
-            Candidate(v, v.workspace(problem), times[v.name].time_us if v.name in times else None)
+            Candidate(v, v.workspace(problem), us.get(v.name), v.preference_for(arch, problem))
             for v in able
             if not refusals[v.name]
         ]

@@ -88,6 +88,10 @@ class Variant(ABC, Generic[P, I]):
         Empty when it can. Asked once per problem, never per call.
         """
 
+    def preference_for(self, arch: Arch | None, problem: P) -> int:
+        """`preference`, where the device or the problem decides."""
+        return self.preference
+
     def workspace(self, problem: P) -> int:
         """Bytes of device memory needed beside inputs and output."""
         return 0

@@ -91,7 +91,7 @@ def subjects(work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch) -> list[Subje
     found: dict[Any, Subject] = {}
     for op, problem in work:
         able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
-        for variant in sorted(able, key=lambda v: -v.preference)[:1]:
+        for variant in sorted(able, key=lambda v: -v.preference_for(arch, problem))[:1]:
             config = variant.defaults(arch, problem)[0]
             each = Subject.of(op, variant, config, problem, arch)
             found.setdefault(each.identity, each)

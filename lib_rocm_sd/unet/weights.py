@@ -54,7 +54,7 @@ class UnetWeights:
         known = self._made.get(conv)
         if known is not None and known.facts == facts:
             return known.weights
-        made = ConvWeights(conv.weight, conv.bias, None, added)
+        made = ConvWeights(conv.weight, conv.bias, None, added, in_rows=True)
         self._made[conv] = _Made(facts, made)
         return made
 

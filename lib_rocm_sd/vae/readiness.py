@@ -110,4 +110,4 @@ def _candidates(
 ) -> list[Variant[Any, Any]]:
     """Our variants that may run a problem: all that are measured, else the one preferred."""
     able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
-    return able if measures else sorted(able, key=lambda v: -v.preference)[:1]
+    return able if measures else sorted(able, key=lambda v: -v.preference_for(arch, problem))[:1]

@@ -18,13 +18,17 @@ def convolve(
     shortcut: torch.Tensor | None,
     band: Band | None = None,
     embedding: torch.Tensor | None = None,
+    shortcut_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least."""
+    """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least.
+    `shortcut_weight`: in place of the weights'.
+    """
     if norm is not None:
         wide = torch.promote_types(x.dtype, torch.float32)
         scale, offset = norm.to(wide)[:, None, None].unbind(-1)
         x = F.silu(x.to(wide) * scale + offset).to(x.dtype)
-    weight, bias, shortcut_weight = weights.plain(x)
+    weight, bias, own = weights.plain(x)
+    shortcut_weight = own if shortcut_weight is None else shortcut_weight.to(x)
     image = x[..., : weight.shape[1]].permute(0, 3, 1, 2)
     y = convolve_plain(kind, image, weight, band, bias)
     if embedding is not None:
@@ -98,9 +102,9 @@ def given(
 
 def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
-    x, weights, norm, shortcut, next_norm, _, band, _, _, embedding = inputs
+    x, weights, norm, shortcut, next_norm, _, band, _, _, embedding, through = inputs
     norm, shortcut = (None if t is None else t.double() for t in (norm, shortcut))
-    y = convolve(kind, x.double(), weights, norm, shortcut, band, embedding)
+    y = convolve(kind, x.double(), weights, norm, shortcut, band, embedding, through)
     if next_norm is None:
         return y, None
     made = y[..., : weights.weight.shape[0]]

@@ -32,6 +32,7 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("tiles_x", "tiles_y", "blocks_co")),
         *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
         *((name, ctypes.c_uint32) for name in ("above", "padding", "bias_stride", "splits")),
+        ("weight_rows", ctypes.c_uint32),
     ]
 
 
@@ -72,6 +73,8 @@ class ConvConfig:
     """Halves that one 16 x 16 tile of packed weights takes."""
     splits: int = 1
     """Work-groups that share the channels of the input; more than one: conv_sum adds theirs."""
+    chunk_c: int = 0
+    """Input channels that are staged at a time; 0: as the form says."""
 
     @property
     def block(self) -> int:
@@ -99,6 +102,8 @@ class ConvForm:
     shortcut: str = "none"
     statistics: bool = False
     chunk_c: int = 32
+    in_rows: bool = False
+    """The weights are read as they lie: rows.py has its configs."""
 
 
 def padded(out_channels: int) -> int:
@@ -190,7 +195,9 @@ class ConvTiling:
 
 
 def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> ConvTiling:
-    """The work-groups that make `co` channels of (rows, columns)."""
+    """The work-groups that make `co` channels of (rows, columns). Upsampling whose weights are read
+    as they lie is cut as a "3x3" is.
+    """
     step = 2 if kind == "upsample" else 1
     rows, columns = rows // step, columns // step
     tiles = (-(-columns // 16), -(-rows // config.rows))
@@ -199,6 +206,20 @@ def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> C
 
 LEAST_ROWS = 4
 """Of a work-group, in any config."""
+LEAST_CHANNELS = 64
+"""Of the input, for one work-group: while some are multiplied, others are on their way."""
+MOST_SPLITS = 16
+"""To add more takes longer than they save."""
+GROUPS = {"mma_sm80": 264, "mfma": 304}
+GROUPS_OTHERWISE, GROUPS_INTEGRATED = 192, 32
+"""Work-groups that keep a card busy. The table of cards has no number of compute units, in which
+cards of one row differ."""
+
+
+def wanted_groups(arch: Arch) -> int:
+    """That keep a card busy."""
+    otherwise = GROUPS_INTEGRATED if arch.integrated else GROUPS_OTHERWISE
+    return GROUPS.get(arch.matrix, otherwise)
 
 
 def statistics_bytes(
@@ -225,12 +246,13 @@ def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
         "NORM": int(form.norm),
         "SHORTCUT": SHORTCUTS.index(form.shortcut),
         "STATISTICS": int(form.statistics),
-        "CHUNK_C": form.chunk_c,
+        "CHUNK_C": config.chunk_c or form.chunk_c,
         "WAVES_CO": config.waves_co,
         "WAVES_PIX": config.waves_pix,
         "TILES_CO": config.tiles_co,
         "TILES_PIX": config.tiles_pix,
         **({"SPLIT_K": 1} if config.splits > 1 else {}),
+        **({"WEIGHTS_IN_ROWS": 1} if form.in_rows else {}),
     }
     if form.kind == "upsample":
         return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))
@@ -283,6 +305,13 @@ def vae_specs(arch: Arch) -> list[KernelSpec]:
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """What is compiled ahead for a GPU: the same, and what its UNets launch beside it."""
     return [*vae_specs(arch), *_split(arch, slice(1))]
+
+
+def unet_specs(arch: Arch) -> list[KernelSpec]:
+    """What Stable Diffusion's UNets launch in fp16, whose weights are read as they lie."""
+    from lib_rocm_sd.ops.conv import rows
+
+    return rows.specs(arch, slice(1))
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:

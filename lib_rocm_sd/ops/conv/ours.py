@@ -5,6 +5,9 @@ is (N, Ho, Wo, Co), Co padded with zeros to a multiple of 8. Kinds: "3x3" with p
 "3x3 stride 2" with padding 0 before and 1 after, as in the encoder of Stable Diffusion's VAE;
 "3x3 stride 2 padded" with padding 1 on all sides, as in its UNet; "upsample", nearest x2 and then
 3x3. A 1x1 convolution is a linear layer over channels-last rows, and no kind of these.
+
+Weights are packed once, as a VAE's are, or read as they lie (ConvWeights.in_rows), as a UNet's are,
+of which a packed copy would be most of the UNet once more.
 """
 
 from __future__ import annotations
@@ -16,14 +19,19 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
-from lib_rocm_sd.ops.conv import kernel, layout, split
+from lib_rocm_sd.ops.conv import kernel, layout, rows, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
 from lib_rocm_sd.ops.conv.split import Summed, launch_sum
+from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
+
+_LIBRARY_IS_FAST = ("mfma", "mma_sm80")
+_BEHIND = 5
+"""Less than LibraryConv's."""
 
 
 class MatrixConv(Variant[ConvProblem, ConvInputs]):
@@ -40,8 +48,8 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         if arch is None:
             return ["no supported GPU"]
         p = problem
-        rows, columns = p.out_size
-        return reasons(
+        height, width = p.out_size
+        return (_rows_refusals(p) if p.in_rows else []) + reasons(
             halves_only(p.dtype),
             (
                 p.shortcut != "none" and (p.out_channels % 16 or p.shortcut_channels % 16),
@@ -51,16 +59,25 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
                 p.kind == "upsample" and (p.norm or p.shortcut != "none"),
                 "upsampling has neither norm nor shortcut",
             ),
-            (max(rows, columns) > 1 << 16, f"{rows} x {columns} is more than 65,536 a side"),
+            (max(height, width) > 1 << 16, f"{height} x {width} is more than 65,536 a side"),
             (
-                max(p.width * p.in_channels, columns * p.out_channels) > layout.MOST_ROW_VALUES,
-                f"a row of {p.width} x {p.in_channels} or {columns} x {p.out_channels} values",
+                max(p.width * p.in_channels, width * p.out_channels) > layout.MOST_ROW_VALUES,
+                f"a row of {p.width} x {p.in_channels} or {width} x {p.out_channels} values",
             ),
             (
-                not kernel.configs(arch, self.form(p), p.out_channels, p.in_place),
+                not p.in_rows
+                and not kernel.configs(arch, self.form(p), p.out_channels, p.in_place),
                 f"no work-group makes all {p.out_channels} channels, as it must in place",
             ),
         )
+
+    def preference_for(self, arch: Arch | None, problem: ConvProblem) -> int:
+        """With weights as they lie, behind a library's on CDNA and NVIDIA: MIOpen and cuDNN are
+        fast there with channels-last halves, which MIOpen is not on RDNA (docs/unet.md).
+        """
+        matrix = "" if arch is None else arch.matrix
+        behind = problem.in_rows and matrix in _LIBRARY_IS_FAST
+        return _BEHIND if behind else self.preference
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
         return problems.input_refusals(inputs)
@@ -76,20 +93,16 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     def form(problem: ConvProblem) -> ConvForm:
         """What the kernel is compiled for."""
         p = problem
-        return ConvForm(
-            p.kind,
-            p.dtype,
-            p.norm,
-            p.shortcut,
-            p.statistics,
-            kernel.chunk_of(p.in_channels, p.kind),
-        )
+        fused = (p.kind, p.dtype, p.norm, p.shortcut, p.statistics)
+        if p.in_rows:
+            return ConvForm(*fused, in_rows=True)
+        return ConvForm(*fused, kernel.chunk_of(p.in_channels, p.kind))
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
         merge = (merge_spec(_MERGE), finalize_spec(_MERGE)) if problem.statistics else ()
         added = (kernel.sum_spec(problem.dtype),) if config.splits > 1 else ()
-        main = kernel.spec(self.form(problem), config)
-        return (main, kernel.pack_spec(problem.dtype), *added, *merge)
+        pack = () if problem.in_rows else (kernel.pack_spec(problem.dtype),)
+        return (kernel.spec(self.form(problem), config), *pack, *added, *merge)
 
     def run(
         self,
@@ -100,10 +113,13 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
-        packed = weights.packed(self.kind, x, shortcut, launch, config)
+        if problem.in_rows:
+            packed = _as_they_lie(inputs)
+        else:
+            packed = weights.packed(self.kind, x, shortcut, launch, config)
         bias, bias_stride = weights.bias_rows(packed.bias, embedding)
         made, tiling, spec = _launching(problem, config, band, packed.co)
         y = x.new_empty(made) if out is None else out
@@ -117,6 +133,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
             *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
             *(*y.shape[1:3], 0 if band is None else band.above),
             *(problem.kind == "3x3 stride 2 padded", bias_stride, config.splits),
+            problem.out_channels,
         )
         grid = tiling.parts * tiling.blocks_co * problem.batch * config.splits
         launch(spec, grid, config.block, params, x.device)
@@ -151,13 +168,35 @@ def _beside(
 _MERGE = GroupNormConfig(256, 4)
 
 
+def _rows_refusals(p: ConvProblem) -> list[str]:
+    """Of weights that are read as they lie."""
+    through = p.shortcut_channels if p.shortcut == "conv" else 0
+    least = rows.LEAST_CHUNK
+    weight_bytes = 2 * p.out_channels * max(9 * p.in_channels, through)
+    return reasons(
+        (p.in_channels % least, f"{p.in_channels} input channels are no multiple of {least}"),
+        (weight_bytes >= rows.MOST_WEIGHT_BYTES, f"a weight of {weight_bytes} bytes"),
+        (p.shortcut == "conv" and p.kind != "3x3", f"{p.kind} with a 1x1 shortcut"),
+        (p.in_place and p.shortcut == "conv", "a 1x1 shortcut over which the output is written"),
+    )
+
+
+def _as_they_lie(inputs: ConvInputs) -> PackedWeights:
+    weights, through = inputs.weights, None
+    if inputs.shortcut is not None and inputs.through is not None:
+        through = matrix_of(inputs.through)
+    co = kernel.padded(weights.weight.shape[0])
+    return PackedWeights(weights.rows(inputs.x), weights.bias_padded(inputs.x.device), through, co)
+
+
 @lru_cache(maxsize=1024)
 def _launching(
     problem: ConvProblem, config: ConvConfig, band: Band | None, co: int
 ) -> tuple[tuple[int, int, int, int], kernel.ConvTiling, KernelSpec]:
     """What is made, by which work-groups of which kernel."""
     shape = problems.made_shape(problem, band)
-    tiling = kernel.tiling(problem.kind, *shape[1:3], co, config)
+    cut_as = "3x3" if problem.in_rows else problem.kind
+    tiling = kernel.tiling(cut_as, *shape[1:3], co, config)
     return shape, tiling, kernel.spec(MatrixConv.form(problem), config)
 
 

@@ -62,7 +62,8 @@ STATISTICS_ROWS = 16
 class ConvProblem:
     """One call, without its tensors. `shortcut` is one of conv_kernel.SHORTCUTS.
 
-    `in_place`: the output is written where the shortcut lies. `embedding`: one is added.
+    `in_place`: the output is written where the shortcut lies. `embedding`: one is added. `in_rows`:
+    the weights are read as they lie, in channels-last memory; x has exactly their channels.
     """
 
     kind: str
@@ -78,11 +79,13 @@ class ConvProblem:
     statistics: bool = False
     in_place: bool = False
     embedding: bool = False
+    in_rows: bool = False
 
     def __str__(self) -> str:
         fused = [name for name in ("norm", "statistics", "embedding") if getattr(self, name)]
         fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
         fused += ["in place"] if self.in_place else []
+        fused += ["weights as they lie"] if self.in_rows else []
         shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
         return " ".join([self.kind, shape, self.dtype, *fused])
 
@@ -128,6 +131,15 @@ class ConvInputs(NamedTuple):
     finish: Finish | None = None
     """Makes the next norm; None: the variant does. One for the whole image and for its bands."""
     embedding: torch.Tensor | None = None
+    shortcut_weight: torch.Tensor | None = None
+    """In place of the one that `weights` would have."""
+
+    @property
+    def through(self) -> torch.Tensor | None:
+        """The shortcut's weight (Co, Cs)."""
+        return (
+            self.weights.shortcut_weight if self.shortcut_weight is None else self.shortcut_weight
+        )
 
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -138,15 +150,14 @@ def input_refusals(inputs: ConvInputs) -> list[str]:
     """Why kernels of ours cannot take these tensors."""
     following = inputs.next_norm
     wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
-    return gradient_refusals(inputs.x, inputs.weights.weight, inputs.embedding) + reasons(
-        (wide, "gamma or beta of the next norm in float64")
-    )
+    graded = (inputs.x, inputs.weights.weight, inputs.embedding, inputs.shortcut_weight)
+    return gradient_refusals(*graded) + reasons((wide, "gamma or beta of the next norm in float64"))
 
 
 def key_of(kind: str, inputs: ConvInputs) -> Hashable:
     """Beside the problem, what changes the output's shape or whether the call is right."""
     i = inputs
-    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding)
+    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding, i.shortcut_weight)
     groups = None if i.next_norm is None else i.next_norm.groups
     affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
     return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band))(tensors)
@@ -154,8 +165,10 @@ def key_of(kind: str, inputs: ConvInputs) -> Hashable:
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     """ValueError, with shapes, on a caller's mistake."""
-    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding = inputs
+    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding, through = inputs
     optional = {"norm": norm, "shortcut": shortcut, "out": out, "embedding": embedding}
+    if weights.in_rows:
+        optional |= {"weight": weights.weight, "shortcut_weight": through}
     given = {name: t for name, t in optional.items() if t is not None}
     wrong = tensor_errors(x=x, **given) or reasons(
         (x.ndim != 4 or x.dtype not in FLOATS, "x must be a float (N, H, W, C)"),
@@ -164,6 +177,11 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
             embedding is not None and embedding.dtype not in (x.dtype, torch.float32),
             f"embedding must be {x.dtype} or float32",
         ),
+        *(
+            (name.endswith("weight") and t.dtype != x.dtype, f"{name} must be {x.dtype}")
+            for name, t in given.items()
+        ),
+        (through is not None and not weights.in_rows, "packed weights have their shortcut's"),
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
@@ -172,13 +190,14 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         x.shape,
         DTYPE_NAMES[x.dtype],
         weights.weight.shape,
-        weights.shortcut_weight is not None,
+        None if inputs.through is None else inputs.through.shape,
         None if norm is None else norm.shape,
         None if shortcut is None else shortcut.shape,
         None if next_norm is None else next_norm.groups,
         None if band is None else band.rows,
         is_in_place(shortcut, out),
         None if embedding is None else embedding.shape,
+        weights.in_rows,
     )
 
 
@@ -188,13 +207,14 @@ def _problem(
     x: torch.Size,
     dtype: str,
     weight: torch.Size,
-    shortcut_weight: bool,
+    shortcut_weight: torch.Size | None,
     norm: torch.Size | None,
     shortcut: torch.Size | None,
     groups: int | None,
     band_rows: int | None,
     in_place: bool,
     embedding: torch.Size | None,
+    in_rows: bool,
 ) -> ConvProblem:
     """What `problem_of` gives for tensors of these shapes."""
     batch, height, width, channels = x
@@ -203,7 +223,10 @@ def _problem(
     rows = rows if band_rows is None else band_rows
     wrong = reasons(
         (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
-        (channels % 16 or channels < taken, f"{channels} channels for a weight of {taken}"),
+        (
+            channels != taken if in_rows else channels % 16 or channels < taken,
+            f"{channels} channels for a weight of {taken}",
+        ),
         (rows < 1 or columns < 1, f"{height} x {width} is too small for {kind}"),
         (
             norm is not None and norm != (batch, channels, 2),
@@ -221,6 +244,10 @@ def _problem(
             embedding is not None and embedding != (batch, made),
             f"embedding must be (N, Co): {None if embedding is None else tuple(embedding)}",
         ),
+        (
+            in_rows and shortcut_weight not in (None, (made, shortcut[3] if shortcut else 0)),
+            f"a shortcut's weight must be (Co, Cs): {shortcut_weight and tuple(shortcut_weight)}",
+        ),
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: x {tuple(x)}")
@@ -228,7 +255,7 @@ def _problem(
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)
     added = embedding is not None
-    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused, added)
+    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused, added, in_rows)
 
 
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:
@@ -249,12 +276,14 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvIn
     taken, out = p.in_channels, p.out_channels
     rows, columns = p.out_size
     share = (9 * taken) ** -0.5
+    weight = (draw(out, taken, 3, 3) * share).to(dtype).to(device)
     weights = ConvWeights(
-        (draw(out, taken, 3, 3) * share).to(dtype).to(device),
+        weight.contiguous(memory_format=torch.channels_last) if p.in_rows else weight,
         draw(out).to(dtype).to(device),
         (draw(out, p.shortcut_channels) * p.shortcut_channels**-0.5).to(dtype).to(device)
         if p.shortcut == "conv"
         else None,
+        in_rows=p.in_rows,
     )
     norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
     groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
@@ -292,7 +321,7 @@ def measured_as(problem: ConvProblem) -> ConvProblem:
     """The same channels and fusions at one size: no new size of an image is ever measured. A UNet's
     images are small, and how small decides: theirs are measured at the next power of two.
     """
-    if problem.in_channels >= DEEP:
+    if problem.in_channels >= DEEP or problem.in_rows:
         side = _power_of_2(math.isqrt(max(problem.height * problem.width, 1) - 1) + 1)
         return replace(problem, batch=_power_of_2(problem.batch), height=side, width=side)
     side = 256 if problem.in_channels >= MANY_CHANNELS else 512

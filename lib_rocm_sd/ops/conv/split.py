@@ -13,28 +13,22 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch
-from lib_rocm_sd.ops.conv import kernel, layout
+from lib_rocm_sd.ops.conv import kernel, layout, rows
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvSumParams
 from lib_rocm_sd.ops.conv.problem import DEEP, ConvProblem
+from lib_rocm_sd.ops.conv.rows import Layer
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
-
-LEAST_CHANNELS = 64
-"""Of the input, for one work-group: while some are multiplied, others are on their way."""
-MOST_SPLITS = 16
-"""To add more takes longer than they save."""
-GROUPS = {"mma_sm80": 264, "mfma": 304}
-GROUPS_OTHERWISE, GROUPS_INTEGRATED = 192, 32
-"""Work-groups that keep a card busy. The table of cards has no number of compute units, in which
-cards of one row differ."""
 
 
 def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfig, ...]:
     """The search space: where there are few work-groups, configs that are split come first."""
     p = problem
+    if form.in_rows:
+        return rows.configs(arch, form, layer_of(p))
     found = kernel.configs(arch, form, p.out_channels, p.in_place)
     split: list[ConvConfig] = []
     for config in found:
-        count = _splits(p, config, _wanted(arch))
+        count = _splits(p, config, kernel.wanted_groups(arch))
         counts = (count, 2 * count, count // 2) if config is found[0] and count > 1 else (count,)
         split += [replace(config, splits=n) for n in counts if 1 < n <= _most(p.in_channels)]
     return (*split, *found)
@@ -43,20 +37,25 @@ def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfi
 def workspace_bytes(problem: ConvProblem) -> int:
     """Of the sums, at most, on any card."""
     p = problem
-    rows, columns = p.out_size
-    widest = ConvConfig(4, 4, 4, 2, 32, 256)
-    count = _splits(p, widest, max(GROUPS.values()))
-    return 4 * count * p.batch * rows * columns * kernel.padded(p.out_channels) * (count > 1)
+    height, width = p.out_size
+    if p.in_rows:
+        count = rows.most_splits(layer_of(p))
+    else:
+        count = _splits(p, ConvConfig(4, 4, 4, 2, 32, 256), max(kernel.GROUPS.values()))
+    return 4 * count * p.batch * height * width * kernel.padded(p.out_channels) * (count > 1)
 
 
-def _wanted(arch: Arch) -> int:
-    otherwise = GROUPS_INTEGRATED if arch.integrated else GROUPS_OTHERWISE
-    return GROUPS.get(arch.matrix, otherwise)
+def layer_of(problem: ConvProblem) -> Layer:
+    """What its configs hang on."""
+    p = problem
+    shortcut = p.shortcut_channels if p.shortcut == "conv" else 0
+    return Layer(p.batch, *p.out_size, p.in_channels, p.out_channels, shortcut)
 
 
 def _most(in_channels: int) -> int:
     """Splits. No VAE has so many channels that there are any: bands must be split as the image."""
-    return min(MOST_SPLITS, in_channels // LEAST_CHANNELS) if in_channels >= DEEP else 1
+    most = min(kernel.MOST_SPLITS, in_channels // kernel.LEAST_CHANNELS)
+    return most if in_channels >= DEEP else 1
 
 
 def _splits(problem: ConvProblem, config: ConvConfig, wanted: int) -> int:

@@ -117,12 +117,12 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("LibraryConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
         y, result, above = self._convolve(image, weights, band)
-        shortcut_weight = weights.plain(x)[2]
+        shortcut_weight = weights.plain(x)[2] if inputs.shortcut_weight is None else inputs.through
         if shortcut is not None and shortcut_weight is not None:
             shortcut = F.linear(shortcut, shortcut_weight)
         shortcut = None if shortcut is None else shortcut.contiguous()
@@ -143,10 +143,11 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip.
 
-        Upsampling is one convolution of the small image by 2x2 taps to four times the channels.
+        Upsampling is one convolution of the small image by 2x2 taps to four times the channels; by
+        weights of which no copy is to be made, one of the large image.
         """
         with no_search():
-            if self.kind != "upsample":
+            if self.kind != "upsample" or weights.in_rows:
                 weight = weights.plain(image)[0]
                 y = formula.convolve_plain(self.kind, image[:, : weight.shape[1]], weight, band)
                 y = y.contiguous()
@@ -189,8 +190,13 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         problem: ConvProblem,
         inputs: ConvInputs,
     ) -> Result:
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding = inputs
-        y = formula.convolve(self.kind, x, weights, norm, shortcut, band, embedding)
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
+        through = inputs.shortcut_weight
+        if weights.in_rows and x.device.type == "cpu" and x.dtype.itemsize == 2:
+            wide = x.float(), weights, norm, None if shortcut is None else shortcut.float()
+            y = formula.convolve(self.kind, *wide, band, embedding, through).to(x.dtype)
+        else:
+            y = formula.convolve(self.kind, x, weights, norm, shortcut, band, embedding, through)
         y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)

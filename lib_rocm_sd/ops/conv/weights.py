@@ -30,7 +30,8 @@ class ConvWeights:
     """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut.
 
     Packs and converts itself once per device, dtype and kernel; the tensors must not change. What
-    was made lives as long as this object.
+    was made lives as long as this object. With `in_rows` nothing is packed: kernels read weights as
+    they lie in channels-last memory, and a copy is made only of what lies otherwise.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class ConvWeights:
         bias: torch.Tensor | None = None,
         shortcut_weight: torch.Tensor | None = None,
         shortcut_bias: torch.Tensor | None = None,
+        in_rows: bool = False,
     ) -> None:
         if weight.ndim != 4 or tuple(weight.shape[2:]) != (3, 3):
             raise ValueError(f"a weight is (Co, Ci, 3, 3), not {tuple(weight.shape)}")
         self.weight = weight
         self.shortcut_weight = shortcut_weight
+        self.in_rows = in_rows
         given = [b for b in (bias, shortcut_bias) if b is not None]
         self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
         self.has_bias = bool(given)
@@ -57,12 +60,26 @@ class ConvWeights:
         """weight, bias and shortcut weight in the dtype and on the device of `like`."""
         made, key = self._on(like.device), ("plain", like.dtype)
         if key not in made:
-            weight, bias = (t.to(like) for t in (self.weight, self.bias))
-            weight = weight.contiguous(memory_format=torch.channels_last)
-            shortcut = None if self.shortcut_weight is None else self.shortcut_weight.to(like)
-            made[key] = (weight, bias, shortcut)
-        plain: _Plain = made[key]
-        return plain
+            weights = (None, None) if self.in_rows else self._weights(like)
+            made[key] = (weights[0], self.bias.to(like), weights[1])
+        weight, bias, shortcut = made[key]
+        if weight is None:  # no copy is kept
+            weight, shortcut = self._weights(like)
+        return weight, bias, shortcut
+
+    def _weights(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight = self.weight.to(like).contiguous(memory_format=torch.channels_last)
+        return weight, None if self.shortcut_weight is None else self.shortcut_weight.to(like)
+
+    def rows(self, like: torch.Tensor) -> torch.Tensor:
+        """The matrix (Co, 9 Ci) in its memory, like `like`: the weight itself where it lies so."""
+        if _lies_in_rows(self.weight, like):
+            return self.weight
+        made, key = self._on(like.device), ("rows", like.dtype)
+        if key not in made:
+            made[key] = _laid(self.weight.detach().to(like), torch.channels_last)
+        rows: torch.Tensor = made[key]
+        return rows
 
     def phases(self, like: torch.Tensor) -> torch.Tensor:
         """(4 Co, Ci, 2, 2): the weights of all phases (see `phase_weights`), like `like`."""
@@ -80,6 +97,17 @@ class ConvWeights:
             made["bias"] = self.bias.to(device, torch.float32)
         bias: torch.Tensor = made["bias"]
         return bias
+
+    def bias_padded(self, device: torch.device) -> torch.Tensor:
+        """The same, to whole tiles of channels."""
+        bias = self.bias_on(device)
+        if bias.shape[0] % 16 == 0:
+            return bias
+        made = self._on(device)
+        if "padded bias" not in made:
+            made["padded bias"] = F.pad(bias, (0, -bias.shape[0] % 16))
+        padded: torch.Tensor = made["padded bias"]
+        return padded
 
     def bias_rows(
         self, bias: torch.Tensor, embedding: torch.Tensor | None
@@ -139,6 +167,26 @@ class ConvWeights:
             None if extra is None else _launch_pack(extra, x, launch, config),
         )
         return PackedWeights(*packed, co)
+
+
+def _lies_in_rows(weight: torch.Tensor, like: torch.Tensor) -> bool:
+    return (
+        weight.dtype == like.dtype
+        and weight.device == like.device
+        and weight.is_contiguous(memory_format=torch.channels_last)
+        and weight.data_ptr() % 16 == 0
+    )
+
+
+def matrix_of(weight: torch.Tensor) -> torch.Tensor:
+    """A shortcut's weight (Co, Cs) with dense rows that a kernel can read; a copy if need be."""
+    return _laid(weight, torch.contiguous_format)
+
+
+def _laid(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    tensor = tensor.contiguous(memory_format=memory_format)
+    aligned = tensor.data_ptr() % 16 == 0
+    return tensor if aligned else tensor.clone(memory_format=memory_format)
 
 
 def phase_weights(weight: torch.Tensor) -> list[torch.Tensor]:

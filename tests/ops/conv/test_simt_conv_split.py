@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import by_gfx, table
-from lib_rocm_sd.ops.conv import kernel, split
+from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import ConvConfig
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -206,11 +206,11 @@ def test_few_work_groups_are_split_and_many_are_not(gfx: str) -> None:
         best = found[0]
         tiles = kernel.tiling("3x3", side, side, 1280, best)
         groups = 2 * tiles.parts * tiles.blocks_co
-        assert groups * best.splits <= max(split._wanted(arch), groups)
+        assert groups * best.splits <= max(kernel.wanted_groups(arch), groups)
         assert best.splits > 1 or arch.integrated
         assert variant.specs(arch, problem, best)[0] in kernel.shipped_specs(arch)
         largest = max(config.splits for config in found)
-        assert largest <= split.MOST_SPLITS and largest * split.LEAST_CHANNELS <= channels
+        assert largest <= kernel.MOST_SPLITS and largest * kernel.LEAST_CHANNELS <= channels
         needed = 4 * best.splits * 2 * side * side * 1280
         assert best.splits == 1 or variant.workspace(problem) >= needed
     large = ConvProblem("3x3", 2, 128, 128, 1280, 1280)
