@@ -375,9 +375,9 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
     DEVICE int begin_of(int all) const { return SPLIT_K ? split * all / (int)p.splits : 0; }
     DEVICE int end_of(int all) const { return SPLIT_K ? (split + 1) * all / (int)p.splits : all; }
 
+    // In LDS it takes the place of pixels that the last tap does not read.
     DEVICE A identity() const {
         if constexpr (!WEIGHTS_IN_ROWS) return Packed<Unit>::load(p.shortcut_weights);
-        barrier();
         put_identity<kLd, kThreads>((u16*)lds, Half::power_of_2(0));
         barrier();
         return Unit::load_a((const u16*)lds, kLd, 15);

@@ -156,6 +156,33 @@ def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
         )
 
 
+def conv_rows(gfx: str) -> Iterator[Case]:
+    """With weights as they lie: every form and config that Stable Diffusion's UNets launch, whole
+    and split; a block of channels that is not whole, smaller chunks, bfloat16.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    plain = ConvProblem("3x3", 2, 5, 18, 128, 168, norm=True, in_rows=True)
+    first = replace(plain, statistics=True, embedding=True)
+    for turn, problem in enumerate(
+        (
+            replace(first, shortcut="identity", shortcut_channels=176, out_channels=176),
+            first,
+            replace(plain, shortcut="identity", shortcut_channels=176, out_channels=176),
+            replace(plain, shortcut="conv", shortcut_channels=192),
+            replace(plain, kind="upsample", norm=False, batch=1),
+            replace(plain, kind="3x3 stride 2 padded", norm=False, height=9),
+            replace(plain, out_channels=4),
+            replace(first, in_channels=80, batch=1, dtype="bfloat16"),
+            replace(plain, shortcut="conv", shortcut_channels=48, height=17, dtype="bfloat16"),
+            replace(plain, kind="3x3 stride 2", norm=False, statistics=True, in_channels=32),
+        )
+    ):
+        for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
+            layout = ("plain", "wide")[(turn + index) % 2]
+            yield Case(gfx, "conv", problem, index, layout, values="large")
+
+
 def finish(gfx: str) -> Iterator[Case]:
     """The passes around a library's convolution."""
     for problem in (
@@ -275,6 +302,7 @@ ALL = {
     "layer norm": layer_norm,
     "linear": linear,
     "linear gate": linear_gate,
+    "conv rows": conv_rows,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a compiler makes of convolutions whose weights are read as they lie, and how they are cut."""
+"""What a compiler makes of convolutions with weights as they lie, and how they are cut."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_configs_are_apt(gfx: str) -> None:
         assert found and len(set(found)) == len(found)
         for config in found:
             assert config.block <= 1024 and 16 % config.rows == 0
-            assert layer.in_channels % config.chunk_c == layer.shortcut_channels % config.chunk_c == 0
+            assert (
+                layer.in_channels % config.chunk_c == layer.shortcut_channels % config.chunk_c == 0
+            )
             assert config.splits * kernel.LEAST_CHANNELS <= max(layer.in_channels, 64)
             assert config.splits <= layer.in_channels // config.chunk_c
         groups = rows._groups(found[0], layer)
