@@ -6,35 +6,24 @@ are packed once, and a call fills in the addresses.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-
-Prepare = Callable[[ctypes.Structure], Callable[[], None]]
-"""Makes a launch of one kernel to be repeated with these arguments."""
+from lib_rocm_sd.ops.bound import Bound, Packet, Prepare
 
 
-@dataclass
-class _Packet:
-    """Arguments, and the launch that reads them. In use by one call at a time."""
-
-    params: Any
-    launch: Callable[[], None]
-    scale: float | None
-
-
-class BoundCall:
+class BoundCall(Bound[AttentionParams]):
     """Callable like `Variant.run`, without a mask. `first`: its arguments, but for addresses.
 
     `set_scale(params, scale)` writes what follows from the scale. `rows_aligned`: by their strides
-    all rows are, if the first ones are. Threads may call it at once: each has its own packet.
+    all rows are, if the first ones are. A packet's state is the scale that it has.
     """
+
+    __slots__ = ("_rows_aligned", "_set_scale", "_shape")
 
     def __init__(
         self,
@@ -44,12 +33,10 @@ class BoundCall:
         prepare: Prepare,
         set_scale: Callable[[Any, float | None], None],
     ) -> None:
-        self._first = first
+        super().__init__(first, prepare)
         self._shape = shape
         self._rows_aligned = rows_aligned
-        self._prepare = prepare
         self._set_scale = set_scale
-        self._free: list[_Packet] = []
 
     def __call__(
         self,
@@ -61,12 +48,12 @@ class BoundCall:
         q, k, v, _, scale = inputs
         out = q.new_empty(self._shape)
         try:
-            packet = self._free.pop()
+            packet = self.free.pop()
         except IndexError:
             packet = self._packet(scale)
-        if packet.scale != scale:
+        if packet.state != scale:
             self._set_scale(packet.params, scale)
-            packet.scale = scale
+            packet.state = scale
         params = packet.params
         params.q = q_at = q.data_ptr()
         params.k = k_at = k.data_ptr()
@@ -74,10 +61,11 @@ class BoundCall:
         params.out = out.data_ptr()
         params.aligned = self._rows_aligned and not (q_at | k_at | v_at) & 15
         packet.launch()
-        self._free.append(packet)
+        self.free.append(packet)
         return out
 
-    def _packet(self, scale: float | None) -> _Packet:
-        params = AttentionParams.from_buffer_copy(self._first)
-        self._set_scale(params, scale)
-        return _Packet(params, self._prepare(params), scale)
+    def _packet(self, scale: float | None) -> Packet[AttentionParams]:
+        packet = self.new()
+        self._set_scale(packet.params, scale)
+        packet.state = scale
+        return packet

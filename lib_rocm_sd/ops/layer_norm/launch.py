@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
@@ -95,37 +93,22 @@ def launch_layer_norm(
     return made
 
 
-Prepare = Callable[[ctypes.Structure], Callable[[], None]]
-"""Makes a launch of one kernel to be repeated with these arguments."""
+class BoundCall(Bound[LayerNormParams]):
+    """Callable like `Variant.run`, for inputs of one key that are readable."""
 
-
-@dataclass
-class _Packet:
-    """Arguments, and the launch that reads them. In use by one call at a time."""
-
-    params: LayerNormParams
-    launch: Callable[[], None]
-
-
-class BoundCall:
-    """Callable like `Variant.run`, for inputs of one key that are readable. `first`: the argument,
-    but for addresses. Threads may call it at once: each has its own packet.
-    """
+    __slots__ = ("_rows_aligned",)
 
     def __init__(self, first: LayerNormParams, prepare: Prepare) -> None:
-        self._first = first
+        super().__init__(first, prepare)
         self._rows_aligned = bool(first.aligned)
-        self._prepare = prepare
-        self._free: list[_Packet] = []
 
     def __call__(self, launch: Any, config: Any, problem: Any, inputs: LayerNormInputs) -> Result:
         try:
-            packet = self._free.pop()
+            packet = self.free.pop()
         except IndexError:
-            params = LayerNormParams.from_buffer_copy(self._first)
-            packet = _Packet(params, self._prepare(params))
+            packet = self.new()
         packet.params.eps = inputs.eps
         made = fill(packet.params, inputs, self._rows_aligned)
         packet.launch()
-        self._free.append(packet)
+        self.free.append(packet)
         return made
