@@ -21,12 +21,13 @@ from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, NextNorm, Result
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyInputs,
     FinalizeInputs,
     GroupNormInputs,
     ImageInputs,
+    NormInputs,
 )
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -132,8 +133,8 @@ def group_norm_of(
     session: Session = DEFAULT,
 ) -> torch.Tensor:
     """The norm (N, C, 2) of x (N, H, W, C)."""
-    statistics = group_norm_statistics(x, session)
-    return group_norm_finalize(statistics, gamma, beta, groups, eps, session)
+    made: torch.Tensor = engine.run(NORM, NormInputs(_planes(x), gamma, beta, groups, eps), session)
+    return made
 
 
 def group_norm_apply(

@@ -14,6 +14,8 @@ P = TypeVar("P", bound=ctypes.Structure)
 
 Prepare = Callable[[ctypes.Structure], Callable[[], None]]
 """Makes a launch of one kernel to be repeated with these arguments."""
+Launches = Callable[..., Callable[[], None]]
+"""A launcher's `prepare`: of a kernel, its work-groups, their size, arguments and a device."""
 
 
 class Packet(Generic[P]):
@@ -45,6 +47,13 @@ class Bound(Generic[P]):
         """A packet more."""
         params = type(self._first).from_buffer_copy(self._first)
         return Packet(params, self._prepare(params))
+
+    def taken(self) -> Packet[P]:
+        """A packet that no other call has."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return self.new()
 
 
 def in_a_row(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:

@@ -48,6 +48,7 @@ def attend(
     following = ready.next_norm
     if following is None:
         return x, None
-    return x, functional.group_norm_of(
-        x, following.gamma, following.beta, following.groups, following.eps, session
+    statistics = functional.group_norm_statistics(x, session)
+    return x, functional.group_norm_finalize(
+        statistics, following.gamma, following.beta, following.groups, following.eps, session
     )

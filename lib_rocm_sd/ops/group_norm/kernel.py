@@ -1,4 +1,4 @@
-"""What kernels/group_norm_silu.hip is compiled with and called with.
+"""What kernels/group_norm_silu.hip is compiled with and called with; group_norm_whole.hip: whole.py.
 
 Needs no torch, so that install.py can use it.
 """
@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import HALVES, KernelSpec
+from lib_rocm_sd.ops.group_norm import whole
 
 SOURCE = "group_norm_silu.hip"
 DTYPES = HALVES
@@ -246,9 +247,10 @@ def _usual_specs(arch: Arch, dtypes: tuple[str, ...], config: GroupNormConfig) -
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """What is compiled ahead for a GPU: both half types and layouts, channels in eights."""
-    return _usual_specs(arch, DTYPES, configs(arch)[0])
+    return _usual_specs(arch, DTYPES, configs(arch)[0]) + whole.specs(arch, DTYPES)
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:
     """Every config of the search space, float16."""
-    return [spec for config in configs(arch) for spec in _usual_specs(arch, DTYPES[:1], config)]
+    steps = [spec for config in configs(arch) for spec in _usual_specs(arch, DTYPES[:1], config)]
+    return steps + whole.specs(arch, DTYPES[:1])

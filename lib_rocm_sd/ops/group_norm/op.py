@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.group_norm import formula
+from lib_rocm_sd.ops.group_norm import draw, formula, key
 from lib_rocm_sd.ops.group_norm import problem as problems
 from lib_rocm_sd.ops.group_norm.ours import (
     KernelApply,
     KernelFinalize,
     KernelGroupNorm,
+    KernelNorm,
     KernelStatistics,
 )
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -24,14 +25,16 @@ from lib_rocm_sd.ops.group_norm.problem import (
     GroupNormProblem,
     ImageInputs,
     ImageProblem,
+    NormInputs,
+    NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.torch import (
     TorchApply,
     TorchFinalize,
     TorchGroupNorm,
+    TorchNorm,
     TorchStatistics,
 )
-from lib_rocm_sd.ops.keys import key_by
 
 
 def _wide_dtype(problem: Any) -> torch.dtype:
@@ -47,15 +50,24 @@ def _images() -> tuple[ImageProblem, ...]:
     )
 
 
+def _norms() -> tuple[NormProblem, ...]:
+    return tuple(
+        dict.fromkeys(
+            NormProblem(*p.shape, p.dtype, p.channels_last, p.groups, p.affine)
+            for p in problems.ODD
+        )
+    )
+
+
 STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     name="group norm statistics",
     family="group_norm",
     title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
     problem_of=problems.image_problem_of,
-    key_of=key_by(problems.image_problem_of),
+    key_of=key.of_image,
     reference=lambda inputs: formula.reference_statistics(*inputs),
-    make_inputs=problems.image_inputs,
+    make_inputs=draw.image_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.parts, p.channels, 4),
     test_problems=problems.small_images,
@@ -72,14 +84,34 @@ FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
     problem_of=problems.finalize_problem_of,
-    key_of=key_by(problems.finalize_problem_of),
+    key_of=key.of_norm,
     reference=lambda inputs: formula.reference_norm(*inputs),
-    make_inputs=problems.finalize_inputs,
+    make_inputs=draw.finalize_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.channels, 2),
     test_problems=problems.small_statistics,
     usual=(("VAE 1024x1024, last level", FinalizeProblem(1, 1024, 128, 32)),),
     measured_as=problems.measured_statistics,
+)
+
+
+NORM: Op[NormProblem, NormInputs] = Op(
+    name="group norm of an image",
+    family="group_norm",
+    title="Group norm, norm of an image",
+    variants=(KernelNorm(), TorchNorm()),
+    problem_of=problems.norm_problem_of,
+    key_of=key.of_norm,
+    reference=lambda inputs: formula.reference_norm(
+        formula.reference_statistics(inputs.x), *inputs[1:]
+    ),
+    make_inputs=draw.norm_inputs,
+    tolerance=problems.wide_tolerance,
+    output_shape=lambda p: (p.batch, p.channels, 2),
+    test_problems=problems.small_images,
+    cases=_norms(),
+    usual=(("SDXL, 32x32", NormProblem(2, 1280, 32, 32)),),
+    output_dtype=_wide_dtype,
 )
 
 
@@ -89,9 +121,9 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
     problem_of=problems.apply_problem_of,
-    key_of=key_by(problems.apply_problem_of),
+    key_of=key.of_apply,
     reference=lambda inputs: formula.reference_apply(*inputs),
-    make_inputs=problems.apply_inputs,
+    make_inputs=draw.apply_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
@@ -106,13 +138,13 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
     problem_of=problems.problem_of,
-    key_of=key_by(problems.problem_of),
+    key_of=key.of_group_norm,
     reference=lambda inputs: formula.reference(*inputs),
-    make_inputs=problems.make_inputs,
+    make_inputs=draw.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
 )
-OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY)
+OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY, NORM)

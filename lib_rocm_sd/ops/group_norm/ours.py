@@ -9,16 +9,19 @@ float64 for a float64 image.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.bound import Launches
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
-from lib_rocm_sd.ops.group_norm import formula, kernel
+from lib_rocm_sd.ops.group_norm import call as calls
+from lib_rocm_sd.ops.group_norm import formula, kernel, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -30,10 +33,15 @@ from lib_rocm_sd.ops.group_norm.problem import (
     GroupNormProblem,
     ImageInputs,
     ImageProblem,
+    NormInputs,
+    NormProblem,
 )
+from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 
 MAX_WORK_ITEMS = (1 << 32) - 1
 """HIP's limit of grid x block in one dimension."""
+
+Config = WholeConfig | GroupNormConfig
 
 
 def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
@@ -70,8 +78,24 @@ class _Ours(Variant[Any, Any]):
     def input_refusals(self, inputs: Any) -> list[str]:
         return gradient_refusals(*inputs)
 
-    def configs(self, arch: Arch | None, problem: Any) -> Sequence[GroupNormConfig]:
+    def configs(self, arch: Arch | None, problem: Any) -> Sequence[Config]:
         return kernel.configs(arch) if arch else ()
+
+    def bound(self, launch: Launch | None, config: Any, problem: Any, inputs: Any) -> Run:
+        """Where nothing has to be copied and the launcher can prepare launches: see call.py."""
+        prepare = getattr(launch, "prepare", None)
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+        if prepare is None or not self.is_ready(*tensors):
+            return self.run
+        return self.prepared(prepare, config, inputs)
+
+    def is_ready(self, image: torch.Tensor, *others: torch.Tensor) -> bool:
+        """Whether the kernels read these tensors as they lie."""
+        return calls.ready(image, *others)
+
+    @abstractmethod
+    def prepared(self, prepare: Launches, config: Any, inputs: Any) -> Run:
+        """`run` with launches that are prepared."""
 
     @staticmethod
     def launcher(launch: Launch | None) -> Launch:
@@ -97,6 +121,9 @@ class KernelStatistics(_Ours):
         inputs: ImageInputs,
     ) -> torch.Tensor:
         return launches.launch_statistics(self.launcher(launch), config, inputs.x)
+
+    def prepared(self, prepare: Launches, config: GroupNormConfig, inputs: ImageInputs) -> Run:
+        return calls.statistics(prepare, config, inputs)
 
 
 class KernelFinalize(_Ours):
@@ -134,6 +161,12 @@ class KernelFinalize(_Ours):
     ) -> torch.Tensor:
         return launches.launch_finalize(self.launcher(launch), config, *inputs)
 
+    def is_ready(self, *tensors: torch.Tensor) -> bool:
+        return calls.ready(None, *tensors)
+
+    def prepared(self, prepare: Launches, config: GroupNormConfig, inputs: FinalizeInputs) -> Run:
+        return calls.finalize(prepare, config, inputs, self.run)
+
 
 class KernelApply(_Ours):
     """group_norm_apply of kernels/group_norm_silu.hip."""
@@ -152,11 +185,17 @@ class KernelApply(_Ours):
     ) -> torch.Tensor:
         return launches.launch_apply(self.launcher(launch), config, *inputs)
 
+    def is_ready(self, image: torch.Tensor, *others: torch.Tensor) -> bool:
+        return calls.ready(image, *others) and others[0].dtype == torch.float32
 
-class KernelGroupNorm(_Ours):
-    """All steps of kernels/group_norm_silu.hip: the image is read twice and written once."""
+    def prepared(self, prepare: Launches, config: GroupNormConfig, inputs: ApplyInputs) -> Run:
+        return calls.apply(prepare, config, inputs, self.run)
 
-    def refusals(self, arch: Arch | None, problem: GroupNormProblem) -> list[str]:
+
+class _OfImage(_Ours):
+    """What takes an image with gamma and beta: in one launch where it is small, else in steps."""
+
+    def refusals(self, arch: Arch | None, problem: NormProblem | GroupNormProblem) -> list[str]:
         affine = problem.affine
         return _image_refusals(arch, problem) + reasons(
             (affine not in kernel.AFFINE_KINDS, f"gamma in {affine}")
@@ -165,25 +204,76 @@ class KernelGroupNorm(_Ours):
     def input_refusals(self, inputs: Any) -> list[str]:
         return KernelFinalize().input_refusals(inputs)
 
+    def configs(
+        self, arch: Arch | None, problem: NormProblem | GroupNormProblem
+    ) -> Sequence[Config]:
+        if arch is None:
+            return ()
+        p = problem
+        held = whole.configs(arch, p.channels, p.pixels, p.groups, p.form)
+        return (*held, *kernel.configs(arch))
+
+
+class KernelNorm(_OfImage):
+    """Scale and shift, by kernels/group_norm_whole.hip or two steps of group_norm_silu.hip: the
+    image is read once.
+    """
+
+    def workspace(self, problem: NormProblem) -> int:
+        """Statistics."""
+        return problem.batch * problem.channels * problem.parts * 16
+
+    def specs(self, arch: Arch, problem: NormProblem, config: Config) -> Sequence[KernelSpec]:
+        if isinstance(config, WholeConfig):
+            return (whole.spec(problem.dtype, problem.form.vector, False, config),)
+        return kernel.specs(problem.form, False, config)[:-1]
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: Config,
+        problem: NormProblem,
+        inputs: NormInputs,
+    ) -> torch.Tensor:
+        start = self.launcher(launch)
+        if isinstance(config, WholeConfig):
+            return launches.launch_whole(start, config, *inputs, silu=None)
+        statistics = launches.launch_statistics(start, config, inputs.x)
+        return launches.launch_finalize(start, config, statistics, *inputs[1:])
+
+    def prepared(self, prepare: Launches, config: Config, inputs: NormInputs) -> Run:
+        return calls.norm(prepare, config, inputs, self.run)
+
+
+class KernelGroupNorm(_OfImage):
+    """All of it. By kernels/group_norm_whole.hip the image is read and written once, by the steps
+    of group_norm_silu.hip it is read twice.
+    """
+
     def workspace(self, problem: GroupNormProblem) -> int:
         """Statistics and norm."""
         return problem.batch * problem.channels * (problem.parts * 16 + 8)
 
-    def specs(
-        self, arch: Arch, problem: GroupNormProblem, config: GroupNormConfig
-    ) -> Sequence[KernelSpec]:
+    def specs(self, arch: Arch, problem: GroupNormProblem, config: Config) -> Sequence[KernelSpec]:
+        if isinstance(config, WholeConfig):
+            return (whole.spec(problem.dtype, problem.form.vector, problem.silu, config),)
         return kernel.specs(problem.form, problem.silu, config)
 
     def run(
         self,
         launch: Launch | None,
-        config: GroupNormConfig,
+        config: Config,
         problem: GroupNormProblem,
         inputs: GroupNormInputs,
     ) -> torch.Tensor:
         x, gamma, beta, groups, eps, silu = inputs
         start = self.launcher(launch)
+        if isinstance(config, WholeConfig):
+            return launches.launch_whole(start, config, *inputs)
         x, _ = formula.dense(x)
         statistics = launches.launch_statistics(start, config, x)
         norm = launches.launch_finalize(start, config, statistics, gamma, beta, groups, eps)
         return launches.launch_apply(start, config, x, norm, silu)
+
+    def prepared(self, prepare: Launches, config: Config, inputs: GroupNormInputs) -> Run:
+        return calls.group_norm(prepare, config, inputs, self.run)

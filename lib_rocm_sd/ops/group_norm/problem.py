@@ -1,4 +1,4 @@
-"""GroupNorm without a way to run it: problems, their checks, inputs, cases.
+"""GroupNorm without a way to run it: problems, their checks, cases.
 
 Images are (N, C, H, W) here, in either memory format; group_norm.py says what else there is.
 """
@@ -80,6 +80,17 @@ class GroupNormProblem(ApplyProblem):
 
 
 @dataclass(frozen=True)
+class NormProblem(ImageProblem):
+    """The norm of an image. `affine` is "none" or the dtype of gamma and beta."""
+
+    groups: int = 32
+    affine: str = "float16"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.groups} groups, {self.affine} gamma"
+
+
+@dataclass(frozen=True)
 class FinalizeProblem:
     """A norm from statistics."""
 
@@ -113,6 +124,16 @@ class FinalizeInputs(NamedTuple):
     """statistics (N, parts, C, 4), gamma and beta (C)."""
 
     statistics: torch.Tensor
+    gamma: torch.Tensor | None
+    beta: torch.Tensor | None
+    groups: int
+    eps: float
+
+
+class NormInputs(NamedTuple):
+    """x (N, C, H, W), gamma and beta (C)."""
+
+    x: torch.Tensor
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
     groups: int
@@ -230,81 +251,24 @@ def finalize_problem_of(inputs: FinalizeInputs) -> FinalizeProblem:
     )
 
 
-def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
-    """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
-    x, gamma, beta, groups, _, silu = inputs
+def norm_problem_of(inputs: NormInputs) -> NormProblem:
+    """Of the norm of an image. ValueError, with all shapes, on a caller's mistake."""
+    x, gamma, beta, groups, _ = inputs
     wrong = _image_errors(x, **_given(gamma=gamma, beta=beta)) or _affine_errors(
         x.shape[1], groups, x.device, gamma=gamma, beta=beta
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(x=x, gamma=gamma, beta=beta)}")
-    affine = _affine(gamma, beta)
+    image = image_problem_of(ImageInputs(x))
+    return NormProblem(*_fields(image), groups=groups, affine=_affine(gamma, beta))
+
+
+def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
+    """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
+    norm = norm_problem_of(NormInputs(*inputs[:5]))
     return GroupNormProblem(
-        *_fields(image_problem_of(ImageInputs(x))), silu=silu, groups=groups, affine=affine
+        *_fields(norm), silu=inputs.silu, groups=norm.groups, affine=norm.affine
     )
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator("cpu").manual_seed(seed)
-
-
-def draw_image(
-    problem: ImageProblem, device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
-    """Random, each channel around a mean of its own, in the problem's memory format."""
-    means = 2 * torch.randn((1, problem.channels, 1, 1), generator=generator)
-    x = torch.randn(problem.shape, generator=generator) + means
-    if problem.channels_last:
-        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    return x.to(DTYPES[problem.dtype]).to(device)
-
-
-def _draw_affine(
-    channels: int, affine: str, device: torch.device, generator: torch.Generator
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    if affine == "none":
-        return None, None
-    gamma = 1 + 0.3 * torch.randn(channels, generator=generator)
-    beta = 0.5 * torch.randn(channels, generator=generator)
-    return tuple(t.to(DTYPES[affine]).to(device) for t in (gamma, beta))  # type: ignore[return-value]
-
-
-def image_inputs(problem: ImageProblem, device: torch.device, seed: int) -> ImageInputs:
-    """x."""
-    return ImageInputs(draw_image(problem, device, _generator(seed)))
-
-
-def apply_inputs(problem: ApplyProblem, device: torch.device, seed: int) -> ApplyInputs:
-    """x, norm, silu."""
-    generator = _generator(seed)
-    x = draw_image(problem, device, generator)
-    norm = torch.randn((problem.batch, problem.channels, 2), generator=generator)
-    wide = torch.promote_types(DTYPES[problem.dtype], torch.float32)
-    return ApplyInputs(x, norm.to(wide).to(device), problem.silu)
-
-
-def finalize_inputs(problem: FinalizeProblem, device: torch.device, seed: int) -> FinalizeInputs:
-    """statistics, gamma, beta, groups, eps; one part of several has no pixels."""
-    p, generator = problem, _generator(seed)
-    shape = (p.batch, p.parts, p.channels)
-    mean = torch.randn(shape, generator=generator) + 2
-    count = torch.randint(1, 100, (1, p.parts, 1), generator=generator).expand(shape).clone()
-    if p.parts > 1:
-        count[:, p.parts // 2] = 0
-        mean[:, p.parts // 2] = 0
-    m2 = count * torch.rand(shape, generator=generator)
-    statistics = torch.stack((mean, m2, count.float(), torch.zeros(shape)), -1)
-    affine = _draw_affine(p.channels, p.affine, device, generator)
-    made = statistics.to(DTYPES[p.dtype]).to(device)
-    return FinalizeInputs(made, *affine, p.groups, 1e-6)
-
-
-def make_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> GroupNormInputs:
-    """x, gamma, beta, groups, eps, silu."""
-    generator = _generator(seed)
-    x = draw_image(problem, device, generator)
-    affine = _draw_affine(problem.channels, problem.affine, device, generator)
-    return GroupNormInputs(x, *affine, problem.groups, 1e-6, problem.silu)
 
 
 def tolerance(problem: Any) -> float:

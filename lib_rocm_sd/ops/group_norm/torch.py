@@ -19,6 +19,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
     GroupNormProblem,
     ImageInputs,
     ImageProblem,
+    NormInputs,
+    NormProblem,
 )
 
 
@@ -50,6 +52,18 @@ class TorchFinalize(_Torch):
         self, launch: Launch | None, config: None, problem: FinalizeProblem, inputs: FinalizeInputs
     ) -> torch.Tensor:
         return formula.norm_from(*inputs)
+
+
+class TorchNorm(_Torch):
+    """Statistics and their merge by torch's operators."""
+
+    def workspace(self, problem: NormProblem) -> int:
+        return 2 * problem.image_bytes
+
+    def run(
+        self, launch: Launch | None, config: None, problem: NormProblem, inputs: NormInputs
+    ) -> torch.Tensor:
+        return formula.norm_from(formula.statistics_of(inputs.x), *inputs[1:])
 
 
 class TorchApply(_Torch):
