@@ -1,4 +1,4 @@
-"""What kernels/group_norm_silu.hip is compiled with and called with; group_norm_whole.hip: whole.py.
+"""What kernels/group_norm_silu.hip is compiled with and called with; whole.py: small images.
 
 Needs no torch, so that install.py can use it.
 """

@@ -103,7 +103,7 @@ NORM: Op[NormProblem, NormInputs] = Op(
     problem_of=problems.norm_problem_of,
     key_of=key.of_norm,
     reference=lambda inputs: formula.reference_norm(
-        formula.reference_statistics(inputs.x), *inputs[1:]
+        formula.reference_statistics(inputs[0]), *inputs[1:]
     ),
     make_inputs=draw.norm_inputs,
     tolerance=problems.wide_tolerance,

@@ -267,7 +267,7 @@ def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
     norm = norm_problem_of(NormInputs(*inputs[:5]))
     return GroupNormProblem(
-        *_fields(norm), silu=inputs.silu, groups=norm.groups, affine=norm.affine
+        *_fields(norm), silu=inputs[5], groups=norm.groups, affine=norm.affine
     )
 
 
