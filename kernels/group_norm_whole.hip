@@ -69,6 +69,23 @@ struct Place {
 // Mean, and sum of squared differences from it, of what a work-item holds of a channel; later scale and shift of a channel.
 DEVICE Words<2> pair_of(float a, float b) { return {{float_bits(a), float_bits(b)}}; }
 
+// Of what a work-item holds: whole batches, then what is left.
+DEVICE Moments<VECTOR> moments_of(const Place& place, const Values (&values)[HELD]) {
+    Moments<VECTOR> moments;
+    Values rest[kBatch];
+    const int left = place.valid % kBatch;
+#pragma unroll
+    for (int first = 0; first < HELD; first += kBatch) {
+        if (place.valid >= first + kBatch)
+            moments.template add<kBatch, true>([&](int k, int i) { return values[first + i].at(k); }, kBatch);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+            if (first == 0 || first == place.valid - left) rest[i] = values[first + i];
+    }
+    if (left) moments.template add<kBatch, false>([&](int k, int i) { return rest[i].at(k); }, left);
+    return moments;
+}
+
 DEVICE void write_moments(const GroupNormWholeParams& p, const Place& place, const Moments<VECTOR>& moments, Words<2>* pairs) {
     if (place.valid == 0) return;
     Words<2>* to = pairs + place.row * p.width * VECTOR + place.channel;
@@ -110,15 +127,22 @@ DEVICE Moments<1> merge_group(const GroupNormWholeParams& p, const Place& place,
     return moments;
 }
 
+// A group is merged by 2^so many waves.
+DEVICE u32 part_bits_of(u32 groups) {
+    u32 bits = 0;
+#pragma unroll
+    for (int waves = 2; waves <= kWaves; waves *= 2) bits += groups * waves <= kWaves ? 1 : 0;
+    return bits;
+}
+
 // Scale and shift of the work-group's channels, in `pairs` and in norm; every work-item comes here.
 DEVICE void make_norm(const GroupNormWholeParams& p, const Place& place, Words<2>* pairs, Words<4>* parts_found) {
-    const u32 groups = place.channels / p.group_channels, parts = max2((u32)kWaves / groups, 1u);
-    const u32 wave = wave_uniform(thread_id() / WAVE_SIZE);
-    for (u32 group = wave / parts; group < groups; group += kWaves / parts) {
-        const Moments<1> found = merge_group(p, place, pairs, group, wave % parts, parts);
+    const u32 groups = place.channels / p.group_channels, part_bits = part_bits_of(groups), parts = 1u << part_bits;
+    const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), part = wave & (parts - 1);
+    for (u32 group = wave >> part_bits; group < groups; group += kWaves >> part_bits) {
+        const Moments<1> found = merge_group(p, place, pairs, group, part, parts);
         if (thread_id() % WAVE_SIZE == 0)
-            parts_found[group * parts + wave % parts] =
-                Words<4>{{float_bits(found.mean[0]), float_bits(found.m2[0]), float_bits(found.count), 0}};
+            parts_found[group * parts + part] = Words<4>{{float_bits(found.mean[0]), float_bits(found.m2[0]), float_bits(found.count), 0}};
     }
     barrier();
     for (u32 channel = thread_id(); channel < place.channels; channel += THREADS) {
@@ -158,14 +182,7 @@ KERNEL(THREADS) group_norm_whole(GroupNormWholeParams p) {
     for (int i = 0; i < HELD; ++i)
         values[i] = Values::template load<true>((const u16*)((const unsigned char*)(p.x + place.origin) + place.at(p, i)));
     all_begun();
-    Moments<VECTOR> moments;
-#pragma unroll
-    for (int first = 0; first < HELD; first += kBatch) {
-        const auto value = [&](int k, int i) { return values[first + i].at(k); };
-        if (place.valid >= first + kBatch) moments.template add<kBatch, true>(value, kBatch);
-        else if (place.valid > first) moments.template add<kBatch, false>(value, place.valid - first);
-    }
-    write_moments(p, place, moments, pairs);
+    write_moments(p, place, moments_of(place, values), pairs);
     barrier();
     make_norm(p, place, pairs, (Words<4>*)(memory + kMomentsBytes));
     if (!p.out || place.valid == 0) return;

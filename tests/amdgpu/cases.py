@@ -17,6 +17,7 @@ from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
+from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
@@ -229,6 +230,34 @@ def group_norm(gfx: str) -> Iterator[Case]:
             yield Case(gfx, "finalize", replace(many, parts=5, affine=affine), index)
 
 
+def whole_group_norm(gfx: str) -> Iterator[Case]:
+    """Every config full, but for the last pixel of some work-items, both half types, with SiLU and
+    without; few pixels, groups that several waves merge, norms alone.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for index, config in enumerate(whole_norm.CONFIGS):
+        if not whole_norm.fits(arch, config, 8):
+            continue
+        channels, groups = ((80, 8), (96, 12), (40, 1), (120, 24), (72, 2))[index]
+        width = whole_norm.tiling(channels, groups, 8).width
+        pixels = config.threads // width * config.held - 3
+        full = GroupNormProblem(1, channels, 1, pixels, "float16", True, True, groups, "float16")
+        for turn, dtype in enumerate(norm_kernel.DTYPES):
+            affine = ("float32", "bfloat16", "none", "float16")[(index + turn) % 4]
+            for silu in (True, False):
+                case = replace(full, dtype=dtype, silu=silu, affine=affine)
+                yield Case(gfx, "whole group norm", case, index)
+        few = replace(full, batch=2, width=(5, 60, 9, 1, 131)[index], silu=False)
+        yield Case(gfx, "whole group norm", few, index, "normed")
+    ragged = GroupNormProblem(2, 88, 3, 7, "bfloat16", True, False, 11, "float32")
+    yield Case(gfx, "whole group norm", ragged)  # fewer channels for the last work-group
+    single = GroupNormProblem(2, 35, 3, 13, "float16", True, True, 7, "bfloat16")
+    for layout in ("plain", "normed"):
+        yield Case(gfx, "whole group norm", single, 1, layout)
+    yield Case(gfx, "whole group norm", replace(single, dtype="bfloat16", groups=1), 3)
+
+
 def layer_norm(gfx: str) -> Iterator[Case]:
     """Every number of vectors held by every config in rows that a whole work-group makes, of which
     some work-items have one less; rows of which a wave makes several, with some behind the last;
@@ -299,6 +328,7 @@ ALL = {
     "conv": conv,
     "finish": finish,
     "group norm": group_norm,
+    "whole group norm": whole_group_norm,
     "layer norm": layer_norm,
     "linear": linear,
     "linear gate": linear_gate,

@@ -26,7 +26,9 @@ from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
-from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
+from lib_rocm_sd.ops.group_norm import whole as whole_norm
+from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.group_norm.problem import NormInputs
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -52,8 +54,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Case:
     """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
-    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band", and of
-    rows, "misaligned", "apart".
+    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band", "normed",
+    and of rows, "misaligned", "apart".
     `schedule`: in which order waves take turns, 0 for lockstep.
     """
 
@@ -265,6 +267,24 @@ def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
     return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
 
 
+def _whole_norm(case: Case, launch: CodeLaunch) -> list[str]:
+    """The image; where it is "normed" the norm alone."""
+    inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
+    config = whole_norm.CONFIGS[case.config]
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        if case.layout == "normed":
+            norm = launches.launch_whole(launch, config, *inputs[:5], silu=None)
+        else:
+            output = launches.launch_whole(launch, config, *inputs)
+    if case.layout == "normed":
+        exact = NORM.reference(NormInputs(*inputs[:5]))
+        error, limit = _largest(norm, exact), 2e-6 * exact.abs().max().item()
+        return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
+    exact = formula.reference(*inputs)
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)
+    return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
+
+
 def _finalize(case: Case, launch: CodeLaunch) -> list[str]:
     inputs = FINALIZE.make_inputs(case.problem, CPU, 3)
     exact = formula.reference_norm(*inputs)
@@ -330,6 +350,7 @@ _RUN: dict[str, Any] = {
     "finish": _conv,
     "finish pass": _finish_pass,
     "group norm": _group_norm,
+    "whole group norm": _whole_norm,
     "finalize": _finalize,
     "layer norm": _layer_norm,
     "linear": _linear,
@@ -353,6 +374,10 @@ def specs_of(case: Case) -> set[KernelSpec]:
         config = norm_kernel.configs(arch)[case.config]
         every = norm_kernel.specs(p.form, p.silu, config)
         return {spec for spec in every if "merge" not in spec.entry}
+    if case.op == "whole group norm":
+        silu = p.silu and case.layout != "normed"
+        config = whole_norm.CONFIGS[case.config]
+        return {whole_norm.spec(p.dtype, p.form.vector, silu, config)}
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(KernelLayerNorm().specs(arch, p, threads))
