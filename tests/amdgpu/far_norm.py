@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
-from lib_rocm_sd.ops.group_norm import formula, kernel
+from lib_rocm_sd.ops.group_norm import formula, kernel, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.far_conv import among, of_images
@@ -64,6 +64,26 @@ def images(channels_last: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> li
     return [
         *_off("statistics", statistics[chosen], formula.reference_statistics(few), 1e-6),
         *_off("output", out[chosen], formula.reference_apply(few, norm[chosen], True), 1e-3),
+    ]
+
+
+def whole_images(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Many small ones, each made by one work-group; and their norms, as many as values."""
+    channels, groups = 4096, 1
+    count = (1 << 32) // channels + 3
+    chosen = [0, count // 2, count - 1]
+    few = random(3, channels, 1, 1).half()
+    x = among(count, chosen, few.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    gamma, beta = random(channels), random(channels)
+    launch = _launch(gfx, kernels_dir, count, chosen)
+    affine = (gamma, beta, groups, 1e-6)
+    with launch.knows(gamma, beta, *(x[each] for each in chosen)):
+        norm = launches.launch_whole(launch, whole.CONFIGS[2], x, *affine, silu=None)
+        out = launches.launch_whole(launch, whole.CONFIGS[2], x, *affine, silu=True)
+    exact = formula.reference_norm(formula.reference_statistics(few), *affine)
+    return [
+        *_off("norm", norm[chosen], exact, 2e-6),
+        *_off("output", out[chosen], formula.reference_apply(few, exact, True), 1e-3),
     ]
 
 
@@ -187,6 +207,7 @@ def finish(phases: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]
 ALL: dict[str, Callable[..., list[str]]] = {
     "images of a norm, channels last": partial(images, True),
     "images of a norm, channels first": partial(images, False),
+    "images of a whole norm": whole_images,
     "pixels of a norm": pixels,
     "statistics of a norm": statistics,
     "parts of statistics": parts,

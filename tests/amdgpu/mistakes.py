@@ -129,6 +129,14 @@ def _norm(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "finish pass", phases)
 
 
+def _whole_norm(gfx: str) -> Iterator[Case]:
+    """Fewer pixels than rows, some of which no work-item has; several waves to a group."""
+    few = GroupNormProblem(1, 40, 1, 33, "float16", True, True, 2, "float16")
+    yield Case(gfx, "whole group norm", few)
+    yield Case(gfx, "whole group norm", replace(few, width=203), layout="normed")
+    yield Case(gfx, "whole group norm", replace(few, width=199))
+
+
 def _layer_norm(gfx: str) -> Iterator[Case]:
     """Rows apart that are held by work-items of which some are idle, made by several waves, and
     read twice with a rest.
@@ -181,6 +189,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "conv3x3.hip": _conv,
     "conv_sum.hip": _split,
     "group_norm_silu.hip": _norm,
+    "group_norm_whole.hip": _whole_norm,
     "layer_norm.hip": _layer_norm,
     "linear.hip": _linear,
     "pack.hip": _pack,
@@ -220,6 +229,7 @@ EXCUSED = (
     Excused(
         "group_norm_silu.hip", "tail", "entry < last; entry +=", "entries past the end are none"
     ),
+    Excused("group_norm_whole.hip", "tail", "active = row < rows", TWICE),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),

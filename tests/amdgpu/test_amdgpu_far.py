@@ -18,7 +18,10 @@ from tests.amdgpu.launch import missing
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 OF_NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
 ALL = {**far_attention.ALL, **far_conv.ALL, **OF_NORMS, **far_linear.ALL}
-SOURCES = ("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", *executed.CONV)
+SOURCES = (
+    *("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", "group_norm_whole.hip"),
+    *executed.CONV,
+)
 
 needs_machine_code = pytest.mark.skipif(
     bool(missing() or sparse.missing()), reason=str(missing() or sparse.missing())
@@ -72,6 +75,7 @@ SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
 SPLIT = "pixels after a split convolution"
 NORMS = "norms and statistics of a convolution"
 LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
+WHOLE = "images of a whole norm"
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
 ROWS, ROWS_APART = "rows of a layer norm", "rows of a layer norm far apart"
 LINEAR, IN_PARTS = "rows of a linear layer", "rows of a linear layer in parts"
@@ -95,6 +99,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
         *(MERGED, "parts of statistics", MERGED),
         *("statistics of a norm", "never: what is left of very many parts", "statistics of a norm"),
     ),
+    ("group_norm_whole.hip", "i64"): (WHOLE, WHOLE, WHOLE),
     ("layer_norm.hip", "i64"): (ROWS_APART, ROWS, ROWS),
     ("common/attention_layout.h", "i64"): (HEADS, MASK_CASE),
     ("common/attention_softmax.h", "i64"): (MASK_CASE, MASK_CASE, MASK_CASE),
