@@ -54,8 +54,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Case:
     """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
-    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band", "normed",
-    and of rows, "misaligned", "apart".
+    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band",
+    "normed", and of rows, "misaligned", "apart".
     `schedule`: in which order waves take turns, 0 for lockstep.
     """
 

@@ -229,6 +229,8 @@ def whole_step(
     """All of a GroupNorm of a small, channels-last x (N, C, H, W); gamma and beta dense."""
     (batch, channels, pixels), form = _sizes(x, True)
     tiling = whole.tiling(channels, groups, form.vector)
+    if pixels > config.pixels(tiling.width):
+        raise ValueError(f"{config} does not hold {pixels} pixels of {channels} channels")
     params = WholeParams(
         *(0, 0, 0, 0, 0, channels, pixels, channels // groups),
         *(tiling.run, tiling.width, tiling.blocks, _kind(gamma), _kind(beta)),

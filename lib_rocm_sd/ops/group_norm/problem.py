@@ -12,7 +12,7 @@ import torch
 
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
-from lib_rocm_sd.ops.group_norm import kernel
+from lib_rocm_sd.ops.group_norm import kernel, whole
 from lib_rocm_sd.ops.group_norm.formula import channels_of, is_channels_last
 from lib_rocm_sd.ops.keys import described, tensor_errors
 
@@ -266,9 +266,7 @@ def norm_problem_of(inputs: NormInputs) -> NormProblem:
 def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
     norm = norm_problem_of(NormInputs(*inputs[:5]))
-    return GroupNormProblem(
-        *_fields(norm), silu=inputs[5], groups=norm.groups, affine=norm.affine
-    )
+    return GroupNormProblem(*_fields(norm), silu=inputs[5], groups=norm.groups, affine=norm.affine)
 
 
 def tolerance(problem: Any) -> float:
@@ -284,12 +282,19 @@ def wide_tolerance(problem: Any) -> float:
 def small_images(problem: ImageProblem) -> tuple[Any, ...]:
     """A small image of the class (channels, dtype, layout), and one whose channels begin between
     two multiples of 16 bytes just where the real one's do; with SiLU the one, without the other.
-    Where channels come last in eights, all begin at such a multiple, whatever the size.
+    Where channels come last in eights, all begin at such a multiple, whatever the size. Of what
+    one work-group may hold, no more than it does.
     """
     aligned = problem.channels_last and problem.channels % 8 == 0
     beyond = 5 if aligned else 3 * problem.pixels % 8
     small = replace(problem, batch=2, height=9, width=13)
     tails = replace(problem, batch=1, height=3, width=40 + beyond)
+    if isinstance(problem, (NormProblem, GroupNormProblem)) and problem.channels_last:
+        most = whole.holds(problem.channels, problem.pixels, problem.groups, problem.form)
+        small, tails = (
+            replace(each, height=1, width=most) if most and most < each.pixels else each
+            for each in (small, tails)
+        )
     if isinstance(problem, ApplyProblem):
         return (replace(small, silu=True), replace(tails, silu=False))  # type: ignore[call-arg]
     return (small, tails)

@@ -22,6 +22,10 @@ LEAST_RUN = 32
 """Channels of a work-group where an image has so many: 64 bytes of each pixel, which is what AMD's
 caches fetch at least.
 """
+MOST_GROUPS = 32
+"""Of a work-group: no run has more, see `tiling`."""
+LARGEST_BYTES = 1 << 31
+"""Of an image: the kernel counts its bytes with 32 bits."""
 SIMDS = 4
 """Of what executes a work-group: a compute unit, or the pair of them on RDNA."""
 REGISTERS_BESIDE = 64
@@ -46,6 +50,10 @@ class WholeConfig:
 
     threads: int
     held: int
+
+    def pixels(self, width: int) -> int:
+        """Most that a work-group of so many columns holds."""
+        return self.threads // width * self.held
 
 
 CONFIGS = tuple(
@@ -83,7 +91,7 @@ def registers(arch: Arch, threads: int) -> int:
 
 def lds_bytes(config: WholeConfig, vector: int) -> int:
     """Mean and sum of squares of each channel of each work-item, and what waves found of groups."""
-    return config.threads * vector * 8 + 32 * 16
+    return config.threads * vector * 8 + MOST_GROUPS * 16
 
 
 @lru_cache(maxsize=256)
@@ -91,16 +99,21 @@ def configs(
     arch: Arch, channels: int, pixels: int, groups: int, form: NormForm
 ) -> tuple[WholeConfig, ...]:
     """The smallest config that holds a run of such an image; none where no one does."""
-    if not (form.channels_last and channels and pixels and groups):
+    if not (form.channels_last and 0 < channels * pixels * 2 <= LARGEST_BYTES):
         return ()
     width = tiling(channels, groups, form.vector).width
     return tuple(
         config
         for config in CONFIGS
-        if width <= config.threads
-        and config.threads // width * config.held >= pixels
-        and fits(arch, config, form.vector)
+        if config.pixels(width) >= pixels and fits(arch, config, form.vector)
     )[:1]
+
+
+def holds(channels: int, pixels: int, groups: int, form: NormForm) -> int:
+    """Pixels that the smallest config that holds such an image may hold; 0 where no one does."""
+    width = tiling(channels, groups, form.vector).width
+    held = (config.pixels(width) for config in CONFIGS)
+    return next((most for most in held if most >= pixels), 0)
 
 
 def fits(arch: Arch, config: WholeConfig, vector: int) -> bool:

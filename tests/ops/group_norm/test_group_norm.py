@@ -14,7 +14,7 @@ from lib_rocm_sd import arch, functional
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.group_norm import formula as group_norm_formula
 from lib_rocm_sd.ops.group_norm import kernel
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import (
     ODD,
@@ -25,13 +25,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
     GroupNormInputs,
     GroupNormProblem,
     ImageInputs,
+    NormInputs,
 )
 from lib_rocm_sd.runtime import build, codeobject
 from tests import executed, simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
 from tests.simt.launch import ShimLaunch
 
-OPS: tuple[Any, ...] = (STATISTICS, FINALIZE, APPLY, GROUP_NORM_SILU)
+OPS: tuple[Any, ...] = (STATISTICS, FINALIZE, APPLY, GROUP_NORM_SILU, NORM)
 
 
 def relative_error(output: torch.Tensor, exact: torch.Tensor) -> float:
@@ -214,12 +215,14 @@ def test_our_kernels_source_is_tested_and_run_by_the_engine(channels_last: bool)
         statistics = engine.run(STATISTICS, ImageInputs(x))
         norm = engine.run(FINALIZE, FinalizeInputs(statistics, gamma, beta, groups, eps))
         stepwise = engine.run(APPLY, ApplyInputs(x, norm, silu))
+        of_image = engine.run(NORM, NormInputs(x, gamma, beta, groups, eps))
     rows = report.snapshot()["rows"]
-    assert len(rows) == 4 and {row["variant"] for row in rows} == {"rocm_sd"}
+    assert len(rows) == 5 and {row["variant"] for row in rows} == {"rocm_sd"}
     assert report.snapshot()["events"] == []
-    assert torch.equal(output, stepwise)
     exact = GROUP_NORM_SILU.reference(inputs)
-    assert relative_error(output, exact) <= GROUP_NORM_SILU.tolerance(problem)
+    for made in (output, stepwise):
+        assert relative_error(made, exact) <= GROUP_NORM_SILU.tolerance(problem)
+    assert relative_error(of_image, norm.double()) <= NORM.tolerance(problem)
 
 
 CASES = [problem for _, problem in USUAL] + list(ODD)
