@@ -54,11 +54,13 @@ def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.
     if parts.embed is not None and call.emb is not None:
         embedding = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
     weights = means.weights.of(parts.conv1)
-    h = compute.conv(calls, "conv1", x, weights, norm1, embedding=embedding)
-    norm2 = compute.norm_of(calls, "norm2", h, parts.norm2)
+    h, norm2 = compute.conv(
+        calls, "conv1", x, weights, norm1, next_norm=parts.norm2, embedding=embedding
+    )
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
     weights = means.weights.of(parts.conv2, parts.shortcut)
-    return image(compute.conv(calls, "conv2", h, weights, norm2, x, through))
+    y, _ = compute.conv(calls, "conv2", h, weights, norm2, x, through)
+    return image(y)
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
@@ -161,7 +163,8 @@ def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tens
         assert norm is not None
         return image(compute.group_norm(calls, "norm", x, norm, parts.silu))
     scale = None if norm is None else compute.norm_of(calls, "norm", x, norm)
-    return image(compute.conv(calls, "conv", x, means.weights.of(parts.conv), scale))
+    y, _ = compute.conv(calls, "conv", x, means.weights.of(parts.conv), scale)
+    return image(y)
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:

@@ -1,53 +1,29 @@
 """All that the blocks of a UNet compute. `place` names the call among those of its block.
 
-Convolutions are torch's here. On the CPU they are computed in float32 and rounded once, as our
-kernels do; on a GPU torch's own kernels compute them in half precision, and what is added is added
-by operations of its own.
+Convolutions read their weights as they lie (ConvWeights.in_rows). On the CPU they are torch's,
+computed in float32 and rounded once, as our kernels do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from torch import nn
 
-from lib_rocm_sd.calls import Calls, autocasts
+from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-from lib_rocm_sd.ops.conv.torch import no_search
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
-from lib_rocm_sd.ops.group_norm.problem import (
-    ApplyInputs,
-    FinalizeInputs,
-    GroupNormInputs,
-    ImageInputs,
-)
-from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.group_norm.problem import FinalizeInputs, GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearInputs
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _by_itself(function: _Function) -> _Function:
-    """Without autocast, which would choose other dtypes for some of the operations."""
-
-    @wraps(function)
-    def plain(calls: Calls, place: str, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not autocasts():
-            return function(calls, place, x, *args, **kwargs)
-        with torch.autocast(x.device.type, enabled=False):
-            return function(calls, place, x, *args, **kwargs)
-
-    return plain  # type: ignore[return-value]
 
 
 def attention(
@@ -70,10 +46,9 @@ def group_norm(
 
 def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
     """The norm (N, C, 2) of x (N, H, W, C), for `conv`."""
-    own = norm._parameters
-    statistics = calls.run(f"{place}.statistics", STATISTICS, ImageInputs(x.permute(0, 3, 1, 2)))
-    inputs = FinalizeInputs(statistics, own["weight"], own["bias"], norm.num_groups, norm.eps)
-    made: torch.Tensor = calls.run(place, FINALIZE, inputs)
+    own, planes = norm._parameters, x.permute(0, 3, 1, 2)
+    inputs = NormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps)
+    made: torch.Tensor = calls.run(place, NORM, inputs)
     return made
 
 
@@ -138,7 +113,6 @@ def _inputs(
 _NO_LAYERS = [(None, None) * (MOST_WEIGHTS - count) for count in range(MOST_WEIGHTS + 1)]
 
 
-@_by_itself
 def conv(
     calls: Calls,
     place: str,
@@ -147,56 +121,54 @@ def conv(
     norm: torch.Tensor | None = None,
     shortcut: torch.Tensor | None = None,
     shortcut_weight: torch.Tensor | None = None,
+    next_norm: nn.GroupNorm | None = None,
     embedding: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The 3x3 convolution of x (N, H, W, Ci): y (N, H, W, Co).
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The 3x3 convolution of x (N, H, W, Ci): y (N, H, W, Co), and its norm for `next_norm`.
 
     `norm` (N, Ci, 2): x is normalised by it and SiLU'd first. `shortcut` (N, H, W, Cs) is added,
     multiplied by `shortcut_weight` (Co, Cs) where there is one; its bias is in `weights`.
     `embedding` (N, Co), whose rows may lie in longer ones, is added to each pixel of its image.
     """
-    if norm is not None:
-        applied = calls.run(f"{place}.norm", APPLY, ApplyInputs(x.permute(0, 3, 1, 2), norm, True))
-        x = applied.permute(0, 2, 3, 1)
-    if shortcut is not None and shortcut_weight is not None:
-        shortcut = F.linear(_widened(shortcut), shortcut_weight.to(_widened(shortcut)))
-    return _convolved(x, weights, shortcut, embedding, 1)
+    following = None if next_norm is None else _following(next_norm)
+    inputs = ConvInputs(
+        *(x, weights, norm, shortcut, following, None, None, None),
+        *(_Finish(calls, place) if following else None, embedding, shortcut_weight),
+    )
+    y, made = calls.run(place, CONVS["3x3"], inputs)
+    return _whole(y, weights), made
 
 
-@_by_itself
 def upsample(calls: Calls, place: str, x: torch.Tensor, weights: ConvWeights) -> torch.Tensor:
     """The 3x3 convolution of x (N, H, W, C) enlarged by nearest: (N, 2H, 2W, Co)."""
-    planes = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")
-    return _convolved(planes.permute(0, 2, 3, 1), weights, None, None, 1)
+    return _whole(calls.run(place, CONVS["upsample"], ConvInputs(x, weights))[0], weights)
 
 
-@_by_itself
 def downsample(calls: Calls, place: str, x: torch.Tensor, weights: ConvWeights) -> torch.Tensor:
     """The 3x3 convolution of x (N, H, W, C) in steps of two pixels, padded on all sides by one."""
-    return _convolved(x, weights, None, None, 2)
+    made = calls.run(place, CONVS["3x3 stride 2 padded"], ConvInputs(x, weights))
+    return _whole(made[0], weights)
 
 
-def _convolved(
-    x: torch.Tensor,
-    weights: ConvWeights,
-    shortcut: torch.Tensor | None,
-    embedding: torch.Tensor | None,
-    stride: int,
-) -> torch.Tensor:
-    weight, bias, _ = weights.plain(x)
-    if weights.weight.dtype != x.dtype or weights.weight.device != x.device:
-        raise ValueError(f"of several dtypes or devices: {described(x=x, weight=weights.weight)}")
-    wide = _widened(x.permute(0, 3, 1, 2))
-    bias = weights.bias_on(x.device) if wide.dtype != x.dtype else bias
-    with no_search():
-        y = F.conv2d(wide, weight.to(wide), bias, stride=stride, padding=1).permute(0, 2, 3, 1)
-    if embedding is not None:
-        y = y + embedding.to(y.dtype)[:, None, None]
-    if shortcut is not None:
-        y = y + shortcut
-    return y.to(x.dtype).contiguous()
+def _following(norm: nn.GroupNorm) -> NextNorm:
+    own = norm._parameters
+    return NextNorm(own["weight"], own["bias"], norm.num_groups, norm.eps)  # type: ignore[arg-type]
 
 
-def _widened(x: torch.Tensor) -> torch.Tensor:
-    """Half precision in float32 on the CPU, else x."""
-    return x.float() if x.device.type == "cpu" and x.dtype.itemsize == 2 else x
+class _Finish:
+    """Makes the norm of a convolution's statistics, from a place of its own."""
+
+    __slots__ = ("_calls", "_place")
+
+    def __init__(self, calls: Calls, place: str) -> None:
+        self._calls, self._place = calls, f"{place}.norm"
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        made: torch.Tensor = self._calls.run(self._place, FINALIZE, FinalizeInputs(*inputs))
+        return made
+
+
+def _whole(y: torch.Tensor, weights: ConvWeights) -> torch.Tensor:
+    """y without the channels that it was padded by."""
+    made = weights.weight.shape[0]
+    return y if y.shape[3] == made else y[..., :made].contiguous()
