@@ -21,12 +21,17 @@ MOST_STRIDE = 1 << 22
 MOST_BYTES = (1 << 32) - 1
 MOST_WORK_ITEMS = (1 << 32) - 1
 """HIP's limit of grid x block in one dimension."""
-LEAST_BLOCK_ROWS = 16
+FEW_ROWS = 512
+"""A prompt and its negative have 154, three chunks of each 462."""
+_FIRST = 40
+"""More than any library's."""
 
 
 class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     """Bias, gate and residual cost no pass of their own, several weights are one launch, nothing is
-    searched for, and what runs does not hang on the build of torch. Second under Auto: torch.py.
+    searched for, and what runs does not hang on the build of torch. Behind a library's product
+    under Auto (torch.py), but for several weights on few rows, as of a prompt or a time embedding:
+    these are one launch here.
     """
 
     name = "rocm_sd"
@@ -56,6 +61,10 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
                 f"{items} work-items are more than one launch may have",
             ),
         )
+
+    def preference_for(self, arch: Arch | None, problem: LinearProblem) -> int:
+        few = len(problem.columns) > 1 and problem.rows <= FEW_ROWS
+        return _FIRST if few else self.preference
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
         return gradient_refusals(*inputs)

@@ -176,6 +176,18 @@ def test_auto_takes_torchs_first() -> None:
     assert [row["variant"] for row in report.snapshot()["rows"]] == ["torch"]
 
 
+def test_auto_takes_ours_first_for_several_weights_on_few_rows() -> None:
+    ours, theirs, gfx1100 = MatrixLinear(), TorchLinear(), arch.by_gfx("gfx1100")
+
+    def first(problem: LinearProblem) -> bool:
+        wanted = theirs.preference_for(gfx1100, problem)
+        return ours.preference_for(gfx1100, problem) > wanted
+
+    text = LinearProblem(154, 768, (320, 320), bias=False)
+    assert first(text) and first(LinearProblem(2, 1280, (320, 640, 1280)))
+    assert not first(replace(text, rows=8192)) and not first(replace(text, columns=(320,)))
+
+
 @executed.known("linear.hip", by="shim")
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 def test_auto_takes_torchs_product_and_our_gate_first() -> None:
