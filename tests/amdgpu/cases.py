@@ -6,7 +6,7 @@ other cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from lib_rocm_sd.arch import by_gfx
@@ -163,25 +163,39 @@ def conv_rows(gfx: str) -> Iterator[Case]:
     """
     arch = by_gfx(gfx)
     assert arch is not None
-    plain = ConvProblem("3x3", 2, 5, 18, 128, 168, norm=True, in_rows=True)
+    blocks: set[Hashable] = set()
+    for turn, problem in enumerate(_rows_problems()):
+        for index, config in enumerate(MatrixConv(problem.kind).configs(arch, problem)):
+            split = config.splits > 1
+            block = (problem, config.block_co, config.rows, config.chunk_c)
+            if split == (problem.in_channels > 64) and block not in blocks:
+                blocks.add(block)
+                layout = ("plain", "wide")[(turn + index) % 2]
+                yield Case(gfx, "conv", problem, index, layout, values="large")
+
+
+def _rows_problems() -> Iterator[ConvProblem]:
+    """Of more than 64 channels, so that they are split."""
+    plain = ConvProblem("3x3", 2, 5, 18, 64, 168, norm=True, in_rows=True)
     first = replace(plain, statistics=True, embedding=True)
-    for turn, problem in enumerate(
-        (
-            replace(first, shortcut="identity", shortcut_channels=176, out_channels=176),
-            first,
-            replace(plain, shortcut="identity", shortcut_channels=176, out_channels=176),
-            replace(plain, shortcut="conv", shortcut_channels=192),
-            replace(plain, kind="upsample", norm=False, batch=1),
-            replace(plain, kind="3x3 stride 2 padded", norm=False, height=9),
-            replace(plain, out_channels=4),
-            replace(first, in_channels=80, batch=1, dtype="bfloat16"),
-            replace(plain, shortcut="conv", shortcut_channels=48, height=17, dtype="bfloat16"),
-            replace(plain, kind="3x3 stride 2", norm=False, statistics=True, in_channels=32),
-        )
-    ):
-        for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
-            layout = ("plain", "wide")[(turn + index) % 2]
-            yield Case(gfx, "conv", problem, index, layout, values="large")
+    yield first
+    yield replace(first, shortcut="identity", shortcut_channels=176, out_channels=176, batch=1)
+    yield replace(plain, shortcut="identity", shortcut_channels=80, out_channels=80)
+    yield replace(plain, shortcut="conv", shortcut_channels=128, out_channels=80)
+    yield replace(plain, kind="upsample", norm=False, batch=1, out_channels=72)
+    yield replace(plain, kind="3x3 stride 2 padded", norm=False, height=9)
+    yield replace(plain, kind="3x3 stride 2", norm=False, statistics=True, in_channels=32)
+    yield replace(plain, out_channels=4)
+    yield replace(first, in_channels=48, out_channels=72, dtype="bfloat16")
+    through = replace(plain, shortcut="conv", shortcut_channels=48, out_channels=80)
+    yield replace(through, height=17, width=3, dtype="bfloat16")
+    few = replace(plain, in_channels=128, batch=1, height=3, width=9, out_channels=72)
+    yield replace(few, statistics=True, embedding=True)
+    yield replace(few, shortcut="conv", shortcut_channels=192, out_channels=80)
+    yield replace(few, kind="upsample", norm=False)
+    yield replace(few, kind="3x3 stride 2 padded", norm=False, height=6)
+    yield replace(few, out_channels=4)
+    yield replace(few, dtype="bfloat16")
 
 
 def finish(gfx: str) -> Iterator[Case]:

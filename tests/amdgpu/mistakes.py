@@ -104,6 +104,22 @@ def _conv(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True, embedding=True))
 
 
+def _rows(gfx: str) -> Iterator[Case]:
+    """Weights as they lie: ragged images and blocks of channels, both shortcuts, chunks of both."""
+    plain = ConvProblem("3x3", 2, 5, 18, 64, 24, "float16", True, in_rows=True)
+    through = replace(plain, shortcut="conv", shortcut_channels=96, out_channels=32)
+    yield Case(gfx, "conv", through)
+    yield Case(gfx, "conv", replace(plain, batch=1, height=3, out_channels=4))
+    same = replace(plain, shortcut="identity", shortcut_channels=32, out_channels=32)
+    yield Case(gfx, "conv", replace(same, statistics=True), layout="wide")
+    yield Case(gfx, "conv", plain)
+
+
+def _conv_of_both(gfx: str) -> Iterator[Case]:
+    yield from _rows(gfx)
+    yield from _conv(gfx)
+
+
 def _split(gfx: str) -> Iterator[Case]:
     few = ConvProblem("3x3", 2, 3, 3, 640, 24, "float16", True, statistics=True, embedding=True)
     yield Case(gfx, "conv", few)
@@ -181,7 +197,8 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/attention_layout.h": _attention,
     "common/attention_softmax.h": _attention,
     "common/attention_tiles.h": _attention,
-    "common/conv.h": _conv,
+    "common/conv.h": _conv_of_both,
+    "common/conv_rows.h": _rows,
     "common/mma.h": _units,
     "common/platform.h": _attention,
     "common/reduce.h": _attention,

@@ -307,13 +307,6 @@ def shipped_specs(arch: Arch) -> list[KernelSpec]:
     return [*vae_specs(arch), *_split(arch, slice(1))]
 
 
-def unet_specs(arch: Arch) -> list[KernelSpec]:
-    """What Stable Diffusion's UNets launch in fp16, whose weights are read as they lie."""
-    from lib_rocm_sd.ops.conv import rows
-
-    return rows.specs(arch, slice(1))
-
-
 def searched_specs(arch: Arch) -> list[KernelSpec]:
     """Every config of the search space for the same launches."""
     return [*_launched(arch, slice(None)), *_split(arch, slice(None))]

@@ -13,21 +13,29 @@ of which a packed copy would be most of the UNet once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
 
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
 from lib_rocm_sd.ops.conv import kernel, layout, rows, split
 from lib_rocm_sd.ops.conv import problem as problems
-from lib_rocm_sd.ops.conv.formula import given
-from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
-from lib_rocm_sd.ops.conv.split import Summed, launch_sum
+from lib_rocm_sd.ops.conv.call import (
+    MERGE,
+    BoundConv,
+    BoundSum,
+    Strides,
+    finished,
+    form_of,
+    place,
+    work_of,
+)
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams
+from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.split import Summed, launch_sum, sum_arguments
 from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
-from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
-from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
+from lib_rocm_sd.ops.group_norm.kernel import finalize_spec, merge_spec
+from lib_rocm_sd.ops.group_norm.launch import launch_merge
 
 _LIBRARY_IS_FAST = ("mfma", "mma_sm80")
 _BEHIND = 5
@@ -65,8 +73,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
                 f"a row of {p.width} x {p.in_channels} or {width} x {p.out_channels} values",
             ),
             (
-                not p.in_rows
-                and not kernel.configs(arch, self.form(p), p.out_channels, p.in_place),
+                not p.in_rows and not kernel.configs(arch, form_of(p), p.out_channels, p.in_place),
                 f"no work-group makes all {p.out_channels} channels, as it must in place",
             ),
         )
@@ -87,22 +94,13 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         return split.workspace_bytes(problem)
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
-        return split.configs(arch, self.form(problem), problem) if arch else ()
-
-    @staticmethod
-    def form(problem: ConvProblem) -> ConvForm:
-        """What the kernel is compiled for."""
-        p = problem
-        fused = (p.kind, p.dtype, p.norm, p.shortcut, p.statistics)
-        if p.in_rows:
-            return ConvForm(*fused, in_rows=True)
-        return ConvForm(*fused, kernel.chunk_of(p.in_channels, p.kind))
+        return split.configs(arch, form_of(problem), problem) if arch else ()
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
-        merge = (merge_spec(_MERGE), finalize_spec(_MERGE)) if problem.statistics else ()
+        merge = (merge_spec(MERGE), finalize_spec(MERGE)) if problem.statistics else ()
         added = (kernel.sum_spec(problem.dtype),) if config.splits > 1 else ()
         pack = () if problem.in_rows else (kernel.pack_spec(problem.dtype),)
-        return (kernel.spec(self.form(problem), config), *pack, *added, *merge)
+        return (kernel.spec(form_of(problem), config), *pack, *added, *merge)
 
     def run(
         self,
@@ -113,7 +111,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
     ) -> Result:
         if launch is None:
             raise ValueError("MatrixConv needs a launch")
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, _, embedding, _ = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
         if problem.in_rows:
@@ -121,51 +119,56 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         else:
             packed = weights.packed(self.kind, x, shortcut, launch, config)
         bias, bias_stride = weights.bias_rows(packed.bias, embedding)
-        made, tiling, spec = _launching(problem, config, band, packed.co)
-        y = x.new_empty(made) if out is None else out
-        beside = _beside(y, config, tiling, packed.co, next_norm is not None)
-        params = ConvParams(
-            *(0 if t is None else t.data_ptr() for t in (x, packed.weights, bias, norm)),
-            *(0 if t is None else t.data_ptr() for t in (shortcut, packed.shortcut, y)),
-            *(0 if t is None else t.data_ptr() for t in (beside, overflow)),
-            *(*x.shape[1:], tiling.rows, tiling.columns, packed.co),
-            *(y.shape[3], problem.shortcut_channels, in_stride, shortcut_stride),
-            *(layout.pixel_stride(y), tiling.tiles_x, tiling.tiles_y, tiling.blocks_co),
-            *(*y.shape[1:3], 0 if band is None else band.above),
-            *(problem.kind == "3x3 stride 2 padded", bias_stride, config.splits),
-            problem.out_channels,
-        )
-        grid = tiling.parts * tiling.blocks_co * problem.batch * config.splits
-        launch(spec, grid, config.block, params, x.device)
+        y_stride = layout.pixel_stride(out) if out is not None else None
+        made_channels = problems.output_shape(problem)[3]
+        strides = Strides(in_stride, shortcut_stride, y_stride or made_channels)
+        work = work_of(problem, config, band, strides)
+        y = x.new_empty(work.made) if out is None else out
+        beside = None
+        if work.beside is not None:
+            beside = x.new_empty(work.beside, dtype=torch.float32)
+        params = ConvParams.from_buffer_copy(work.first)
+        params.bias_stride = bias_stride
+        through = packed.shortcut
+        place(params, x, packed.weights, bias, norm, shortcut, through, y, beside, overflow)
+        launch(work.spec, work.grid, config.block, params, x.device)
         if beside is None:
             return y, None
-        phases = tiling.phases
+        phases, statistics = work.tiling.phases, beside
         if config.splits > 1:
             added = shortcut if problem.shortcut == "identity" else None
             what = Summed(bias, bias_stride, y, added, overflow, next_norm is not None)
-            statistics, phases = launch_sum(launch, beside, what), 1
-        else:
-            statistics = launch_merge(launch, _MERGE, beside, packed.co, tiling.tiles_x)
-        if statistics is None:
-            return y, None
-        finish = finish or partial(launch_finalize, launch, _MERGE)
-        return y, given(statistics, phases, next_norm, band, finish)
+            summed = launch_sum(launch, beside, what)
+            if summed is None:
+                return y, None
+            statistics, phases = summed, 1
+        elif not problem.in_rows:  # bands of an image have the image's own parts
+            tiles = work.tiling.tiles_x
+            statistics = launch_merge(launch, MERGE, beside, packed.co, tiles)
+        return y, finished(launch, statistics, phases, inputs)
 
-
-def _beside(
-    y: torch.Tensor, config: ConvConfig, tiling: kernel.ConvTiling, co: int, statistics: bool
-) -> torch.Tensor | None:
-    """Memory for what is made beside y (N, H, W, C): its statistics, (N, parts, co, 4), or before
-    it, where channels are split: sums, (N, splits, H, W, co).
-    """
-    if config.splits > 1:
-        return y.new_empty((y.shape[0], config.splits, *y.shape[1:3], co), dtype=torch.float32)
-    if statistics:
-        return y.new_empty((y.shape[0], tiling.parts, co, 4), dtype=torch.float32)
-    return None
-
-
-_MERGE = GroupNormConfig(256, 4)
+    def bound(
+        self, launch: Launch | None, config: ConvConfig, problem: ConvProblem, inputs: ConvInputs
+    ) -> Run:
+        """With weights as they lie, where the launcher can prepare a launch."""
+        prepare = getattr(launch, "prepare", None)
+        whole = inputs.band is None and inputs.out is None
+        if prepare is None or not problem.in_rows or not whole:
+            return self.run
+        p, made_channels = problem, problems.output_shape(problem)[3]
+        strides = Strides(p.in_channels, p.shortcut_channels, made_channels)
+        work, device, add = work_of(p, config, None, strides), inputs.x.device, None
+        if config.splits > 1 and work.beside is not None:
+            of_shortcut = p.shortcut_channels if p.shortcut == "identity" else 0
+            first, grid = sum_arguments(work.beside, made_channels, of_shortcut, made_channels)
+            spec = kernel.sum_spec(p.dtype)
+            add = BoundSum(first, lambda a: prepare(spec, grid, kernel.SUM_THREADS, a, device))
+        return BoundConv(
+            work,
+            self.run,
+            lambda params: prepare(work.spec, work.grid, config.block, params, device),
+            add,
+        )
 
 
 def _rows_refusals(p: ConvProblem) -> list[str]:
@@ -187,17 +190,6 @@ def _as_they_lie(inputs: ConvInputs) -> PackedWeights:
         through = matrix_of(inputs.through)
     co = kernel.padded(weights.weight.shape[0])
     return PackedWeights(weights.rows(inputs.x), weights.bias_padded(inputs.x.device), through, co)
-
-
-@lru_cache(maxsize=1024)
-def _launching(
-    problem: ConvProblem, config: ConvConfig, band: Band | None, co: int
-) -> tuple[tuple[int, int, int, int], kernel.ConvTiling, KernelSpec]:
-    """What is made, by which work-groups of which kernel."""
-    shape = problems.made_shape(problem, band)
-    cut_as = "3x3" if problem.in_rows else problem.kind
-    tiling = kernel.tiling(cut_as, *shape[1:3], co, config)
-    return shape, tiling, kernel.spec(MatrixConv.form(problem), config)
 
 
 def _dense(image: torch.Tensor) -> tuple[torch.Tensor, int]:

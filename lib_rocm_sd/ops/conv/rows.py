@@ -150,8 +150,17 @@ def _of_unet(batch: int, side: int, widths: tuple[int, ...]) -> Iterator[tuple[C
     yield plain, Layer(batch, side, side, widths[0], 4)
 
 
-def specs(arch: Arch, which: slice) -> list[KernelSpec]:
-    """Of those configs of what is launched."""
+def unet_specs(arch: Arch) -> list[KernelSpec]:
+    """What Stable Diffusion's UNets launch in fp16."""
+    return _specs(arch, slice(1))
+
+
+def searched_specs(arch: Arch) -> list[KernelSpec]:
+    """Every config of the search space for the same launches."""
+    return _specs(arch, slice(None))
+
+
+def _specs(arch: Arch, which: slice) -> list[KernelSpec]:
     found = [
         kernel.spec(form, config)
         for form, layer in launched()

@@ -85,18 +85,34 @@ def launch_sum(launch: Launch, sums: torch.Tensor, given: Summed) -> torch.Tenso
     out and the shortcut are rows of pixels (layout.pixel_stride).
     """
     out, shortcut = given.out, given.shortcut
-    batch, splits, height, width, co = sums.shape
+    strides = [0 if t is None else layout.pixel_stride(t) or 0 for t in (shortcut, out)]
+    params, grid = sum_arguments(tuple(sums.shape), out.shape[3], *strides)
+    made = place_sum(params, sums, given)
+    launch(kernel.sum_spec(DTYPE_NAMES[out.dtype]), grid, kernel.SUM_THREADS, params, out.device)
+    return made
+
+
+def sum_arguments(
+    sums: tuple[int, ...], out_channels: int, shortcut_stride: int, out_stride: int
+) -> tuple[ConvSumParams, int]:
+    """conv_sum's argument for `sums` (N, splits, H, W, co), but for addresses and the bias' stride,
+    and its work-groups.
+    """
+    batch, splits, height, width, co = sums
     pixels = height * width
     parts, blocks = -(-pixels // kernel.SUM_PIXELS), -(-co // kernel.SUM_CHANNELS)
-    made = None
+    sizes = (splits, pixels, co, out_channels, parts, blocks, 0, shortcut_stride, out_stride)
+    return ConvSumParams(*(0,) * 6, *sizes), batch * parts * blocks
+
+
+def place_sum(params: ConvSumParams, sums: torch.Tensor, given: Summed) -> torch.Tensor | None:
+    """Writes where all lies; the statistics that will be made, if they are wanted."""
+    made, shortcut, overflow = None, given.shortcut, given.overflow
     if given.statistics:
-        made = sums.new_empty((batch, parts, co, 4))
-    params = ConvSumParams(
-        *(sums.data_ptr(), given.bias.data_ptr()),
-        *(0 if t is None else t.data_ptr() for t in (shortcut, out, made, given.overflow)),
-        *(splits, pixels, co, out.shape[3], parts, blocks, given.bias_stride),
-        *(0 if t is None else layout.pixel_stride(t) for t in (shortcut, out)),
-    )
-    spec = kernel.sum_spec(DTYPE_NAMES[out.dtype])
-    launch(spec, batch * parts * blocks, kernel.SUM_THREADS, params, out.device)
+        made = sums.new_empty((sums.shape[0], params.parts, params.co, 4))
+    params.sums, params.bias, params.out = (t.data_ptr() for t in (sums, given.bias, given.out))
+    params.shortcut = 0 if shortcut is None else shortcut.data_ptr()
+    params.statistics = 0 if made is None else made.data_ptr()
+    params.overflow = 0 if overflow is None else overflow.data_ptr()
+    params.bias_stride = given.bias_stride
     return made
