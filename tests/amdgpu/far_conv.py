@@ -76,6 +76,15 @@ def images(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     return _of_many(problem, (1 << 21) + 3, gfx, kernels_dir)
 
 
+def images_in_rows(kind: str, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """The same with weights as they lie."""
+    problem = {
+        "3x3": ConvProblem(kind, 3, 8, 16, 16, 16, "float16", True, "conv", 16, True, in_rows=True),
+        "upsample": ConvProblem(kind, 3, 8, 16, 32, 16, statistics=True, in_rows=True),
+    }[kind]
+    return _of_many(problem, (1 << 21) + 3, gfx, kernels_dir)
+
+
 def norms_and_statistics(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     """Those of even more images, of one row and many channels, and what is added to each image."""
     problem = ConvProblem("3x3", 3, 1, 16, 256, 128, norm=True, statistics=True, embedding=True)
@@ -160,11 +169,18 @@ def after_split(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     return [] if off <= 1e-2 else [f"the sum is off by {off}"]
 
 
-ALL: dict[str, Callable[..., list[str]]] = {
-    f"{what.__name__} of a {kind} convolution": partial(what, kind)
-    for kind in CONVS
-    for what in (images, rows)
-} | {
-    "norms and statistics of a convolution": norms_and_statistics,
-    "pixels after a split convolution": after_split,
-}
+ALL: dict[str, Callable[..., list[str]]] = (
+    {
+        f"{what.__name__} of a {kind} convolution": partial(what, kind)
+        for kind in CONVS
+        for what in (images, rows)
+    }
+    | {
+        f"images of {kind} with weights as they lie": partial(images_in_rows, kind)
+        for kind in ("3x3", "upsample")
+    }
+    | {
+        "norms and statistics of a convolution": norms_and_statistics,
+        "pixels after a split convolution": after_split,
+    }
+)

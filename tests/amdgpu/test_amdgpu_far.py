@@ -72,6 +72,7 @@ def test_an_offset_in_32_bits_is_seen(gfx: str, width: str, offset: str) -> None
 HEADS, APART = "batches and heads of q, k and v", "rows read one by one"
 TILES, MASK_CASE = "rows of tiles", "a mask's strides"
 SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
+IN_ROWS = "images of 3x3 with weights as they lie"
 SPLIT = "pixels after a split convolution"
 NORMS = "norms and statistics of a convolution"
 LAST, FIRST = "images of a norm, channels last", "images of a norm, channels first"
@@ -108,7 +109,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/attention_tiles.h", "p.k_stride["): (HEADS, HEADS, TILES, APART),
     ("common/attention_tiles.h", "p.v_stride["): (HEADS, HEADS, TILES, APART),
     ("common/conv.h", "i64"): (
-        *(WEIGHTS, CONV, NORMS, CONV, WEIGHTS, NORMS, CONV, COUNTED, NORMS),
+        *(WEIGHTS, CONV, NORMS, IN_ROWS, CONV, WEIGHTS, NORMS, CONV, COUNTED, NORMS),
     ),
     ("common/platform.h", "i64"): ("never: the type itself",),
     ("common/tile.h", "i64"): (APART, LANES, APART, LANES, APART),

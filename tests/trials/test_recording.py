@@ -37,6 +37,7 @@ USUAL = [
     *((ATTENTION, replace(PLAIN, head_dim=head_dim)) for head_dim in (40, 64, 80, 160, 512)),
     *((op, op.usual[0][1]) for op in ops() if op.name not in ("attention", "conv upsample")),
     (CONVS["upsample"], replace(CONV, kind="upsample")),
+    (CONVS["3x3"], replace(CONV, shortcut="conv", shortcut_channels=16, in_rows=True)),
 ]
 
 
@@ -107,10 +108,11 @@ def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> No
     [
         (ATTENTION, replace(PLAIN, mask="bool"), (-2, -3, -6)),
         (CONVS["3x3"], replace(CONV, norm=True, statistics=True), (1,)),
+        (CONVS["upsample"], replace(CONV, kind="upsample", in_rows=True), (0, 1)),
         (FINALIZE, FINALIZE.usual[0][1], (0,)),
         (LAYER_NORM, LAYER_NORM.usual[1][1], (0, 1, 2, 3)),
     ],
-    ids=["attention", "conv", "finalize", "layer norm"],
+    ids=["attention", "conv", "upsampling", "finalize", "layer norm"],
 )
 def test_a_recording_gives_the_reference(
     op: Op[Any, Any], problem: Any, which: Sequence[int]
