@@ -2,7 +2,8 @@
 
 Bytes are those that must be moved: an image is read once for its statistics, once to be
 transformed, and written once; a copy reads and writes it. `of_copy` is the time over what these
-bytes take at the copy's speed.
+bytes take at the copy's speed. What makes a small image in one launch reads it once; its bytes are
+counted likewise, so that ways compare.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Launch, Run
+from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormInputs, GroupNormProblem
@@ -67,7 +69,7 @@ def measure(
                 row = replace(row, config=config_fields(config))
                 call = _bound(variant.run, launch if variant.ours else None, config, problem)
                 rows.append(verified(GROUP_NORM_SILU, row, sets, call, exact, 3 * size, runs))
-                if variant.ours and config == variant.configs(info.arch, problem)[0]:
+                if variant.ours and info.arch and config == kernel.configs(info.arch)[0]:
                     rows += _steps(row, sets, launch, config, size, runs)
     return [beside(row, copy) for row in rows]
 

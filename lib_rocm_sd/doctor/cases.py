@@ -17,12 +17,13 @@ from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyProblem,
     FinalizeProblem,
     GroupNormProblem,
     ImageProblem,
+    NormProblem,
 )
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
@@ -126,6 +127,14 @@ def _norms() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
             for silu in (True, False):
                 yield APPLY, ApplyProblem(*sizes, silu), True
                 yield GROUP_NORM_SILU, GroupNormProblem(*sizes, silu, 32, dtype), True
+    # What one launch makes: 128 channels in runs of 32, by each number of pixels that are held.
+    for pixels in (64, 490, 1010, 1500, 4000):
+        for dtype in ("float16", "bfloat16"):
+            small = NormProblem(2, 128, 1, pixels, dtype, True, 32, dtype)
+            yield NORM, small, False
+            for silu in (True, False):
+                fields = (*small.shape, dtype, True, silu)
+                yield GROUP_NORM_SILU, GroupNormProblem(*fields, affine=dtype), False
     odd = GroupNormProblem(1, 42, 19, 37, "float16", True, True, 6, "float32")
     yield GROUP_NORM_SILU, odd, True
     for parts in (1, 2100):  # the latter are merged first

@@ -255,13 +255,15 @@ def whole_group_norm(gfx: str) -> Iterator[Case]:
             continue
         channels, groups = ((80, 8), (96, 12), (40, 1), (120, 24), (72, 2))[index]
         width = whole_norm.tiling(channels, groups, 8).width
-        pixels = config.threads // width * config.held - 3
+        pixels = config.pixels(width) - 3
         full = GroupNormProblem(1, channels, 1, pixels, "float16", True, True, groups, "float16")
         for turn, dtype in enumerate(norm_kernel.DTYPES):
             affine = ("float32", "bfloat16", "none", "float16")[(index + turn) % 4]
             for silu in (True, False):
                 case = replace(full, dtype=dtype, silu=silu, affine=affine)
                 yield Case(gfx, "whole group norm", case, index)
+                if config == whole_norm.CONFIGS[-1]:
+                    yield Case(gfx, "whole group norm", replace(case, width=pixels // 2), index)
         few = replace(full, batch=2, width=(5, 60, 9, 1, 131)[index], silu=False)
         yield Case(gfx, "whole group norm", few, index, "normed")
     ragged = GroupNormProblem(2, 88, 3, 7, "bfloat16", True, False, 11, "float32")

@@ -376,8 +376,7 @@ def specs_of(case: Case) -> set[KernelSpec]:
         return {spec for spec in every if "merge" not in spec.entry}
     if case.op == "whole group norm":
         silu = p.silu and case.layout != "normed"
-        config = whole_norm.CONFIGS[case.config]
-        return {whole_norm.spec(p.dtype, p.form.vector, silu, config)}
+        return {whole_norm.spec(p.dtype, p.form.vector, silu, whole_norm.CONFIGS[case.config])}
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(KernelLayerNorm().specs(arch, p, threads))

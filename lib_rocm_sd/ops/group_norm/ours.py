@@ -210,7 +210,9 @@ class _OfImage(_Ours):
         if arch is None:
             return ()
         p = problem
-        held = whole.configs(arch, p.channels, p.pixels, p.groups, p.form)
+        held: tuple[WholeConfig, ...] = ()
+        if p.channels_last:
+            held = whole.configs(arch, p.channels, p.pixels, p.groups, p.form.vector)
         return (*held, *kernel.configs(arch))
 
 

@@ -290,7 +290,7 @@ def small_images(problem: ImageProblem) -> tuple[Any, ...]:
     small = replace(problem, batch=2, height=9, width=13)
     tails = replace(problem, batch=1, height=3, width=40 + beyond)
     if isinstance(problem, (NormProblem, GroupNormProblem)) and problem.channels_last:
-        most = whole.holds(problem.channels, problem.pixels, problem.groups, problem.form)
+        most = whole.holds(problem.channels, problem.pixels, problem.groups, problem.form.vector)
         small, tails = (
             replace(each, height=1, width=most) if most and most < each.pixels else each
             for each in (small, tails)

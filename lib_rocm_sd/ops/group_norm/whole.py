@@ -9,13 +9,9 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
-from typing import TYPE_CHECKING
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
-
-if TYPE_CHECKING:
-    from lib_rocm_sd.ops.group_norm.kernel import NormForm
 
 SOURCE = "group_norm_whole.hip"
 LEAST_RUN = 32
@@ -96,22 +92,22 @@ def lds_bytes(config: WholeConfig, vector: int) -> int:
 
 @lru_cache(maxsize=256)
 def configs(
-    arch: Arch, channels: int, pixels: int, groups: int, form: NormForm
+    arch: Arch, channels: int, pixels: int, groups: int, vector: int
 ) -> tuple[WholeConfig, ...]:
-    """The smallest config that holds a run of such an image; none where no one does."""
-    if not (form.channels_last and 0 < channels * pixels * 2 <= LARGEST_BYTES):
+    """The smallest config that holds a run of a channels-last image; none where no one does."""
+    if not 0 < channels * pixels * 2 <= LARGEST_BYTES:
         return ()
-    width = tiling(channels, groups, form.vector).width
+    width = tiling(channels, groups, vector).width
     return tuple(
         config
         for config in CONFIGS
-        if config.pixels(width) >= pixels and fits(arch, config, form.vector)
+        if config.pixels(width) >= pixels and fits(arch, config, vector)
     )[:1]
 
 
-def holds(channels: int, pixels: int, groups: int, form: NormForm) -> int:
+def holds(channels: int, pixels: int, groups: int, vector: int) -> int:
     """Pixels that the smallest config that holds such an image may hold; 0 where no one does."""
-    width = tiling(channels, groups, form.vector).width
+    width = tiling(channels, groups, vector).width
     held = (config.pixels(width) for config in CONFIGS)
     return next((most for most in held if most >= pixels), 0)
 

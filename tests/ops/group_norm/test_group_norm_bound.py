@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     FinalizeProblem,
     GroupNormProblem,
     ImageProblem,
+    NormInputs,
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig
@@ -90,7 +91,8 @@ def test_a_bound_call_gives_what_an_unbound_one_does(
     ours = op.variants[0]
     with shim.knows():
         bound = bind(op, ours, launch, config, op.make_inputs(problem, CPU, 1))
-        for seed, change in enumerate((torch.clone, shifted, torch.clone)):
+        changes: tuple[Any, ...] = (torch.clone, shifted, torch.clone)
+        for seed, change in enumerate(changes):
             inputs = op.make_inputs(problem, CPU, seed)
             inputs = inputs._replace(**{inputs._fields[0]: change(inputs[0])})
             if "eps" in inputs._fields:
@@ -106,12 +108,13 @@ def test_a_bound_call_gives_what_an_unbound_one_does(
 
 def test_what_is_not_aligned_and_would_be_misread_is_run_as_before() -> None:
     """A norm that is applied, statistics; an image in one launch."""
-    for op, problem, config, place in (
+    cases: tuple[tuple[Any, Any, Any, int], ...] = (
         (APPLY, ApplyProblem(*NHWC), STEPS, 1),
         (FINALIZE, FinalizeProblem(2, 3, 24, 4), STEPS, 0),
         (GROUP_NORM_SILU, GroupNormProblem(*NHWC, groups=4), WHOLE, 0),
         (NORM, NormProblem(*NHWC, groups=4), WHOLE, 0),
-    ):
+    )
+    for op, problem, config, place in cases:
         launch: Any = Launches()
         inputs: Any = op.make_inputs(problem, CPU, 1)
         bound = bind(op, op.variants[0], launch, config, inputs)
@@ -198,7 +201,7 @@ def test_calls_that_must_not_share_a_plan_have_other_keys() -> None:
     assert len({GROUP_NORM_SILU.key_of(each) for each in others}) == len(others)
     again = inputs._replace(x=x.clone(), eps=eps * 2, beta=shifted(beta))
     assert GROUP_NORM_SILU.key_of(again) == GROUP_NORM_SILU.key_of(inputs)
-    norms = [NORM.key_of(each[:5]) for each in others if each.silu]
+    norms = [NORM.key_of(NormInputs(*each[:5])) for each in others if each.silu]
     assert len(set(norms)) == len(norms)
     with torch.no_grad():
         assert GROUP_NORM_SILU.key_of(others[-1]) == GROUP_NORM_SILU.key_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import lcm
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,7 @@ AMD = sorted(gfx for gfx, row in TABLE.items() if row.is_amd)
 
 
 def chosen(channels: int, side: int, gfx: str = "gfx1100") -> tuple[WholeConfig, ...]:
-    form = kernel.form_of("float16", channels, True)
-    return whole.configs(TABLE[gfx], channels, side * side, 32, form)
+    return whole.configs(TABLE[gfx], channels, side * side, 32, 8)
 
 
 @pytest.mark.parametrize("gfx", AMD)
@@ -54,17 +54,16 @@ def test_a_unets_images_up_to_32x32_are_held(
 def test_others_take_steps() -> None:
     for channels, side in ((320, 64), (640, 64), (1920, 64), (320, 128)):
         assert chosen(channels, side) == ()
-    first = kernel.form_of("float16", 320, False)
-    assert whole.configs(ROW, 320, 64, 32, first) == ()
-    assert whole.configs(ROW, 320, 0, 32, kernel.form_of("float16", 320, True)) == ()
-    for op, problem in (
-        (GROUP_NORM_SILU, GroupNormProblem(2, 320, 64, 64)),
-        (NORM, NormProblem(2, 320, 64, 64)),
-    ):
-        assert op.variants[0].configs(ROW, problem) == kernel.configs(ROW)
+    assert whole.configs(ROW, 320, 0, 32, 8) == ()
+    problems: tuple[Any, ...] = (GroupNormProblem(2, 320, 64, 64), NormProblem(2, 320, 64, 64))
+    variants: tuple[Any, ...] = (GROUP_NORM_SILU.variants[0], NORM.variants[0])
+    for ours, problem in zip(variants, problems, strict=True):
+        steps = kernel.configs(ROW)
+        assert ours.configs(ROW, problem) == steps
         small = replace(problem, height=32, width=32)
-        assert op.variants[0].configs(ROW, small) == (*chosen(320, 32), *kernel.configs(ROW))
-        assert op.variants[0].configs(None, small) == ()
+        assert ours.configs(ROW, small) == (*chosen(320, 32), *steps)
+        assert ours.configs(None, small) == ()
+        assert ours.configs(ROW, replace(small, channels_last=False)) == steps
 
 
 @pytest.mark.parametrize("gfx", ["gfx1030", "gfx942", "gfx950", "sm_80"])
@@ -102,9 +101,8 @@ def test_work_groups_cover_the_channels_in_whole_groups(groups: int) -> None:
 def test_bytes_of_an_image_that_is_held_have_32_bits() -> None:
     """The kernel counts them so, from a work-group's first channel on."""
     most = max(config.threads * config.held for config in CONFIGS)
-    form = kernel.form_of("float16", 1 << 20, True)
-    assert whole.configs(ROW, 1 << 20, most // 4, 1 << 15, form) == ()
-    assert whole.configs(ROW, 1 << 20, 1, 1 << 15, form) != ()
+    assert whole.configs(ROW, 1 << 20, most // 4, 1 << 15, 8) == ()
+    assert whole.configs(ROW, 1 << 20, 1, 1 << 15, 8) != ()
 
 
 def test_what_a_unet_needs_is_compiled_ahead() -> None:

@@ -41,7 +41,7 @@ EACH = (FEW, MANY, SINGLE)
 def config_of(gfx: str, problem: GroupNormProblem) -> WholeConfig:
     arch, p = by_gfx(gfx), problem
     assert arch is not None
-    (config,) = whole.configs(arch, p.channels, p.pixels, p.groups, p.form)
+    (config,) = whole.configs(arch, p.channels, p.pixels, p.groups, p.form.vector)
     return config
 
 
