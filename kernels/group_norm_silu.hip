@@ -1,4 +1,5 @@
-// GroupNorm, and SiLU after it: one pass over the image for its statistics, one to apply them.
+// GroupNorm, and SiLU after it: one pass over the image for its statistics, one to apply them. Small channels-last images are made in
+// one launch, by group_norm_whole.hip.
 //
 //   out[n,c,p] = f(x[n,c,p] scale[n,c] + shift[n,c]),  scale = gamma[c] / sqrt(variance[n,g] + eps),  shift = beta[c] - mean[n,g] scale[n,c]
 //

@@ -20,7 +20,8 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.trials import recorder, recording
@@ -111,8 +112,10 @@ def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> No
         (CONVS["upsample"], replace(CONV, kind="upsample", in_rows=True), (0, 1)),
         (FINALIZE, FINALIZE.usual[0][1], (0,)),
         (LAYER_NORM, LAYER_NORM.usual[1][1], (0, 1, 2, 3)),
+        (GROUP_NORM_SILU, GroupNormProblem(2, 64, 8, 8, silu=True), (0, 1, 2, 3, 4)),
+        (NORM, NormProblem(2, 64, 8, 8, "bfloat16"), (1, 2, 3, 4)),
     ],
-    ids=["attention", "conv", "upsampling", "finalize", "layer norm"],
+    ids=["attention", "conv", "upsampling", "finalize", "layer norm", "group norm", "norm"],
 )
 def test_a_recording_gives_the_reference(
     op: Op[Any, Any], problem: Any, which: Sequence[int]

@@ -250,7 +250,9 @@ def launch_whole(
     silu: bool | None,
 ) -> torch.Tensor:
     """GroupNorm of x (N, C, H, W) by group_norm_whole. silu None: its norm (N, C, 2)."""
-    x, _ = dense(x)
+    x, channels_last = dense(x)
+    if not channels_last:
+        raise ValueError(f"{config} takes channels-last images alone")
     x = x if x.data_ptr() % 16 == 0 else x.clone()
     gamma, beta = (None if t is None else t.contiguous() for t in (gamma, beta))
     step = whole_step(config, x, gamma, beta, groups, bool(silu))

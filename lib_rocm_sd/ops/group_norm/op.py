@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.group_norm import draw, formula, key
+from lib_rocm_sd.ops.group_norm import draw, formula, key, trial
 from lib_rocm_sd.ops.group_norm import problem as problems
 from lib_rocm_sd.ops.group_norm.ours import (
     KernelApply,
@@ -112,6 +112,7 @@ NORM: Op[NormProblem, NormInputs] = Op(
     cases=_norms(),
     usual=(("SDXL, 32x32", NormProblem(2, 1280, 32, 32)),),
     output_dtype=_wide_dtype,
+    trial_inputs=trial.of_norm,
 )
 
 
@@ -146,5 +147,6 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     test_problems=problems.small_images,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
+    trial_inputs=trial.of_group_norm,
 )
 OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY, NORM)

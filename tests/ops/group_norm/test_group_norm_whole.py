@@ -10,7 +10,7 @@ import pytest
 
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.ops.group_norm import kernel, whole
+from lib_rocm_sd.ops.group_norm import formula, kernel, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import ODD, GroupNormProblem, NormProblem
@@ -131,10 +131,26 @@ def test_a_self_test_is_held_by_the_config_that_it_vouches_for() -> None:
     assert held > 10
 
 
+def test_trial_inputs_fill_work_groups_and_lie_otherwise() -> None:
+    for problem in (GroupNormProblem(2, 64, 32, 32), NormProblem(2, 64, 32, 32)):
+        op: Any = GROUP_NORM_SILU if isinstance(problem, GroupNormProblem) else NORM
+        odd, gaps, full = (make() for _, make in op.trial_inputs(problem))
+        assert odd.x.data_ptr() % 16 == 2 and formula.is_channels_last(odd.x)
+        assert formula.dense(gaps.x)[0] is not gaps.x
+        (config,) = chosen(64, 32)
+        assert full.x.shape[2] * full.x.shape[3] == config.pixels(4)
+        assert len(op.trial_inputs(replace(problem, height=256))) == 2
+        for inputs in (odd, gaps, full):
+            assert op.problem_of(inputs).channels_last
+
+
 def test_an_image_that_is_not_held_is_not_launched() -> None:
     inputs = GROUP_NORM_SILU.make_inputs(GroupNormProblem(1, 32, 33, 8), CPU, 1)
     with pytest.raises(ValueError, match="does not hold 264 pixels of 32 channels"):
         launches.launch_whole(lambda *words: None, CONFIGS[0], *inputs)
+    first = inputs._replace(x=inputs.x[:, :, :8].contiguous())
+    with pytest.raises(ValueError, match="channels-last images alone"):
+        launches.launch_whole(lambda *words: None, CONFIGS[0], *first)
 
 
 @executed.known("group_norm_whole.hip", by="clang")
