@@ -15,8 +15,8 @@
 // Tiling. A work-group makes a run of channels of one image: whole groups that begin and end at multiples of VECTOR channels, with 64
 // bytes of a pixel or more, where the image has as many. It is a grid of rows by `width` columns, VECTOR channels each. A work-item
 // holds the HELD pixels row, row + rows, ... of its column: memory is read once, all of it asked for before the first value is needed.
-// What work-items found passes through LDS, channel by channel. Small images are bound by latency, not by bandwidth, so that the
-// few work-groups that an image has (eight with 320 channels) take less than a second launch would.
+// What work-items found passes through LDS, channel by channel. An image has few work-groups, eight with 320 channels: what is won is
+// the other launches, so only what fits registers is made so.
 #include "common/group_norm.h"
 
 // BF16_HALVES, VECTOR, SILU, HELD, THREADS come as definitions (lib_rocm_sd/ops/group_norm/whole.py).
