@@ -126,10 +126,7 @@ class BoundConv(Bound[ConvParams]):
         beside = None
         if work.beside is not None:
             beside = x.new_empty(work.beside, dtype=torch.float32)
-        try:
-            packet = self.free.pop()
-        except IndexError:
-            packet = self.new()
+        packet = self.taken()
         packet.params.bias_stride = stride
         matrix = weights.rows(x)
         place(packet.params, x, matrix, bias, norm, shortcut, through, y, beside, overflow)
@@ -150,10 +147,7 @@ class BoundSum(Bound[ConvSumParams]):
 
     def __call__(self, sums: torch.Tensor, given: Summed) -> torch.Tensor | None:
         """The statistics, if they are wanted."""
-        try:
-            packet = self.free.pop()
-        except IndexError:
-            packet = self.new()
+        packet = self.taken()
         made = split.place_sum(packet.params, sums, given)
         packet.launch()
         self.free.append(packet)

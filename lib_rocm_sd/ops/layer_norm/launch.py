@@ -103,10 +103,7 @@ class BoundCall(Bound[LayerNormParams]):
         self._rows_aligned = bool(first.aligned)
 
     def __call__(self, launch: Any, config: Any, problem: Any, inputs: LayerNormInputs) -> Result:
-        try:
-            packet = self.free.pop()
-        except IndexError:
-            packet = self.new()
+        packet = self.taken()
         packet.params.eps = inputs.eps
         made = fill(packet.params, inputs, self._rows_aligned)
         packet.launch()

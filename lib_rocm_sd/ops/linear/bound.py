@@ -35,10 +35,7 @@ class BoundLinear(Bound[LinearParams]):
     ) -> torch.Tensor:
         x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _ = inputs
         y = residual if self._in_place and residual is not None else x.new_empty(self._shape)
-        try:
-            packet = self.free.pop()
-        except IndexError:
-            packet = self.new()
+        packet = self.taken()
         params = packet.params
         params.x = every = x.data_ptr()
         params.weights_0 = at = weight.data_ptr()

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
-from lib_rocm_sd.ops.bound import Bound, Packet
+from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES
@@ -111,11 +111,7 @@ class _BoundGate(Bound[LinearParams]):
             return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
         made = _product(inputs)
         y = residual if self._in_place and residual is not None else made.new_empty(self._shape)
-        packet: Packet[LinearParams]
-        try:
-            packet = self.free.pop()
-        except IndexError:
-            packet = self.new()
+        packet = self.taken()
         params = packet.params
         params.x, params.out = made.data_ptr(), y.data_ptr()
         if residual is not None:
