@@ -19,7 +19,13 @@ class ExecutionError(Exception):
 
 
 class UnsupportedError(ExecutionError):
-    """An instruction, a modifier or an operand whose semantics stand nowhere here."""
+    """An instruction, a modifier or an operand whose semantics stand nowhere here. It says nothing
+    of the kernel: `judge.execute` passes it on, and never counts it as a mistake that was found.
+    """
+
+
+class UndefinedError(ExecutionError):
+    """What the instruction set leaves undefined: it hangs on lanes that take no part."""
 
 
 class LaunchError(ExecutionError):

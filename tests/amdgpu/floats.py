@@ -203,6 +203,15 @@ def divide_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array
     return np.where(np.isnan(n), quiet(np.ascontiguousarray(n)), signed).astype(np.float32)
 
 
+def divide_fmas(a: Array, b: Array, quotient: Array, scaled: Array) -> Array:
+    """V_DIV_FMAS_F32: a * b + quotient; where V_DIV_SCALE_F32 multiplied the numerator or the
+    denominator by 2**64, the other way round. The manuals write 2**32, which would not undo it.
+    """
+    a64, b64, q64 = (np.asarray(each, np.float64) for each in (a, b, quotient))
+    undone = (a64 * b64 + q64) * np.where(exponent(quotient) > 127, 2.0**64, 2.0**-64)
+    return np.where(scaled, undone.astype(np.float32), fma(a, b, quotient))
+
+
 def divide_scale(s0: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """V_DIV_SCALE_F32: s0, scaled if the division would leave the range, and where V_DIV_FMAS has
     to undo it.

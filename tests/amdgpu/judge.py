@@ -41,7 +41,7 @@ from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.torch import TorchLinear, finished
 from lib_rocm_sd.ops.linear.trial import apart
 from tests.amdgpu import drawn
-from tests.amdgpu.errors import ExecutionError, RaceError
+from tests.amdgpu.errors import ExecutionError, RaceError, UnsupportedError
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.lines import lines_of
 from tests.ops.attention.judge import numbers, torchs_own
@@ -125,13 +125,15 @@ class _Launch(CodeLaunch):
 
 
 def execute(case: Case, kernels_dir: Path = KERNELS_DIR, changed: Any = None) -> Outcome:
-    """Compile, execute, compare. What the executor raises is a fault."""
+    """Compile, execute, compare. What the executor raises is a fault, but for UnsupportedError."""
     launch = _Launch(
         *(case.arch, case.seed, kernels_dir, changed, case.compiled_by), schedule=case.schedule
     )
     start = time.monotonic()
     try:
         faults = _RUN[case.op](case, launch)
+    except UnsupportedError:
+        raise
     except ExecutionError as error:
         faults = [f"{type(error).__name__}: {error}{_lines(error, launch)}"]
     done = sum(counts.lane_instructions for counts in launch.counts)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.amdgpu.decode import Instruction
-from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.errors import UndefinedError, UnsupportedError
 from tests.amdgpu.operands import Read, scalar, scalar_target, vector, vector_target
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import Waves
@@ -98,7 +98,7 @@ def _permutes(ins: Instruction) -> Step:
         source = ((lane & ~15) ^ other) + choice.astype(np.int64)
         active = np.take_along_axis(b.exec, source, axis=1)
         if not fetch_inactive and (b.exec & ~active).any():
-            raise UnsupportedError("permlane that reads an inactive lane without fetching it")
+            raise UndefinedError("permlane that reads an inactive lane without fetching it")
         needed = np.zeros_like(b.exec)
         np.put_along_axis(needed, source, True, axis=1)
         if not b.full and b.v_bad[register]:

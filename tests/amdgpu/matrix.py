@@ -18,7 +18,7 @@ import numpy as np
 
 from tests.amdgpu import floats
 from tests.amdgpu.decode import Instruction
-from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.errors import UndefinedError, UnsupportedError
 from tests.amdgpu.operands import constant, vector
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import Waves
@@ -99,9 +99,10 @@ def compile_matrix(ins: Instruction) -> Step | None:
     columns, out_rows = layout.rows, layout.out_rows.T
 
     def step(b: Waves) -> None:
-        if not b.full or b.lanes != layout.lanes:
-            why = "inactive lanes" if b.lanes == layout.lanes else f"{b.lanes} lanes"
-            raise UnsupportedError(f"{ins.name} with {why}")
+        if b.lanes != layout.lanes:
+            raise UnsupportedError(f"{ins.name} with {b.lanes} lanes")
+        if not b.full:
+            raise UndefinedError(f"{ins.name} with inactive lanes")
         left = _operand(b, a_at, layout, bf16)
         right = _operand(b, b_at, layout, bf16)
         product = left @ right.swapaxes(1, 2)
@@ -160,7 +161,7 @@ def _operand(b: Waves, register: int, layout: Layout, bf16: bool) -> Array:
     values = floats.bfloat16_to_float(halves) if bf16 else halves.view(np.float16)
     if layout.lanes > layout.size * (layout.depth // layout.k.shape[1]):
         if (halves[:, : layout.size] != halves[:, layout.size :]).any():
-            raise UnsupportedError("the two halves of a wave hold different matrices")
+            raise UndefinedError("the two halves of a wave hold different matrices")
         return values[:, : layout.size].astype(np.float64)
     out = np.empty((b.count, layout.size, layout.depth), np.float64)
     out[:, layout.rows[:, None], layout.k] = values

@@ -12,7 +12,7 @@ import pytest
 from lib_rocm_sd.arch import KERNELS_DIR
 from tests import executed, simt
 from tests.amdgpu import far_attention, far_conv, far_layer_norm, far_linear, far_norm, sparse
-from tests.amdgpu.errors import ExecutionError
+from tests.amdgpu.errors import ExecutionError, UnsupportedError
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
@@ -32,6 +32,8 @@ known = executed.known(*SOURCES, by="clang")
 def faults(gfx: str, case: str, kernels_dir: Path = KERNELS_DIR) -> str:
     try:
         return " | ".join(ALL[case](gfx, kernels_dir))
+    except UnsupportedError:
+        raise
     except ExecutionError as error:
         return f"{type(error).__name__}: {error}"
 

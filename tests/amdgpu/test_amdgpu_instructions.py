@@ -10,7 +10,7 @@ import pytest
 
 from tests.amdgpu import assembled
 from tests.amdgpu.assembled import USUAL_MODE, Machine
-from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.errors import UndefinedError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(assembled.missing() is not None, reason=str(assembled.missing()))
 LANE = np.arange(32)
@@ -69,7 +69,7 @@ def test_permlanex16_takes_what_inactive_lanes_hold() -> None:
 
 def test_permlanex16_that_does_not_fetch_inactive_lanes_is_refused() -> None:
     m = Machine("gfx1100").set_v(v1=LANE, v2=0).set_s(s3=0).active(LANE < 16)
-    with pytest.raises(UnsupportedError, match="inactive"):
+    with pytest.raises(UndefinedError, match="inactive"):
         m.lines("v_permlanex16_b32 v2, v1, s3, s3")
 
 
@@ -154,7 +154,7 @@ def test_wmma_of_rdna3_with_an_inline_constant_accumulator() -> None:
 def test_wmma_of_rdna3_wants_both_halves_of_the_wave_alike() -> None:
     m = Machine("gfx1100").set_v(**{f"v{r}": 0 for r in range(8, 24)})
     m.set_v(v9=LANE)
-    with pytest.raises(UnsupportedError, match="different matrices"):
+    with pytest.raises(UndefinedError, match="different matrices"):
         m.lines("v_wmma_f32_16x16x16_f16 v[24:31], v[8:15], v[16:23], 0")
 
 
@@ -260,27 +260,38 @@ def test_transcendentals_know_no_denormals(gfx: str) -> None:
     assert m.v(3)[0] == 0.0 and m.v(5)[0] == np.inf and m.v(6)[0] == 0.0
 
 
+QUOTIENTS = {
+    "usual": (1.0, (0.1, 1000.0)),
+    "large": (1e20, (1e-15, 9e-15)),
+    "denormal": (3e-30, (1e8, 9e9)),
+    "without a number": (np.nan, (0.1, 1000.0)),
+}
+
+
+@pytest.mark.parametrize("quotient", QUOTIENTS)
 @pytest.mark.parametrize("gfx", RDNA)
-def test_division_is_that_of_ieee(gfx: str) -> None:
-    """The sequence that compilers make of 1 / x."""
-    x = np.float32(np.random.default_rng(1).uniform(0.1, 1000.0, 32))
-    m = Machine(gfx).set_v(v0=x)
+def test_division_is_that_of_ieee(gfx: str, quotient: str) -> None:
+    """The sequence that compilers make of n / x; where n or x is scaled before, it is undone."""
+    n, between = QUOTIENTS[quotient]
+    n = np.float32(n)
+    x = np.float32(np.random.default_rng(1).uniform(*between, 32))
+    m = Machine(gfx).set_v(v0=x, v6=n)
     m.lines(
         """
-        v_div_scale_f32 v1, null, v0, v0, 1.0
+        v_div_scale_f32 v1, null, v0, v0, v6
         v_rcp_f32 v2, v1
         v_fma_f32 v3, -v1, v2, 1.0
         v_fmac_f32 v2, v3, v2
-        v_div_scale_f32 v4, vcc_lo, 1.0, v0, 1.0
+        v_div_scale_f32 v4, vcc_lo, v6, v0, v6
         v_mul_f32 v3, v4, v2
         v_fma_f32 v5, -v1, v3, v4
         v_fmac_f32 v3, v5, v2
         v_fma_f32 v5, -v1, v3, v4
         v_div_fmas_f32 v2, v5, v2, v3
-        v_div_fixup_f32 v2, v2, v0, 1.0
+        v_div_fixup_f32 v2, v2, v0, v6
         """
     )
-    assert is_equal(m.v(2), np.float32(1) / x)
+    assert np.array_equal(m.v(2), n / x, equal_nan=True)
 
 
 # -- encodings -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
 from tests.amdgpu import mistakes, patch
+from tests.amdgpu.errors import UnsupportedError
 from tests.amdgpu.judge import Case, execute, specs_of
 from tests.amdgpu.launch import built, compiler, missing
 
@@ -216,6 +217,15 @@ def test_what_an_old_compiler_moves_behind_a_branch_is_caught() -> None:
     pin = ("common/platform.h", 'asm volatile("" : "+v"(x));', "")
     plain = replace(CONV, statistics=False)
     assert "inactive lanes" in faults(Case("gfx1201", "conv", plain), *pin)
+
+
+def test_an_instruction_that_the_executor_lacks_is_no_mistake_that_was_found() -> None:
+    case = attention("gfx1100")
+    (spec,) = specs_of(case)
+    first = patch.found(built(spec, case.arch), spec.entry, lambda each: each.size == 4)[0]
+    halt = (0xBF820001).to_bytes(4, "little")  # s_sethalt 1
+    with pytest.raises(UnsupportedError, match="S_SETHALT"):
+        execute(case, changed=lambda code: patch.replaced(code, first.address, halt))
 
 
 GPUS_OF_PLACES = ("gfx1201", "gfx942", "gfx1100", "gfx1030")

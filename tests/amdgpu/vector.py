@@ -309,9 +309,7 @@ def _divide_fmas(ins: Instruction, mode: FloatMode) -> Step:
     write, scaled = target(ins, "f32", mode), mask(ins, VCC)
 
     def step(b: Waves) -> None:
-        if (scaled(b) & b.exec).any():
-            raise UnsupportedError("V_DIV_FMAS_F32 that has to undo a scaling")
-        write(b, floats.fma(*(read(b) for read in reads)))
+        write(b, floats.divide_fmas(*(read(b) for read in reads), scaled(b)))
 
     return step
 
