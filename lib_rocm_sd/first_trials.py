@@ -46,15 +46,31 @@ def all_classes(arch: Arch) -> list[Subject]:
     return [each for part in AT_START for each in classes(part, arch)]
 
 
+def further_classes(arch: Arch) -> list[Subject]:
+    """What only another level than Auto launches, where Auto prefers torch's: compiled and tried
+    when that level is chosen, and by a doctor.
+    """
+    from lib_rocm_sd.trials.subject import subjects
+
+    work = _work(AT_START[2])
+    under_auto = {each.identity for each in subjects(work, arch)}
+    every = subjects(work, arch, ours=True)
+    return [each for each in every if each.identity not in under_auto]
+
+
 def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION
 
         first = [problem for _, problem in ATTENTION.usual]
         return [(ATTENTION, problem) for problem in dict.fromkeys((*first, *ATTENTION.cases))]
-    from lib_rocm_sd.vae import usual
+    if part == AT_START[1]:
+        from lib_rocm_sd.vae import usual as vae
 
-    return usual.work()
+        return vae.work()
+    from lib_rocm_sd.unet import usual as unet
+
+    return unet.work()
 
 
 def places(gfx: Iterable[str] = ()) -> list[Place]:

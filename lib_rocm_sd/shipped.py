@@ -10,10 +10,10 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.registry import FAMILIES
 
-PARTS = {"vae": "lib_rocm_sd.vae.ahead"}
+PARTS = {"vae": "lib_rocm_sd.vae.ahead", "unet": "lib_rocm_sd.unet.ahead"}
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
-AT_START = ("attention", "vae")
+AT_START = ("attention", "vae", "unet")
 """What the WebUI's start compiles, what is needed first first."""
 
 

@@ -44,13 +44,18 @@ def again(
     conductor: Callable[..., Conductor] | None = None,
     listed: Sequence[Subject] | None = None,
 ) -> list[Verdict]:
-    """Try each class that is tried ahead, also after a fault; `told` gets all verdicts so far.
+    """Try each class that is tried ahead, and what other levels launch, also after a fault; `told`
+    gets all verdicts so far.
 
     `conductor` and `listed` are for tests.
     """
     from lib_rocm_sd.trials.conductor import Conductor, resume
 
-    listed = first_trials.all_classes(here.arch) if listed is None else listed
+    if listed is None:
+        listed = [
+            *first_trials.all_classes(here.arch),
+            *first_trials.further_classes(here.arch),
+        ]
     found: list[Verdict] = []
 
     def one(subject: Subject, verdict: Verdict) -> None:

@@ -40,12 +40,15 @@ def test_one_line_for_each_kernel_and_nothing_the_second_time(
     ]
 
 
-def test_attention_comes_first_and_the_whole_vae_is_there() -> None:
-    specs = list(shipped(GFX1100, AT_START))
+def test_attention_comes_first_and_the_unets_blocks_come_last() -> None:
+    parts = shipped(GFX1100, AT_START)
+    specs = list(parts)
     attention = attention_kernel.shipped_specs(GFX1100)
     assert specs[: len(attention)] == attention
-    others = {spec.source for spec in specs[len(attention) :]}
-    assert others == {"conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip"}
+    assert list(dict.fromkeys(parts.values())) == ["attention", "vae", "unet"]
+    vae = {spec.source for spec, part in parts.items() if part == "vae"}
+    assert vae == {"conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip"}
+    assert "layer_norm.hip" in {spec.source for spec, part in parts.items() if part == "unet"}
 
 
 def test_several_are_compiled_at_a_time(monkeypatch: pytest.MonkeyPatch, builder: Builder) -> None:

@@ -23,6 +23,7 @@ from lib_rocm_sd.trials import stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import subjects
+from lib_rocm_sd.unet import usual as usual_unet
 from lib_rocm_sd.vae import usual
 from tests.trials import scaling
 
@@ -107,8 +108,9 @@ def test_what_is_tried_ahead_is_what_is_compiled_ahead(gfx: str) -> None:
     row = by_gfx(gfx)
     assert row is not None
     compiled = shipped(row, AT_START)
-    attention, vae = (first_trials.classes(part, row) for part in AT_START)
-    assert {spec for each in (*attention, *vae) for spec in each.specs} <= set(compiled)
+    attention, vae, unet = (first_trials.classes(part, row) for part in AT_START)
+    every = (*attention, *vae, *unet)
+    assert {spec for each in every for spec in each.specs} <= set(compiled)
     assert {each.first.head_dim for each in attention} == set(SHIPPED_HEAD_DIMS)
     assert vae == subjects(usual.work(), row), "left out, since it is not compiled ahead"
     kinds = {each.op.name for each in vae}
@@ -116,8 +118,24 @@ def test_what_is_tried_ahead_is_what_is_compiled_ahead(gfx: str) -> None:
     in_vae = {spec for spec, part in compiled.items() if part == AT_START[1]}
     tried = {spec for each in vae for spec in each.specs}
     assert len(in_vae & tried) > len(in_vae) / 2
-    missed = set(compiled) - in_vae - {spec for each in attention for spec in each.specs}
+    missed = set(compiled) - in_vae - {spec for each in every for spec in each.specs}
     assert all(dict(spec.defines)["BF16_HALVES"] for spec in missed)
+    assert unet == subjects(usual_unet.work(), row), "left out, since it is not compiled ahead"
+    assert {each.op.name for each in unet} >= {"layer norm", "group norm", "group norm apply"}
+
+
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx1201", "gfx942"])
+def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
+    row = by_gfx(gfx)
+    assert row is not None
+    further = first_trials.further_classes(row)
+    assert {each.op.name for each in further} == {"linear"}
+    shapes = {(len(p.columns), p.residual, p.gate) for p in (each.first for each in further)}
+    assert shapes == {(1, False, False), (1, True, False), (1, False, True), (2, False, False)} | {
+        (3, False, False)
+    }
+    ahead = {spec for each in first_trials.all_classes(row) for spec in each.specs}
+    assert not ahead & {spec for each in further for spec in each.specs}
 
 
 # -- the doctor

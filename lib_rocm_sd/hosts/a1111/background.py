@@ -11,7 +11,8 @@ from lib_rocm_sd.runtime import background
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials import stamp
 
-ATTENTION, VAE = AT_START
+ATTENTION, VAE, UNET = AT_START
+_UNET_OPS = ("linear", "layer norm")
 
 
 def begin(settle: Callable[[], None]) -> None:
@@ -51,5 +52,5 @@ def waits(part: str) -> bool:
 
 def pending(op_name: str) -> str:
     """Why the kernels of an op have to be waited for; empty if not. Takes no lock."""
-    part = ATTENTION if op_name == "attention" else VAE
+    part = ATTENTION if op_name == "attention" else UNET if op_name in _UNET_OPS else VAE
     return background.refusal(part) or trials.pending(part)

@@ -13,6 +13,7 @@ from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.layers import LAYERS
+from lib_rocm_sd.unet_step import Linear
 
 
 @dataclass(frozen=True)
@@ -229,21 +230,13 @@ def measured_as(problem: LinearProblem) -> LinearProblem:
     return replace(problem, rows=max(16, 1 << (max(problem.rows, 1) - 1).bit_length()))
 
 
-USUAL = tuple(
-    (
-        layer.name,
-        LinearProblem(
-            layer.rows,
-            layer.k,
-            layer.columns,
-            bias=layer.bias,
-            residual=layer.residual,
-            gate=layer.gate,
-            in_place=layer.residual,
-        ),
-    )
-    for layer in LAYERS
-)
+def problem_of_layer(layer: Linear) -> LinearProblem:
+    """In half precision; what is added is written over."""
+    made = (layer.rows, layer.k, layer.columns, "float16")
+    return LinearProblem(*made, layer.bias, layer.residual, layer.gate, layer.residual)
+
+
+USUAL = tuple((layer.name, problem_of_layer(layer)) for layer in LAYERS)
 """What a Stable Diffusion user meets, by name; on the first hangs whether our kernel is usable."""
 
 ODD = (

@@ -90,6 +90,7 @@ class Card:
         work = {
             "attention": [(attention, problem) for _, problem in attention.usual[:2]],
             "vae": [(attention, attention.usual[-1][1])],
+            "unet": [],
         }
         trials.first_trials._work = work.__getitem__
 

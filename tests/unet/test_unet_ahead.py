@@ -1,0 +1,117 @@
+"""What is compiled ahead, and tried, is what the blocks of a UNet launch under Auto."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from lib_rocm_sd.arch import Arch, amd_table
+from lib_rocm_sd.bench.unet.models import CONFIGS
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.attention import problem as attention_problem
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.group_norm import problem as group_norm_problem
+from lib_rocm_sd.ops.layer_norm import problem as layer_norm_problem
+from lib_rocm_sd.ops.linear import call as linear_call
+from lib_rocm_sd.ops.linear import problem as linear_problem
+from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.trials.subject import Subject, subjects
+from lib_rocm_sd.unet import ahead, kinds, usual
+from lib_rocm_sd.unet.takeover import take_over
+from tests.unet.test_unet_step import arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"SD 1.5": (512, 512), "SDXL": (1024, 1024)}
+GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942")
+Asked = dict[tuple[str, Any], Op[Any, Any]]
+
+
+@cache
+def asked(name: str) -> Asked:
+    """What a step of diffusers' UNet asks of the engine with its blocks ours, without memory."""
+    from diffusers import UNet2DConditionModel
+
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**CONFIGS[name])
+    unet = unet.half().eval().requires_grad_(False)
+    found: Asked = {}
+
+    def run(op: Op[Any, Any], inputs: Any, session: Session) -> Any:
+        problem = op.problem_of(inputs)
+        found[op.name, problem] = op
+        if op.name == "attention":
+            return inputs[0].new_empty(op.output_shape(problem))
+        return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
+
+    problems = (attention_problem, group_norm_problem, layer_norm_problem, linear_problem)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(engine, "run", run)
+        patch.setattr(kinds, "_check_parameters", lambda found, leaves: None)
+        taken = take_over(unet)
+        for module in (*problems, linear_call):  # which refuse tensors without memory, as weights are
+            patch.setattr(module, "tensor_errors", lambda **tensors: [])
+        unet(*arguments(name, *SIZES[name], dtype=torch.float16))
+    for row in taken.report():
+        assert not row.left, row
+    return found
+
+
+def of_auto(arch: Arch) -> list[Subject]:
+    """The classes of both models that Auto launches, where they are kernels of ours."""
+    work = [(op, problem) for name in SIZES for (_, problem), op in asked(name).items()]
+    return subjects(work, arch)
+
+
+@pytest.mark.parametrize("gfx", amd_table())
+def test_all_that_auto_launches_is_compiled_ahead(gfx: str) -> None:
+    arch = amd_table()[gfx]
+    compiled = shipped(arch, AT_START)
+    found = of_auto(arch)
+    assert {each.op.name for each in found} >= {"attention", "layer norm", "group norm"}
+    for each in found:
+        assert compiled.keys() >= set(each.specs), each
+
+
+@pytest.mark.parametrize("gfx", amd_table())
+def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
+    """But for what is added before a LayerNorm where somebody else computes the attention."""
+    arch = amd_table()[gfx]
+    launched = {spec for each in of_auto(arch) for spec in each.specs}
+    for spec in set(ahead.shipped_specs(arch)) - launched:
+        assert dict(spec.defines).get("ADDED") == 1, spec
+    assert "linear.hip" not in {spec.source for spec in shipped(arch, AT_START)}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_listed_problems_are_those_that_are_asked(name: str) -> None:
+    """Each class of them; attention's are listed by attention."""
+    listed = {(op.name, op.test_problems(problem)[0]) for op, problem in usual.work()}
+    for (op_name, problem), op in asked(name).items():
+        if op_name != "attention":
+            assert (op_name, op.test_problems(problem)[0]) in listed, problem
+
+
+def test_the_list_has_no_entry_twice_and_one_half_type() -> None:
+    for arch in amd_table().values():
+        specs = ahead.shipped_specs(arch)
+        assert len(specs) == len(set(specs))
+        assert all(dict(spec.defines).get("BF16_HALVES", 0) == 0 for spec in specs)
+
+
+def test_the_lists_need_no_torch() -> None:
+    code = (
+        "import sys; from lib_rocm_sd.arch import table; from lib_rocm_sd.unet import ahead; "
+        "ahead.shipped_specs(table()['gfx1100']); "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0
