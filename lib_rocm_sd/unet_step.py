@@ -44,8 +44,8 @@ SDXL = Unet("SDXL", (320, 640, 1280), (0, 2, 10), (5, 10, 20), 10, 2048, 2816, T
 
 @dataclass(frozen=True)
 class Conv:
-    """A 3x3 convolution of (batch, height, width, in_channels), what is fused into it as ConvProblem
-    has it. "3x3", "3x3 stride 2 padded" or "upsample".
+    """A 3x3 convolution of (batch, height, width, in_channels); its kind, and what is fused in it,
+    as ConvProblem has them.
     """
 
     batch: int
@@ -87,8 +87,8 @@ class Conv:
 
     def __str__(self) -> str:
         size = f"{self.in_channels} -> {self.out_channels}, {self.height}x{self.width}"
-        extra = f" + 1x1 {self.shortcut_channels}" if self.shortcut == "conv" else ""
-        return f"{self.kind}{extra} {size}"
+        extra = {"none": "", "identity": " + shortcut", "conv": f" + 1x1 {self.shortcut_channels}"}
+        return f"{self.kind} {size}{extra[self.shortcut]}"
 
 
 @dataclass(frozen=True)

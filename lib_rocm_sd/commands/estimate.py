@@ -1,11 +1,11 @@
-"""`inspect --estimate vae`: the cost model's table, and what it assumes."""
+"""`inspect --estimate`: the cost model's table, and what it assumes. A UNet's: estimate_unet.py."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
@@ -16,13 +16,26 @@ from lib_rocm_sd.machine.decoder import decoder
 from lib_rocm_sd.machine.disassemble import NoListingError
 from lib_rocm_sd.machine.estimate import ASSUMPTIONS, Estimate, Target, estimates, target_of
 
-SUBJECTS = ("vae",)
+SUBJECTS = ("vae", "unet")
 IMAGE = 1024
 """Rows and columns of the image that is decoded."""
+HEADING = f"Estimate, not a measurement: decoding one {IMAGE} x {IMAGE} image. It assumes:"
 
 
-def main(arches: Sequence[Arch], as_json: bool) -> int:
+@dataclass(frozen=True)
+class Subject:
+    """What is estimated: of a card, and how that is shown."""
+
+    heading: str
+    assumptions: Sequence[str]
+    estimated: Callable[[Target], Any]
+    as_dict: Callable[[Any], dict[str, Any]]
+    shown: Callable[[Any], str]
+
+
+def main(arches: Sequence[Arch], as_json: bool, name: str = SUBJECTS[0]) -> int:
     """0 when all could be estimated, else 1; a row of the manifest without a card is left out."""
+    subject = _vae() if name == SUBJECTS[0] else _unet()
     found: list[dict[str, Any]] = []
     texts: list[str] = []
     failed = False
@@ -30,29 +43,51 @@ def main(arches: Sequence[Arch], as_json: bool) -> int:
         if arch.gfx not in CARDS:
             texts.append(f"{arch.gfx}: no card's figures are listed here, no estimate")
             continue
-        target = target_of(arch, CARDS[arch.gfx])
         try:
-            rows = estimates(decoder(IMAGE // 8, IMAGE // 8), target)
+            rows = subject.estimated(target_of(arch, CARDS[arch.gfx]))
         except (CompileError, NoListingError, ValueError) as error:
             texts.append(f"{arch.gfx}: no estimate: {error}")
             failed = True
             continue
         print(f"{arch.gfx}: done", file=sys.stderr, flush=True)
-        found.append(_as_dict(target, rows))
-        texts.append(_shown(target, rows))
+        found.append(subject.as_dict(rows))
+        texts.append(subject.shown(rows))
     if as_json:
-        print(
-            json.dumps({"kind": "estimate", "assumptions": ASSUMPTIONS, "cards": found}, indent=1)
-        )
+        said = {"kind": "estimate", "assumptions": subject.assumptions, "cards": found}
+        print(json.dumps(said, indent=1))
         print("\n".join(text for text in texts if "no estimate" in text), file=sys.stderr)
     else:
-        heading = f"Estimate, not a measurement: decoding one {IMAGE} x {IMAGE} image. It assumes:"
-        said = [heading, *(f"  {line}" for line in ASSUMPTIONS)]
-        print("\n\n".join([*texts, "\n".join(said)]))
+        said_last = [subject.heading, *(f"  {line}" for line in subject.assumptions)]
+        print("\n\n".join([*texts, "\n".join(said_last)]))
     return int(failed)
 
 
-def _as_dict(target: Target, rows: Sequence[Estimate]) -> dict[str, Any]:
+def _vae() -> Subject:
+    return Subject(HEADING, ASSUMPTIONS, _decode, _as_dict, _shown)
+
+
+def _unet() -> Subject:
+    """Needs torch."""
+    from lib_rocm_sd.commands import estimate_unet as unet
+    from lib_rocm_sd.machine.unet import ASSUMPTIONS as SAID
+
+    return Subject(unet.HEADING, SAID, unet.estimated, unet.as_dict, unet.shown)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """The launches of a decode on a card."""
+
+    target: Target
+    rows: Sequence[Estimate]
+
+
+def _decode(target: Target) -> Decode:
+    return Decode(target, estimates(decoder(IMAGE // 8, IMAGE // 8), target))
+
+
+def _as_dict(found: Decode) -> dict[str, Any]:
+    target, rows = found.target, found.rows
     return {
         "arch": target.arch.gfx,
         **asdict(target.card),
@@ -74,7 +109,8 @@ def _total(rows: Sequence[Estimate], attribute: str) -> float:
     return sum(max(getattr(row, attribute), row.memory_ms) for row in rows)
 
 
-def _shown(target: Target, rows: Sequence[Estimate]) -> str:
+def _shown(found: Decode) -> str:
+    target, rows = found.target, found.rows
     card = target.card
     ms = sum(row.ms for row in rows)
     gflop = sum(row.gflop for row in rows)

@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimate",
         choices=estimate_cli.SUBJECTS,
-        help="instead: a cost model's estimate of a whole 1024 x 1024 decode, with its assumptions",
+        help="instead: a cost model's estimate of a whole 1024 x 1024 decode, or of a UNet's step, "
+        "with its assumptions",
     )
     parser.add_argument(
         "--dynamic",
@@ -90,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"inspect: {error}", file=sys.stderr)
         return 2
     if args.estimate:
-        return estimate_cli.main(arches, args.json)
+        return _estimate(arches, args)
     if args.dynamic:
         return _from_checkout("--dynamic", "tools.machine_code", "tinygrad", arches, args)
     if args.beside_triton:
@@ -107,6 +108,14 @@ def main(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(filter(None, [_shown(rows), _loops_shown(rows), said])))
     return 1 if any(row.failure for row in rows) else 0
+
+
+def _estimate(arches: Sequence[Arch], args: argparse.Namespace) -> int:
+    try:
+        return estimate_cli.main(arches, args.json, args.estimate)
+    except ImportError as error:
+        print(f"--estimate {args.estimate} needs torch: {error}", file=sys.stderr)
+        return 2
 
 
 def _beside_triton(arches: Sequence[Arch], args: argparse.Namespace) -> int:

@@ -27,6 +27,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
 )
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 
 HEAD_DIMS = (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 96, 256)
 LENGTHS = ((77, 131), (513, 1031))
@@ -68,6 +70,8 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     yield from _norms()
     for rows in _layer_norms():
         yield LAYER_NORM, rows, True
+    for linear in _linears():
+        yield LINEAR, linear, True
 
 
 def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
@@ -148,3 +152,14 @@ def _layer_norms() -> Iterator[LayerNormProblem]:
                 yield LayerNormProblem((2, 77, channels), dtype, added, dtype)
     for channels in (2051, 20_000):  # read twice
         yield LayerNormProblem((5, channels), "float16", True, "float32")
+
+
+def _linears() -> Iterator[LinearProblem]:
+    """Many rows, then so few that k is split over work-groups; tails in all three sizes."""
+    for rows, k, columns in ((147, 328, 136), (19, 2568, 264), (2, 1288, 40)):
+        for dtype in ("float16", "bfloat16"):
+            plain = LinearProblem(rows, k, (columns,), dtype)
+            yield plain
+            yield replace(plain, gate=True)
+            yield replace(plain, bias=False, columns=(columns, 24, 56))
+            yield replace(plain, residual=True, in_place=True)

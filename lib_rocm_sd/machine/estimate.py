@@ -6,7 +6,7 @@ launched, or its memory traffic, whichever is longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +17,7 @@ from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, Launch
 from lib_rocm_sd.machine.disassemble import listing
 from lib_rocm_sd.machine.rates import Cycles, rates_of
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.kernel import ConvConfig
@@ -120,7 +121,7 @@ def estimates(launches: list[Launch], target: Target) -> list[Estimate]:
 
 
 @dataclass(frozen=True)
-class _Launched:
+class Launched:
     """One launch of a kernel: `groups` of `waves`, each of them `cycles` long. `flops` are needed,
     `computed` are done.
     """
@@ -151,28 +152,47 @@ class _Launched:
 
 
 def _conv(launch: ConvLaunch, target: Target) -> Estimate:
-    arch, form = target.arch, launch.form
-    config = conv_kernel.configs(arch, form, launch.out_channels, launch.in_place)[0]
-    work = target.work_of(conv_kernel.spec(form, config))
-    hot = _hot(work)
-    waves = config.block // arch.wave_size
+    config = conv_kernel.configs(target.arch, launch.form, launch.out_channels, launch.in_place)[0]
     groups, products = _conv_tiles(launch, config)
-    in_loop = products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
-    wave = work.straight_cycles.plus(hot.cycles, max(in_loop, 0) / hot.cycles.matrix)
     chunks = launch.in_channels // launch.form.chunk_c
-    for level, loop in enumerate(_around(work, hot)):  # chunks, rows of taps, taps
-        wave = wave.plus(loop.cycles, chunks * (2 if form.kind == "upsample" else 3) ** level)
-    in_loops = wave.plus(work.straight_cycles, -1)
-    return _Launched(
+    rows = 2 if launch.form.kind == "upsample" else 3
+    return convolved(
+        target,
+        conv_kernel.spec(launch.form, config),
         f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
-        groups,
-        waves,
-        wave,
-        in_loops.bounds()["bound"],
+        Tiles(groups, config.block, products, (chunks, chunks * rows, chunks * rows * rows)),
         launch.flops,
-        groups * waves * products * _TILE_FLOPS,
         _conv_bytes(launch),
     ).estimate(launch.name, target)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A launch of work-groups of `block` work-items; each wave makes so many products of 16 x 16 x
+    16. `passes`: of the loops around the one that does, the outermost first.
+    """
+
+    groups: int
+    block: int
+    products: int
+    passes: Sequence[int]
+
+
+def convolved(
+    target: Target, spec: KernelSpec, config: str, tiles: Tiles, flops: int, moved: float
+) -> Launched:
+    """A kernel of one loop that multiplies: a convolution, or a product of matrices."""
+    arch, work = target.arch, target.work_of(spec)
+    hot = _hot(work)
+    waves = tiles.block // arch.wave_size
+    in_loop = tiles.products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
+    wave = work.straight_cycles.plus(hot.cycles, max(in_loop, 0) / hot.cycles.matrix)
+    for passes, loop in zip(tiles.passes, _around(work, hot), strict=False):
+        wave = wave.plus(loop.cycles, passes)
+    in_loops = wave.plus(work.straight_cycles, -1)
+    bound = (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
+    computed = tiles.groups * waves * tiles.products * _TILE_FLOPS
+    return Launched(config, tiles.groups, waves, wave, bound, flops, computed, moved)
 
 
 def _conv_tiles(launch: ConvLaunch, config: ConvConfig) -> tuple[int, int]:
@@ -200,11 +220,30 @@ def _conv_bytes(launch: ConvLaunch) -> int:
 def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
     arch = target.arch
     config = attention_kernel.ordered(arch, "float16", launch.channels)[0]
-    work = target.work_of(attention_kernel.spec("float16", launch.channels, "none", config))
-    waves = config.block // arch.wave_size
-    groups, blocks = -(-launch.pixels // config.block_q), -(-launch.pixels // config.block_k)
-    computed = 4 * groups * config.block_q * blocks * config.block_k * launch.channels
+    spec = attention_kernel.spec("float16", launch.channels, "none", config)
+    groups = -(-launch.pixels // config.block_q)
+    moved = 4 * 2 * launch.pixels * launch.channels
+    return attended(
+        target, spec, config, groups, launch.pixels, launch.product_flops, moved
+    ).estimate(launch.name, target)
+
+
+def attended(
+    target: Target,
+    spec: KernelSpec,
+    config: AttentionConfig,
+    groups: int,
+    keys: int,
+    flops: int,
+    moved: float,
+) -> Launched:
+    """Attention over so many keys; a head_dim is computed in whole tiles of 16."""
+    arch, work = target.arch, target.work_of(spec)
+    waves, blocks = config.block // arch.wave_size, -(-keys // config.block_k)
+    head_dim = -(-dict(spec.defines)["HEAD_DIM"] // 16) * 16
+    computed = 4 * groups * config.block_q * blocks * config.block_k * head_dim
     matrix = computed / _TILE_FLOPS / (groups * waves) * rates_of(arch).tile_cycles
+    matrix = max(matrix - work.straight_cycles.matrix, 0)
     using = [loop for loop in work.loops if loop.cycles.matrix]
     around = {loop.parent for loop in using}
     wave = work.straight_cycles
@@ -214,16 +253,9 @@ def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
         elif index in around:
             wave = wave.plus(loop.cycles, blocks)
     in_loops = wave.plus(work.straight_cycles, -1)
-    return _Launched(
-        f"{config.block_q} queries, {config.block_k} keys, {waves} waves",
-        groups,
-        waves,
-        wave,
-        in_loops.bounds()["bound"],
-        launch.product_flops,
-        computed,
-        4 * 2 * launch.pixels * launch.channels,
-    ).estimate(launch.name, target)
+    bound = (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
+    title = f"{config.block_q} queries, {config.block_k} keys, {waves} waves"
+    return Launched(title, groups, waves, wave, bound, flops, computed, moved)
 
 
 def _projections(launch: AttentionLaunch, target: Target) -> Estimate:

@@ -19,11 +19,8 @@ from lib_rocm_sd.doctor import cases as selftest_cases
 from lib_rocm_sd.doctor.cases import CardCase
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
-from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv import kernel as conv_kernel
-from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
-from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
 from lib_rocm_sd.trials.verdicts import Verdict
@@ -211,7 +208,8 @@ def test_shapes_and_ratios_are_kept() -> None:
 def test_every_kernel_of_the_search_space_is_among_the_cases(gfx: str) -> None:
     row = arch.table()[gfx]
     reached = {spec for case in selftest_cases.cases(row) for spec in case.specs}
-    for module in (attention_kernel, conv_kernel, group_norm_kernel, layer_norm_kernel):
+    for family in FAMILIES.values():
+        module = family.kernel
         missing = {*module.shipped_specs(row), *module.searched_specs(row)} - reached
         assert not missing
 

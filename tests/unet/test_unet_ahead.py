@@ -57,7 +57,10 @@ def asked(name: str) -> Asked:
         patch.setattr(engine, "run", run)
         patch.setattr(kinds, "_check_parameters", lambda found, leaves: None)
         taken = take_over(unet)
-        for module in (*problems, linear_call):  # which refuse tensors without memory, as weights are
+        for module in (
+            *problems,
+            linear_call,
+        ):  # which refuse tensors without memory, as weights are
             patch.setattr(module, "tensor_errors", lambda **tensors: [])
         unet(*arguments(name, *SIZES[name], dtype=torch.float16))
     for row in taken.report():

@@ -188,9 +188,26 @@ def test_what_was_counted_in_a_profile(name: str) -> None:
                 image = len(given) == 4
                 sizes = (given[1], *made[0][1:3]) if image else (*given, made[0][1])
                 kind = kind if given[2:] == made[0][2:] else f"{kind} stride 2"
-                found[kind, *sizes] += 1
+                found[(kind, *sizes)] += 1
     for each, count in COUNTED[name].items():
         assert found[each] == count, each
+
+
+MEASURED = (
+    (Conv(2, 8, 8, 1280, 1280), 27.2, 139),
+    (Conv(2, 64, 64, 320, 320), 36.6, 412),
+    (Conv(2, 64, 64, 1280, 1280), 353.6, 683),
+    (Linear("", 8192, 320, (1280,), gate=True), 29.8, 450),
+    (Linear("", 2048, 5120, (1280,)), 38.4, 699),
+    (Linear("", 154, 2048, (1280,)), 6.7, 120),
+)
+"""Layers, and what a library took for one of them on an H200: us and TFLOP/s."""
+
+
+@pytest.mark.parametrize(("layer", "us", "tflops"), MEASURED)
+def test_operations_are_those_that_were_counted(layer: Layer, us: float, tflops: float) -> None:
+    assert isinstance(layer, Conv | Linear)
+    assert layer.flops == pytest.approx(us * tflops * 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize("unet", [SD15, SDXL])
