@@ -321,7 +321,7 @@ class _Maker:
         """Of the time, and all that residual blocks make of it, some of them by one launch."""
         first = self.unet.channels[0]
         whole = 4 * first
-        sizes = [(first, (whole,)), (whole, (whole,))]
+        sizes: list[tuple[int, tuple[int, ...]]] = [(first, (whole,)), (whole, (whole,))]
         if self.unet.pooled:
             sizes += [(self.unet.pooled, (whole,)), (whole, (whole,))]
         for at in range(0, len(self.timed), MOST_WEIGHTS):

@@ -32,8 +32,8 @@ ASSUMPTIONS = (
     "The card runs at the highest clock that its maker names, its memory at full bandwidth.",
     "Each launch takes the longer of its arithmetic and its memory traffic; launches follow each"
     " other without gaps, and the CPU submits them in no time.",
-    "Arithmetic is that of the machine code of our own kernels, with the config that Auto runs, in"
-    " fp16, as for the VAE (inspect --estimate vae). Under Auto torch's linear layers come first.",
+    "Arithmetic is that of the machine code of our own kernels, with the config that runs first, in"
+    " fp16, as for the VAE (inspect --estimate vae), whatever comes first under Auto.",
     "Memory traffic: inputs, weights and outputs once each; nothing stays in a cache between"
     " launches, everything within one. Sums of parts are written and read once.",
     "Norms, what adds sums of parts, and the host's concatenations: memory traffic alone.",

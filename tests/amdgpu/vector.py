@@ -309,7 +309,8 @@ def _divide_fmas(ins: Instruction, mode: FloatMode) -> Step:
     write, scaled = target(ins, "f32", mode), mask(ins, VCC)
 
     def step(b: Waves) -> None:
-        write(b, floats.divide_fmas(*(read(b) for read in reads), scaled(b)))
+        first, second, quotient = (read(b) for read in reads)
+        write(b, floats.divide_fmas(first, second, quotient, scaled(b)))
 
     return step
 

@@ -34,7 +34,7 @@ from lib_rocm_sd.unet_step import (
     Linear,
     step,
 )
-from tests.unet.test_unet_step import modules_of
+from tests.unet.steps import modules_of
 
 GFX = "gfx1201"
 CARD = CARDS[GFX]

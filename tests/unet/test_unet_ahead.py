@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("diffusers")
+import torch
 
 from lib_rocm_sd.arch import Arch, amd_table
 from lib_rocm_sd.bench.unet.models import CONFIGS
@@ -27,8 +25,9 @@ from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
-from tests.unet.test_unet_step import arguments
+from tests.unet.steps import arguments
 
+pytest.importorskip("diffusers", reason="diffusers is a dev extra")
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"SD 1.5": (512, 512), "SDXL": (1024, 1024)}
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942")

@@ -1,8 +1,8 @@
 """Kernels are tried in a process of their own before the WebUI launches them: its gate.
 
-What attention and the VAE need is tried ahead, part by part, each when its kernels are compiled;
-until a part is through, the WebUI's own code makes the pictures. What comes up later (a mask, a new
-head_dim) is tried when it does. Answers become valid between two pictures.
+What attention, the VAE and the UNet need is tried ahead, part by part, each when its kernels are
+compiled; until a part is through, the WebUI's own code makes the pictures. What comes up later (a
+mask, a new head_dim) is tried when it does. Answers become valid between two pictures.
 """
 
 from __future__ import annotations
