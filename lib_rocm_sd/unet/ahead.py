@@ -3,7 +3,8 @@ install.py can use it.
 
 It is what Auto launches. Under Auto torch's linear layers come first (ops/linear/torch.py): ours
 are compiled, and tried, when a level is chosen that launches them, and no start waits for them.
-Attention's kernels are attention's own.
+Attention's kernels are attention's own. Convolutions are torch's so far (compute.py): those of ours
+come first in `shipped_specs`, and in usual.py, as soon as the blocks launch them.
 """
 
 from __future__ import annotations
