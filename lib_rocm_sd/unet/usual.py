@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +25,9 @@ DTYPE = "float16"
 GROUPS = 32
 
 
-def work() -> Work:
+def work(steps: Iterable[Iterable[Layer]] = STEPS) -> Work:
     """Ops, and problems of theirs, each once. Attention's are attention's own."""
-    layers = dict.fromkeys(layer for step in STEPS for layer in step)
+    layers = dict.fromkeys(layer for step in steps for layer in step)
     return [asked for layer in layers for asked in _asked(layer)]
 
 
