@@ -83,6 +83,7 @@ REAL = Environment(
         "scipy",
         "setuptools<80",
         "tokenizers==0.22.*",
+        "tomesd==0.1.3",
         "torchdiffeq",
         "torchmetrics",
         "torchsde==0.2.6",

@@ -1,0 +1,97 @@
+"""A real WebUI's UNet with networks (LoRA) and other patchers, by our blocks and its own, on a CPU.
+
+    ROCM_SD_WEBUI=PATH python -m tools.unet_networks [--json FILE] [--part networks|others]
+
+PATH is a WebUI's checkout, once started, so that its repositories are there. Its own code runs, on
+UNets of its own configs with few channels and random weights. Packages that it needs are looked for
+where Python looks (`tests/webui/environments.py` lists them). The exit status is 1 if a row is
+wrong: an error larger than the WebUI's own, other weights, or bits where none may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.unet_networks import models, networks, others
+from tools.unet_networks.compare import Row
+from tools.unet_networks.webui import WebUI
+
+PARTS = {"networks": networks.rows, "others": others.rows}
+
+
+def main() -> int:
+    """Print a line for each row, and write all of them."""
+    parser = argparse.ArgumentParser(prog="python -m tools.unet_networks")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    given = parser.parse_args()
+    place = os.environ.get("ROCM_SD_WEBUI")
+    if not place:
+        print("ROCM_SD_WEBUI names no checkout of a WebUI", file=sys.stderr)
+        return 2
+    made = []
+    with tempfile.TemporaryDirectory() as data:
+        webui = WebUI(Path(place).resolve(), Path(data) / "data")
+        for row in _rows(webui, given.part or list(PARTS)):
+            made.append(row)
+            print(line(row), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(_as_json(made), indent=1) + "\n", encoding="utf-8")
+    wrong = [row for row in made if not row.right]
+    largest = largest_error(made)
+    print(f"largest error: {largest:.2f} of the WebUI's in the mean of all rows")
+    print(f"{len(made)} rows, {len(wrong)} wrong")
+    return 1 if wrong or largest > 1 else 0
+
+
+def largest_error(rows: list[Row]) -> float:
+    """Ours over the WebUI's, the geometric mean over all rows where chance decides neither."""
+    judged = [row for row in rows if row.most == 1.0]
+    found = [row.ours[0] / row.webui[0] for row in judged if row.ours and row.webui]
+    return statistics.geometric_mean(found)
+
+
+def _rows(webui: WebUI, parts: list[str]) -> Iterator[Row]:
+    for part in parts:
+        yield from PARTS[part](webui)
+
+
+def line(row: Row) -> str:
+    """For people: ours and the WebUI's error, how far apart they are, what is not ours."""
+    head = f"{'right' if row.right else 'WRONG'} {row.model}, {row.what}, {row.situation}: "
+    if row.raised:
+        return f"{head}both raise {row.raised}" if row.right else f"{head}raised {row.raised}"
+    if row.ours is None or row.webui is None:
+        found = "bit by bit the WebUI's" if row.apart == 0 else f"{row.apart:.1e} apart"
+    else:
+        pairs = zip(("largest", "rms"), row.ours, row.webui, strict=True)
+        found = ", ".join(f"{name} {mine:.2e} ({own:.2e})" for name, mine, own in pairs)
+        found += f", {row.apart:.1e} apart"
+    found += f", changes {row.changed:.2f}" + ("" if row.weights else ", OTHER WEIGHTS")
+    return head + "; ".join([found, *row.notes])
+
+
+def _as_json(rows: list[Row]) -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "device": "cpu",
+        "dtype": "float16, where a row does not say otherwise",
+        "steps": "4 of a batch of 2, or 2 of 4",
+        "unets": {name: family.config for name, family in models.FAMILIES.items()},
+        "channels": models.CHANNELS,
+        "rows": [row.as_json() for row in rows],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
