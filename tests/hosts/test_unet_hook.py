@@ -127,7 +127,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         own = kind.forward
 
         def applied(self: Any, x: Any, own: Any = own) -> Any:
-            networks.network_apply_weights(self)
+            if networks.loaded_networks or not shared.opts.lora_functional:
+                networks.network_apply_weights(self)
             return own(self, x)
 
         monkeypatch.setattr(kind, "forward", applied)
@@ -195,6 +196,34 @@ def test_functional_networks_are_the_webuis(world: World) -> None:
     ours = world.step()
     taken.give_back()
     assert torch.equal(ours, world.step())
+
+
+def test_functional_networks_that_were_removed_leave_the_weights_as_they_are(world: World) -> None:
+    """The WebUI's forwards then restore nothing: whatever was applied before stays applied."""
+    taken = take_over(world.unet, hook=world.hook)
+    world.networks.loaded_networks = [world.network("a", 1)]
+    applied = world.step()
+    world.shared.opts.lora_functional = True
+    world.networks.loaded_networks = []
+    assert torch.equal(world.step(), applied)
+    assert all(row.ours == row.total for row in taken.report())
+    world.shared.opts.lora_functional = False
+    assert not near(world.step(), applied)
+
+
+def test_an_error_while_networks_are_applied_is_the_webuis(world: World) -> None:
+    plain = world.step()
+    taken = take_over(world.unet, hook=world.hook)
+    world.networks.loaded_networks = [world.network("a", 1)]
+    world.step()
+    network = world.network("b", 1)
+    network.changes["input_blocks.1.0.in_layers.2"] = (torch.zeros(5), None)
+    world.networks.loaded_networks = [network]
+    with pytest.raises(RuntimeError, match="size"):
+        world.step()
+    world.networks.loaded_networks = []
+    assert near(world.step(), plain)
+    assert all(row.ours == row.total for row in taken.report())
 
 
 @pytest.mark.parametrize("what", ["a name unknown", "another note"])

@@ -19,6 +19,7 @@ NETWORKS = "networks"
 """The module of the WebUI's extension Lora, as its own scripts import it."""
 _APPLIED = "network_current_names"
 _NAME = "network_layer_name"
+_FUNCTIONAL = "networks are computed in the layers' forwards (lora_functional)"
 _Wanted = tuple[tuple[Any, ...], ...]
 
 
@@ -42,14 +43,18 @@ class WebUIHook(Hook):
         apply = getattr(networks, "network_apply_weights", None)
         if loaded is None or apply is None:
             return ""
-        if loaded and getattr(self._shared.opts, "lora_functional", False):
-            return "networks are computed in the layers' forwards (lora_functional)"
+        if getattr(self._shared.opts, "lora_functional", False):
+            # The layers' forwards touch no weight then where nothing is loaded, nor do we.
+            return _FUNCTIONAL if loaded else ""
         wanted = _wanted(loaded)
         if wanted is None:
             return "this WebUI's networks are not of a known kind"
         stale = [leaf for leaf in leaves if vars(leaf).get(_APPLIED, ()) != wanted]
-        for leaf in stale:
-            apply(leaf)
+        try:
+            for leaf in stale:
+                apply(leaf)
+        except Exception as error:
+            return f"networks could not be applied: {type(error).__name__}: {error}"
         if any(vars(leaf).get(_APPLIED, ()) != wanted for leaf in stale if _NAME in vars(leaf)):
             return "this WebUI notes applied networks in a way that is not known"
         return ""
