@@ -78,7 +78,12 @@ class BlockStandIn(StandIn):
             call = self.kind.bind(self.module, *args, **kwargs)
         except (TypeError, AttributeError, ValueError):
             return None
-        return call if _suits(call, reading) else None
+        if _suits(call, reading):
+            return call
+        weight = reading.leaves[0]._parameters["weight"]
+        if weight is not None and weight.dtype not in HALVES:
+            self._reading = self._read()  # dtypes are not watched
+        return None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
@@ -90,7 +95,13 @@ class BlockStandIn(StandIn):
         return self.kind.run(reading.parts, asked, self._means, calls)
 
     def failed(self, error: Exception) -> str:
-        """Bars ours until the module has changed or is taken over again."""
+        """Bars ours until the module has changed or is taken over again.
+
+        What is seen when it is read again is told instead: dtypes are not watched.
+        """
+        self._reading = self._read()
+        if self._reading.reasons:
+            return "; ".join(self._reading.reasons)
         self._barred = f"ours failed: {type(error).__name__}: {error}"
         return self._barred
 

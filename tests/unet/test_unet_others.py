@@ -109,6 +109,37 @@ def test_a_replaced_feed_forward_is_called(unet: Any, inputs: Any) -> None:
     assert near(ours, models.step(unet, inputs))
 
 
+@pytest.mark.parametrize("path", ["norm1", "ff.net.0"])
+def test_weights_that_become_float32_in_place_are_told(
+    unet: Any, inputs: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the WebUI's GroupNorm32 and GEGLU with --upcast-sampling, at each call of them."""
+    geglu = models.ldm().GEGLU
+    own = geglu.forward
+
+    def upcast(self: Any, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = own(self.float(), x.float())
+        return made.to(BF16)
+
+    upcast.__module__ = "modules.sd_hijack_utils"
+    monkeypatch.setattr(geglu, "forward", upcast)
+    hook = Hook()
+    hook.hosts_own = ("modules.sd_hijack_utils",)
+    taken = take_over(unet, hook=hook)
+    plain = models.step(unet, inputs)
+    unet.middle_block[0].in_layers[0].float()
+    blocks_of(unet)[0].get_submodule(path).float()
+    assert near(models.step(unet, inputs), plain)
+    for kind in ("residual block", "transformer block"):
+        row = rows(taken)[kind]
+        assert (row.ours, row.total) == (7, 8)
+        assert row.left == {"its weights are bfloat16, float32": 1}
+    unet.to(BF16)
+    taken.take_over()
+    assert torch.equal(models.step(unet, inputs), plain)
+    assert all(row.ours == row.total for row in taken.report())
+
+
 @pytest.fixture
 def hijacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The WebUI has put forwards of its own into the classes."""
