@@ -140,12 +140,38 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['median_ms']:.{1 if row['median_ms'] < 100 else 0}f} ms{peak}"
 
 
+def unet_networks() -> str:
+    """By what stands around a UNet: errors of ours over the WebUI's, from least to most."""
+    rows = _rows("unet-networks-cpu.json")
+    lines = [
+        "| What | rows | rms error over the WebUI's | largest error over its | apart, at most |",
+        f"|{'---|' * 5}",
+    ]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        found = [row for row in rows if row["what"] == what]
+        both = [row for row in found if row["ours"] and row["webui"]]
+        cells = [_span([row["ours"][i] / row["webui"][i] for row in both]) for i in (1, 0)]
+        apart = max(row["apart"] for row in found)
+        raised = sum(bool(row["raised"]) for row in found)
+        count = f"{len(found)}, in {raised} both raise" if raised else str(len(found))
+        lines.append(f"| {what} | {count} | {' | '.join(cells)} | {apart:.1e} |")
+    return "\n".join(lines)
+
+
+def _span(values: list[float]) -> str:
+    if not values:
+        return ""
+    least, most = f"{min(values):.2f}", f"{max(values):.2f}"
+    return least if least == most else f"{least} to {most}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "figures": figures,
     "attention": attention,
     "vae": vae,
+    "unet networks": unet_networks,
 }
-PLACES = {README: ("figures",), VERIFICATION: ("attention", "vae")}
+PLACES = {README: ("figures",), VERIFICATION: ("unet networks", "attention", "vae")}
 """Which document has which tables."""
 
 

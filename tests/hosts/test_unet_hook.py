@@ -167,6 +167,30 @@ def test_networks_are_applied_switched_and_removed(world: World, biases: bool) -
     assert torch.equal(world.step(), plain)
 
 
+def test_taken_over_and_given_back_amid_a_network(world: World) -> None:
+    """The WebUI's backup of a weight may be made before it is laid anew, or meanwhile."""
+    before, strides = bytes_of(world.unet), [p.stride() for p in world.unet.parameters()]
+    plain = world.step()
+    world.networks.loaded_networks = [world.network("a", 1)]
+    theirs = world.step()
+    taken = take_over(world.unet, hook=world.hook)
+    assert near(world.step(), theirs)
+    taken.give_back()
+    assert torch.equal(world.step(), theirs)
+    taken = take_over(world.unet, hook=world.hook)
+    world.networks.loaded_networks = []
+    assert near(world.step(), plain)
+    for module in world.unet.modules():
+        vars(module).pop("network_weights_backup", None)
+    world.networks.loaded_networks = [world.network("b", 9)]
+    world.step()
+    taken.give_back()
+    world.networks.loaded_networks = []
+    assert torch.equal(world.step(), plain)
+    assert bytes_of(world.unet) == before
+    assert [p.stride() for p in world.unet.parameters()] == strides
+
+
 def test_another_multiplier_is_applied(world: World) -> None:
     weak, strong = world.network("a", 1, 0.25), world.network("a", 1, 2.0)
     theirs = []

@@ -15,7 +15,7 @@ LIMIT_S = 3600
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["networks", "others"])
+@pytest.mark.parametrize("part", ["ldm", "sgm", "others"])
 def test_no_row_is_wrong(part: str) -> None:
     place = os.environ.get("ROCM_SD_WEBUI")
     if not place:

@@ -1,6 +1,6 @@
 """A real WebUI's UNet with networks (LoRA) and other patchers, by our blocks and its own, on a CPU.
 
-    ROCM_SD_WEBUI=PATH python -m tools.unet_networks [--json FILE] [--part networks|others]
+    ROCM_SD_WEBUI=PATH python -m tools.unet_networks [--json FILE] [--part ldm|sgm|others]
 
 PATH is a WebUI's checkout, once started, so that its repositories are there. Its own code runs, on
 UNets of its own configs with few channels and random weights. Packages that it needs are looked for
@@ -16,7 +16,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ from tools.unet_networks import models, networks, others
 from tools.unet_networks.compare import Row
 from tools.unet_networks.webui import WebUI
 
-PARTS = {"networks": networks.rows, "others": others.rows}
+PARTS: dict[str, Callable[[WebUI], Iterator[Row]]] = {
+    "ldm": partial(networks.rows, families=networks.FAMILIES[:1]),
+    "sgm": partial(networks.rows, families=networks.FAMILIES[1:]),
+    "others": others.rows,
+}
+"""Networks on an UNet of ldm's and on one of sgm's, and whatever else there is."""
 
 
 def main() -> int:
@@ -86,7 +92,7 @@ def _as_json(rows: list[Row]) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": "cpu",
         "dtype": "float16, where a row does not say otherwise",
-        "steps": "4 of a batch of 2, or 2 of 4",
+        "steps": "2 for networks, 4 for others, of a batch of 2",
         "unets": {name: family.config for name, family in models.FAMILIES.items()},
         "channels": models.CHANNELS,
         "rows": [row.as_json() for row in rows],

@@ -33,14 +33,14 @@ AS_AUTOMATIC = "Doggettx"
 class Situation:
     """`enter` brings the WebUI there, from whatever was before.
 
-    `same`: our blocks leave all to it, so nothing but our attention is in the step, and no bit
-    differs. `changes`: it must change a step. `most`: so many times the WebUI's error is right.
-    `seeded` is called before each step.
+    `apart`: our blocks leave all to it, so nothing but our attention is in the step, which may be
+    so far from the WebUI's with that attention. `changes`: it must change a step. `most`: so many
+    times the WebUI's error is right. `seeded` is called before each step.
     """
 
     name: str
     enter: Callable[[], None]
-    same: bool = False
+    apart: float | None = None
     changes: bool = False
     most: float = 1.0
     seeded: Callable[[], None] = lambda: None
@@ -52,7 +52,8 @@ class Row:
     steps of the largest, and of the root of the mean square.
 
     `changed`: by how much the situation changes a step of the WebUI's. `apart`: ours and the
-    WebUI's. `weights`: whether all parameters have the values that they have by the WebUI alone.
+    WebUI's; at most `most_apart` is right where there are no errors. `weights`: whether all
+    parameters have the values that they have by the WebUI alone.
     """
 
     model: str
@@ -65,7 +66,7 @@ class Row:
     weights: bool
     blocks: str
     notes: list[str] = field(default_factory=list)
-    same: bool = False
+    most_apart: float = 0.0
     raised: str = ""
     most: float = 1.0
 
@@ -73,8 +74,8 @@ class Row:
     def right(self) -> bool:
         if not self.weights:
             return False
-        if self.same or self.ours is None or self.webui is None:
-            return self.apart == 0.0
+        if self.ours is None or self.webui is None:
+            return self.apart <= self.most_apart
         most = self.most * MOST_LARGEST, self.most
         pairs = zip(self.ours, self.webui, most, strict=True)
         return all(mine <= times * theirs for mine, theirs, times in pairs)
@@ -154,7 +155,7 @@ class Bench:
         self, situation: Situation, exact: bool = False, taken: UnetTakeover | None = None
     ) -> _Seen:
         situation.enter()
-        with_ours = situation.same and taken is None
+        with_ours = situation.apart is not None and taken is None
         try:
             with self._our_attention() if with_ours else nullcontext():
                 results = self._results(situation)
@@ -163,7 +164,7 @@ class Bench:
         weights = digest(self.model.unet)
         report = [] if taken is None else taken.report()
         wide = None
-        if exact and not situation.same:
+        if exact and situation.apart is None:
             with _in_float32(self.webui, self.model):
                 wide = self._results(situation)
         return _Seen(results, "", weights, wide, report)
@@ -201,7 +202,7 @@ class Bench:
             same,
             blocks,
             notes,
-            situation.same,
+            situation.apart or 0.0,
             most=situation.most,
         )
 

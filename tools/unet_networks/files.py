@@ -45,7 +45,8 @@ def write(
             return torch.randn(shape, generator=generator)
 
         weight: torch.Tensor = leaves[name].weight  # type: ignore[assignment]
-        key = f"{kind.prefix}_{_of_diffusers(name) if diffusers else name.replace('.', '_')}"
+        ldm = f"{kind.prefix}_{name.replace('.', '_')}"
+        key = f"lora_unet_{_of_diffusers(name)}" if diffusers else ldm
         parts = kind.tensors(weight.float(), drawn)
         if leaves[name].bias is None:
             parts.pop("diff_b", None)  # the WebUI raises an error at the second step

@@ -16,6 +16,8 @@ from tools.unet_networks.webui import WebUI
 LDM = "repositories/stable-diffusion-stability-ai/configs/stable-diffusion"
 SGM = "repositories/generative-models/configs/inference"
 CHANNELS = 32
+SHALLOW = "SDXL with 17 transformer blocks"
+"""For what takes long. There are 70 of them otherwise."""
 TOKENS_WIDE = 64
 VECTOR = 48
 
@@ -36,6 +38,11 @@ FAMILIES = {
     "SD 2": Family(f"{LDM}/v2-inference.yaml", heads={"num_head_channels": 8}),
     "SD 2 v": Family(f"{LDM}/v2-inference-v.yaml", heads={"num_head_channels": 8}),
     "SDXL": Family(f"{SGM}/sd_xl_base.yaml", heads={"num_head_channels": 8}),
+    SHALLOW: Family(
+        f"{SGM}/sd_xl_base.yaml",
+        heads={"num_head_channels": 8},
+        more={"transformer_depth": [1, 1, 2]},
+    ),
     "SDXL inpainting": Family("configs/sd_xl_inpaint.yaml", heads={"num_head_channels": 8}),
     "SDXL refiner": Family(
         f"{SGM}/sd_xl_refiner.yaml",

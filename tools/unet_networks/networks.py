@@ -8,13 +8,17 @@ from tools.unet_networks import files, models
 from tools.unet_networks.compare import Bench, Row, Situation
 from tools.unet_networks.webui import WebUI
 
-FAMILIES = ("SD 1.5", "SDXL")
+FAMILIES = ("SD 1.5", models.SHALLOW)
+APART = 0.01
+"""The WebUI's forwards then find convolution weights of another layout, and round otherwise. Where
+a step in float32 is known, ours and the WebUI's in fp16 are about as far apart.
+"""
 _Wanted = Sequence[tuple[str, float]]
 
 
 def rows(webui: WebUI, families: Sequence[str] = FAMILIES) -> Iterator[Row]:
     for family in families:
-        bench = Bench(webui, models.make(webui, family), models.Size(batch=4), 2)
+        bench = Bench(webui, models.make(webui, family), steps=2)
         leaves = models.leaves(bench.model.unet)
         diffusers = not bench.model.whole.is_sdxl
         folder = webui.data / "lora"
@@ -39,19 +43,18 @@ def _situations(webui: WebUI, name: str, count: int) -> list[Situation]:
             webui.shared.opts.data["lora_functional"] = functional
             load(webui, wanted, dyn)
             found = {net.name: len(net.modules) for net in webui.networks.loaded_networks}
-            if found.get(name, count) != count:
+            if count and found.get(name, count) != count:
                 raise AssertionError(f"{found[name]} of {count} layers were found in the file")
 
         some = bool(wanted)
-        return Situation(title, enter, same=some and functional, changes=some)
+        apart = APART if some and functional else None
+        return Situation(title, enter, apart, changes=some)
 
-    two = [(name, 1.0), ("other", 0.7)]
     return [
         situation("added", [(name, 1.0)]),
         situation("weight changed", [(name, 0.4)]),
         situation("fewer dimensions", [(name, 1.0)], dyn=2),
-        situation("two at once", two),
-        situation("in the other order", two[::-1]),
+        situation("two at once", [(name, 1.0), ("other", 0.7)]),
         situation("switched", [("other", 1.0)]),
         situation("removed", []),
         situation("lora_functional", [(name, 1.0)], functional=True),
@@ -59,6 +62,13 @@ def _situations(webui: WebUI, name: str, count: int) -> list[Situation]:
         situation("functional, removed", [], functional=True),
         situation("removed again", []),
     ]
+
+
+def switched(webui: WebUI, name: str) -> list[Situation]:
+    """One network, functional for a while, and none."""
+    names = ("removed again", "added", "lora_functional", "not functional again", "removed")
+    known = {one.name: one for one in _situations(webui, name, 0)}
+    return [known[one] for one in names]
 
 
 def load(webui: WebUI, wanted: _Wanted, dyn: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What else stands between a sampler and a UNet in the WebUI: patchers, optimizers, families, sizes."""
+"""What else there is around a UNet in the WebUI: patchers, optimizers, families, sizes, dtypes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unet.unet_models import fill
 from tools.unet_networks import files, models
 from tools.unet_networks.compare import AS_AUTOMATIC, Bench, Row, Situation
 from tools.unet_networks.models import Size
-from tools.unet_networks.networks import load
+from tools.unet_networks.networks import load, switched
 from tools.unet_networks.webui import WebUI
 
 BOTH = ("SD 1.5", "SDXL")
@@ -41,7 +41,7 @@ def rows(webui: WebUI) -> Iterator[Row]:
 
 def _families(webui: WebUI) -> Iterator[Row]:
     """Each kind of UNet; SD 2's v-prediction asks the same of it as SD 2."""
-    for family in models.FAMILIES:
+    for family in (name for name in models.FAMILIES if name != models.SHALLOW):
         bench = Bench(webui, models.make(webui, family))
         yield from bench.rows("family", [PLAIN])
         if "inpainting" in family:
@@ -189,11 +189,7 @@ def _checkpoints(webui: WebUI) -> Iterator[Row]:
 
             return enter
 
-        folder, name = webui.data / "lora", f"switch-{family.replace(' ', '-')}"
-        leaves = models.leaves(unet)
-        kind = files.KINDS[1]
-        files.write(folder / f"{name}.safetensors", kind, leaves, family == "SD 1.5", 11)
-        webui.networks.list_available_networks()
+        name = _network(webui, bench.model)
         situations = [
             Situation("another", loading(two), changes=True),
             Situation("with a network", loading(two, (name, 1.0)), changes=True),
@@ -203,14 +199,23 @@ def _checkpoints(webui: WebUI) -> Iterator[Row]:
         yield from bench.rows("checkpoint", situations)
 
 
+def _network(webui: WebUI, model: models.Model) -> str:
+    """The name of a file for this model."""
+    folder, name = webui.data / "lora", f"switch-{model.family.replace(' ', '-')}"
+    leaves, ldm = models.leaves(model.unet), not model.whole.is_sdxl
+    files.write(folder / f"{name}.safetensors", files.KINDS[1], leaves, ldm, 11)
+    webui.networks.list_available_networks()
+    return name
+
+
 def _precisions(webui: WebUI) -> Iterator[Row]:
     yield from _upcast_sampling(webui)
     yield from _precision_half(webui)
     for dtype in (torch.bfloat16, torch.float32):
         for family in BOTH:
             bench = Bench(webui, models.make(webui, family, dtype))
-            same = dtype == torch.float32
-            yield from bench.rows(str(dtype).removeprefix("torch."), [replace(PLAIN, same=same)])
+            situation = replace(PLAIN, apart=0.0 if dtype == torch.float32 else None)
+            yield from bench.rows(str(dtype).removeprefix("torch."), [situation])
 
 
 def _upcast_sampling(webui: WebUI) -> Iterator[Row]:
@@ -222,6 +227,8 @@ def _upcast_sampling(webui: WebUI) -> Iterator[Row]:
         webui.devices.unet_needs_upcast = True
         try:
             yield from bench.rows("--upcast-sampling", [PLAIN])
+            name = _network(webui, model)
+            yield from bench.rows("--upcast-sampling, networks", switched(webui, name))
             bench.anew = lambda: None
             yield from bench.rows("--upcast-sampling, after a step of the WebUI's", [PLAIN])
         finally:

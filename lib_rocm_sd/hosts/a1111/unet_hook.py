@@ -49,7 +49,7 @@ class WebUIHook(Hook):
         wanted = _wanted(loaded)
         if wanted is None:
             return "this WebUI's networks are not of a known kind"
-        stale = [leaf for leaf in leaves if vars(leaf).get(_APPLIED, ()) != wanted]
+        stale = [leaf for leaf in leaves if leaf.__dict__.get(_APPLIED, ()) != wanted]
         try:
             for leaf in stale:
                 apply(leaf)
