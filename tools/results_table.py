@@ -144,8 +144,9 @@ def unet_networks() -> str:
     """By what stands around a UNet: errors of ours over the WebUI's, from least to most."""
     rows = _rows("unet-networks-cpu.json")
     lines = [
-        "| What | rows | rms error over the WebUI's | largest error over its | apart, at most |",
-        f"|{'---|' * 5}",
+        "| What | rows | blocks taken over | rms error over the WebUI's | largest error over its "
+        "| apart, at most |",
+        f"|{'---|' * 6}",
     ]
     for what in dict.fromkeys(row["what"] for row in rows):
         found = [row for row in rows if row["what"] == what]
@@ -154,8 +155,15 @@ def unet_networks() -> str:
         apart = max(row["apart"] for row in found)
         raised = sum(bool(row["raised"]) for row in found)
         count = f"{len(found)}, in {raised} both raise" if raised else str(len(found))
-        lines.append(f"| {what} | {count} | {' | '.join(cells)} | {apart:.1e} |")
+        taken = _span([_taken(row["blocks"]) for row in found if row["blocks"]])
+        lines.append(f"| {what} | {count} | {taken} | {' | '.join(cells)} | {apart:.1e} |")
     return "\n".join(lines)
+
+
+def _taken(blocks: str) -> float:
+    """The share of "22/22, 16/16"."""
+    ours, total = zip(*(map(int, item.split("/")) for item in blocks.split(", ")), strict=True)
+    return sum(ours) / sum(total)
 
 
 def _span(values: list[float]) -> str:

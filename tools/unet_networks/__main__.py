@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def main() -> int:
             made.append(row)
             print(line(row), flush=True)
     if given.json:
-        given.json.write_text(json.dumps(_as_json(made), indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(_as_json(made), encoding="utf-8")
     wrong = [row for row in made if not row.right]
     largest = largest_error(made)
     print(f"largest error: {largest:.2f} of the WebUI's in the mean of all rows")
@@ -87,16 +86,18 @@ def line(row: Row) -> str:
     return head + "; ".join([found, *row.notes])
 
 
-def _as_json(rows: list[Row]) -> dict[str, Any]:
-    return {
+def _as_json(rows: list[Row]) -> str:
+    """A row to a line."""
+    head = {
         "torch": torch.__version__,
         "device": "cpu",
         "dtype": "float16, where a row does not say otherwise",
         "steps": "2 for networks, 4 for others, of a batch of 2",
         "unets": {name: family.config for name, family in models.FAMILIES.items()},
         "channels": models.CHANNELS,
-        "rows": [row.as_json() for row in rows],
     }
+    lines = ",\n".join(json.dumps(row.as_json()) for row in rows)
+    return f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{lines}\n]}}\n'
 
 
 if __name__ == "__main__":

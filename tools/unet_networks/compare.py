@@ -20,7 +20,7 @@ from tools.unet_networks.webui import WebUI
 
 STEPS = 4
 LEAST_CHANGE = 0.05
-"""Of the largest value of a step; half precision changes it by a hundredth of that."""
+"""Of the largest value of a step. Rounding to half precision changes less than a fifth of that."""
 MOST_LARGEST = 1.25
 """Chance decides the largest of few values: a row's may be so many times the WebUI's. The mean of
 all rows is judged, too.
@@ -81,7 +81,15 @@ class Row:
         return all(mine <= times * theirs for mine, theirs, times in pairs)
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "right": self.right}
+        """With three digits of each figure."""
+        made = {**asdict(self), "right": self.right}
+        return {key: _rounded(value) for key, value in made.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)

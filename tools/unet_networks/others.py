@@ -31,7 +31,7 @@ SIZES = (
     Size(4, 8, 24),
     Size(8, 13, 8),
 )
-"""Latents whose sides are not multiples of 8, so that halves of the way down are rounded up."""
+"""Of latents. Where a side is no multiple of 8, halves on the way down are rounded up."""
 
 
 def rows(webui: WebUI) -> Iterator[Row]:

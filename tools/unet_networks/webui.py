@@ -1,7 +1,7 @@
-"""The modules of a real WebUI, imported on the CPU from a checkout and not changed.
+"""The modules of a real WebUI, imported on the CPU from a checkout.
 
 What stands in the checkout is executed: its networks, hypernetworks, HyperTile, ToMe, hijacks and
-optimizers. Packages that no UNet comes near are stubs.
+optimizers. Only devices.autocast() is another. Packages that no UNet comes near are stubs.
 """
 
 from __future__ import annotations
@@ -95,18 +95,6 @@ class WebUI:
         title = named.get(wanted, wanted) if isinstance(wanted, str) else wanted.title()
         with redirect_stdout(io.StringIO()):
             self.hijack.apply_optimizations(title)
-
-    @contextmanager
-    def options(self, **values: Any) -> Iterator[None]:
-        """Settings of the WebUI's page for a while."""
-        data = self.shared.opts.data
-        before = dict(data)
-        data.update(values)
-        try:
-            yield
-        finally:
-            data.clear()
-            data.update(before)
 
     def use(self, model: Any) -> None:
         """Make `model` the loaded checkpoint."""
