@@ -13,6 +13,8 @@ from lib_rocm_sd.ui.options import (
     BUDGET_LABEL,
     DEFAULTS,
     LEVEL_LABEL,
+    UNET_LABEL,
+    UNET_MODES,
     VAE_LABEL,
     VAE_MODES,
     Options,
@@ -49,6 +51,11 @@ TOOLTIPS = {
         "The video memory that the VAE may take for one picture beside its weights, in MiB. "
         "0: what the optimization level allows."
     ),
+    "unet": (
+        "Who computes the blocks of the UNet, which makes the steps. Off: the WebUI; attention "
+        "alone may be ours. Auto: this extension, block by block, where it knows a block and its "
+        "weights are in half precision."
+    ),
 }
 
 
@@ -60,11 +67,12 @@ class Controls:
     level: Any
     vae: Any
     budget: Any
+    unet: Any
 
     @property
     def arguments(self) -> list[Any]:
         """The components whose values a script is called with, in the order of Options."""
-        return [self.enable, self.level, self.vae, self.budget]
+        return [self.enable, self.level, self.vae, self.budget, self.unet]
 
 
 def explanation_html(level: str) -> str:
@@ -92,6 +100,9 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         )
         explanation = gr.HTML(explanation_html(DEFAULTS.level), elem_id=elem_id("explanation"))
         with gr.Row():
+            unet = gr.Radio(
+                list(UNET_MODES), value=DEFAULTS.unet, label=UNET_LABEL, elem_id=elem_id("unet")
+            )
             vae = gr.Radio(
                 list(VAE_MODES), value=DEFAULTS.vae, label=VAE_LABEL, elem_id=elem_id("vae")
             )
@@ -110,7 +121,7 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         )
     for button in (again, checks):
         button.do_not_save_to_config = True  # ui-config.json is for what people choose
-    controls = Controls(enable, level, vae, budget)
+    controls = Controls(enable, level, vae, budget, unet)
     for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
         component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
 

@@ -13,11 +13,17 @@ from lib_rocm_sd.speedtest.request import shown
 
 TITLE = "ROCm SD Optimization"
 LEVEL_LABEL = "Optimization Level"
+UNET_LABEL = "UNet"
 VAE_LABEL = "VAE"
 BUDGET_LABEL = "VAE memory budget (MiB, 0 = Auto)"
 INFOTEXT_KEY = "ROCm SD"
+UNET_KEY = "ROCm SD UNet"
 VAE_KEY = "ROCm SD VAE"
 OFF = "off"
+UNET_MODES = {"Off": False, "Auto": True}
+"""The choices, and whether the UNet's blocks are ours where they can be."""
+UNET_DEFAULT = "Off"
+"""What is chosen where nobody has chosen; docs/usage.md and docs/unet.md have a line on it each."""
 VAE_MODES = {"Off": "", "Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.program calls them."""
 _TRUE = ("true", "1", "on", "yes")
@@ -33,6 +39,7 @@ class Options:
     level: str = "Auto"
     vae: str = "Auto"
     budget_mib: int = 0
+    unet: str = UNET_DEFAULT
 
     def infotext(self, what_ran: str) -> str:
         """The value of `INFOTEXT_KEY`, for instance 'Auto, attention: rocm_sd'."""
@@ -45,6 +52,12 @@ class Options:
         budget = f"{self.budget_mib} MiB" if self.budget_mib else ""
         return ", ".join(part for part in (self.vae, budget, what_ran) if part)
 
+    def unet_infotext(self, what_ran: str) -> str:
+        """The value of `UNET_KEY`, for instance 'Auto, 82 of 82 blocks, linear: rocm_sd'."""
+        if not UNET_MODES[self.unet]:
+            return OFF
+        return ", ".join(part for part in (self.unet, what_ran) if part)
+
 
 DEFAULTS = Options()
 
@@ -55,17 +68,18 @@ def parse(*args: Any) -> tuple[Options, list[str]]:
     Missing arguments and None are the defaults; so is what cannot be understood, with a message.
     """
     messages: list[str] = []
-    enable, level, vae, budget = [*args[:4], None, None, None, None][:4]
-    if len(args) > 4:
+    enable, level, vae, budget, unet = [*args[:5], *[None] * 5][:5]
+    if len(args) > 5:
         messages.append(
-            f"{len(args)} arguments were given; Enable, {LEVEL_LABEL}, {VAE_LABEL} and "
-            f"{BUDGET_LABEL} are used"
+            f"{len(args)} arguments were given; Enable, {LEVEL_LABEL}, {VAE_LABEL}, "
+            f"{BUDGET_LABEL} and {UNET_LABEL} are used"
         )
     options = Options(
         _enable(enable, messages),
         _choice(level, tuple(LEVELS), DEFAULTS.level, LEVEL_LABEL, messages),
         _choice(vae, tuple(VAE_MODES), DEFAULTS.vae, VAE_LABEL, messages),
         _budget(budget, messages),
+        _choice(unet, tuple(UNET_MODES), DEFAULTS.unet, UNET_LABEL, messages),
     )
     return options, messages
 
@@ -115,13 +129,18 @@ def enable_from(infotext: Mapping[str, Any]) -> bool | None:
     """Enable as a pasted infotext has it; None, which changes nothing, if it has none."""
     text = infotext.get(INFOTEXT_KEY)
     if text is None:
-        return True if VAE_KEY in infotext else None
+        return True if VAE_KEY in infotext or UNET_KEY in infotext else None
     return str(text).strip().lower() != OFF
 
 
 def level_from(infotext: Mapping[str, Any]) -> str | None:
     """The level as a pasted infotext has it; None where it names none."""
     return _first_word(infotext.get(INFOTEXT_KEY), tuple(LEVELS))
+
+
+def unet_from(infotext: Mapping[str, Any]) -> str | None:
+    """Whose the UNet's blocks are, as a pasted infotext has it; None where it names nobody."""
+    return _first_word(infotext.get(UNET_KEY), tuple(UNET_MODES))
 
 
 def vae_from(infotext: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,12 @@ NAMES = {
     "zeros": "nothing to compute",
 }
 REASONS_SHOWN = 3
+BLOCKS = {
+    "residual block": "residual blocks",
+    "transformer": "transformers",
+    "transformer block": "transformer blocks",
+}
+"""The kinds of a UNet's blocks that have a plural."""
 
 
 def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[StatusRow]]:
@@ -40,6 +46,13 @@ def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[StatusRow
         )
         found.setdefault((part, family), []).append(StatusRow(label_of(part, family), runs, others))
     return found
+
+
+def of_blocks(kind: str, total: int, ours: int, why: Mapping[str, int]) -> StatusRow:
+    """A kind of a UNet's blocks. `why`: what is the host's, or why a block is, and of how many."""
+    name = BLOCKS.get(kind, kind)
+    said = [f"{count} of {total}: {text}" for text, count in why.items()]
+    return StatusRow(f"{UNET}, {name}", f"{ours} of {total} are ours", shortened(said))
 
 
 def label_of(part: str, family: str) -> str:

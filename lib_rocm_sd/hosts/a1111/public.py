@@ -18,7 +18,10 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, state, trials
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.coder import float32_reason
+from lib_rocm_sd.hosts.a1111.unet import explained
+from lib_rocm_sd.hosts.a1111.unet import session as a1111_unet
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.speedtest.session import Progress, session
 
@@ -56,6 +59,11 @@ def status() -> dict[str, Any]:
             "in_use": ours is not None and ours.works,
             "chosen": getattr(host.current_optimizer(), "name", None),
         },
+        "unet": {
+            **_usable(_never(info) or engine.known(device, LINEAR)),
+            "trouble": a1111_unet.trouble,
+            "blocks": blocks(),
+        },
         "vae": _usable(_never(info) or _vae(device)),
         "background": compiling(),
         "trials": tried(),
@@ -74,6 +82,22 @@ def versions() -> dict[str, str | None]:
         "hip": torch.version.hip,
         "gradio": getattr(gradio, "__version__", None),
     }
+
+
+def blocks() -> list[dict[str, Any]]:
+    """Of each kind of block of the UNet, as they were when last looked at: how many there are, how
+    many are ours, why others are not, and what within ours is not. Empty where none is taken over.
+    """
+    return [
+        {
+            "kind": row.kind,
+            "total": row.total,
+            "ours": row.ours,
+            "left": {explained(why): count for why, count in row.left.items()},
+            "partly": dict(row.partly),
+        }
+        for row in a1111_unet.rows
+    ]
 
 
 def compiling() -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, trials, xyz
+from lib_rocm_sd.hosts.a1111.unet import counted
+from lib_rocm_sd.hosts.a1111.unet import session as unet
 from lib_rocm_sd.hosts.a1111.vae import session as vae
 from lib_rocm_sd.ui import accordion, options
 from lib_rocm_sd.ui.options import Options
@@ -33,8 +35,9 @@ class RocmSdScript:
             (controls.level, options.level_from),
             (controls.vae, options.vae_from),
             (controls.budget, options.budget_from),
+            (controls.unet, options.unet_from),
         ]
-        self.paste_field_names = [options.INFOTEXT_KEY, options.VAE_KEY]
+        self.paste_field_names = [options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY]
         return controls.arguments
 
     def before_process(self, p: Any, *args: Any) -> None:
@@ -46,6 +49,7 @@ class RocmSdScript:
         report.begin()
         attention.calls.begin()
         vae.begin()
+        unet.begin()
         _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
@@ -85,12 +89,13 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
     if optimizer is not None:
         optimizer.step_aside(not (asked.enable and allowed.attention))
     vae.establish(asked)
+    unet.establish(asked)
     return asked
 
 
 def _note(p: Any, asked: Options) -> None:
     """Write into the infotext what ran so far; nothing where we had no part in the generation."""
-    optimizer = state.optimizer()
+    optimizer, written = state.optimizer(), p.extra_generation_params
     if optimizer is None:
         return
     if host.current_optimizer() is optimizer:
@@ -100,12 +105,25 @@ def _note(p: Any, asked: Options) -> None:
             ran = ["attention left to the WebUI"]
         elif not any(ran) and optimizer.displaced_by():
             ran = ["attention left to another extension"]
-        p.extra_generation_params[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
+        written[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("VAE", "conv"), "left to the WebUI" if vae.turn.left else ""]
-        p.extra_generation_params[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+        written[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+    said = asked.unet_infotext(_blocks())
+    others = options.INFOTEXT_KEY in written or options.VAE_KEY in written
+    if asked.enable and unet.may_serve and (others or said != options.OFF):
+        written[options.UNET_KEY] = said
     for message in vae.news():
         p.comment(f"{host.NAME}: {message}")
+
+
+def _blocks() -> str:
+    """For instance '80 of 82 blocks, linear: rocm_sd, torch, conv: torch'."""
+    ours, total = counted(unet.look())
+    if not ours:
+        return "left to the WebUI"
+    ran = [_ran("UNet", family) for family in ("linear", "conv")]
+    return _listed([f"{ours} of {total} blocks", *ran])
 
 
 def _ran(part: str, family: str) -> str:

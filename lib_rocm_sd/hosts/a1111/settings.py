@@ -14,9 +14,10 @@ PREVIEWS_KEY = "rocm_sd_live_previews"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
 ATTENTION = "Attention"
+UNET = "UNet blocks"
 ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
 """The choices, and which part of a VAE each is."""
-OPERATIONS = (ATTENTION, *ROLES)
+OPERATIONS = (ATTENTION, *ROLES, UNET)
 LOG_LEVELS = {"Errors": "ERROR", "Warnings": "WARNING", "Everything": "DEBUG"}
 MOST_HEADROOM_MIB = 16384
 
@@ -34,6 +35,11 @@ class Settings:
     def attention(self) -> bool:
         """Whether attention may be replaced."""
         return ATTENTION in self.operations
+
+    @property
+    def unet(self) -> bool:
+        """Whether the UNet's blocks may be replaced."""
+        return UNET in self.operations
 
     def vae(self, role: str) -> bool:
         """Whether the VAE's decoder, or its encoder, may be replaced."""

@@ -8,7 +8,7 @@ from lib_rocm_sd import report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, trials, vae
+from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, trials, unet, vae
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.ui import rows
 from lib_rocm_sd.ui.options import VAE_MODES, Options
@@ -81,7 +81,11 @@ def _headline(
     vae_part = _vae_in_short(options)
     if _unusable() and vae_part in ("", VAE_OFF):
         return "not active, the kernels cannot be used"
-    parts = (attention_part or _left_attention(), vae_part or "VAE left to the WebUI")
+    unet_part = _unet_in_short(options)
+    parts = (
+        *(attention_part or _left_attention(), *unet_part),
+        vae_part or "VAE left to the WebUI",
+    )
     return " · ".join((options.level, *parts))
 
 
@@ -106,6 +110,16 @@ def _vae_in_short(options: Options) -> str:
     if VAE_MODES[options.vae] == "banded" or BANDS in vae.session.turn.ran:
         return "VAE in bands"
     return f"VAE {WHOLE}" if WHOLE in vae.session.turn.ran else "VAE ready"
+
+
+def _unet_in_short(options: Options) -> tuple[str, ...]:
+    """How many blocks are ours, in two or three words; nothing where none can be."""
+    if unet.why_not(options):
+        return ()
+    ours, total = unet.counted(unet.session.look())
+    if not total:
+        return ("UNet ready",)
+    return ("UNet" if ours == total else f"UNet {ours} of {total}",) if ours else ()
 
 
 def _why_not_attention(options: Options) -> tuple[str, ...]:
@@ -145,7 +159,7 @@ def _left_to(role: str) -> str:
 
 
 def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
-    """Attention, decode and encode, with what ran in the last generation or would run."""
+    """Attention, the UNet, decode and encode, with what ran in the last generation or would run."""
     ran = rows.rows_of(report.snapshot())
     why = _why_not_attention(options)
     found = list(ran.pop((rows.UNET, "attention"), ())) if not why else []
@@ -157,11 +171,28 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
         found.append(StatusRow("Attention", calls, ("the notes below say why",)))
+    found += _of_unet(options)
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
         runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
         found.append(StatusRow(operation, runs, rows.shortened(why)))
     return (*found, *(row for family in ran.values() for row in family))
+
+
+def _of_unet(options: Options) -> list[StatusRow]:
+    """A row for each kind of block; one alone where none was looked at."""
+    why = tuple(unet.why_not(options))
+    blocks = () if why else unet.session.look()
+    if not blocks:
+        runs = THE_WEBUIS if why else "our blocks, from the next picture on"
+        return [StatusRow(settings.UNET, runs, rows.shortened(why))]
+    return [
+        rows.of_blocks(
+            *(row.kind, row.total, row.ours),
+            {unet.explained(text): count for text, count in {**row.left, **row.partly}.items()},
+        )
+        for row in blocks
+    ]
 
 
 def _manner(role: str) -> str:
@@ -174,7 +205,7 @@ def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
     why = rows.shortened(info.reasons)
     return (
         StatusRow("Attention", _hosts_attention(), why),
-        *(StatusRow(operation, THE_WEBUIS, why) for operation in settings.ROLES),
+        *(StatusRow(operation, THE_WEBUIS, why) for operation in (settings.UNET, *settings.ROLES)),
     )
 
 

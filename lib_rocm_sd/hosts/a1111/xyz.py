@@ -1,4 +1,4 @@
-"""Axes for the WebUI's X/Y/Z plot: Enable, level and who runs the VAE."""
+"""Axes for the WebUI's X/Y/Z plot: Enable, level, whose the UNet's blocks are, who runs the VAE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Any
 
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.policy import LEVELS
-from lib_rocm_sd.ui.options import LEVEL_LABEL, VAE_LABEL, VAE_MODES, Options, parse
+from lib_rocm_sd.ui.options import (
+    LEVEL_LABEL,
+    UNET_LABEL,
+    UNET_MODES,
+    VAE_LABEL,
+    VAE_MODES,
+    Options,
+    parse,
+)
 
 FILE = "xyz_grid.py"
 ATTRIBUTE = "rocm_sd_axes"
@@ -47,6 +55,7 @@ AXES = (
     Axis(f"[{host.NAME}] Enable", "enable", ("True", "False")),
     Axis(f"[{host.NAME}] {LEVEL_LABEL}", "level", tuple(LEVELS)),
     Axis(f"[{host.NAME}] {VAE_LABEL}", "vae", tuple(VAE_MODES)),
+    Axis(f"[{host.NAME}] {UNET_LABEL}", "unet", tuple(UNET_MODES)),
 )
 
 

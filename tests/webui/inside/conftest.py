@@ -89,10 +89,10 @@ class WebUI:
         self.monkeypatch.setenv("ROCM_SD_DOUBLE_ARGS", args)
         self.monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
 
-    def load(self, family: str, dtype: torch.dtype) -> None:
+    def load(self, family: str, dtype: torch.dtype, whole: bool) -> None:
         """What its models will be."""
         self.devices.dtype_unet = self.devices.dtype_vae = dtype
-        self.sd_models.loaded["family"] = family
+        self.sd_models.loaded.update(family=family, whole=whole)
 
     def begin(self) -> None:
         self.initialize.initialize()
@@ -222,7 +222,8 @@ class FakeGpu:
     """A GPU of ours that is the CPU: an engine whose kernel is a few lines of torch.
 
     `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
-    whether it takes float32, `convs` that it has convolutions (they are torch's). Every kernel is
+    whether it takes float32, `convs` that it has convolutions, `linears` that it has linear layers
+    (they are torch's). Every kernel is
     in the cache, but where `builder` says which are, and makes the others. Nothing is tried in a
     child, but where `card` says what becomes of it (trial_help.py).
     """
@@ -231,7 +232,7 @@ class FakeGpu:
         self.why_not = why_not
         self.wrong = False
         self.floats = True
-        self.convs = False
+        self.convs = self.linears = False
         self.builder: Any = None
         self.card: Any = None
         self.seen: list[tuple[torch.Tensor, ...]] = []
@@ -268,12 +269,13 @@ class FakeGpu:
         usable = module.engine.usable
 
         def usable_here(asked: torch.device, op: Any = kinds.ATTENTION, *session: Any) -> list[str]:
-            if not op.name.startswith("conv"):
+            if not op.name.startswith(("conv", "linear")):
                 return list(usable(asked, op, *session))
             pending = module.engine.pending(op.name)
-            if self.convs and pending:
+            there = self.convs if op.name.startswith("conv") else self.linears
+            if there and pending:
                 return [pending]
-            return [] if self.convs else [*self.why_not, "there are no convolutions"]
+            return [] if there else [*self.why_not, f"there is no {op.name}"]
 
         module.engine.usable = usable_here
         if self.card is not None:
@@ -334,8 +336,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a WebUI: `extension` linked into its extensions folder, on `gpu` (None: the real CPU).
 
     `cuda` is what torch.cuda.is_available() says, on which the WebUI's own priorities hang.
-    `before` is called with the WebUI before its scripts are loaded. `serve`: with gradio's web
-    server, which gradio 4 takes a second to make.
+    `before` is called with the WebUI before its scripts are loaded. `whole`: the model's UNet has
+    all kinds of blocks. `serve`: with gradio's web server, which gradio 4 takes a second to make.
     """
     started: list[WebUI] = []
 
@@ -352,6 +354,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         args: str = "",
         family: str = "ldm",
         dtype: torch.dtype = torch.float32,
+        whole: bool = False,
         before: Callable[[WebUI], None] = lambda webui: None,
         ui: bool = True,
         serve: bool = False,
@@ -370,7 +373,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         webui.prepare(args, cuda)
         if gpu is not None and extension:
             gpu.install(folder)
-        webui.load(family, dtype)
+        webui.load(family, dtype, whole)
         before(webui)
         webui.begin()
         if ui:

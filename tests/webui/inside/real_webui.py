@@ -61,7 +61,7 @@ class RealWebUI(WebUI):
             patch.setenv(name, value)
         patch.setattr(torch.cuda, "is_available", lambda: cuda and _asked_by_optimizers())
 
-    def load(self, family: str, dtype: torch.dtype) -> None:
+    def load(self, family: str, dtype: torch.dtype, whole: bool) -> None:
         self.initialize.imports()
         self._record_errors()
         self.devices.dtype_vae = dtype

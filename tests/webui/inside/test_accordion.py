@@ -30,20 +30,23 @@ def cells(status: str, operation: str) -> list[list[str]]:
 @pytest.mark.parametrize("tab", ["txt2img", "img2img"])
 def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
     webui = start(gpu=gpu, serve=True)
-    enable, level, vae, budget = script(webui, tab).controls
-    assert (enable.value, level.value, vae.value, budget.value) == (True, "Auto", "Auto", 0)
-    assert all(len(control.webui_tooltip) > 40 for control in (enable, level, vae, budget))
+    controls = script(webui, tab).controls
+    default = webui.library("ui.options").UNET_DEFAULT
+    assert [control.value for control in controls] == [True, "Auto", "Auto", 0, default]
+    assert all(len(control.webui_tooltip) > 40 for control in controls)
     # ui-config.json keeps exactly these classes, by their labels.
-    kinds = (type(enable), type(level), type(vae), type(budget))
-    assert kinds == (gr.Checkbox, gr.Radio, gr.Radio, gr.Number)
+    assert [type(control) for control in controls] == [
+        *(gr.Checkbox, gr.Radio, gr.Radio, gr.Number, gr.Radio)
+    ]
     info = script(webui, tab).api_info
     assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
         ("Enable", True, None),
         ("Optimization Level", "Auto", ["Auto", "Performance", "Memory"]),
         ("VAE", "Auto", ["Off", "Auto", "Always banded"]),
         ("VAE memory budget (MiB, 0 = Auto)", 0, None),
+        ("UNet", default, ["Off", "Auto"]),
     ]
-    assert enable.elem_id == f"script_{tab}_rocm_sd_optimization_enable"
+    assert controls[0].elem_id == f"script_{tab}_rocm_sd_optimization_enable"
     accordions = [c for c in components(webui, "accordion") if c["label"].startswith(TITLE)]
     assert len({c["elem_id"] for c in accordions}) == 2
     assert not any(c["open"] for c in accordions)
@@ -156,12 +159,12 @@ def test_every_control_refreshes(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     for control in script(webui).controls:
         (function,) = events(webui, control._id, "change")
-        assert "our kernel" in function(True, "Auto", "Auto", 0)[2]
+        assert "our kernel" in function(True, "Auto", "Auto", 0, "Off")[2]
     webui.shared.opts.set("cross_attention_optimization", "Doggettx")
-    assert "&#x27;Doggettx&#x27;" in function(True, "Auto", "Auto", 0)[2]
+    assert "&#x27;Doggettx&#x27;" in function(True, "Auto", "Auto", 0, "Off")[2]
 
 
-@pytest.mark.parametrize("values", [(None, None, None, None), ("x", "Turbo", "?", -3)])
+@pytest.mark.parametrize("values", [(None,) * 5, ("x", "Turbo", "?", -3, "On")])
 def test_nonsense_from_the_page(start: Start, gpu: FakeGpu, values: tuple[Any, ...]) -> None:
     webui = start(gpu=gpu)
     assert refresh(webui, *values)[0].startswith(f"{TITLE}: Auto · attention on gfx1100")

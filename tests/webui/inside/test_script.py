@@ -44,8 +44,10 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, enable: bool, level: st
         controls = script(webui, tab).controls
         updates = webui.infotext_utils.paste(tab, info)
         pasted = [value_of(updates[control]) for control in controls]
-        assert pasted == [enable, level if enable else None, None, None]
-        assert script(webui, tab).paste_field_names == ["ROCm SD", "ROCm SD VAE"]
+        unet = webui.library("ui.options").UNET_DEFAULT if enable else None
+        assert pasted == [enable, level if enable else None, None, None, unet]
+        names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE"]
+        assert script(webui, tab).paste_field_names == names
 
 
 def value_of(update: Any) -> Any:
@@ -71,6 +73,7 @@ API_ARGS: dict[str, tuple[list[Any], str]] = {
     "numbers": ([1, "performance"], "Performance, attention"),
     "nulls": ([None, None, None, None], "Auto, attention"),
     "four": ([True, "memory", "off", 512], "Memory, attention"),
+    "five": ([True, "memory", "off", 512, "auto"], "Memory, attention"),
 }
 
 
@@ -104,6 +107,7 @@ BUDGET = "VAE memory budget (MiB, 0 = Auto)"
         ([True, "Auto", "Auto", "9" * 9000], f"{BUDGET} is '{'9' * 39}…, expected"),
         (["x" * 9000], f"Enable is '{'x' * 39}…, expected true"),
         ([True, ["x" * 9000]], f"Optimization Level is ['{'x' * 38}…, expected"),
+        ([True, "Auto", "Auto", 0, "On"], "UNet is 'On', expected one of Off, Auto; "),
         ([True, "Auto", "Auto", "lots"], "VAE memory budget (MiB, 0 = Auto) is 'lots', expected"),
         ([True, "Auto", "Auto", float("nan")], "VAE memory budget (MiB, 0 = Auto) is nan"),
         ([True, "Auto", "Auto", True], "VAE memory budget (MiB, 0 = Auto) is True, expected"),

@@ -432,4 +432,4 @@ def test_no_convolutions(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     seen = runs(webui, monkeypatch)
     result = webui.txt2img()
     assert not seen and "ROCm SD VAE" not in result.info
-    assert "The VAE is the WebUI's own: there are no convolutions." in webui.status
+    assert "The VAE is the WebUI's own: there is no conv 3x3." in webui.status

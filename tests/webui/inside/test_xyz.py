@@ -11,7 +11,7 @@ from conftest import FakeGpu, Start, WebUI
 from vae_help import HALF, untouched
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "double" / "scripts"
-LABELS = ["[ROCm SD] Enable", "[ROCm SD] Optimization Level", "[ROCm SD] VAE"]
+LABELS = [f"[ROCm SD] {name}" for name in ("Enable", "Optimization Level", "VAE", "UNet")]
 
 
 def with_plot(webui: WebUI) -> None:
@@ -43,12 +43,13 @@ def cells(webui: WebUI, label: str, values: list[str], *args: Any) -> list[tuple
 @pytest.mark.parametrize("tab", ["txt2img", "img2img"])
 def test_axes_are_listed(webui: WebUI, tab: str) -> None:
     options = {x.label: x for x in plot(webui, tab).current_axis_options}
-    assert list(options)[-3:] == LABELS
+    assert list(options)[-4:] == LABELS
     assert options["Nothing"] is not None
     assert [options[label].choices() for label in LABELS] == [
         ["True", "False"],
         ["Auto", "Performance", "Memory"],
         ["Off", "Auto", "Always banded"],
+        ["Off", "Auto"],
     ]
     assert not webui.errors_reported
 
@@ -58,7 +59,7 @@ def test_axes_are_added_once(webui: WebUI) -> None:
         webui.library("hosts.a1111.xyz").add_axes()
         webui.initialize.reload_ui()
         labels = [x.label for x in plot(webui).current_axis_options]
-        assert [labels.count(label) for label in LABELS] == [1, 1, 1]
+        assert [labels.count(label) for label in LABELS] == [1, 1, 1, 1]
 
 
 def test_level(webui: WebUI) -> None:
@@ -98,6 +99,7 @@ def test_a_cell_changes_only_its_own_value(webui: WebUI) -> None:
     [
         (LABELS[0], "perhaps", "Enable is 'perhaps', expected true or false"),
         (LABELS[1], "Turbo", "Optimization Level is 'Turbo', expected one of Auto"),
+        (LABELS[3], "On", "UNet is 'On', expected one of Off, Auto"),
         (LABELS[2], "", "VAE is '', expected one of Off, Auto, Always banded"),
     ],
 )

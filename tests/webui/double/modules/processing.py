@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from modules import devices, errors, infotext_utils, paths, scripts, sd_models, shared
+from modules import (
+    devices,
+    errors,
+    infotext_utils,
+    paths,
+    script_callbacks,
+    scripts,
+    sd_models,
+    sd_unet,
+    shared,
+)
 from modules.sd_samplers_common import (
     InterruptedException,
     decode_first_stage,
@@ -97,6 +107,11 @@ class StableDiffusionProcessing:
                     uncond = shared.sd_model.get_learned_conditioning(self.negative_prompts)
                 sigma = 1.0 - step / self.steps
                 t = torch.full((2 * len(x),), sigma)
+                script_callbacks.cfg_denoiser_callback(
+                    script_callbacks.CFGDenoiserParams(
+                        latent, None, t, step, self.steps, cond, uncond
+                    )
+                )
                 both = shared.sd_model.apply_model(
                     torch.cat([latent, latent]), t, torch.cat([cond, uncond])
                 )
@@ -282,6 +297,7 @@ def process_images_inner(p):
     with torch.no_grad(), p.sd_model.ema_scope():
         with devices.autocast():
             p.init(all_prompts, all_seeds, all_seeds)
+        sd_unet.apply_unet()
         for n in range(p.n_iter):
             p.iteration = n
             if state.interrupted:

@@ -21,6 +21,7 @@ _CATEGORIES = (
     "on_reload",
     "list_optimizers",
     "infotext_pasted",
+    "cfg_denoiser",
 )
 
 
@@ -29,6 +30,22 @@ class ScriptCallback:
     script: str
     callback: Any
     name: str = "unnamed"
+
+
+class CFGDenoiserParams:
+    def __init__(
+        self,
+        x,
+        image_cond,
+        sigma,
+        sampling_step,
+        total_sampling_steps,
+        text_cond,
+        text_uncond,
+        denoiser=None,
+    ):
+        self.x, self.sigma = x, sigma
+        self.sampling_step, self.total_sampling_steps = sampling_step, total_sampling_steps
 
 
 callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in _CATEGORIES}
@@ -84,6 +101,10 @@ def infotext_pasted_callback(infotext, params):
     list(_run("infotext_pasted", infotext, params))
 
 
+def cfg_denoiser_callback(params: CFGDenoiserParams):
+    list(_run("cfg_denoiser", params))
+
+
 def script_unloaded_callback():
     list(_run("script_unloaded", backwards=True))
 
@@ -123,6 +144,12 @@ def on_ui_settings(callback, *, name=None):
 def on_infotext_pasted(callback, *, name=None):
     add_callback(
         callback_map["callbacks_infotext_pasted"], callback, name=name, category="infotext_pasted"
+    )
+
+
+def on_cfg_denoiser(callback, *, name=None):
+    add_callback(
+        callback_map["callbacks_cfg_denoiser"], callback, name=name, category="cfg_denoiser"
     )
 
 

@@ -11,7 +11,7 @@ import ldm.models.diffusion.ddpm
 from modules import devices, lowvram, script_callbacks, sd_hijack, shared
 
 model_data = SimpleNamespace(sd_model=None)
-loaded = {"name": None, "family": "ldm"}
+loaded = {"name": None, "family": "ldm", "whole": False}
 
 
 def load_model(checkpoint_info=None, already_loaded_state_dict=None):
@@ -19,7 +19,7 @@ def load_model(checkpoint_info=None, already_loaded_state_dict=None):
     if shared.sd_model is not None:
         sd_hijack.model_hijack.undo_hijack(shared.sd_model)
     seed = int(name.rsplit("-", 1)[1])
-    model = ldm.models.diffusion.ddpm.LatentDiffusion(loaded["family"], seed)
+    model = ldm.models.diffusion.ddpm.LatentDiffusion(loaded["family"], seed, loaded["whole"])
     model.model.to(devices.dtype_unet)
     model.model.diffusion_model.dtype = devices.dtype_unet
     model.first_stage_model.to(devices.dtype_vae)

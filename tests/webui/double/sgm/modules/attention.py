@@ -7,6 +7,7 @@ Its forward goes through torch's SDPA; the block passes only x and context, as f
 import torch
 import torch.nn.functional as F
 from ldm.modules.attention import BasicTransformerBlock as LdmBlock
+from ldm.modules.attention import SpatialTransformer as LdmTransformer
 from ldm.util import default
 from torch import nn
 
@@ -52,3 +53,7 @@ class CrossAttention(nn.Module):
 
 class BasicTransformerBlock(LdmBlock):
     ATTENTION_MODES = {"softmax": CrossAttention, "softmax-xformers": CrossAttention}
+
+
+class SpatialTransformer(LdmTransformer):
+    _BLOCK = BasicTransformerBlock

@@ -1,8 +1,8 @@
 """Double of ldm/models/diffusion/ddpm.py: what a generation calls.
 
 The surface was read in Stability-AI/stablediffusion cf1d67a.
-`family` picks ldm's or sgm's attention classes; the real WebUI has sgm's DiffusionEngine for the
-latter.
+`family` picks ldm's or sgm's classes; the real WebUI has sgm's DiffusionEngine for the latter.
+`whole`: with a UNet of all kinds of blocks.
 """
 
 import contextlib
@@ -32,14 +32,15 @@ class DiffusionWrapper(nn.Module):
         super().__init__()
         self.diffusion_model = unet
 
+    def forward(self, x, t, c_concat: list = None, c_crossattn: list = None, c_adm=None):  # noqa: RUF013 - as there
+        return self.diffusion_model(x, t, context=torch.cat(c_crossattn, 1))
+
 
 class LatentDiffusion(nn.Module):
-    def __init__(self, family="ldm", seed=0):
+    def __init__(self, family="ldm", seed=0, whole=False):
         super().__init__()
         self.family = family
-        attention = importlib.import_module(f"{family}.modules.attention")
-        openaimodel = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
-        self.model = DiffusionWrapper(openaimodel.UNetModel(attention.BasicTransformerBlock))
+        self.model = DiffusionWrapper(_unet(family, whole))
         self.first_stage_model = _first_stage(family)
         self.scale_factor = 0.18215
         generator = torch.Generator().manual_seed(seed)
@@ -68,7 +69,7 @@ class LatentDiffusion(nn.Module):
         return torch.stack(rows).to(dtype)
 
     def apply_model(self, x_noisy, t, cond, return_ids=False):
-        return self.model.diffusion_model(x_noisy, t, context=cond)
+        return self.model(x_noisy, t, c_crossattn=[cond])
 
     @torch.no_grad()
     def decode_first_stage(self, z, predict_cids=False, force_not_quantize=False):
@@ -81,6 +82,14 @@ class LatentDiffusion(nn.Module):
     def get_first_stage_encoding(self, encoder_posterior):
         z = encoder_posterior if self.family == "sgm" else encoder_posterior.sample()
         return self.scale_factor * z
+
+
+def _unet(family, whole):
+    if whole:
+        return importlib.import_module(f"{family}.modules.diffusionmodules.openaimodel").UNetModel()
+    attention = importlib.import_module(f"{family}.modules.attention")
+    openaimodel = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
+    return openaimodel._SmallUNet(attention.BasicTransformerBlock)
 
 
 def _first_stage(family):

@@ -1,0 +1,68 @@
+"""What the tests of the UNet share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from conftest import WebUI
+
+AUTO = (True, "Auto", "Off", 0, "Auto")
+"""The script's arguments: attention and the UNet's blocks are ours, and the VAE is the WebUI's."""
+WITHOUT = (True, "Auto", "Off", 0, "Off")
+BLOCKS = 17
+"""Of the double's whole UNet."""
+
+
+def unet_of(webui: WebUI) -> Any:
+    return webui.shared.sd_model.model.diffusion_model
+
+
+def bytes_of(webui: WebUI) -> dict[str, tuple[Any, ...]]:
+    """Strides and bytes of each parameter, as they lie in memory."""
+    found = {}
+    for name, parameter in unet_of(webui).named_parameters():
+        dense = torch.empty(0, dtype=parameter.dtype).set_(parameter.detach().untyped_storage())
+        found[name] = (parameter.stride(), dense.view(torch.uint8).numpy().tobytes())
+    return found
+
+
+def untouched(webui: WebUI) -> bool:
+    """Whether no module of the UNet has a forward of its own."""
+    return not any("forward" in vars(module) for module in unet_of(webui).modules())
+
+
+def ours(webui: WebUI) -> int:
+    """How many modules of the UNet have a forward of ours."""
+    forwards = [vars(module).get("forward") for module in unet_of(webui).modules()]
+    return sum(type(forward).__module__.startswith("lib_rocm_sd.") for forward in forwards)
+
+
+def session_of(webui: WebUI) -> Any:
+    return webui.library("hosts.a1111.unet").session
+
+
+def steps_of(webui: WebUI, monkeypatch: Any) -> list[str]:
+    """The kinds of blocks that ours computed from now on, one entry for each call."""
+    seen: list[str] = []
+    stand_in = webui.library("unet.stand_in").BlockStandIn
+    whole = stand_in.serve
+
+    def serve(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self.kind.title)
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(stand_in, "serve", serve)
+    return seen
+
+
+def blocks_shown(webui: WebUI) -> list[Any]:
+    """The rows of the status table about the UNet's blocks, were *UNet* Auto."""
+    options = webui.library("ui.options").Options(unet="Auto")
+    rows = webui.library("hosts.a1111.status").look(options).rows
+    return [row for row in rows if row.operation.startswith("UNet")]
+
+
+def shown(webui: WebUI, name: str) -> Any:
+    """The one about blocks of this name."""
+    return next(row for row in blocks_shown(webui) if row.operation == f"UNet, {name}")
