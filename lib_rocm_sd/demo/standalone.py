@@ -1,21 +1,27 @@
-"""A speed test without a WebUI: attention and VAE as the benchmarks have them, the little model."""
+"""A speed test without a WebUI: attention, VAE and UNet as the benchmarks have them, and the little
+model.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.unet import models as unets
 from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.demo import pipeline as tiny
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.speedtest.presets import half
-from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Picture
+from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture
+from lib_rocm_sd.unet.takeover import take_over
 
 
 class Standalone:
@@ -27,6 +33,7 @@ class Standalone:
         self._directory = directory
         self._vae: Any = None
         self._pipeline: Any = None
+        self._unet: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +61,24 @@ class Standalone:
             self._vae = coder.module
         return self._vae
 
+    def unet(self) -> Denoiser:
+        """Stable Diffusion 1.5's with random weights; a small one on a CPU."""
+        if self._unet is None:
+            name = "small" if self.device.type == "cpu" else "SD 1.5"
+            try:
+                self._unet = unets.unet(name, self.device, half(self.device))
+            except ImportError as error:
+                raise _missing(error) from error
+        known = self._unet
+        return Denoiser(
+            known.module,
+            lambda size: known.arguments(size, size),
+            nullcontext,
+            lambda: _ours(known.module, self.device),
+            str(known.dtype).removeprefix("torch."),
+            "random weights",
+        )
+
     def image(
         self,
         steps: int,
@@ -61,10 +86,13 @@ class Standalone:
         enabled: bool,
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
+        unet: bool = False,
     ) -> Picture:
         """By the little model of this repository."""
         pipeline = self._loaded()
         device = self.device
+        if unet:
+            _check_blocks(device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -80,7 +108,7 @@ class Standalone:
             return values
 
         begin = time.perf_counter()
-        with _patched(pipeline) if enabled else nullcontext():
+        with _patched(pipeline, unet) if enabled else nullcontext():
             image = pipeline(
                 PROMPT,
                 num_inference_steps=steps,
@@ -107,10 +135,27 @@ class Standalone:
         return self._pipeline
 
 
-def _patched(pipeline: Any) -> AbstractContextManager[Any]:
+def _patched(pipeline: Any, unet: bool) -> AbstractContextManager[Any]:
     from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
-    return patched(pipeline, wait=True)
+    return patched(pipeline, unet=unet, wait=True)
+
+
+def _check_blocks(device: torch.device) -> None:
+    """Raises ValueError where our kernels cannot compute a UNet's blocks."""
+    why = engine.usable(device, LINEAR)
+    if why:
+        raise ValueError(why[0])
+
+
+@contextmanager
+def _ours(unet: Any, device: torch.device) -> Iterator[None]:
+    _check_blocks(device)
+    taken = take_over(unet, DEFAULT.of_part("UNet").patiently())
+    try:
+        yield
+    finally:
+        taken.give_back()
 
 
 def _peak_mib(device: torch.device) -> float:

@@ -1,4 +1,6 @@
-"""Whole images by the host: the same prompt, seed and sampler with the extension off and on."""
+"""Whole images by the host: the same prompt, seed and sampler with the extension off, on, and on
+with the UNet's blocks ours, too.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,22 @@ from lib_rocm_sd.speedtest.presets import sizes
 from lib_rocm_sd.speedtest.result import SpeedRow
 from lib_rocm_sd.speedtest.side import Cancelled, Picture
 
-OFF, ON = "extension off", "extension on"
+OFF, ON, UNET = "extension off", "extension on", "extension on, UNet"
+METHODS = (OFF, ON, UNET)
 WARM_UP_STEPS = 2
 AMPLIFIED = 16
 """The difference picture's."""
 
 
 def rows(job: Job) -> Iterator[SpeedRow]:
-    """Per size, off and on: a row in s per image and one in steps per second. Raises Cancelled."""
+    """Per size and method: a row in s per image and one in steps per second. Raises Cancelled."""
     wanted = sizes(job.request, job.device)
     shares = Shares(job.effort.parts_s["image"], len(wanted))
     for size in wanted:
         taken = _Taken(job, size, shares.next_s(), shares)
         taken.warm_up()
         taken.measure()
-        shot = taken.shot()
-        if shot is not None:
-            job.shots.append(shot)
+        job.shots += taken.shots()
         yield from taken.rows()
 
 
@@ -45,19 +46,19 @@ class _Taken:
         self.shares = shares
         self.share_s = share_s
         self.reasons: dict[str, str] = {}
-        self.pictures: dict[str, list[Picture]] = {OFF: [], ON: []}
+        self.pictures: dict[str, list[Picture]] = {method: [] for method in METHODS}
         self.made = 0
 
     def warm_up(self) -> None:
         """One each, of few steps."""
-        for method in (OFF, ON):
+        for method in METHODS:
             self._make(method, min(WARM_UP_STEPS, self.steps), "warming up")
 
     def measure(self) -> None:
         """In turns, each first as often, until the size's share of time is over."""
         most = self.job.effort.pictures
         for turn in range(most):
-            order = (OFF, ON) if turn % 2 == 0 else (ON, OFF)
+            order = METHODS if turn % 2 == 0 else METHODS[::-1]
             for method in order:
                 picture = self._make(method, self.steps, f"{turn + 1} of {most}")
                 if picture is not None:
@@ -70,7 +71,7 @@ class _Taken:
         if method in self.reasons:
             return None
         job, done = self.job, self.made
-        all_of_them = 2 * (1 + job.effort.pictures)
+        all_of_them = len(METHODS) * (1 + job.effort.pictures)
         before = max(self.shares.rows - self.shares.left - 1, 0)
 
         def progress(fraction: float) -> None:
@@ -81,7 +82,8 @@ class _Taken:
         self.made += 1
         try:
             job.guard().check()
-            return job.side.image(steps, self.size, method == ON, progress, job.cancelled)
+            asked = (steps, self.size, method != OFF, progress, job.cancelled)
+            return job.side.image(*asked, unet=method == UNET)
         except Cancelled:
             raise
         except FAILED as failure:
@@ -91,9 +93,9 @@ class _Taken:
             job.clean()
 
     def rows(self) -> list[SpeedRow]:
-        """Of both methods, also where there is nothing but a reason."""
+        """Of all methods, also where there is nothing but a reason."""
         found = []
-        for method in (OFF, ON):
+        for method in METHODS:
             row = SpeedRow("image", self.case, method, "s", reason=self.reasons.get(method, ""))
             pictures = self.pictures[method]
             if row.reason or not pictures:
@@ -107,17 +109,23 @@ class _Taken:
                 found.append(_with(replace(row, unit="it/s"), speeds))
         return found
 
-    def shot(self) -> Shot | None:
-        """The last two, and their difference. None where one is missing."""
-        off, on = self.pictures[OFF], self.pictures[ON]
-        if not off or not on or self.reasons:
+    def shots(self) -> list[Shot]:
+        """The last ones with the extension on, each beside the last one with it off."""
+        cases = {ON: self.case, UNET: f"{self.case}, UNet"}
+        found = [self._shot(method, case) for method, case in cases.items()]
+        return [shot for shot in found if shot is not None]
+
+    def _shot(self, method: str, case: str) -> Shot | None:
+        """None where one of the two is missing."""
+        off, on = self.pictures[OFF], self.pictures[method]
+        if not off or not on or self.reasons.keys() & {OFF, method}:
             return None
         try:
             picture, largest, mean = difference(off[-1].image, on[-1].image)
         except ValueError as error:
-            self.reasons[ON] = str(error)
+            self.reasons[method] = str(error)
             return None
-        return Shot(self.case, off[-1], on[-1], picture, largest, mean)
+        return Shot(case, off[-1], on[-1], picture, largest, mean)
 
 
 def _with(row: SpeedRow, values: Sequence[float]) -> SpeedRow:

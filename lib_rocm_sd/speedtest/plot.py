@@ -15,6 +15,7 @@ __all__ = ["SLIM", "WIDE", "bars", "history", "number"]
 TITLES = {
     "attention": "Attention, ms a call: less is better",
     "vae": "VAE, ms a picture: less is better",
+    "step": "Denoising step, ms: less is better",
     "image": "Whole images, s an image: less is better",
 }
 HISTORY_HEIGHT, HISTORY_TOP, MOST_LINES = 220, 44, 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.speedtest.request import Request
+from lib_rocm_sd.speedtest.request import WHAT, Request
 
 GPU_SIZES = {"quick": (512,), "standard": (512, 1024)}
 CPU_SIZES = {"quick": (64,), "standard": (64, 128)}
@@ -18,7 +18,7 @@ class Effort:
     """`parts_s`: about how long each part takes on a GPU. `runs`: most timed calls of a row.
 
     `limit_s`: a row that takes longer is given up; a first run may search for convolutions for a
-    minute. `pictures`: timed with the extension off, and on. `steps` of a picture.
+    minute. `pictures`: timed of each method. `steps` of a picture.
     """
 
     parts_s: dict[str, float]
@@ -28,15 +28,19 @@ class Effort:
     steps: int
 
 
+def _parts(*seconds: float) -> dict[str, float]:
+    return dict(zip(WHAT, seconds, strict=True))
+
+
 EFFORTS = {
-    "quick": Effort({"attention": 7.0, "vae": 7.0, "image": 16.0}, 20, 90.0, 2, 8),
-    "standard": Effort({"attention": 50.0, "vae": 45.0, "image": 85.0}, 50, 120.0, 5, 20),
-    "custom": Effort({"attention": 50.0, "vae": 60.0, "image": 120.0}, 50, 180.0, 3, 20),
+    "quick": Effort(_parts(6.0, 6.0, 4.0, 18.0), 20, 90.0, 2, 8),
+    "standard": Effort(_parts(45.0, 40.0, 15.0, 95.0), 50, 120.0, 5, 20),
+    "custom": Effort(_parts(50.0, 60.0, 20.0, 150.0), 50, 180.0, 3, 20),
 }
 CPU_EFFORTS = {
-    "quick": Effort({"attention": 0.5, "vae": 0.5, "image": 2.0}, 5, 10.0, 1, 2),
-    "standard": Effort({"attention": 3.0, "vae": 3.0, "image": 10.0}, 20, 30.0, 3, 8),
-    "custom": Effort({"attention": 3.0, "vae": 3.0, "image": 10.0}, 5, 30.0, 1, 4),
+    "quick": Effort(_parts(0.5, 0.5, 0.5, 2.0), 5, 10.0, 1, 2),
+    "standard": Effort(_parts(3.0, 3.0, 3.0, 10.0), 20, 30.0, 3, 8),
+    "custom": Effort(_parts(3.0, 3.0, 3.0, 10.0), 5, 30.0, 1, 4),
 }
 
 

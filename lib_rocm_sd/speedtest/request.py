@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WHAT = ("attention", "vae", "image")
+WHAT = ("attention", "vae", "step", "image")
 PRESETS = ("quick", "standard", "custom")
 LEAST_SIZE, MOST_SIZE, STEP = 64, 8192, 8
 MOST_SIZES = 8

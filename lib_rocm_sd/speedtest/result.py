@@ -315,6 +315,6 @@ def ours(rows: Sequence[SpeedRow], test: str) -> list[SpeedRow]:
     return [row for row in rows if row.test == test and row.method == OURS[test] and not row.reason]
 
 
-OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "image": "extension on"}
+OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "step": "rocm_sd", "image": "extension on"}
 """Our method's name in each test."""
 FIELDS = tuple(item.name for item in fields(SpeedRow))

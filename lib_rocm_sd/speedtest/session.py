@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.selftest import describe
-from lib_rocm_sd.speedtest import attention, image, vae
+from lib_rocm_sd.speedtest import attention, image, step, vae
 from lib_rocm_sd.speedtest.guard import FAILED, clean
 from lib_rocm_sd.speedtest.job import Job, Part, Shot
 from lib_rocm_sd.speedtest.machine import machine
@@ -26,7 +26,12 @@ STATES = ("idle", "running", "done", "cancelled", "failed")
 RESULTS_KEPT = 20
 RUNNING = "a speed test is running"
 
-PARTS: dict[str, Part] = {"attention": attention.rows, "vae": vae.rows, "image": image.rows}
+PARTS: dict[str, Part] = {
+    "attention": attention.rows,
+    "vae": vae.rows,
+    "step": step.rows,
+    "image": image.rows,
+}
 
 
 @dataclass(frozen=True)

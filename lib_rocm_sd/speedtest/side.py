@@ -42,6 +42,22 @@ class Picture:
     peak_mib: float
 
 
+@dataclass(frozen=True)
+class Denoiser:
+    """A host's UNet. `call(*args, **kwargs)` is a step, with what `arguments(size)` gives for two
+    latents of size x size pixels. Within `theirs()` nothing of this extension works. Within
+    `ours()` the UNet's blocks are ours, or entering it raises ValueError with a reason. `dtype`: of
+    the latents, such as "float16". `note`: what else is to be known of the steps.
+    """
+
+    call: Callable[..., Any]
+    arguments: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+    theirs: Callable[[], AbstractContextManager[Any]]
+    ours: Callable[[], AbstractContextManager[Any]]
+    dtype: str
+    note: str = ""
+
+
 class HostSide(Protocol):
     """The program around a speed test. All but `busy` is called in the test's own thread."""
 
@@ -74,6 +90,10 @@ class HostSide(Protocol):
         """The host's decoder module on `device`, or None. Raises ValueError with a reason."""
         ...
 
+    def unet(self) -> Denoiser | None:
+        """The host's UNet, on `device`. Raises ValueError with a reason."""
+        ...
+
     def image(
         self,
         steps: int,
@@ -81,8 +101,10 @@ class HostSide(Protocol):
         enabled: bool,
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
+        unet: bool = False,
     ) -> Picture:
-        """PROMPT with SEED at size x size pixels, with this extension on or off.
+        """PROMPT with SEED at size x size pixels, with this extension on or off, and where it is on
+        with the UNet's blocks ours or not.
 
         `progress` is told 0 to 1. Raises Cancelled soon after `cancelled()` is true, ValueError
         with a reason ("no checkpoint is loaded"); "out of memory" is passed on.

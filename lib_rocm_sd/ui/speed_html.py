@@ -17,7 +17,12 @@ from lib_rocm_sd.speedtest.image import AMPLIFIED
 from lib_rocm_sd.speedtest.request import WHAT
 from lib_rocm_sd.speedtest.result import OURS, Document, History, SpeedRow
 
-TITLES = {"attention": "Attention", "vae": "VAE decode", "image": "Whole image"}
+TITLES = {
+    "attention": "Attention",
+    "vae": "VAE decode",
+    "step": "Denoising step",
+    "image": "Whole image",
+}
 HEAD = ("Method", "Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
 MOST_SKIPPED = 5
 """So many files that were left out of the history are named."""

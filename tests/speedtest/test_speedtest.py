@@ -53,9 +53,9 @@ def test_everything_without_a_webui(session: SpeedSession, tmp_path: Path) -> No
     assert session.progress().state == "done", session.progress()
     assert session.progress().fraction == 1.0
     rows = {(row["test"], row["case"], row["method"], row["unit"]): row for row in found["rows"]}
-    assert {test for test, *_ in rows} == {"attention", "vae", "image"}
+    assert {test for test, *_ in rows} == {"attention", "vae", "step", "image"}
     for (test, case, method, _), row in rows.items():
-        if method == "rocm_sd":
+        if method in ("rocm_sd", "extension on, UNet"):
             assert row["reason"] == "no GPU: this is the CPU"
             continue
         assert not row["reason"] and 0 < row["p10"] <= row["median"] <= row["p90"], case
@@ -192,18 +192,19 @@ def test_images_off_and_on(session: SpeedSession, tmp_path: Path) -> None:
     side = Side(tmp_path)
     found = run(session, Request(("image",), "custom", (64, 72)), side)
     steps = presets.CPU_EFFORTS["custom"].steps
-    assert side.images[:4] == [(2, 64, False), (2, 64, True), (steps, 64, False), (steps, 64, True)]
+    methods = [(False, False), (True, False), (True, True)]
+    assert side.images[:6] == [(n, 64, *method) for n in (2, steps) for method in methods]
     seconds = {r["method"]: r["median"] for r in found["rows"] if r["unit"] == "s"}
-    assert seconds == {"extension off": 4.0, "extension on": 2.0}
+    assert seconds == {"extension off": 4.0, "extension on": 2.0, "extension on, UNet": 1.0}
     assert {r["median"] for r in found["rows"] if r["unit"] == "it/s"} == {5.0}
-    assert [(p["largest"], p["mean"]) for p in found["pictures"]] == [(3, 1.0)] * 2
+    assert [(p["largest"], p["mean"]) for p in found["pictures"]] == [(3, 1.0)] * 4
     shots = session.shots(found["id"])
     assert [shot.case for shot in shots] == [pair["case"] for pair in found["pictures"]]
     assert shots[0].difference.getpixel((0, 0)) == (0, 0, 48)
     assert session.shots("000000000000") == ()
     for png in tmp_path.glob("*.png"):
         assert b"secret" not in png.read_bytes()
-    assert len(list(tmp_path.glob("*.png"))) == 6
+    assert len(list(tmp_path.glob("*.png"))) == 12
 
 
 def test_out_of_memory_with_the_extension_on(session: SpeedSession) -> None:
@@ -218,7 +219,7 @@ def test_out_of_memory_with_the_extension_on(session: SpeedSession) -> None:
     reasons = {(r["case"][:3], r["method"]): r["reason"] for r in found["rows"]}
     assert reasons["128", "extension on"] == "out of memory at 128x128"
     assert reasons["128", "extension off"] == reasons["64x", "extension on"] == ""
-    assert len(found["pictures"]) == 1 and found["complete"]
+    assert len(found["pictures"]) == 2 and found["complete"]
 
 
 def test_no_checkpoint(session: SpeedSession) -> None:

@@ -163,7 +163,7 @@ def test_plots_are_svg_and_escaped() -> None:
     made = document()
     made.rows.append(SpeedRow("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
     found = plot.bars(made)
-    assert set(found) == {"attention", "vae", "image"}
+    assert set(found) == {"attention", "vae", "step", "image"}
     for svg in (*found.values(), plot.history([made, document(times=0.5)])):
         ElementTree.fromstring(svg)
         assert "<script" not in svg and "currentColor" in svg
@@ -174,7 +174,7 @@ def test_history_is_in_percent_of_the_first() -> None:
     svg = plot.history([document(), document(times=0.5), document(times=3.0)])
     assert "vae, decode 512x512: 300 % now" in svg
     assert plot.history([document()]) == plot.history([]) == ""
-    assert svg.count("<circle") == 9
+    assert svg.count("<circle") == 12
 
 
 @pytest.mark.parametrize(

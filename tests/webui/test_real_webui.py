@@ -32,8 +32,6 @@ OWN = {
         "ldm/models/diffusion/ddpm.py::LatentDiffusion.family",
         "ldm/modules/diffusionmodules/model.py::Normalize",
         "ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
-        "ldm/modules/diffusionmodules/openaimodel.py::UNetModel.conv_in",
-        "ldm/modules/diffusionmodules/openaimodel.py::UNetModel.transformer_blocks",
         "modules/hypernetworks/hypernetwork.py::Hypernetwork.__init__",
         "modules/models/sd3/sd3_impls.py::AttnBlock.__init__",
         "modules/models/sd3/sd3_impls.py::Downsample.__init__",

@@ -108,10 +108,10 @@ def _figures(
     def step() -> Any:
         return runner.call(*args, **kwargs)[0]
 
-    row = replace(row, prepare_s=_wall_ms(step, device) / 1000)
+    row = replace(row, prepare_s=wall_ms(step, device) / 1000)
     if not way.slow:
         other, more = unet.arguments(case.width, case.height + 8 * FACTOR)
-        fresh = [_wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
+        fresh = [wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
         row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
     clean(device)
     row = replace(row, kept_mib=(_allocated(device) - before) / 2**20)
@@ -119,8 +119,8 @@ def _figures(
     row = replace(row, told=tuple(runner.told()))
     if row.reason:
         return row
-    count = 1 if _wall_ms(step, device) > LONG_MS else STEPS
-    times = sorted(_wall_ms(step, device, count) for _ in range(runs if count > 1 else 2))
+    count = 1 if wall_ms(step, device) > LONG_MS else STEPS
+    times = sorted(wall_ms(step, device, count) for _ in range(runs if count > 1 else 2))
     row = replace(row, submit_ms=_submit_ms(step, device, runs), peak_mib=_peak_mib(step, device))
     gpu_ms, launches = _device_work(step, device)
     return replace(
@@ -145,7 +145,7 @@ def _compared(row: UnetRow, output: torch.Tensor, right: torch.Tensor | None) ->
     return replace(row, error=largest, rms=rms)
 
 
-def _wall_ms(step: Any, device: torch.device, count: int = 1) -> float:
+def wall_ms(step: Any, device: torch.device, count: int = 1) -> float:
     """Of one of `count` steps, the device idle before and after."""
     _wait(device)
     begin = time.perf_counter()

@@ -38,7 +38,7 @@ class Method:
         layer.heads, layer.dim_head, layer.scale = heads, head_dim, head_dim**-0.5
         layer.to_q.value, layer.to_k.value, layer.to_v.value = (t.flatten(2) for t in (q, k, v))
         try:
-            with _autocast():
+            with autocast():
                 out: torch.Tensor = self._forward(layer)(layer, layer.to_q.value, layer.to_k.value)
         finally:
             layer.to_q.value = layer.to_k.value = layer.to_v.value = None
@@ -86,7 +86,7 @@ def _layer(kind: type, projections: tuple[str, ...]) -> Any:
     return made.eval()
 
 
-def _autocast() -> AbstractContextManager[Any]:
+def autocast() -> AbstractContextManager[Any]:
     """As around the WebUI's UNet."""
     devices: Any = host.module("modules.devices")
     if devices is None or getattr(devices, "unet_needs_upcast", False):

@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import host, trials
+from lib_rocm_sd.hosts.a1111 import denoiser, host, trials
 from lib_rocm_sd.hosts.a1111 import (
     script as a1111_script,
 )
@@ -31,13 +32,25 @@ from lib_rocm_sd.hosts.a1111 import (
     state as a1111_state,
 )
 from lib_rocm_sd.hosts.a1111 import (
+    unet as a1111_unet,
+)
+from lib_rocm_sd.hosts.a1111 import (
     vae as a1111_vae,
 )
 from lib_rocm_sd.hosts.a1111.method import Method
 from lib_rocm_sd.hosts.a1111.steps import Steps
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.speedtest.session import session
-from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Busy, Cancelled, Picture
+from lib_rocm_sd.speedtest.side import (
+    PROMPT,
+    SEED,
+    Attention,
+    Busy,
+    Cancelled,
+    Denoiser,
+    Picture,
+)
+from lib_rocm_sd.ui.options import Options
 
 JOB = "rocm_sd speed test"
 FOLDER = "rocm-sd-speed-test"
@@ -86,6 +99,7 @@ class WebUI:
             yield
         finally:
             try:
+                a1111_unet.session.end()
                 self._move_back()
                 _call(state, "end")
             finally:
@@ -113,12 +127,29 @@ class WebUI:
         decoder = getattr(getattr(model, "first_stage_model", None), "decoder", None)
         if not isinstance(decoder, nn.Module):
             return None
-        at = next(decoder.parameters()).device
+        self._move_here(decoder)
+        return decoder
+
+    def unet(self) -> Denoiser | None:
+        """As the VAE; with --lowvram the WebUI moves its parts itself."""
+        self._move_back()
+        model = host.loaded_model()
+        if model is None:
+            raise ValueError(NO_CHECKPOINT)
+        unet = a1111_unet.unet_of(model)
+        why = a1111_unet.obstacle(unet)
+        if unet is None or why:
+            raise ValueError(why)
+        if not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
+            self._move_here(unet)
+        return denoiser.denoiser(unet, self.device)
+
+    def _move_here(self, module: nn.Module) -> None:
+        at = next(module.parameters()).device
         if at.type != self.device.type:
             _call(host.module("modules.lowvram"), "send_everything_to_cpu")
-            decoder.to(self.device)
-            self._moved.append((decoder, at))
-        return decoder
+            module.to(self.device)
+            self._moved.append((module, at))
 
     def image(
         self,
@@ -127,6 +158,7 @@ class WebUI:
         enabled: bool,
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
+        unet: bool = False,
     ) -> Picture:
         """By the loaded checkpoint. ValueError where the extension on would change nothing."""
         self._move_back()
@@ -138,7 +170,7 @@ class WebUI:
         p = _processing(model, steps, size)
         counted = Steps(model, steps, self.device, progress, cancelled)
         try:
-            with _last_prompt_kept(), _switched(p, enabled), counted:
+            with _last_prompt_kept(), _switched(p, enabled, unet), counted:
                 image, seconds = _made(p)
         except (Cancelled, RuntimeError, MemoryError, ValueError):
             raise
@@ -227,13 +259,18 @@ def _made(p: Any) -> tuple[Any, float]:
 
 
 @contextmanager
-def _switched(p: Any, enabled: bool) -> Iterator[None]:
-    """Within this, the extension is on or off, as by Enable in the accordion."""
+def _switched(p: Any, enabled: bool, unet: bool) -> Iterator[None]:
+    """Within this, the extension is on or off, as by Enable in the accordion, and so are the UNet's
+    blocks; ValueError where these cannot be on.
+    """
     script = a1111_script.RocmSdScript()
-    arguments = (enabled, a1111_session.current().level)
+    asked = Options(enabled, a1111_session.current().level, unet="Auto" if unet else "Off")
+    arguments = astuple(asked)
     try:
         script.before_process(p, *arguments)
         script.process(p, *arguments)
+        if unet:
+            denoiser.check(asked)
         yield
     finally:
         script.postprocess(p, None, *arguments)

@@ -1,0 +1,115 @@
+"""The UNet of the loaded checkpoint, called alone as a sampler calls it, for the speed test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.hosts.a1111 import host, state, unet
+from lib_rocm_sd.hosts.a1111 import session as a1111_session
+from lib_rocm_sd.hosts.a1111.method import autocast
+from lib_rocm_sd.speedtest.side import Denoiser
+from lib_rocm_sd.ui.options import Options
+
+BATCH, TOKENS, FACTOR = 2, 77, 8
+"""The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
+    """ValueError with a reason where it is not known how to call `model`."""
+    dtype = _dtype(model)
+
+    def arguments(size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return _arguments(model, device, dtype, size)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            return model(*args, **kwargs)
+
+    arguments(FACTOR)
+    return Denoiser(call, arguments, _theirs, ours, str(dtype).removeprefix("torch."))
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """Of the latents: that of the weights, or what the WebUI computes in where these are narrow."""
+    dtype = next(model.parameters()).dtype
+    if dtype in (torch.float32, *HALVES):
+        return dtype
+    found = host.attribute("modules.devices", "dtype_unet")
+    return found if isinstance(found, torch.dtype) else torch.float16
+
+
+def _arguments(
+    model: Any, device: torch.device, dtype: torch.dtype, size: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of a step, from a seed: latents, times, text, and what SDXL knows of the picture."""
+    generator = torch.Generator("cpu").manual_seed(size)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    named = dict(model.named_modules())
+    cross = next((m for name, m in named.items() if name.endswith("attn2")), None)
+    if first is None or cross is None:
+        raise ValueError("it is not known how this checkpoint's UNet is called")
+    side = -(-size // FACTOR)
+    times = torch.full((BATCH,), 501.0, device=device, dtype=dtype)
+    text = draw(BATCH, TOKENS, _width_of(cross))
+    more: dict[str, Any] = {}
+    if getattr(model, "num_classes", None) is not None:
+        label = next((m for m in model.label_emb.modules() if isinstance(m, nn.Linear)), None)
+        if label is None:
+            raise ValueError("it is not known which labels this checkpoint's UNet wants")
+        more["y"] = draw(BATCH, label.in_features)
+    return (draw(BATCH, first.in_channels, side, side), times), {"context": text, **more}
+
+
+def _width_of(cross: Any) -> int:
+    """Of the text that this attention reads."""
+    width = getattr(getattr(cross, "to_k", None), "in_features", None)
+    if isinstance(width, int):
+        return width
+    raise ValueError("it is not known which text this checkpoint's UNet reads")
+
+
+@contextmanager
+def _theirs() -> Iterator[None]:
+    """Within this, the WebUI's own code computes all of a step."""
+    optimizer = state.optimizer()
+    aside: Callable[[bool], None] = getattr(optimizer, "step_aside", lambda aside: None)
+    before = getattr(optimizer, "aside", False)
+    unet.session.end()
+    aside(True)
+    try:
+        yield
+    finally:
+        aside(before)
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
+    asked = Options(level=a1111_session.current().level, unet="Auto")
+    unet.session.begin()
+    unet.session.establish(asked)
+    try:
+        check(asked)
+        yield
+    finally:
+        unet.session.end()
+
+
+def check(asked: Options) -> None:
+    """Raises ValueError with a reason where no block is ours, though `asked` for."""
+    rows = unet.session.look()
+    if unet.counted(rows)[0]:
+        return
+    left = [unet.explained(why) for row in rows for why in row.left]
+    why = [*unet.why_not(asked), *left, "it has no block that is known"]
+    raise ValueError(f"the UNet's blocks are not ours: {why[0]}")
