@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.abc
 import importlib.machinery
 import json
@@ -194,10 +195,20 @@ CONFIGS = {
 }
 
 
-def write_checkpoint(folder: Path, family: str, seed: int) -> Path:
+def config_of(family: str, whole: bool) -> dict[str, Any]:
+    """`whole`: the UNet has a second level, so that it goes down and up."""
+    config: dict[str, Any] = copy.deepcopy(CONFIGS[family])
+    parts = {"ldm": "unet_config", "sgm": "network_config"}
+    if whole:
+        config["params"][parts[family]]["params"]["channel_mult"] = [1, 2]
+    return config
+
+
+def write_checkpoint(folder: Path, family: str, seed: int, whole: bool = False) -> Path:
     """model-<seed>.safetensors with its config beside it, from random weights."""
+    config = config_of(family, whole)
     instantiate = sys.modules[f"{family}.util"].instantiate_from_config  # type: ignore[attr-defined]
-    model = instantiate(CONFIGS[family])
+    model = instantiate(config)
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for name, parameter in model.named_parameters():
@@ -208,5 +219,5 @@ def write_checkpoint(folder: Path, family: str, seed: int) -> Path:
         state[name] = values * 0.2 if name.endswith("decoder.conv_out.weight") else values
     path = folder / f"model-{seed}.safetensors"
     save_file(state, path)
-    path.with_suffix(".yaml").write_text(json.dumps({"model": CONFIGS[family]}), encoding="utf-8")
+    path.with_suffix(".yaml").write_text(json.dumps({"model": config}), encoding="utf-8")
     return path

@@ -65,11 +65,12 @@ class RealWebUI(WebUI):
         self.initialize.imports()
         self._record_errors()
         self.devices.dtype_vae = dtype
-        made = self.data.parents[1] / f"checkpoints-{family}"  # once for all tests
+        kind = f"{family}-whole" if whole else family
+        made = self.data.parents[1] / f"checkpoints-{kind}"  # once for all tests
         if not made.is_dir():
             made.mkdir()
             for seed in (0, 3, 5, 7):
-                real_parts.write_checkpoint(made, family, seed)
+                real_parts.write_checkpoint(made, family, seed, whole)
         folder = self.data / "models" / "Stable-diffusion"
         folder.parent.mkdir(exist_ok=True)
         folder.symlink_to(made, target_is_directory=True)
