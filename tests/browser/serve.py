@@ -57,7 +57,7 @@ class Server:
         if with_gpu:
             torch.cuda.is_available = lambda: True  # the WebUI's priorities hang on it
             gpu = FakeGpu()
-            gpu.convs = True
+            gpu.convs = gpu.linears = True
             gpu.install(Path(self.data) / "extensions" / "rocm-sd")
         from modules import call_queue
 
@@ -66,6 +66,7 @@ class Server:
             devices,
             initialize,
             script_callbacks,
+            sd_models,
             shared,
             ui_gradio_extensions,
             ui_page,
@@ -75,6 +76,7 @@ class Server:
         self.initialize, self.page = initialize, ui_page
         self.extensions = ui_gradio_extensions
         devices.dtype_unet = devices.dtype_vae = torch.float16  # what the VAE's kernels take
+        sd_models.loaded["whole"] = True  # a UNet of all kinds of blocks
         initialize.initialize()
         self.app: Any = None
 

@@ -75,6 +75,24 @@ def test_a_generation_takes_the_values_and_renews_the_table(visit: Open) -> None
     assert "attention: rocm_sd" not in page.generate()
 
 
+def test_the_unets_blocks_are_counted(visit: Open) -> None:
+    page = visit()
+    page.open_accordion()
+    page.choose("unet", "Auto")
+    page.wait_for_title("UNet")
+    assert 'ROCm SD UNet: "Auto, 17 of 17 blocks' in page.generate()
+    status = page.ours("status")
+    page.wait_for_text(status, "UNet, residual blocks\\s+7 of 7 are ours")
+    page.choose("unet", "Off")
+    page.wait_for_text(status, "UNet blocks\\s+the WebUI's own code\\s+UNet is Off")
+    info = (
+        'a red circle\nSteps: 3, ROCm SD: "Auto, attention: rocm_sd", ROCm SD UNet: "Auto, 3 of 3"'
+    )
+    page.page.locator("#txt2img_prompt textarea").fill(info)
+    page.page.locator("#txt2img_paste").click()
+    page.wait_for_text(status, "UNet, residual blocks")
+
+
 def test_an_infotext_is_pasted(visit: Open) -> None:
     page = visit()
     page.open_accordion()

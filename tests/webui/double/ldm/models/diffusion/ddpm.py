@@ -49,6 +49,9 @@ class LatentDiffusion(nn.Module):
                 scale = 0.35 if parameter.dim() > 1 else 0.1
                 values = torch.randn(parameter.shape, generator=generator) * scale
                 is_gain = "first_stage" in name and "norm" in name and name.endswith("weight")
+                if whole and name.startswith("model."):  # deeper: neither overflows nor vanishes
+                    values *= 1 if parameter.dim() == 1 else parameter[0].numel() ** -0.5 / scale
+                    is_gain = parameter.dim() == 1 and name.endswith("weight")
                 parameter.copy_(values + 1 if is_gain else values)
             self.first_stage_model.decoder.conv_out.weight *= 0.2
         for parameter in self.first_stage_model.parameters():
