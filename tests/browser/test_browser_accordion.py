@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from tests.browser.conftest import Open
 from tests.browser.pages import Visit
 
@@ -75,7 +78,7 @@ def test_a_generation_takes_the_values_and_renews_the_table(visit: Open) -> None
     assert "attention: rocm_sd" not in page.generate()
 
 
-def test_the_unets_blocks_are_counted(visit: Open) -> None:
+def test_the_unets_blocks_are_counted(visit: Open, artefact: Callable[[str], Path]) -> None:
     page = visit()
     page.open_accordion()
     page.choose("unet", "Auto")
@@ -83,12 +86,11 @@ def test_the_unets_blocks_are_counted(visit: Open) -> None:
     assert 'ROCm SD UNet: "Auto, 17 of 17 blocks' in page.generate()
     status = page.ours("status")
     page.wait_for_text(status, "UNet, residual blocks\\s+7 of 7 are ours")
+    page.page.screenshot(path=artefact("accordion-unet"), full_page=True, animations="disabled")
     page.choose("unet", "Off")
     page.wait_for_text(status, "UNet blocks\\s+the WebUI's own code\\s+UNet is Off")
-    info = (
-        'a red circle\nSteps: 3, ROCm SD: "Auto, attention: rocm_sd", ROCm SD UNet: "Auto, 3 of 3"'
-    )
-    page.page.locator("#txt2img_prompt textarea").fill(info)
+    prompt = page.page.locator("#txt2img_prompt textarea")
+    prompt.fill('a red circle\nSteps: 3, ROCm SD: "Auto", ROCm SD UNet: "Auto, 3 of 3 blocks"')
     page.page.locator("#txt2img_paste").click()
     page.wait_for_text(status, "UNet, residual blocks")
 
