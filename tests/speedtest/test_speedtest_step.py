@@ -56,7 +56,7 @@ class Unet:
 
 def rows(unet: Unet | None, request: Request = STEP) -> list[dict[str, Any]]:
     session, side = SpeedSession(), Side()
-    side.denoiser = unet and unet.denoiser
+    side.denoiser = None if unet is None else unet.denoiser
     ident = session.start(request, side)
     assert session.wait(WAIT_S)
     found = session.result(ident)

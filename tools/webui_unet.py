@@ -1,0 +1,192 @@
+"""A real WebUI's speed with the UNet's blocks ours and not, and what Off leaves of it.
+
+python -m tools.webui_unet [--cases CASE,...] [--steps N] [--pictures N] [--no-bare] [--out FOLDER]
+                           LAUNCHER [FLAG ...]
+
+LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
+it (--ckpt MODEL). CASE: pixels a side, "x4" for a batch of four: 512,512x4,1024. First the WebUI
+runs without this extension, then with it: Enable off, UNet Off and Auto, by each level that is
+expected to be fast; Enable off last, once more. Each picture of Off has to be the first WebUI's.
+
+Prints a table, and writes FOLDER/webui-unet.json with what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tools.webui_process import started
+from tools.webui_trials import PICTURE, READY, ROOT, SCRIPT, Client, Pixels
+
+BARE, OFF, OFF_AGAIN = "not installed", "Enable off", "Enable off again"
+WAYS: dict[str, list[Any]] = {
+    OFF: [False],
+    "UNet Off": [True, "Auto", "Auto", 0, "Off"],
+    "UNet Auto": [True, "Auto", "Auto", 0, "Auto"],
+    "UNet Auto, Performance": [True, "Performance", "Auto", 0, "Auto"],
+    OFF_AGAIN: [False],
+}
+"""The script's arguments of each."""
+PLAN_LIMIT_S = 300.0
+HEAD = ("case", "way", "it/s", "picture, s", "peak MiB", "from Enable off", "infotext")
+
+
+class Painter(Client):
+    """Makes the pictures of one WebUI."""
+
+    def paint(self, case: str, steps: int, args: list[Any] | None) -> tuple[Pixels, str, float]:
+        """Pixels of all pictures, what the infotext says of us, seconds. `args`: None for none."""
+        side, _, batch = case.partition("x")
+        scripts = {} if args is None else {SCRIPT: {"args": args}}
+        asked = {"width": int(side), "height": int(side), "batch_size": int(batch or 1)}
+        begin = time.monotonic()
+        body = {**PICTURE, **asked, "steps": steps, "alwayson_scripts": scripts}
+        made = self.ask("sdapi/v1/txt2img", body)
+        seconds = time.monotonic() - begin
+        text = json.loads(made["info"])["infotexts"][0].split("\n")[-1]
+        images = (Image.open(io.BytesIO(base64.b64decode(image))) for image in made["images"])
+        pixels = np.stack([np.asarray(image.convert("RGB")) for image in images])
+        return pixels.astype(np.int16), text.partition("ROCm SD")[2], seconds
+
+    def measured(
+        self, case: str, steps: int, pictures: int, args: list[Any] | None
+    ) -> dict[str, Any]:
+        """The fastest of several pictures; one more goes before them."""
+        self.paint(case, steps, args)
+        self.ask("probe/take")
+        found: list[dict[str, Any]] = []
+        for _ in range(pictures):
+            pixels, said, seconds = self.paint(case, steps, args)
+            (sampled,) = self.ask("probe/take")
+            found.append(
+                {
+                    "it_s": steps / sampled["s"],
+                    "picture_s": seconds,
+                    "peak_mib": sampled["peak_mib"],
+                    "infotext": said,
+                    "pixels": pixels,
+                }
+            )
+        return max(found, key=lambda each: float(each["it_s"]))
+
+
+@contextmanager
+def webui(asked: argparse.Namespace, folder: Path, ours: bool) -> Iterator[Painter]:
+    """One that runs, with a data folder of its own, its console kept."""
+    extensions = folder / "extensions"
+    (extensions / "a_probe/scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "tools/webui_unet_probe.py", extensions / "a_probe/scripts")
+    if ours:
+        (extensions / "rocm-sd").symlink_to(ROOT, target_is_directory=True)
+    environment = {"SD_WEBUI_RESTARTING": "1", "ROCM_SD_CACHE_DIR": str(asked.cache or folder)}
+    flags = ["--api", "--nowebui", *asked.flags]
+    begin = time.monotonic()
+    launcher = Path(asked.launcher)
+    with started(sys.executable, launcher, folder, flags, environment, READY) as running:
+        try:
+            yield Painter(running, begin)
+        finally:
+            kept = Path(asked.out) / f"console-{folder.name}.txt"
+            kept.write_text(running.said, encoding="utf-8")
+
+
+def settle(painter: Painter, case: str) -> None:
+    """Until nothing is compiled or tried any more, with blocks that were called once."""
+    end = time.monotonic() + PLAN_LIMIT_S
+    while time.monotonic() < end:
+        painter.paint(case, 2, WAYS["UNet Auto"])
+        now = painter.status()
+        if not now["background"]["running"] and not now["trials"]["running"]:
+            return
+        time.sleep(1)
+
+
+class Table:
+    """What was found: printed as it comes, and kept."""
+
+    def __init__(self, out: Path) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {}
+        self.out = out
+        print(*HEAD, sep=" | ", flush=True)
+
+    def add(self, case: str, way: str, found: dict[str, Any], off: Pixels | None) -> None:
+        pixels = found.pop("pixels")
+        apart = None if off is None else int(abs(pixels - off).max())
+        self.rows.append({"case": case, "way": way, **found, "apart": apart})
+        shown = (found["it_s"], found["picture_s"], found["peak_mib"])
+        figures = [f"{value:.2f}" for value in shown]
+        print(case, way, *figures, apart, found["infotext"][:160], sep=" | ", flush=True)
+        self.keep()
+
+    def keep(self) -> None:
+        text = json.dumps({**self.facts, "rows": self.rows}, indent=1, ensure_ascii=False)
+        (self.out / "webui-unet.json").write_text(text + "\n", encoding="utf-8")
+
+
+def run(asked: argparse.Namespace, folder: Path, table: Table) -> bool:
+    """All cases; False if an Off was not what it is without this extension."""
+    cases, size = asked.cases.split(","), (asked.steps, asked.pictures)
+    bare: dict[str, Pixels] = {}
+    if not asked.no_bare:
+        with webui(asked, folder / "bare", ours=False) as painter:
+            for case in cases:
+                found = painter.measured(case, *size, None)
+                bare[case] = found["pixels"]
+                table.add(case, BARE, found, None)
+    same = True
+    with webui(asked, folder / "ours", ours=True) as painter:
+        settle(painter, cases[0])
+        for case in cases:
+            off = bare.get(case)
+            for way, args in WAYS.items():
+                found = painter.measured(case, *size, args)
+                off = found["pixels"] if off is None else off
+                if args == [False]:
+                    same &= np.array_equal(found["pixels"], off)
+                table.add(case, way, found, off)
+        now = painter.status()
+        table.facts = {
+            **{"device": now["device"]["name"], **now["versions"]},
+            **{"ours": now["version"], "blocks": now["unet"], "events": now["report"]["events"]},
+            **{"steps": asked.steps, "off is as without us": bool(same)},
+        }
+    table.keep()
+    return same
+
+
+def main(argv: list[str]) -> int:
+    """Measure. Returns 1 if an Off was not the WebUI's picture, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="512,512x4,1024")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pictures", type=int, default=3, help="of each way, after a first one")
+    parser.add_argument("--no-bare", action="store_true", help="not without this extension")
+    parser.add_argument("--cache", type=Path, help="a folder with kernels that are there already")
+    parser.add_argument("--out", default=".")
+    parser.add_argument("launcher")
+    parser.add_argument("flags", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(argv)
+    table = Table(Path(asked.out))
+    with tempfile.TemporaryDirectory() as folder:
+        same = run(asked, Path(folder), table)
+    print("Off is as without this extension." if same else "OFF IS NOT AS WITHOUT THIS EXTENSION.")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
