@@ -94,7 +94,8 @@ def to_markdown(document: Document) -> str:
 
 METHODS_SAID = (
     "Doggettx-like and sub-quadratic-like are our own re-implementations of these methods. Error: "
-    "largest difference from an exact computation, relative to the largest value."
+    "largest difference from an exact computation, of a denoising step from the one with the "
+    "extension off, relative to the largest value."
 )
 
 
