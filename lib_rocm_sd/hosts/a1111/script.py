@@ -109,17 +109,16 @@ def _note(p: Any, asked: Options) -> None:
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("VAE", "conv"), "left to the WebUI" if vae.turn.left else ""]
         written[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
-    said = asked.unet_infotext(_blocks())
+    ours, total = counted(unet.look())
     others = options.INFOTEXT_KEY in written or options.VAE_KEY in written
-    if asked.enable and unet.may_serve and (others or said != options.OFF):
-        written[options.UNET_KEY] = said
+    if asked.enable and unet.may_serve and (others or ours):
+        written[options.UNET_KEY] = asked.unet_infotext(_blocks(ours, total))
     for message in vae.news():
         p.comment(f"{host.NAME}: {message}")
 
 
-def _blocks() -> str:
+def _blocks(ours: int, total: int) -> str:
     """For instance '80 of 82 blocks, linear: rocm_sd, torch, conv: torch'."""
-    ours, total = counted(unet.look())
     if not ours:
         return "left to the WebUI"
     ran = [_ran("UNet", family) for family in ("linear", "conv")]

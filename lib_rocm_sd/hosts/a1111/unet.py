@@ -87,12 +87,14 @@ class UnetSession:
             self._hold(None)
 
     def look(self) -> tuple[KindReport, ...]:
-        """The blocks as they are now."""
+        """The blocks as they are now. Never raises."""
         with self._lock:
-            if self._taken is None or not self._taken.is_on:
-                self.rows = ()
-            else:
-                self.rows = tuple(self._in_truth(row) for row in self._taken.report())
+            try:
+                on = self._taken is not None and self._taken.is_on
+                found = self._taken.report() if on and self._taken is not None else []
+                self.rows = tuple(self._in_truth(row) for row in found)
+            except Exception as error:
+                self.rows, self.trouble = (), trouble.once(error)
             return self.rows
 
     def _hold(self, model: Any) -> None:

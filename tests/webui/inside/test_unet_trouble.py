@@ -136,6 +136,7 @@ def test_out_of_memory_is_the_webuis_to_see(start: Start, gpu: FakeGpu, monkeypa
 
 def test_a_take_over_that_fails(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     expected = begin(start).txt2img(steps=6)
+    gpu.convs = True  # else nothing of ours is in the infotext
     webui = begin(start, gpu)
     webui.shared.opts.set("cross_attention_optimization", "Doggettx")
     kind = webui.library("unet.takeover").UnetTakeover
