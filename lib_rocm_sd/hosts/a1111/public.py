@@ -21,7 +21,7 @@ from lib_rocm_sd.hosts.a1111.coder import float32_reason
 from lib_rocm_sd.hosts.a1111.unet import explained
 from lib_rocm_sd.hosts.a1111.unet import session as a1111_unet
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.speedtest.session import Progress, session
 
@@ -60,7 +60,7 @@ def status() -> dict[str, Any]:
             "chosen": getattr(host.current_optimizer(), "name", None),
         },
         "unet": {
-            **_usable(_never(info) or engine.known(device, LINEAR)),
+            **_usable(_never(info) or engine.known(device, LAYER_NORM)),
             "trouble": a1111_unet.trouble,
             "blocks": blocks(),
         },

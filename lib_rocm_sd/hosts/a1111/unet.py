@@ -21,7 +21,7 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings, state
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.unet_hook import WebUIHook
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ui.options import UNET_MODES, Options
 from lib_rocm_sd.unet.kinds import TITLES
 from lib_rocm_sd.unet.parts import Block
@@ -178,12 +178,14 @@ def obstacle(unet: nn.Module | None) -> str:
 
 
 def refusals() -> list[str]:
-    """Why our kernels cannot compute blocks here; compiles and tests at the first use."""
+    """Why our kernels cannot compute blocks here, by the one that each level launches in each of
+    them; compiles and tests at the first use.
+    """
     try:
         device = host.device()
         if not identify(device).reasons:
             host.say_once("checking the UNet's kernels; the first use of each compiles it")
-        return engine.usable(device, LINEAR)
+        return engine.usable(device, LAYER_NORM)
     except Exception as error:
         return [trouble.once(error)]
 
