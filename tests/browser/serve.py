@@ -57,7 +57,7 @@ class Server:
         if with_gpu:
             torch.cuda.is_available = lambda: True  # the WebUI's priorities hang on it
             gpu = FakeGpu()
-            gpu.convs = gpu.linears = True
+            gpu.convs = gpu.norms = True
             gpu.install(Path(self.data) / "extensions" / "rocm-sd")
         from modules import call_queue
 

@@ -222,17 +222,17 @@ class FakeGpu:
     """A GPU of ours that is the CPU: an engine whose kernel is a few lines of torch.
 
     `why_not` are the device's reasons, `wrong` makes the kernel fail its self-test, `floats` says
-    whether it takes float32, `convs` that it has convolutions, `linears` that it has linear layers
-    (they are torch's). Every kernel is
-    in the cache, but where `builder` says which are, and makes the others. Nothing is tried in a
-    child, but where `card` says what becomes of it (trial_help.py).
+    whether it takes float32, `convs` that it has convolutions, `norms` that it has layer norms
+    (they are torch's). Every kernel is in the cache, but where `builder` says which are, and makes
+    the others. Nothing is tried in a child, but where `card` says what becomes of it
+    (trial_help.py).
     """
 
     def __init__(self, why_not: tuple[str, ...] = ()) -> None:
         self.why_not = why_not
         self.wrong = False
         self.floats = True
-        self.convs = self.linears = False
+        self.convs = self.norms = False
         self.builder: Any = None
         self.card: Any = None
         self.seen: list[tuple[torch.Tensor, ...]] = []
@@ -269,10 +269,10 @@ class FakeGpu:
         usable = module.engine.usable
 
         def usable_here(asked: torch.device, op: Any = kinds.ATTENTION, *session: Any) -> list[str]:
-            if not op.name.startswith(("conv", "linear")):
+            if not op.name.startswith(("conv", "layer norm")):
                 return list(usable(asked, op, *session))
             pending = module.engine.pending(op.name)
-            there = self.convs if op.name.startswith("conv") else self.linears
+            there = self.convs if op.name.startswith("conv") else self.norms
             if there and pending:
                 return [pending]
             return [] if there else [*self.why_not, f"there is no {op.name}"]

@@ -164,7 +164,7 @@ def test_a_test_measures_ours_and_the_webuis_own(start: Start, gpu: FakeGpu) -> 
     assert "WebUI&#x27;s current (Doggettx)" in shown.content.results
     assert shown.can_run
     (blocks,) = {row["reason"] for row in method(document, "extension on, UNet")}
-    assert blocks == "the UNet's blocks are not ours: there is no linear"
+    assert blocks == "the UNet's blocks are not ours: there is no layer norm"
     assert shown.content.pictures.count("data:image/png;base64,") == 5
     assert "Doggettx" in shown.content.markdown
     assert webui.is_ours()

@@ -14,7 +14,7 @@ from test_speed_tab import Test, reasons
 @pytest.fixture
 def gpu() -> FakeGpu:
     made = FakeGpu()
-    made.convs = made.linears = True
+    made.convs = made.norms = True
     return made
 
 

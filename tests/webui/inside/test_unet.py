@@ -32,7 +32,7 @@ NEAR = 0.12
 @pytest.fixture
 def gpu() -> FakeGpu:
     made = FakeGpu()
-    made.linears = True
+    made.norms = True
     return made
 
 
@@ -73,7 +73,9 @@ def test_on_and_off(start: Start, gpu: FakeGpu, monkeypatch: Any, case: str) -> 
     made = fields.get("steps", 3) * fields.get("n_iter", 1)
     assert len(steps) == made + (2 if "enable_hr" in fields else 0)
     assert len(seen) == BLOCKS * len(steps)
-    assert f'ROCm SD UNet: "Auto, {BLOCKS} of {BLOCKS} blocks, linear: torch"' in on.info
+    assert (
+        f'ROCm SD UNet: "Auto, {BLOCKS} of {BLOCKS} blocks, linear: torch, conv: torch"' in on.info
+    )
     assert distance(on, attention_only) < NEAR
     assert not same(on, attention_only)
     assert ours(webui) == BLOCKS

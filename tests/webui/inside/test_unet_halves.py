@@ -23,7 +23,7 @@ far at the least.
 @pytest.fixture
 def gpu() -> FakeGpu:
     made = FakeGpu()
-    made.linears = True
+    made.norms = True
     return made
 
 

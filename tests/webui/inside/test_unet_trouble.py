@@ -28,7 +28,7 @@ from vae_help import HALF, distance, same
 @pytest.fixture
 def gpu() -> FakeGpu:
     made = FakeGpu()
-    made.linears = True
+    made.norms = True
     return made
 
 
@@ -268,12 +268,12 @@ def test_another_unet_in_its_place(start: Start, gpu: FakeGpu, monkeypatch: Any)
 
 
 def test_kernels_that_cannot_be_used(start: Start, gpu: FakeGpu) -> None:
-    gpu.linears = False
+    gpu.norms = False
     webui = begin(start, gpu)
     result = webui.txt2img(*AUTO)
     assert untouched(webui) and "ROCm SD UNet" in result.info
     (row,) = blocks_shown(webui)
-    assert row.runs == "the WebUI's own code" and row.why == ("there is no linear",)
+    assert row.runs == "the WebUI's own code" and row.why == ("there is no layer norm",)
     assert "UNet" not in refresh(webui, *AUTO)[0]
 
 
