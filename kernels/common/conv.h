@@ -13,6 +13,9 @@
 // together in memory. A row of taps is one stretch of code that a loop repeats: all nine in one stretch let compilers fetch
 // so far ahead that they run out of registers, and so would multiplications of two taps mingled.
 //
+// With WEIGHTS_IN_ROWS weights are read as they lie (conv_rows.h): tap after tap of a chunk they are staged in LDS, once for a
+// work-group. The patch then has one buffer, so that chunks can be larger; a 1x1 shortcut is staged as chunks with one tap.
+//
 // A shortcut is more K: the image it comes from multiplied by 1x1 weights, or by the identity for a plain residual. The matrix
 // unit thereby also does what would otherwise be a change of layout, and exactly.
 //
@@ -21,9 +24,10 @@
 // in float32. conv_sum.hip adds them in their order and does the rest, the shortcut as it is included. No atomics: two launches give
 // the same bits each time.
 #pragma once
-#if WEIGHTS_IN_ROWS
-#define WHOLE_LOADS 1
+#if !defined(WEIGHTS_IN_ROWS)
+#define WEIGHTS_IN_ROWS 0
 #endif
+#define WHOLE_LOADS WEIGHTS_IN_ROWS
 #include "conv_rows.h"
 #include "mma.h"
 #include "reduce.h"
@@ -31,9 +35,6 @@
 
 #if !defined(SPLIT_K)
 #define SPLIT_K 0
-#endif
-#if !defined(WEIGHTS_IN_ROWS)
-#define WEIGHTS_IN_ROWS 0
 #endif
 
 // Hides the past of some values: a compiler computes nothing of it later, and keeps nothing that it has computed of them.

@@ -89,7 +89,8 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         rows, columns = p.out_size
         values = p.height * p.width * p.in_channels * p.norm
         values += rows * columns * p.out_channels * (p.shortcut == "conv")
-        values += p.out_channels * (rows * columns if p.kind == "upsample" else 0)
+        enlarged = p.in_channels if p.in_rows else p.out_channels
+        values += enlarged * (rows * columns if p.kind == "upsample" else 0)
         values += p.in_channels * (p.height * p.width if p.kind == "3x3 stride 2" else 0)
         return 2 * p.batch * values
 
@@ -103,7 +104,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         form = group_norm_kernel.form_of(p.dtype, p.in_channels, True)
         apply = (group_norm_kernel.apply_spec(form, True, config),) if p.norm else ()
         shortcut = p.shortcut != "none"
-        phases = p.kind == "upsample"
+        phases = p.kind == "upsample" and not p.in_rows
         finish = group_norm_kernel.finish_spec(p.dtype, shortcut, p.statistics, phases, config)
         finalize = (group_norm_kernel.merge_spec(config), group_norm_kernel.finalize_spec(config))
         return (*apply, finish, *(finalize if p.statistics else ()))
@@ -121,6 +122,10 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
+        left = (embedding, shortcut, next_norm, overflow)
+        if problem.in_rows and all(each is None for each in left):  # the library adds the bias
+            y, _, _ = self._convolve(image, weights, band, weights.plain(x)[1])
+            return y if out is None else out.copy_(y), None
         y, result, above = self._convolve(image, weights, band)
         shortcut_weight = weights.plain(x)[2] if inputs.shortcut_weight is None else inputs.through
         if shortcut is not None and shortcut_weight is not None:
@@ -139,9 +144,14 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         return result, given(statistics, 1, next_norm, band, finish)
 
     def _convolve(
-        self, image: torch.Tensor, weights: ConvWeights, band: Band | None
+        self,
+        image: torch.Tensor,
+        weights: ConvWeights,
+        band: Band | None,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip.
+        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip. With
+        `bias` where nothing is.
 
         Upsampling is one convolution of the small image by 2x2 taps to four times the channels; by
         weights of which no copy is to be made, one of the large image.
@@ -149,8 +159,8 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         with no_search():
             if self.kind != "upsample" or weights.in_rows:
                 weight = weights.plain(image)[0]
-                y = formula.convolve_plain(self.kind, image[:, : weight.shape[1]], weight, band)
-                y = y.contiguous()
+                image = image[:, : weight.shape[1]]
+                y = formula.convolve_plain(self.kind, image, weight, band, bias).contiguous()
                 return y, y, 0
             weight = weights.phases(image)
             y = F.conv2d(image[:, : weight.shape[1]], weight, padding=1)

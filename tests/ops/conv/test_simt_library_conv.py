@@ -35,6 +35,12 @@ CASES = (
     ConvProblem("3x3 stride 2", 2, 9, 20, 32, 32, "bfloat16", statistics=True),
     ConvProblem("3x3 stride 2 padded", 2, 9, 20, 32, 32, "bfloat16", statistics=True),
     ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
+    ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True, in_rows=True),
+    ConvProblem("3x3", 2, 5, 18, 4, 32, in_rows=True),
+    ConvProblem("3x3", 1, 5, 18, 32, 32, norm=True, embedding=True, in_rows=True),
+    ConvProblem("3x3 stride 2 padded", 2, 9, 20, 32, 32, "bfloat16", in_rows=True),
+    ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", in_rows=True),
+    ConvProblem("upsample", 1, 5, 17, 32, 32, "float16", statistics=True, in_rows=True),
 )
 
 
