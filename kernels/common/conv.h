@@ -348,7 +348,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
         } else if constexpr (SHORTCUT == kShortcutIdentity) {
             add_shortcut();
         }
-        clear_beyond();
+        if constexpr (SHORTCUT == kShortcutNone) clear_beyond();  // with one there are whole tiles
     }
 
     // Channels past the last of the weights, which have made those of others instead.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,14 @@ def names(ranked: list[Candidate]) -> list[str]:
 def test_auto_takes_the_highest_preference() -> None:
     found = rank(AUTO, [candidate("low", 1), candidate("high", 9), candidate("mid", 5)], MIB)
     assert names(found) == ["high", "mid", "low"]
+
+
+def test_a_preference_for_this_device_is_taken_in_place_of_the_variants() -> None:
+    found = [candidate("ours", 9), candidate("library", 5)]
+    assert names(rank(AUTO, found, MIB)) == ["ours", "library"]
+    found[0] = replace(found[0], preference=1)
+    assert names(rank(AUTO, found, MIB)) == ["library", "ours"]
+    assert names(rank(MEMORY, found, MIB)) == ["library", "ours"]
 
 
 def test_auto_puts_what_needs_more_than_half_of_the_free_memory_last_by_workspace() -> None:

@@ -116,7 +116,7 @@ class BoundConv(Bound[ConvParams]):
 
     def __call__(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Result:
         x, weights, norm, shortcut, next_norm, overflow, _, _, _, embedding, _ = inputs
-        if not (_dense(x) and (shortcut is None or _dense(shortcut))):
+        if not (lies_densely(x) and (shortcut is None or lies_densely(shortcut))):
             return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
         work = self._work
         through = inputs.through if problem.shortcut == "conv" else None
@@ -162,5 +162,6 @@ def finished(
     return given(statistics, phases, inputs.next_norm, inputs.band, finish)
 
 
-def _dense(image: torch.Tensor) -> bool:
+def lies_densely(image: torch.Tensor) -> bool:
+    """From a multiple of 16 bytes on."""
     return image.is_contiguous() and image.data_ptr() % ALIGNED_BYTES == 0

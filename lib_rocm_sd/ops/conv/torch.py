@@ -8,56 +8,25 @@ what the host would have done, is measured never and runs where all else failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
-from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, reasons
+from lib_rocm_sd.ops.conv import formula, library
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.search import no_search, searches
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
 from lib_rocm_sd.ops.group_norm.formula import norm_from
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
-
-
-def no_search() -> AbstractContextManager[Any]:
-    """torch's convolutions are computed without a search for the fastest algorithm."""
-    if torch.version.hip is None and not torch.backends.cudnn.benchmark:
-        return _NOTHING
-    return _without_search()
-
-
-@contextmanager
-def _without_search() -> Iterator[None]:
-    cudnn, miopen = torch.backends.cudnn, _miopen()
-    flags: AbstractContextManager[Any] = nullcontext()
-    if cudnn.benchmark:
-        flags = cudnn.flags(cudnn.enabled, False, None, cudnn.deterministic, cudnn.allow_tf32)
-    immediate = nullcontext() if miopen is None else miopen.flags(immediate=True)
-    with flags, immediate:
-        yield
-
-
-_NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-def searches() -> bool:
-    """True where MIOpen would search although asked not to."""
-    return torch.version.hip is not None and _miopen() is None
-
-
-def _miopen() -> Any:
-    return getattr(torch.backends, "miopen", None)
 
 
 class LibraryConv(Variant[ConvProblem, ConvInputs]):
@@ -108,6 +77,15 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         finish = group_norm_kernel.finish_spec(p.dtype, shortcut, p.statistics, phases, config)
         finalize = (group_norm_kernel.merge_spec(config), group_norm_kernel.finalize_spec(config))
         return (*apply, finish, *(finalize if p.statistics else ()))
+
+    def bound(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        problem: ConvProblem,
+        inputs: ConvInputs,
+    ) -> Run:
+        return library.bound(launch, config, problem, inputs, self.run)
 
     def run(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import table
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
+from tests import executed, simt
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
+from tests.simt.launch import ShimLaunch
 
 CPU = torch.device("cpu")
 PLAIN = ConvProblem("3x3", 2, 6, 18, 64, 32, norm=True, in_rows=True)
@@ -102,6 +105,43 @@ def test_packed_weights_bands_and_other_launchers_are_run() -> None:
     ):
         inputs = drawn(problem)._replace(**given)  # type: ignore[arg-type]
         assert variant.bound(how, config(problem), problem, inputs) == variant.run
+        library = LibraryConv("3x3")
+        passes = library.configs(table()["gfx1100"], problem)[0]
+        assert library.bound(how, passes, problem, inputs) == library.run
+
+
+class Preparing(ShimLaunch):
+    """A shim that can prepare a launch."""
+
+    def prepare(
+        self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure, device: Any
+    ) -> Callable[[], None]:
+        return lambda: self(spec, grid, block, params, device)
+
+
+@executed.known(*executed.CONV, by="shim")
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("kind", [MatrixConv, LibraryConv])
+def test_a_bound_call_gives_the_same_bits(kind: Any, problem: ConvProblem) -> None:
+    """So does one of another bias, shortcut and image."""
+    if kind is LibraryConv and problem.out_channels % 8:
+        problem = replace(problem, out_channels=24)
+    op, variant, arch = CONVS[problem.kind], kind(problem.kind), table()["gfx1100"]
+    chosen, launch = variant.configs(arch, problem)[0], Preparing(arch)
+    inputs = [replace_finish(op.make_inputs(problem, CPU, seed)) for seed in (0, 1)]
+    given = [item for each in inputs for item in (*each, each.weights.weight)]
+    with launch.knows(*(item for item in given if isinstance(item, torch.Tensor))):
+        call = bind(op, variant, launch, chosen, inputs[0])
+        for each in inputs:
+            y, norm = call(each)
+            expected, exact = compute(op, variant, launch, chosen, each)
+            assert torch.equal(y, expected)
+            assert norm is exact is None or torch.equal(norm, exact)
+
+
+def replace_finish(inputs: ConvInputs) -> ConvInputs:
+    return inputs._replace(finish=lambda statistics, *_: statistics)
 
 
 def test_the_library_comes_first_where_it_is_fast_with_channels_last_halves() -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import by_gfx
-from lib_rocm_sd.ops.conv import formula
-from lib_rocm_sd.ops.conv import torch as conv_torch
+from lib_rocm_sd.ops.conv import formula, search
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
-from lib_rocm_sd.ops.conv.torch import LibraryConv
+from lib_rocm_sd.ops.conv.torch import LibraryConv, TorchConv
 from tests import executed, simt
 from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
@@ -139,13 +138,13 @@ def test_miopen_is_never_made_to_search(monkeypatch: pytest.MonkeyPatch) -> None
     problem, arch = CASES[0], by_gfx("gfx1100")
     assert LibraryConv("3x3").refusals(arch, problem) == []
     monkeypatch.setattr(torch.version, "hip", "6.2")
-    monkeypatch.setattr(conv_torch, "_miopen", lambda: None)
+    monkeypatch.setattr(search, "_miopen", lambda: None)
     assert "searching" in LibraryConv("3x3").refusals(arch, problem)[0]
-    assert conv_torch.TorchConv.last_resort
+    assert TorchConv.last_resort
 
 
 def test_no_search_puts_the_flags_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    with conv_torch.no_search():
+    with search.no_search():
         assert not torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.benchmark
