@@ -153,7 +153,7 @@ def unet_networks() -> str:
         both = [row for row in found if row["ours"] and row["webui"]]
         cells = [_span([row["ours"][i] / row["webui"][i] for row in both]) for i in (1, 0)]
         apart = max(row["apart"] for row in found)
-        raised = sum(bool(row["raised"]) for row in found)
+        raised = sum("raised" in row for row in found)
         count = f"{len(found)}, in {raised} both raise" if raised else str(len(found))
         taken = _span([_taken(row["blocks"]) for row in found if row["blocks"]])
         lines.append(f"| {what} | {count} | {taken} | {' | '.join(cells)} | {apart:.1e} |")

@@ -81,9 +81,11 @@ class Row:
         return all(mine <= times * theirs for mine, theirs, times in pairs)
 
     def as_json(self) -> dict[str, Any]:
-        """With three digits of each figure."""
+        """With three digits of each figure, and without what is as usual."""
         made = {**asdict(self), "right": self.right}
-        return {key: _rounded(value) for key, value in made.items()}
+        usual = {"notes": [], "most_apart": 0.0, "raised": "", "most": 1.0}
+        told = [key for key, value in made.items() if key not in usual or usual[key] != value]
+        return {key: _rounded(made[key]) for key in told}
 
 
 def _rounded(value: Any) -> Any:
