@@ -25,7 +25,7 @@ IN_A_ROW, CHUNK_MS = 10, 250.0
 """A sampler's steps follow one another without a wait: as many are timed together, in such time."""
 LEAST_TIMES = 3
 MOST_ERROR = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
-"""A larger one is wrong: random weights give two right steps a tenth of it."""
+"""A larger one, relative to the largest value, is not by rounding alone."""
 Step = Callable[[], Any]
 
 
@@ -50,14 +50,14 @@ def rows(job: Job) -> Iterator[SpeedRow]:
             job.told(shares.fraction, f"{_case(size)}, {method}")
             try:
                 with inside():
-                    yield _row(job, unet, size, method, outputs, shares.next_s())
+                    row = _row(job, unet, size, method, outputs, shares.next_s())
             except Cancelled:
                 raise
             except FAILED as failure:
-                told = why(failure, f"{size}x{size}")
-                yield SpeedRow("step", _case(size), method, reason=told)
+                row = SpeedRow("step", _case(size), method, reason=why(failure, f"{size}x{size}"))
             finally:
                 job.clean()
+            yield row
 
 
 def _case(size: int) -> str:

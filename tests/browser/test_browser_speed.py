@@ -49,9 +49,9 @@ def test_plots_and_pictures_can_be_looked_at(visit: Open) -> None:
     page = visit()
     page.show_tab("Speed test")
     found = page.page.locator(f"{page.speed('bars')} .rocm-sd-speed-plot svg:visible")
-    found.nth(2).wait_for()
+    found.nth(3).wait_for()
     plots = found.all()
-    assert len(plots) == 3
+    assert len(plots) == 4
     for plot in plots:
         box = plot.bounding_box()
         assert box["width"] > 300
@@ -63,9 +63,10 @@ def test_plots_and_pictures_can_be_looked_at(visit: Open) -> None:
         "s => [...document.querySelectorAll(s)].map(i => i.naturalWidth)", pictures
     )
     assert all(width == 64 for width in seen)
+    pair = page.page.locator(f"{page.speed('pictures')} .rocm-sd-speed-pair").first
     for view in ("Slider", "Difference"):
-        page.page.locator(page.speed("pictures")).first.get_by_label(view, exact=True).check()
-        shown = page.page.locator(f"{page.speed('pictures')} img:visible").count()
+        pair.get_by_label(view, exact=True).check()
+        shown = pair.locator("img:visible").count()
         assert shown == {"Slider": 2, "Difference": 1}[view]
 
 

@@ -90,8 +90,8 @@ class UnetSession:
         """The blocks as they are now. Never raises."""
         with self._lock:
             try:
-                on = self._taken is not None and self._taken.is_on
-                found = self._taken.report() if on and self._taken is not None else []
+                taken = self._taken
+                found = [] if taken is None or not taken.is_on else taken.report()
                 self.rows = tuple(self._in_truth(row) for row in found)
             except Exception as error:
                 self.rows, self.trouble = (), trouble.once(error)

@@ -32,7 +32,7 @@ class Bench:
         self.reason = ""
         self.sides: list[Any] = []
         module = webui.library("speedtest.session")
-        module.PARTS = {"attention": self.rows, "vae": self.rows, "image": self.rows}
+        module.PARTS = dict.fromkeys(module.PARTS, self.rows)
         module.machine = lambda device: {"card": "a card", "os": "Linux"}
         self.session = module.session
         self.row = webui.library("speedtest.result").SpeedRow
