@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from lib_rocm_sd.unet import stand_in
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models
-from tests.unet.looking import blocks_of, near, own_forwards
+from tests.unet.looking import blocks_of, near, own_forwards, rows
 
 BF16 = torch.bfloat16
 
@@ -114,3 +115,31 @@ def test_a_bias_that_comes_and_goes_is_seen(unet: Any, inputs: Any) -> None:
     assert not torch.equal(models.step(unet, inputs), before)
     layer.bias = None
     assert torch.equal(models.step(unet, inputs), before)
+
+
+def test_taking_over_again_reads_only_what_has_changed(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = take_over(unet)
+    expected = models.step(unet, inputs)
+    read, seen = stand_in.read, []
+
+    def counted(module: Any, *args: Any) -> Any:
+        seen.append(module)
+        return read(module, *args)
+
+    monkeypatch.setattr(stand_in, "read", counted)
+    taken.take_over(anew=False)
+    assert not seen
+    left, barred = unet.middle_block[0], unet.middle_block[2]
+    left.forward = lambda x, emb: x
+    vars(barred)["forward"].failed(ValueError("planted"))
+    assert rows(taken)["residual block"].ours == 6
+    taken.take_over(anew=False)
+    assert set(seen) == {left, barred}
+    assert rows(taken)["residual block"].ours == 7
+    del left.forward
+    taken.take_over(anew=False)
+    assert torch.equal(models.step(unet, inputs), expected)
+    taken.take_over()
+    assert len(seen) > 20
