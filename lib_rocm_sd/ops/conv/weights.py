@@ -123,8 +123,9 @@ class ConvWeights:
         dense = embedding.stride(1) == 1 and embedding.stride(0) < 1 << 32
         if whole and dense and not self.has_bias and embedding.dtype == torch.float32:
             return embedding, embedding.stride(0)
-        padded = F.pad(embedding, (0, bias.shape[0] - embedding.shape[1]))
-        return bias + (embedding if whole else padded), bias.shape[0]
+        if not whole:
+            embedding = F.pad(embedding, (0, bias.shape[0] - embedding.shape[1]))
+        return bias + embedding, bias.shape[0]
 
     def packed(
         self,
