@@ -338,7 +338,8 @@ def ended(status: int | None, words: str) -> tuple[str, str]:
             name = signal.Signals(-status).name
         if name == "SIGKILL" and not said:
             return KILLED, _OUT_OF_MEMORY_KILLER
-        return FAULTED, f"{said or 'its process crashed'} ({name})"
+        last = f": {lines[-1]}" if lines and not said else ""
+        return FAULTED, f"{said or 'its process crashed'} ({name}){last}"
     if status & 0xFFFFFFFF >= _WINDOWS_EXCEPTION:
         return FAULTED, f"{said or 'its process crashed'} (0x{status & 0xFFFFFFFF:08X})"
     return REFUSED, f"ended with status {status}: {lines[-1] if lines else 'no word'}"

@@ -14,6 +14,7 @@ from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.conv import rows as conv_rows_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
@@ -360,4 +361,4 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     kernels = (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel, linear_kernel)
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return found
+    return found | {*conv_rows_kernel.unet_specs(arch), *conv_rows_kernel.searched_specs(arch)}
