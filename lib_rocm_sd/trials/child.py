@@ -159,7 +159,11 @@ def main() -> int:
     say({"kind": "ready"})
     while True:
         head, blobs = inbox.get()
-        verdict = tester.test(head, blobs)
+        try:
+            verdict = tester.test(head, blobs)
+        except Exception as error:  # of ours: no fault of the kernel
+            reason = f"the trial itself failed: {type(error).__name__}: {error}"
+            verdict = {"outcome": REFUSED, "reason": reason, "lasting": False}
         say({"kind": "verdict", **verdict})
         if verdict["outcome"] == FAULTED:
-            return 0
+            os._exit(0)  # Python would wait for the thread that reads, and abort

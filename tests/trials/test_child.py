@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from lib_rocm_sd import arch
-from lib_rocm_sd.trials import recording
+from lib_rocm_sd.trials import child, recording
 from lib_rocm_sd.trials.link import Link, _command
 from tests.trials import scaling
 
@@ -128,3 +129,34 @@ def test_it_finds_the_packages_of_this_interpreter() -> None:
     import numpy
 
     assert _command()[-1] == str(Path(numpy.__file__).parents[1])
+
+
+class Broken:
+    """A trial that fails by a mistake of ours."""
+
+    def test(self, head: dict[str, Any], blobs: Any) -> dict[str, Any]:
+        raise KeyError("linear")
+
+
+def test_a_mistake_of_ours_is_no_fault_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python aborts where it ends while a thread reads its input: that looked like a crash."""
+
+    class Inbox:
+        messages: ClassVar[list[Any]] = [({}, []), ({}, [])]
+
+        def get(self) -> Any:
+            if not self.messages:
+                raise EOFError
+            return self.messages.pop()
+
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(child, "quiet", lambda: None)
+    monkeypatch.setattr(child, "_answers", lambda: said.append)
+    monkeypatch.setattr(child, "_inbox", lambda stream: Inbox())
+    monkeypatch.setattr(child, "opened", lambda head, say: Broken())
+    with pytest.raises(EOFError):
+        child.main()
+    ready, verdict = said
+    assert ready == {"kind": "ready"}
+    assert verdict["outcome"] == "refused" and not verdict["lasting"]
+    assert "the trial itself failed: KeyError: 'linear'" in verdict["reason"]

@@ -23,10 +23,13 @@ from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.trials import recorder, recording
 from lib_rocm_sd.trials.recording import Recording
 from lib_rocm_sd.trials.replay import replay
+from lib_rocm_sd.trials.subject import Subject
 from tests import simt
 from tests.ops.toy_op import Doubling, Inputs, op_of
 from tests.trials.doubles import HostCard, Shim, arch_of, doubling
@@ -37,6 +40,7 @@ CONV = ConvProblem("3x3", 1, 64, 64, 16, 16)
 USUAL = [
     *((ATTENTION, replace(PLAIN, head_dim=head_dim)) for head_dim in (40, 64, 80, 160, 512)),
     *((op, op.usual[0][1]) for op in ops() if op.name not in ("attention", "conv upsample")),
+    (LINEAR, LinearProblem(2, 1280, (320, 640, 1280))),
     (CONVS["upsample"], replace(CONV, kind="upsample")),
     (CONVS["3x3"], replace(CONV, shortcut="conv", shortcut_channels=16, in_rows=True)),
 ]
@@ -93,8 +97,12 @@ def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> No
     assert len(found) == len(dict.fromkeys(op.test_problems(problem))) + len(
         op.trial_inputs(problem)
     )
+    variant, arch = op.variants[0], arch_of(GFX)
+    config = variant.defaults(arch, problem)[0]
+    given = Subject.of(op, variant, config, problem, arch).specs
     for each in found:
         assert each.starts
+        assert {start.spec for start in each.starts} <= set(given), "the child has no other code"
         assert each.outputs
         used = {address.buffer for start in each.starts for address in start.addresses}
         assert used == set(range(len(each.buffers)))

@@ -29,7 +29,7 @@ def trial_inputs(problem: LinearProblem) -> TrialInputs:
     for rows, k in ((77, 72), (2, 2056)):
         tails = replace(small, rows=rows, k=k)
         found.append((str(tails), partial(make_inputs, tails, CPU, SEED)))
-    far = replace(small, rows=_FAR_ROWS, k=40)
+    far = replace(small, rows=_FAR_ROWS)
     found.append((f"{far}, rows beyond 2 GiB", partial(_spread, far, FAR_STRIDE)))
     return found
 
