@@ -135,7 +135,9 @@ BOUND: tuple[tuple[Any, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("op", "problem"), BOUND, ids=str)
+@pytest.mark.parametrize(
+    ("op", "problem"), BOUND, ids=lambda item: getattr(item, "name", str(item))
+)
 def test_bound_calls_on_several_streams(launch: Launch, op: Any, problem: Any) -> None:
     ours = op.variants[0]
     config = ours.configs(arch(), problem)[0]
@@ -153,7 +155,9 @@ def test_bound_calls_on_several_streams(launch: Launch, op: Any, problem: Any) -
         assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
-@pytest.mark.parametrize(("op", "problem"), BOUND, ids=str)
+@pytest.mark.parametrize(
+    ("op", "problem"), BOUND, ids=lambda item: getattr(item, "name", str(item))
+)
 def test_a_bound_call_in_a_graph(launch: Launch, op: Any, problem: Any) -> None:
     ours = op.variants[0]
     config = ours.configs(arch(), problem)[0]
