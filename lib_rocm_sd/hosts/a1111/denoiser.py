@@ -111,5 +111,5 @@ def check(asked: Options) -> None:
     if unet.counted(rows)[0]:
         return
     left = [unet.explained(why) for row in rows for why in row.left]
-    why = [*unet.why_not(asked), *left, "it has no block that is known"]
+    why = [*unet.why_not(asked), *left, unet.UNKNOWN]
     raise ValueError(f"the UNet's blocks are not ours: {why[0]}")

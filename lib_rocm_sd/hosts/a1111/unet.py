@@ -30,6 +30,7 @@ from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 PART = "UNet"
 """Of the report's rows, as attention's."""
 NO_CHECKPOINT = "no checkpoint is loaded"
+UNKNOWN = "this checkpoint's UNet has no block of a known kind"
 ANOTHERS = "the SD Unet in Settings > Stable Diffusion makes the steps"
 
 
@@ -122,6 +123,8 @@ class UnetSession:
             self._take(unet, self._wish)
         elif begins:
             self._taken.take_over(anew=False)
+        if self._taken is not None and not self._taken.stand_ins:
+            self.trouble = UNKNOWN
 
     def _take(self, unet: nn.Module, wish: Session) -> None:
         ours = state.optimizer()

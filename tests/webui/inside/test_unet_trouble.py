@@ -295,6 +295,18 @@ def test_no_checkpoint(start: Start, gpu: FakeGpu) -> None:
     assert row.why == ("no checkpoint is loaded",)
 
 
+def test_a_model_of_another_kind(start: Start, gpu: FakeGpu) -> None:
+    """SD 3 has no UNet of ldm's or sgm's."""
+    webui = begin(start, gpu)
+    webui.shared.sd_model.model.diffusion_model = torch.nn.Linear(2, 2)
+    for _ in range(2):
+        session_of(webui).begin()
+        session_of(webui).establish(webui.library("ui.options").Options(unet="Auto"))
+        (row,) = blocks_shown(webui)
+        assert row.why == ("this checkpoint's UNet has no block of a known kind",)
+        assert row.runs == "the WebUI's own code"
+
+
 def test_status_for_programs(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu)
     status = webui.library("hosts.a1111.public").status
