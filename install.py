@@ -191,6 +191,8 @@ def label(spec: "KernelSpec") -> str:
     words = [Path(spec.source).stem]
     words += [spec.entry[len("group_norm_") :]] if spec.entry.startswith("group_norm_") else []
     words += [f"head_dim {values['HEAD_DIM']}"] if "HEAD_DIM" in values else []
+    words += [spec.entry[len("linear_") :]] if spec.entry.startswith("linear_") else []
+    words += ["weights as they lie"] if values.get("WEIGHTS_IN_ROWS") else []
     words += ["stride 2"] if values.get("CONV_STRIDE") == 2 else []
     words += ["norm"] if values.get("NORM") else []
     words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]

@@ -47,8 +47,8 @@ def all_classes(arch: Arch) -> list[Subject]:
 
 
 def further_classes(arch: Arch) -> list[Subject]:
-    """What only another level than Auto launches, where Auto prefers torch's: compiled and tried
-    when that level is chosen, and by a doctor.
+    """What only another level than Auto launches, where Auto prefers another way: compiled and
+    tried when that level is chosen, and by a doctor.
     """
     from lib_rocm_sd.trials.subject import subjects
 

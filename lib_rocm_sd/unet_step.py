@@ -211,7 +211,7 @@ def step(
     made.down()
     made.middle()
     made.up()
-    return (*made.embeddings(), *made.layers)
+    return (*embeddings(unet, batch), *made.layers)
 
 
 class _Maker:
@@ -225,7 +225,6 @@ class _Maker:
         self.title = f"{unet.name} {width}x{height}"
         self.channels = unet.latent
         self.kept: list[int] = []
-        self.timed: list[int] = []
         self.layers: list[Layer] = []
 
     def down(self) -> None:
@@ -267,7 +266,6 @@ class _Maker:
     def residual(self, out: int) -> None:
         taken = self.channels
         shortcut = "identity" if taken == out else "conv"
-        self.timed.append(out)
         self.group_norm(applied=False)
         self.conv(out, norm=True, statistics=True, embedding=True)
         self.conv(out, norm=True, shortcut=shortcut, shortcut_channels=taken)
@@ -317,19 +315,31 @@ class _Maker:
         title = f"{self.title}, {width}x{height}, {name}"
         self.layers.append(Linear(title, rows, k, columns, **fused))
 
-    def embeddings(self) -> list[Layer]:
-        """Of the time, and all that residual blocks make of it, some of them by one launch."""
-        first = self.unet.channels[0]
-        whole = 4 * first
-        sizes: list[tuple[int, tuple[int, ...]]] = [(first, (whole,)), (whole, (whole,))]
-        if self.unet.pooled:
-            sizes += [(self.unet.pooled, (whole,)), (whole, (whole,))]
-        for at in range(0, len(self.timed), MOST_WEIGHTS):
-            sizes.append((whole, tuple(self.timed[at : at + MOST_WEIGHTS])))
-        return [
-            Linear(f"{self.unet.name}, time embedding {k} to {_sum(made)}", self.batch, k, made)
-            for k, made in sizes
-        ]
+
+def embeddings(unet: Unet, batch: int = BATCH, middle_last: bool = False) -> list[Linear]:
+    """Of the time, and all that residual blocks make of it, some of them by one launch.
+
+    `middle_last`: among a UNet's modules the middle comes after the way up, as in diffusers.
+    """
+    whole = 4 * unet.channels[0]
+    sizes: list[tuple[int, tuple[int, ...]]] = [(unet.channels[0], (whole,)), (whole, (whole,))]
+    if unet.pooled:
+        sizes += [(unet.pooled, (whole,)), (whole, (whole,))]
+    timed = _residual_blocks(unet, middle_last)
+    for at in range(0, len(timed), MOST_WEIGHTS):
+        sizes.append((whole, timed[at : at + MOST_WEIGHTS]))
+    return [
+        Linear(f"{unet.name}, time embedding {k} to {_sum(made)}", batch, k, made)
+        for k, made in sizes
+    ]
+
+
+def _residual_blocks(unet: Unet, middle_last: bool) -> tuple[int, ...]:
+    """Their channels, in the order of the modules."""
+    down = [c for c in unet.channels for _ in range(unet.residual_blocks)]
+    up = [c for c in reversed(unet.channels) for _ in range(unet.residual_blocks + 1)]
+    middle = [unet.channels[-1]] * 2
+    return (*down, *up, *middle) if middle_last else (*down, *middle, *up)
 
 
 def _sum(columns: Iterable[int]) -> str:

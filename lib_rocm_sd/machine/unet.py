@@ -6,15 +6,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lib_rocm_sd.machine.estimate import Estimate, Target, Tiles, attended, convolved
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
+from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
+from lib_rocm_sd.ops.linear.library import LibraryLinear
+from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
 from lib_rocm_sd.unet_step import Attention, Conv, GroupNorm, Join, Layer, LayerNorm, Linear
@@ -33,7 +41,9 @@ ASSUMPTIONS = (
     "Each launch takes the longer of its arithmetic and its memory traffic; launches follow each"
     " other without gaps, and the CPU submits them in no time.",
     "Arithmetic is that of the machine code of our own kernels, with the config that runs first, in"
-    " fp16, as for the VAE (inspect --estimate vae), whatever comes first under Auto.",
+    " fp16, as for the VAE (inspect --estimate vae). Where a library's product comes first under"
+    " Auto, it is taken to be as fast as ours, a convolution as ours with packed weights; what our"
+    " passes around it move is added.",
     "Memory traffic: inputs, weights and outputs once each; nothing stays in a cache between"
     " launches, everything within one. Sums of parts are written and read once.",
     "Norms, what adds sums of parts, and the host's concatenations: memory traffic alone.",
@@ -100,10 +110,24 @@ def _launches(layer: Layer, target: Target) -> list[Estimate]:
         return _linear(layer, target)
     if isinstance(layer, Attention):
         return [_attention(layer, target)]
-    passes = {GroupNorm: 1, LayerNorm: 2, Join: 2}[type(layer)]
-    if isinstance(layer, GroupNorm) and layer.applied:
-        passes = 3
+    passes = _read_and_written(layer, target) if isinstance(layer, GroupNorm) else 2
     return [moving(str(layer), 2 * passes * layer.values, target)]
+
+
+def _read_and_written(layer: GroupNorm, target: Target) -> int:
+    """How often the image is; where it is small, it is read but once."""
+    if not layer.applied:
+        return 1
+    problem = GroupNormProblem(layer.batch, layer.channels, layer.height, layer.width)
+    config = KernelGroupNorm().configs(target.arch, problem)[0]
+    return 2 if isinstance(config, WholeConfig) else 3
+
+
+def _under_auto(op: Op[Any, Any], target: Target, problem: Any) -> Any:
+    """The variant that comes first where nothing was measured."""
+    arch = target.arch
+    able = [variant for variant in op.variants if not variant.refusals(arch, problem)]
+    return max(able, key=lambda variant: variant.preference_for(arch, problem))
 
 
 def moving(name: str, moved: float, target: Target) -> Estimate:
@@ -114,13 +138,17 @@ def moving(name: str, moved: float, target: Target) -> Estimate:
 
 def _conv(layer: Conv, target: Target) -> list[Estimate]:
     arch, problem = target.arch, conv_problem(layer)
-    variant = MatrixConv(layer.kind)
+    variant, ours = MatrixConv(layer.kind), True
+    if not isinstance(_under_auto(CONVS[layer.kind], target, problem), MatrixConv):
+        ours, wide = False, -(-layer.in_channels // 16) * 16
+        problem = replace(problem, in_channels=wide, in_rows=False)
     config = variant.configs(arch, problem)[0]
     spec = variant.specs(arch, problem, config)[0]
     rows, columns = layer.out_size
     out = conv_kernel.padded(layer.out_channels)
-    cut = conv_kernel.tiling(layer.kind, rows, columns, out, config)
-    taps = 2 if layer.kind == "upsample" else 3
+    kind = "3x3" if ours else layer.kind
+    cut = conv_kernel.tiling(kind, rows, columns, out, config)
+    taps = 2 if kind == "upsample" else 3
     taken = -(-layer.in_channels // 16)
     through = {"none": 0, "identity": 1, "conv": -(-layer.shortcut_channels // 16)}[layer.shortcut]
     depth = -(-(taps * taps * taken + through) // config.splits)
@@ -145,6 +173,10 @@ def _conv(layer: Conv, target: Target) -> list[Estimate]:
     found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
     if sums:
         found.append(moving("sum of its parts", sums + 2 * (layer.out_values + added), target))
+    if not ours:
+        found.append(moving("what is added", 2 * 2 * layer.out_values, target))
+    if not ours and layer.norm:
+        found.append(moving("its norm, applied", 2 * 2 * layer.in_values, target))
     return found
 
 
@@ -169,6 +201,8 @@ def _linear(layer: Linear, target: Target) -> list[Estimate]:
     found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
     if sums:
         found.append(moving("sum of its parts", sums + 2 * made, target))
+    if isinstance(_under_auto(LINEAR, target, problem), LibraryLinear):
+        found.append(moving("its gate", 2 * 3 * made, target))
     return found
 
 

@@ -90,12 +90,13 @@ def subjects(
     work: Iterable[tuple[Op[Any, Any], Any]], arch: Arch, ours: bool = False
 ) -> list[Subject]:
     """The classes that ops and problems come to where nothing was measured, each once; none where
-    that is not a kernel of ours, unless `ours`: what the first of these would be.
+    that is not a kernel of ours. `ours`: those of all variants of ours.
     """
     found: dict[Any, Subject] = {}
     for op, problem in work:
-        able = [v for v in op.variants if v.ours >= ours and not v.refusals(arch, problem)]
-        for variant in sorted(able, key=lambda v: -v.preference_for(arch, problem))[:1]:
+        able = [v for v in op.variants if not v.refusals(arch, problem)]
+        able.sort(key=lambda v: -v.preference_for(arch, problem))
+        for variant in able if ours else able[:1]:
             if not variant.ours:
                 continue
             config = variant.defaults(arch, problem)[0]

@@ -1,50 +1,136 @@
 """What the blocks of a UNet launch, so that it can be compiled ahead. Needs no torch, so that
 install.py can use it.
 
-It is what Auto launches. Under Auto torch's linear layers come first (ops/linear/torch.py): ours
-are compiled, and tried, when a level is chosen that launches them, and no start waits for them.
-Attention's kernels are attention's own. Convolutions are torch's so far (compute.py): those of ours
-come first in `shipped_specs`, and in usual.py, as soon as the blocks launch them.
+It is what Auto launches, what a step launches most often first. Attention's kernels are its own.
+Where a library's product comes first under Auto (ops/linear, ops/conv), it is the passes around it:
+no start waits for a kernel that is launched only when another level is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TypeGuard
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.conv import rows
+from lib_rocm_sd.ops.conv.kernel import ConvForm
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
+from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
-from lib_rocm_sd.unet_step import STEPS, GroupNorm, LayerNorm
+from lib_rocm_sd.ops.linear import kernel as linear_kernel
+from lib_rocm_sd.unet_step import (
+    SD15,
+    SDXL,
+    STEPS,
+    Conv,
+    GroupNorm,
+    Layer,
+    LayerNorm,
+    Linear,
+    embeddings,
+)
 
 DTYPE = "float16"
+GROUPS = 32
+"""Of every GroupNorm of these UNets."""
+FEW_ROWS = 512
+"""As ops/linear/ours.py has it: so many rows by several weights are one launch of ours."""
+LIBRARY_IS_FAST = ("mfma", "mma_sm80")
+"""As ops/conv/ours.py has it: there a library's convolutions come first."""
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
     """All kernels of the UNets of Stable Diffusion 1.5 and XL in fp16."""
-    return list(dict.fromkeys((*_layer_norm_specs(arch), *_group_norm_specs(arch))))
+    return list(dict.fromkeys(spec for layer in launched() for spec in _specs(arch, layer)))
 
 
-def channels(kind: type[LayerNorm] | type[GroupNorm]) -> list[int]:
-    """Of all layers of a kind, each once."""
-    found = (layer.channels for layers in STEPS for layer in layers if isinstance(layer, kind))
-    return list(dict.fromkeys(found))
+def launched(steps: Iterable[Iterable[Layer]] = STEPS) -> list[Layer]:
+    """The layers of all steps, each once, what is there most often first; and what diffusers has
+    otherwise: a norm apart from the last convolution, residual blocks in another order.
+    """
+    found = Counter(layer for step in steps for layer in step)
+    found.update([replace(layer, norm=False) for layer in found if _is_last(layer)])
+    found.update(layer for unet in (SD15, SDXL) for layer in embeddings(unet, middle_last=True))
+    return [layer for layer, _ in found.most_common()]
 
 
-def _layer_norm_specs(arch: Arch) -> Iterator[KernelSpec]:
-    """Also with a tensor added first, for a block whose attention somebody else computes."""
-    for count in channels(LayerNorm):
-        config = layer_norm_kernel.configs(arch, count)[0]
-        held = layer_norm_kernel.tiling(count, config).held
-        for added in (False, True):
-            form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held)
-            yield layer_norm_kernel.spec(form, config)
+def _is_last(layer: Layer) -> TypeGuard[Conv]:
+    """All other convolutions with a norm are a residual block's."""
+    return (
+        isinstance(layer, Conv) and layer.norm and not (layer.embedding or layer.shortcut_channels)
+    )
 
 
-def _group_norm_specs(arch: Arch) -> Iterator[KernelSpec]:
-    """Channels-last. SiLU where a convolution follows, none where a transformer does."""
+def _specs(arch: Arch, layer: Layer) -> Iterator[KernelSpec]:
+    if isinstance(layer, LayerNorm):
+        yield from _layer_norm(arch, layer)
+    elif isinstance(layer, GroupNorm):
+        yield from _group_norm(arch, layer)
+    elif isinstance(layer, Linear):
+        yield from _linear(arch, layer)
+    elif isinstance(layer, Conv):
+        yield from _conv(arch, layer)
+
+
+def _layer_norm(arch: Arch, layer: LayerNorm) -> Iterator[KernelSpec]:
+    """Also with a tensor added first: what attention's last layer made, where that is not ours."""
+    config = layer_norm_kernel.configs(arch, layer.channels)[0]
+    held = layer_norm_kernel.tiling(layer.channels, config).held
+    for added in (False, True):
+        form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held)
+        yield layer_norm_kernel.spec(form, config)
+
+
+def _group_norm(arch: Arch, layer: GroupNorm) -> Iterator[KernelSpec]:
+    """Channels-last, in one launch where it can be. One that is applied is tried with SiLU too."""
+    form = group_norm_kernel.form_of(DTYPE, layer.channels, channels_last=True)
+    pixels = layer.height * layer.width
+    held = whole.configs(arch, layer.channels, pixels, GROUPS, form.vector)
+    for silu in (True, False) if layer.applied else (False,):
+        if held:
+            yield whole.spec(DTYPE, form.vector, silu, held[0])
+        else:
+            steps = group_norm_kernel.specs(form, silu, group_norm_kernel.configs(arch)[0])
+            yield from steps if layer.applied else steps[:-1]
+
+
+def _linear(arch: Arch, layer: Linear) -> Iterator[KernelSpec]:
+    """GEGLU's second half, and what is made of few rows by several weights."""
+    if layer.gate:
+        yield linear_kernel.gate_spec(DTYPE)
+    elif len(layer.columns) > 1 and layer.rows <= FEW_ROWS:
+        shape = (layer.rows, layer.k, layer.columns, layer.gate)
+        config = linear_kernel.configs(arch, DTYPE, *shape)[0]
+        split = linear_kernel.tiling(*shape, config).parts > 1
+        yield from linear_kernel.specs(DTYPE, layer.gate, split, config)
+
+
+def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
+    form = ConvForm(layer.kind, DTYPE, layer.norm, layer.shortcut, layer.statistics, in_rows=True)
+    through = layer.shortcut_channels if layer.shortcut == "conv" else 0
+    sizes = (layer.batch, *layer.out_size, layer.in_channels, layer.out_channels, through)
+    configs = rows.configs(arch, form, rows.Layer(*sizes))
+    takes = layer.out_channels % 8 == 0  # a library's, with our passes around it
+    if takes and (not configs or arch.matrix in LIBRARY_IS_FAST):
+        yield from _around_library(arch, layer)
+    else:
+        yield conv_kernel.spec(form, configs[0])
+        if configs[0].splits > 1:
+            yield conv_kernel.sum_spec(DTYPE)
+    if layer.statistics:
+        config = group_norm_kernel.configs(arch)[0]
+        yield group_norm_kernel.merge_spec(config)
+        yield group_norm_kernel.finalize_spec(config)
+
+
+def _around_library(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
     config = group_norm_kernel.configs(arch)[0]
-    for count in channels(GroupNorm):
-        form = group_norm_kernel.form_of(DTYPE, count, channels_last=True)
-        for silu in (True, False):
-            yield from group_norm_kernel.specs(form, silu, config)
+    if layer.norm:
+        form = group_norm_kernel.form_of(DTYPE, layer.in_channels, channels_last=True)
+        yield group_norm_kernel.apply_spec(form, True, config)
+    added = layer.shortcut != "none"
+    yield group_norm_kernel.finish_spec(DTYPE, added, layer.statistics, False, config)

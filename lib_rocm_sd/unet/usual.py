@@ -7,28 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
-from lib_rocm_sd.ops.group_norm.problem import (
-    ApplyProblem,
-    FinalizeProblem,
-    GroupNormProblem,
-    ImageProblem,
-)
+from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import problem_of_layer
+from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
+from lib_rocm_sd.unet.ahead import DTYPE, GROUPS, launched
 from lib_rocm_sd.unet_step import STEPS, Conv, GroupNorm, Layer, LayerNorm, Linear
 
 Work = list[tuple[Op[Any, Any], Any]]
-DTYPE = "float16"
-GROUPS = 32
 
 
 def work(steps: Iterable[Iterable[Layer]] = STEPS) -> Work:
-    """Ops, and problems of theirs, each once. Attention's are attention's own."""
-    layers = dict.fromkeys(layer for step in steps for layer in step)
-    return [asked for layer in layers for asked in _asked(layer)]
+    """Ops, and problems of theirs, each once, what is asked most often first. Attention's are
+    attention's own.
+    """
+    every = (asked for layer in launched(steps) for asked in _asked(layer))
+    return list({(op.name, problem): (op, problem) for op, problem in every}.values())
 
 
 def _asked(layer: Layer) -> Iterator[tuple[Op[Any, Any], Any]]:
@@ -36,22 +34,15 @@ def _asked(layer: Layer) -> Iterator[tuple[Op[Any, Any], Any]]:
         for added in (False, True):
             yield LAYER_NORM, LayerNormProblem((layer.rows, layer.channels), DTYPE, added, DTYPE)
     elif isinstance(layer, Linear):
-        yield LINEAR, replace(problem_of_layer(layer), in_place=False)  # blocks make a new tensor
-    elif isinstance(layer, Conv) and layer.norm:  # the convolution itself is torch's: compute.py
-        yield APPLY, ApplyProblem(*_image(layer, layer.in_channels), silu=True)
+        yield LINEAR, replace(linear_problem(layer), in_place=False)  # blocks make a new tensor
     elif isinstance(layer, GroupNorm):
-        sizes = _image(layer, layer.channels)
+        sizes = (layer.batch, layer.channels, layer.height, layer.width, DTYPE, True)
         if layer.applied:
-            yield GROUP_NORM_SILU, GroupNormProblem(*sizes, DTYPE, True, False, GROUPS, DTYPE)
+            yield GROUP_NORM_SILU, GroupNormProblem(*sizes, False, GROUPS, DTYPE)
         else:
-            image = ImageProblem(*sizes)
-            yield STATISTICS, image
-            yield FINALIZE, _finalize(image)
-
-
-def _image(layer: Conv | GroupNorm, channels: int) -> tuple[int, int, int, int]:
-    return layer.batch, channels, layer.height, layer.width
-
-
-def _finalize(image: ImageProblem) -> FinalizeProblem:
-    return FinalizeProblem(image.batch, image.parts, image.channels, GROUPS, affine=DTYPE)
+            yield NORM, NormProblem(*sizes, GROUPS, DTYPE)
+    elif isinstance(layer, Conv):
+        yield CONVS[layer.kind], conv_problem(layer)
+        if layer.statistics:  # of which the variant makes as many parts as it likes
+            made = (layer.batch, layer.out_size[0], layer.out_channels)
+            yield FINALIZE, FinalizeProblem(*made, GROUPS, affine=DTYPE)

@@ -94,10 +94,33 @@ def test_a_large_layer_reaches_the_share_that_the_loop_allows(layer: Layer) -> N
     assert 0.55 < rate(row) <= 0.801
 
 
-def test_upsampling_computes_four_taps_of_nine() -> None:
+def test_upsampling_computes_all_taps_of_weights_as_they_lie() -> None:
     row = one(Conv(2, 64, 64, 1280, 1280, "upsample"))
-    assert row.launches[0].padding == pytest.approx(4 / 9)
-    assert 0.55 * 9 / 4 < rate(row) <= 0.801 * 9 / 4
+    assert row.launches[0].padding == 1.0
+    assert 0.55 < rate(row) <= 0.801
+
+
+@pytest.mark.parametrize("kind", ["3x3", "upsample"])
+def test_where_a_library_convolves_the_bound_is_that_of_packed_weights(kind: str) -> None:
+    """Of which upsampling has four taps of nine. Beside it there are our passes."""
+    norm = kind == "3x3"
+    first, added, *applied = one(Conv(2, 64, 64, 640, 1280, kind, norm=norm), gfx="gfx942").launches
+    assert first.padding == pytest.approx(1.0 if norm else 4 / 9)
+    rows = 64 if norm else 128
+    moved = 2 * 2 * 2 * rows * rows * 1280
+    assert added.ms == pytest.approx(moved / CARDS["gfx942"].bandwidth_gb_s * 1e-6)
+    moved = 2 * 2 * 2 * 64 * 64 * 640
+    assert [each.ms for each in applied] == [
+        pytest.approx(moved / CARDS["gfx942"].bandwidth_gb_s * 1e-6)
+    ] * norm
+    assert len(one(Conv(2, 64, 64, 640, 1280, kind, norm=norm)).launches) == 1
+
+
+def test_a_gate_is_a_pass_over_what_the_product_made() -> None:
+    product, gate = one(Linear("", 16384, 640, (2560,), gate=True)).launches
+    moved = 2 * 3 * 16384 * 2560
+    assert gate.ms == gate.memory_ms == pytest.approx(moved / CARD.bandwidth_gb_s * 1e-6)
+    assert product.gflop == pytest.approx(2e-9 * 16384 * 640 * 2 * 2560)
 
 
 def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
@@ -112,7 +135,7 @@ def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
     moved = 4 * parts * values + 2 * 2 * values
     assert added.ms == added.memory_ms == pytest.approx(moved / CARD.bandwidth_gb_s * 1e-6)
     assert one(layer).ms == first.ms + added.ms
-    linear = [layer for layer in STEPS[0] if isinstance(layer, Linear)]
+    linear = [layer for layer in STEPS[0] if isinstance(layer, Linear) and not layer.gate]
     parted = [row for row in counted(linear, target()) if "parts" in row.launches[0].config]
     assert parted and all(len(row.launches) == 2 for row in parted)
     assert all(len(row.launches) == 1 for row in counted(linear, target()) if row not in parted)
@@ -123,6 +146,7 @@ def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
     [
         (GroupNorm(2, 64, 64, 320, applied=False), 1),
         (GroupNorm(2, 64, 64, 320, applied=True), 3),
+        (GroupNorm(2, 16, 16, 20 * 256, applied=True), 2),
         (LayerNorm(8192, 320), 2),
         (Join(2, 64, 64, 320), 2),
     ],

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.arch import Arch, amd_table
+from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.bench.unet.models import CONFIGS
-from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.engine.route import Route
+from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.linear import ours as linear
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
-from lib_rocm_sd.unet_step import SD15, SDXL, step
+from lib_rocm_sd.unet_step import SD15, SDXL, STEPS, embeddings
 from tests.unet.steps import arguments
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -31,7 +34,9 @@ Asked = dict[tuple[str, Any], Op[Any, Any]]
 
 @cache
 def asked(name: str) -> Asked:
-    """What a step of diffusers' UNet asks of the engine with its blocks ours, without memory."""
+    """What a step of diffusers' UNet asks of the engine with its blocks ours, without memory. Where
+    a place asks which way it would go, it goes torch's, as most do under Auto.
+    """
     from diffusers import UNet2DConditionModel
 
     with torch.device("meta"):
@@ -39,15 +44,19 @@ def asked(name: str) -> Asked:
     unet = unet.half().eval().requires_grad_(False)
     found: Asked = {}
 
-    def run(op: Op[Any, Any], inputs: Any, session: Session) -> Any:
+    def run(calls: Calls, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         problem = op.problem_of(inputs)
         found[op.name, problem] = op
         if op.name == "attention":
             return inputs[0].new_empty(op.output_shape(problem))
         return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
 
+    def route(calls: Calls, place: str, op: Op[Any, Any], inputs: Any) -> Route:
+        return Route(run, None, op.problem_of(inputs), inputs[0].device)  # type: ignore[arg-type]
+
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(engine, "run", run)
+        patch.setattr(Calls, "run", run)
+        patch.setattr(Calls, "route", route)
         patch.setattr(kinds, "_check_parameters", lambda found, leaves: None)
         taken = take_over(unet)
         for title, module in list(sys.modules.items()):  # ops refuse tensors without memory
@@ -66,24 +75,45 @@ def of_auto(arch: Arch) -> list[Subject]:
 
 
 @pytest.mark.parametrize("gfx", amd_table())
-def test_all_that_auto_launches_is_compiled_ahead(gfx: str) -> None:
+def test_all_that_auto_launches_is_compiled_and_tried_ahead(gfx: str) -> None:
     arch = amd_table()[gfx]
     compiled = shipped(arch, AT_START)
+    tried = {each.identity for each in subjects(usual.work(), arch)}
     found = of_auto(arch)
-    assert {each.op.name for each in found} >= {"attention", "layer norm", "group norm"}
+    assert {each.op.name for each in found} == {op.name for op, _ in usual.work()} | {"attention"}
     for each in found:
         assert compiled.keys() >= set(each.specs), each
+        assert each.op.name == "attention" or each.identity in tried, each
 
 
 @pytest.mark.parametrize("gfx", amd_table())
 def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
-    """For pictures of other sizes either, or for several."""
+    """By the WebUI's UNets either, whose last convolution has a norm."""
     arch = amd_table()[gfx]
-    sizes = ((SD15, 512, 512), (SD15, 768, 512), (SD15, 1024, 1024), (SDXL, 1024, 1024))
-    others = [step(*each, batch) for each in sizes for batch in (1, 2, 4, 8)]
-    launched = {spec for each in subjects(usual.work(others), arch) for spec in each.specs}
-    assert set(ahead.shipped_specs(arch)) <= launched
-    assert "linear.hip" not in {spec.source for spec in shipped(arch, AT_START)}
+    last = [layers[-1] for layers in STEPS]
+    launched = [*of_auto(arch), *subjects(usual.work([last]), arch)]
+    found = {spec for each in launched for spec in each.specs}
+    for spec in set(ahead.shipped_specs(arch)) - found:
+        assert spec in embeddings_of_the_webui(arch), spec
+    assert all(dict(spec.defines).get("GATE", 0) == 0 for spec in shipped(arch, AT_START))
+
+
+def embeddings_of_the_webui(arch: Arch) -> set[KernelSpec]:
+    """In whose models the middle comes before the way up."""
+    layers = [layer for unet in (SD15, SDXL) for layer in embeddings(unet)]
+    return {spec for each in subjects(usual.work([layers]), arch) for spec in each.specs}
+
+
+def test_what_is_first_under_auto_is_known_without_torch() -> None:
+    assert ahead.FEW_ROWS == linear.FEW_ROWS
+    ours, library, *_ = CONVS["3x3"].variants
+    problem = ConvProblem("3x3", 2, 64, 64, 320, 320, in_rows=True)
+    behind = {
+        arch.matrix
+        for arch in table().values()
+        if ours.preference_for(arch, problem) < library.preference_for(arch, problem)
+    }
+    assert behind == set(ahead.LIBRARY_IS_FAST)
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -7,9 +7,11 @@ from lib_rocm_sd.unet_step import Conv
 
 
 def problem_of_layer(layer: Conv) -> ConvProblem:
-    """In half precision; channels come in sixteens."""
-    sizes = (layer.batch, layer.height, layer.width, -(-layer.in_channels // 16) * 16)
+    """In half precision, with weights as they lie."""
+    sizes = (layer.batch, layer.height, layer.width, layer.in_channels)
     fused = (layer.norm, layer.shortcut, layer.shortcut_channels, layer.statistics)
     return ConvProblem(
-        layer.kind, *sizes, layer.out_channels, "float16", *fused, embedding=layer.embedding
+        *(layer.kind, *sizes, layer.out_channels, "float16", *fused),
+        embedding=layer.embedding,
+        in_rows=True,
     )
