@@ -110,10 +110,23 @@ def _convolutions() -> Iterator[tuple[ConvProblem, bool]]:
         yield replace(form, shortcut_channels=form.shortcut_channels and 160), True
     yield replace(deep, kind="3x3 stride 2 padded", statistics=True), True
     yield replace(deep, kind="upsample", statistics=True), True
+    yield from _in_rows(replace(deep, embedding=False, in_rows=True))
     for kind in conv_kernel.KINDS:
         half = ConvProblem(kind, 2, 20, 19, 64, 40, "bfloat16")
         yield half, True
         yield replace(half, norm=kind == "3x3", statistics=True), True
+
+
+def _in_rows(deep: ConvProblem) -> Iterator[tuple[ConvProblem, bool]]:
+    """A UNet's, whose weights are read as they lie."""
+    yield replace(deep, norm=True, statistics=True, embedding=True), True
+    for shortcut, channels in (("none", 0), ("identity", deep.out_channels), ("conv", 320)):
+        yield replace(deep, norm=True, shortcut=shortcut, shortcut_channels=channels), True
+    yield replace(deep, kind="3x3 stride 2 padded"), True
+    yield replace(deep, kind="upsample"), True
+    yield replace(deep, in_channels=4, out_channels=320), True
+    for norm in (True, False):
+        yield replace(deep, in_channels=320, out_channels=4, norm=norm), True
 
 
 def _forms(plain: ConvProblem) -> Iterator[ConvProblem]:

@@ -94,6 +94,7 @@ def test_an_interruption_ends_it(
         ({"NORM": 1, "SHORTCUT": 1, "BF16_HALVES": 1}, "x, norm, shortcut, bfloat16"),
         ({"STEP_MERGE": 1, "THREADS": 256}, "x"),
         ({"ADDED": 1, "BF16_HALVES": 0}, "x, addition, float16"),
+        ({"NORM": 1, "WEIGHTS_IN_ROWS": 1}, "x, weights as they lie, norm"),
     ],
 )
 def test_what_a_kernel_is_called(defines: dict[str, int], name: str) -> None:

@@ -18,8 +18,9 @@ from lib_rocm_sd.doctor import trials as doctor_trials
 from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
 from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.shipped import AT_START, shipped
-from lib_rocm_sd.trials import stamp
+from lib_rocm_sd.trials import recorder, stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import subjects
@@ -138,6 +139,19 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     assert all(each.op.name == "linear" or each.op in CONVS.values() for each in further)
     ahead = {each.identity for each in first_trials.all_classes(row)}
     assert not ahead & {each.identity for each in further}
+
+
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
+def test_a_trial_launches_what_its_class_names(gfx: str) -> None:
+    """Linear layers, whose tails have fewer parts; a trial has no other kernel's code."""
+    row = by_gfx(gfx)
+    assert row is not None
+    every = [*first_trials.all_classes(row), *first_trials.further_classes(row)]
+    linear = [each for each in every if each.op is LINEAR]
+    assert any(dict(spec.defines).get("SPLIT") for each in linear for spec in each.specs)
+    for each in linear:
+        found = recorder.recordings(each.op, each.variant, each.config, each.problem)
+        assert {start.spec for one in found for start in one.starts} <= set(each.specs), each
 
 
 # -- the doctor
