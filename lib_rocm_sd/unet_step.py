@@ -139,8 +139,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """Of (batch, height, width, channels). Where it is not `applied`, its statistics are taken, and
-    the convolution that follows applies it.
+    """Of (batch, height, width, channels). Where it is not `applied`, its scale and shift are made,
+    and the convolution that follows applies it.
     """
 
     batch: int
@@ -298,7 +298,9 @@ class _Maker:
         self.linear("feed-forward out", same, k=4 * self.channels, residual=True)
 
     def attention(self, heads: int, queries: int, keys: int) -> None:
-        """With the layer that makes of it what is added."""
+        """With the layer that makes of it what is added: there by our kernel, and where a library
+        computes it by the LayerNorm that follows (unet/compute.py).
+        """
         head_dim = self.channels // heads
         self.layers.append(Attention(self.batch, heads, queries, keys, head_dim))
         self.linear("attention out", (self.channels,), residual=True)

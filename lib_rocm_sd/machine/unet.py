@@ -173,7 +173,7 @@ def _conv(layer: Conv, target: Target) -> list[Estimate]:
     found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
     if sums:
         found.append(moving("sum of its parts", sums + 2 * (layer.out_values + added), target))
-    if not ours:
+    if not ours and (layer.embedding or layer.statistics or layer.shortcut != "none"):
         found.append(moving("what is added", 2 * 2 * layer.out_values, target))
     if not ours and layer.norm:
         found.append(moving("its norm, applied", 2 * 2 * layer.in_values, target))

@@ -25,11 +25,12 @@ def work(steps: Iterable[Iterable[Layer]] = STEPS) -> Work:
     """Ops, and problems of theirs, each once, what is asked most often first. Attention's are
     attention's own.
     """
-    every = (asked for layer in launched(steps) for asked in _asked(layer))
+    every = (asked for layer in launched(steps) for asked in asked_by(layer))
     return list({(op.name, problem): (op, problem) for op, problem in every}.values())
 
 
-def _asked(layer: Layer) -> Iterator[tuple[Op[Any, Any], Any]]:
+def asked_by(layer: Layer) -> Iterator[tuple[Op[Any, Any], Any]]:
+    """What is asked for one layer."""
     if isinstance(layer, LayerNorm):
         for added in (False, True):
             yield LAYER_NORM, LayerNormProblem((layer.rows, layer.channels), DTYPE, added, DTYPE)

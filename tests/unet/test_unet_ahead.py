@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem
 from lib_rocm_sd.ops.linear import ours as linear
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
-from lib_rocm_sd.unet_step import SD15, SDXL, STEPS, embeddings
+from lib_rocm_sd.unet_step import SD15, SDXL, STEPS, Conv, GroupNorm, Layer, embeddings
 from tests.unet.steps import arguments
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -123,6 +125,27 @@ def test_the_listed_problems_are_those_that_are_asked(name: str) -> None:
     for (op_name, problem), op in asked(name).items():
         if op_name != "attention":
             assert (op_name, op.test_problems(problem)[0]) in listed, problem
+
+
+@pytest.mark.parametrize(("name", "layers"), [*zip(SIZES, STEPS, strict=True)])
+def test_what_a_step_fuses_is_what_is_asked(name: str, layers: tuple[Layer, ...]) -> None:
+    """Each convolution and norm. diffusers has the last ones apart, and applies that norm."""
+    found = {problem for op, problem in asked(name) if op.startswith(("conv", "group norm"))}
+    *others, norm, last = layers
+    assert isinstance(last, Conv) and isinstance(norm, GroupNorm)
+    described = [*others, replace(norm, applied=True), replace(last, norm=False)]
+    listed = {
+        problem
+        for layer in described
+        for _, problem in usual.asked_by(layer)
+        if isinstance(layer, Conv | GroupNorm)
+    }
+    assert without_parts(found) == without_parts(listed)
+
+
+def without_parts(problems: set[Any]) -> set[Any]:
+    """Of statistics, which each variant makes as it likes."""
+    return {replace(p, parts=1) if isinstance(p, FinalizeProblem) else p for p in problems}
 
 
 def test_the_list_has_no_entry_twice_and_one_half_type() -> None:
