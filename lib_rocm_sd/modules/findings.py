@@ -7,8 +7,17 @@ from typing import Any
 
 from torch import nn
 
-_CONV_CLASSES = {"torch.nn.modules.conv.Conv2d", "diffusers.models.lora.LoRACompatibleConv"}
-_LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
+_CONV_CLASSES = {
+    "torch.nn.modules.conv.Conv2d",
+    "diffusers.models.lora.LoRACompatibleConv",
+    "comfy.ops.disable_weight_init.Conv2d",
+}
+_LINEAR_CLASSES = {
+    "torch.nn.modules.linear.Linear",
+    "diffusers.models.lora.LoRACompatibleLinear",
+    "comfy.ops.disable_weight_init.Linear",
+}
+_COMFY_GROUP_NORM = "comfy.ops.disable_weight_init.GroupNorm"
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
@@ -122,6 +131,8 @@ class Findings:
             "padding_mode": "zeros",
         }
         self._plain(module, name, expected)
+        if type(module) is not nn.Conv2d:
+            self._class_forward(type(module), name)
         self.watch(module, "padding_mode")
         return module
 
@@ -141,7 +152,7 @@ class Findings:
 
     def group_norm(self, module: Any, name: str) -> nn.GroupNorm | None:
         """`module` if it is a GroupNorm with weight and bias."""
-        if not isinstance(module, nn.GroupNorm) or not _is_group_norm(type(module)):
+        if not isinstance(module, nn.GroupNorm) or not _is_group_norm(module):
             self.add(f"{name} is {_described(module)}, not a GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
@@ -199,6 +210,10 @@ class Findings:
         self.settings(module, name, expected)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
+        if getattr(module, "comfy_cast_weights", False):
+            self.add(f"{name} brings its weights from elsewhere in each call")
+        if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+            self.add(f"{name} has its weights changed in each call")
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
         for key in [*children, *sorted(extra - {"weight", "bias"})]:
@@ -213,9 +228,10 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     return own is getattr(type(module), key, None) and method.__self__ is module
 
 
-def _is_group_norm(cls: type) -> bool:
-    name, home = _GROUP_NORM_32
-    return cls is nn.GroupNorm or (cls.__name__ == name and cls.__module__.endswith(home))
+def _is_group_norm(module: nn.Module) -> bool:
+    cls, (name, home) = type(module), _GROUP_NORM_32
+    of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
+    return cls is nn.GroupNorm or of_ldm or _path(module) == _COMFY_GROUP_NORM
 
 
 def _path(module: nn.Module) -> str:

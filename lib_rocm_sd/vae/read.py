@@ -14,7 +14,7 @@ from lib_rocm_sd.vae.steps import Recipe, Step
 
 
 def read(module: nn.Module) -> Recipe:
-    """The steps of ldm's, sgm's, SD3's, Flux's or diffusers' Decoder or Encoder.
+    """The steps of ldm's, sgm's, SD3's, Flux's, ComfyUI's or diffusers' Decoder or Encoder.
 
     `reasons` is empty exactly if they were read completely. The module is not changed.
     """

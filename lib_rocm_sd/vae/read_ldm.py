@@ -1,4 +1,4 @@
-"""The Decoder and Encoder that ldm, sgm, SD3, Flux and Forge share in all but their files.
+"""The Decoder and Encoder that ldm, sgm, SD3, Flux, Forge and ComfyUI share in all but their files.
 
 Children: conv_in, mid.block_1/attn_1/block_2, up[i].block/attn/upsample (run from the last to the
 first) or down[i].block/attn/downsample, norm_out, conv_out.
@@ -113,6 +113,7 @@ def _resize(found: Findings, made: list[Step], module: Any, name: str, resize: s
     if not getattr(module, "with_conv", True) or getattr(module, "conv", None) is None:
         found.add(f"{name} has no convolution")
         return
+    found.settings(module, name, {"scale_factor": 2.0})
     down = resize == "downsample"
     conv = found.conv(module.conv, f"{name}.conv", stride=2 if down else 1)
     if conv is not None:

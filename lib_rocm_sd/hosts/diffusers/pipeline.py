@@ -16,7 +16,7 @@ import torch
 
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.hosts.diffusers import gate
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.vae.policy import MODES, checked_budget

@@ -1,4 +1,4 @@
-"""Nothing of ours is launched in a diffusers program that a child did not find right."""
+"""Nothing of ours is launched in a host's process that a child did not find right."""
 
 from __future__ import annotations
 

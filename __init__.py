@@ -1,0 +1,24 @@
+"""This checkout as a ComfyUI custom node: what ComfyUI executes. Elsewhere it does nothing."""
+
+import sys
+from pathlib import Path
+
+NODE_CLASS_MAPPINGS: "dict[str, type]" = {}
+NODE_DISPLAY_NAME_MAPPINGS: "dict[str, str]" = {}
+
+
+def _register() -> None:
+    """Our folder is on sys.path only meanwhile."""
+    folder = str(Path(__file__).resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        from lib_rocm_sd.hosts.comfyui import nodes
+    finally:
+        sys.path.remove(folder)
+    NODE_CLASS_MAPPINGS.update(nodes.CLASSES)
+    NODE_DISPLAY_NAME_MAPPINGS.update(nodes.NAMES)
+    nodes.begin()
+
+
+if "comfy.model_management" in sys.modules:
+    _register()

@@ -1,0 +1,1 @@
+"""ComfyUI: see nodes.py. Nothing is imported before a node runs."""

@@ -1,0 +1,126 @@
+"""A VAE's decoder or encoder as our program, while a VAE of ours is decoding or encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import gate, trouble
+from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui.attention import HALVES
+from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.policy import MEMORY
+from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.policy import FREE_SHARE
+from lib_rocm_sd.vae.program import PARTS, Program
+
+
+@dataclass(frozen=True)
+class VaeWish:
+    """What a node asks of a VAE. `mode`: "auto" or "banded" of vae.policy; `roles`: of PARTS, those
+    that may be ours.
+    """
+
+    session: Session
+    mode: str = "auto"
+    budget_bytes: int | None = None
+    roles: tuple[str, ...] = tuple(PARTS)
+
+
+class Coder(StandIn):
+    """Stands in for a decoder or encoder, as `role` says, from `begin` to `end`."""
+
+    passed_on = (MemoryError, Interrupted)
+
+    def __init__(self, module: nn.Module, role: str) -> None:
+        super().__init__(module)
+        self.role = role
+        self.program = Program(module)
+        self._wish: VaeWish | None = None
+
+    def begin(self, wish: VaeWish) -> None:
+        """Serve the module's calls from now on, unless another does."""
+        self._wish = wish
+        other = self.put_in()
+        if other:
+            self.tell(f"its forward has been replaced ({other})")
+
+    def end(self) -> None:
+        """Leave the module as it was, and the device without anything of ours."""
+        self.take_out()
+        self.program.release()
+
+    def unfit(self, dtype: torch.dtype, device: torch.device) -> str:
+        """Why ours cannot run here with weights of this dtype; empty where it can."""
+        if dtype not in HALVES:
+            name = str(dtype).removeprefix("torch.")
+            return f"its weights are {name}; started with --fp16-vae or --bf16-vae it can be ours"
+        if self.program.reasons:
+            self.program.refresh()
+        why = "; ".join(self.program.reasons)
+        return why or "; ".join(usable(device))
+
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        """One image."""
+        return args[0] if len(args) == 1 and not kwargs else None
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        image = args[0]
+        if not isinstance(image, torch.Tensor) or image.ndim != 4:
+            return "it is not given one (N, C, H, W)"
+        weight = next(self.module.parameters())
+        return super().refusal(image) or self.unfit(weight.dtype, weight.device)
+
+    def serve(self, asked: torch.Tensor) -> torch.Tensor:
+        """What the module gives for one image (N, C, H, W)."""
+        assert self._wish is not None
+        wish = self._wish
+        made = self.program(
+            asked,
+            session=wish.session,
+            mode=wish.mode,
+            budget_bytes=wish.budget_bytes,
+            progress=host.progress_bar(),
+            interrupt=host.interrupted,
+        )
+        tally.served(PARTS[self.role])
+        return made
+
+    def failed(self, error: Exception) -> str:
+        return f"ours failed: {trouble.once(error)}"
+
+    def tell(self, why: str) -> None:
+        tally.leave(PARTS[self.role], why)
+
+    def needed_bytes(
+        self, height: int, width: int, dtype: torch.dtype, device: torch.device, wish: VaeWish
+    ) -> int:
+        """Device memory that has to be free for an image to be made as the wish says.
+
+        Kernels are compiled and tested now where they were not. Raises as Program.prepare does.
+        """
+        policy = wish.session.policy
+        whole = wish.mode == "auto" and wish.budget_bytes is None and policy is not MEMORY
+        plan = self.program.prepare(
+            *(height, width, dtype, device),
+            session=wish.session,
+            mode="whole" if whole else wish.mode,
+            budget_bytes=wish.budget_bytes,
+        )
+        packed = sum(tensor.numel() for tensor in self.module.parameters()) * dtype.itemsize
+        share = (policy.workspace_share or FREE_SHARE) if whole else 1.0
+        return packed + int(plan.peak_bytes / share)
+
+
+def usable(device: torch.device) -> list[str]:
+    """Why our kernels cannot run a VAE on a device; starts to compile and try at the first use."""
+    if device.type == "cuda" and engine.gate is None:
+        gate.begin()
+    return engine.usable(device, CONVS["3x3"])

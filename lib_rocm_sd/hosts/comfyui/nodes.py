@@ -1,0 +1,142 @@
+"""The nodes. What they need is imported when one runs, so that ComfyUI's start pays for nothing.
+
+`begin` is called by the checkout's __init__.py, which ComfyUI executes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lib_rocm_sd.policy import AUTO, LEVELS
+
+CATEGORY = "ROCm SD"
+MODES = {"Auto": "auto", "Always banded": "banded"}
+"""The choices, and what vae.policy calls them."""
+MOST_MIB = 1 << 20
+Inputs = dict[str, dict[str, Any]]
+
+
+class AnyType(str):
+    """A type's name that differs from none: ComfyUI compares names by `!=`."""
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __eq__, __hash__ = str.__eq__, str.__hash__
+
+
+ANY = AnyType("*")
+
+_LEVEL = (list(LEVELS), {"default": AUTO.name})
+
+
+class RocmSdModel:
+    """MODEL in, a clone out whose attention is ours."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    DESCRIPTION = "Attention of this model by ROCm SD's kernels; ComfyUI's own where they cannot."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {
+            "required": {
+                "model": ("MODEL",),
+                "level": _LEVEL,
+                "attention": ("BOOLEAN", {"default": True}),
+            }
+        }
+
+    def run(self, model: Any, level: str, attention: bool) -> tuple[Any]:
+        from lib_rocm_sd.hosts.comfyui.model import optimized
+
+        return (optimized(model, level, attention),)
+
+
+class RocmSdVae:
+    """VAE in, a copy out whose decoder and encoder are ours."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "run"
+    DESCRIPTION = "This VAE by ROCm SD's program, whole or in exact bands; ComfyUI's own elsewhere."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {
+            "required": {
+                "vae": ("VAE",),
+                "level": _LEVEL,
+                "mode": (list(MODES), {"default": "Auto"}),
+                "budget_mib": ("INT", {"default": 0, "min": 0, "max": MOST_MIB}),
+                "decode": ("BOOLEAN", {"default": True}),
+                "encode": ("BOOLEAN", {"default": True}),
+            }
+        }
+
+    def run(
+        self, vae: Any, level: str, mode: str, budget_mib: int, decode: bool, encode: bool
+    ) -> tuple[Any]:
+        from lib_rocm_sd.hosts.comfyui import sessions
+        from lib_rocm_sd.hosts.comfyui.coder import VaeWish
+        from lib_rocm_sd.hosts.comfyui.vae import with_ours
+
+        roles = [name for name, asked in (("decoder", decode), ("encoder", encode)) if asked]
+        wish = VaeWish(sessions.of(level), MODES[mode], budget_mib << 20 or None, tuple(roles))
+        return (with_ours(vae, wish),)
+
+
+class RocmSdStatus:
+    """What runs and why not, as text. `after`: what is to be done before it is asked."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ("STRING",)
+    FUNCTION = "run"
+    OUTPUT_NODE = True
+    DESCRIPTION = "What ROCm SD computes in this ComfyUI, and why not the rest."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {"required": {}, "optional": {"after": (ANY, {})}}
+
+    @classmethod
+    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
+        return float("nan")
+
+    def run(self, after: Any = None) -> dict[str, Any]:
+        from lib_rocm_sd.hosts.comfyui.status import text
+
+        said = text()
+        return {"ui": {"text": [said]}, "result": (said,)}
+
+
+CLASSES: dict[str, type] = {
+    "RocmSdModel": RocmSdModel,
+    "RocmSdVae": RocmSdVae,
+    "RocmSdStatus": RocmSdStatus,
+}
+NAMES = {
+    "RocmSdModel": "ROCm SD Optimization",
+    "RocmSdVae": "ROCm SD VAE",
+    "RocmSdStatus": "ROCm SD status",
+}
+
+
+def begin() -> None:
+    """Heed the start option; without it nothing is imported."""
+    if not os.environ.get("ROCM_SD_COMFYUI_ALL"):
+        return
+    from lib_rocm_sd.hosts import trouble
+
+    try:
+        from lib_rocm_sd.hosts.comfyui import everywhere
+
+        level = everywhere.level_asked()
+        if level:
+            everywhere.begin(level)
+    except Exception as error:
+        trouble.once(error)

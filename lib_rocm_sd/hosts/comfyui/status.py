@@ -1,0 +1,41 @@
+"""What runs in this ComfyUI, and why nothing faster does, as text."""
+
+from __future__ import annotations
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui.coder import usable
+from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.report import report
+from lib_rocm_sd.ui.rows import counted, rows_of
+
+OTHERWISE = "ComfyUI computes everything by itself"
+
+
+def text() -> str:
+    """For people; never raises. What was counted is since ComfyUI's start."""
+    try:
+        return "\n".join(_lines())
+    except Exception as error:
+        return f"Not active: {trouble.once(error)}"
+
+
+def _lines() -> list[str]:
+    device = host.device()
+    why = usable(device)
+    line = engine.status_line(device, OTHERWISE)
+    lines = [f"{line[:1].upper()}{line[1:]}."]
+    if why and not engine.usable(device):
+        lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
+    for rows in rows_of(report.snapshot()).values():
+        for row in rows:
+            lines.append(f"{row.operation}: {row.runs}")
+            lines += [f"  not {reason}" for reason in row.why]
+    lines += [f"Ours: {what}, {counted(count, 'call')}" for what, count in tally.ours.items()]
+    lines += [
+        f"ComfyUI's own: {what}, {counted(count, 'call')}: {reason}"
+        for (what, reason), count in tally.left.most_common()
+    ]
+    lines += [f"Event: {message}" for message in report.snapshot()["events"]]
+    return lines
