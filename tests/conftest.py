@@ -22,6 +22,7 @@ from tests.clock import Clock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
 
+ROOT = Path(__file__).resolve().parents[1]
 OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
 """The user's cache folder, for this process and those that it starts; a test may name another. Set
 here, since collecting already looks for compilers and keeps what they say.
@@ -53,8 +54,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--schedules", type=int, help="draw so many orders of waves for each case")
 
 
+class Root:
+    """The checkout's __init__.py is ComfyUI's. As a package of pytest's the checkout would be
+    imported, and its parent folder put first on sys.path.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> Any:
+        return pytest.Dir.from_parent(parent, path=path) if path == ROOT else None  # type: ignore[attr-defined]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ledger.Ledger(config), "ledger")
+    config.pluginmanager.register(Root(), "root")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -142,8 +142,7 @@ def _mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     """
     if mask is None or mask.ndim == 4:
         return mask
-    if mask.dtype == torch.bool:
-        raise NotOursError(f"the meaning of a boolean mask {tuple(mask.shape)} is not clear")
-    if mask.ndim == 3:
-        return mask.unsqueeze(1)
-    return mask
+    if mask.dtype == torch.bool or mask.ndim not in (2, 3):
+        name = str(mask.dtype).removeprefix("torch.")
+        raise NotOursError(f"the meaning of a {name} mask {tuple(mask.shape)} is not clear")
+    return mask.unsqueeze(1) if mask.ndim == 3 else mask

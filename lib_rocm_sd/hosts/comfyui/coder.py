@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
@@ -59,12 +60,12 @@ class Coder(StandIn):
 
     def unfit(self, dtype: torch.dtype, device: torch.device) -> str:
         """Why ours cannot run here with weights of this dtype; empty where it can."""
-        if dtype not in HALVES:
+        why = "; ".join(identify(device).reasons)
+        if not why and dtype not in HALVES:
             name = str(dtype).removeprefix("torch.")
-            return f"its weights are {name}; started with --fp16-vae or --bf16-vae it can be ours"
-        if self.program.reasons:
-            self.program.refresh()
-        why = "; ".join(self.program.reasons)
+            why = f"its weights are {name}; ours takes --fp16-vae, and does not overflow"
+        if not why and self.program.reasons:
+            why = "; ".join(self.program.refresh())
         return why or "; ".join(usable(device))
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +92,17 @@ class Coder(StandIn):
             interrupt=host.interrupted,
         )
         tally.served(PARTS[self.role])
+        self._note(wish)
         return made
+
+    def _note(self, wish: VaeWish) -> None:
+        """Say so where the budget was not enough."""
+        plan, budget = self.program.last_plan, wish.budget_bytes
+        if plan is not None and budget is not None and plan.peak_bytes > budget:
+            wish.session.report.event(
+                f"the VAE's {self.role} needs {plan.peak_bytes >> 20} MiB at the least for this "
+                f"size; the budget is {budget >> 20} MiB"
+            )
 
     def failed(self, error: Exception) -> str:
         return f"ours failed: {trouble.once(error)}"

@@ -13,19 +13,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
-
 from lib_rocm_sd import policy
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.comfyui import host, sessions
-from lib_rocm_sd.hosts.comfyui import vae as vaes
-from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.coder import VaeWish
-from lib_rocm_sd.hosts.comfyui.model import OPTIONS
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.modules.patches import Patch, put, take
 
 VARIABLE = "ROCM_SD_COMFYUI_ALL"
+OPTIONS = "transformer_options"
 PLACE = 5
 """Of `transformer_options` among apply_model's arguments, after `self`."""
 
@@ -47,18 +41,17 @@ def begin(level: str) -> bool:
     """
     if _patches:
         return True
-    try:
-        session = sessions.of(level)
-    except ValueError as error:
-        log.warning("%s: %s=%s: %s", host.NAME, VARIABLE, level, error)
+    if level not in policy.LEVELS:
+        known = ", ".join(policy.LEVELS)
+        log.warning("%s: %s=%s is none of 1, %s", host.NAME, VARIABLE, level, known)
         return False
     model: Any = host.attribute("comfy.model_base", "BaseModel")
     vae: Any = host.attribute("comfy.sd", "VAE")
     if not callable(getattr(model, "apply_model", None)) or not hasattr(vae, "__init__"):
         log.warning("%s: %s: this ComfyUI is made otherwise; nothing is set", host.NAME, VARIABLE)
         return False
-    _patches.append(put(model, "apply_model", _model(model.apply_model, Override(session))))
-    _patches.append(put(vae, "__init__", _vae(vae.__init__, VaeWish(session))))
+    _patches.append(put(model, "apply_model", _model(model.apply_model, level)))
+    _patches.append(put(vae, "__init__", _vae(vae.__init__, level)))
     log.info("%s: %s: all models' attention and all VAEs, level %s", host.NAME, VARIABLE, level)
     return True
 
@@ -69,28 +62,49 @@ def end() -> None:
         take(_patches.pop())
 
 
-def _model(theirs: Callable[..., Any], override: Override) -> Callable[..., Any]:
+def _model(theirs: Callable[..., Any], level: str) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def apply_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = _override(level)
         if len(args) > PLACE:
-            options = {KEY: override, **(args[PLACE] or {})}
-            args = (*args[:PLACE], options, *args[PLACE + 1 :])
+            args = (*args[:PLACE], {**ours, **(args[PLACE] or {})}, *args[PLACE + 1 :])
         else:
-            kwargs[OPTIONS] = {KEY: override, **(kwargs.get(OPTIONS) or {})}
+            kwargs[OPTIONS] = {**ours, **(kwargs.get(OPTIONS) or {})}
         return theirs(self, *args, **kwargs)
 
     return apply_model
 
 
-def _vae(theirs: Callable[..., None], wish: VaeWish) -> Callable[..., None]:
+@functools.cache
+def _override(level: str) -> dict[str, Any]:
+    """What options have where a model has no override of its own; imported at the first step."""
+    try:
+        from lib_rocm_sd.hosts.comfyui import attention, sessions
+
+        return {attention.KEY: attention.Override(sessions.of(level))}
+    except Exception as error:
+        log.warning("%s: attention is ComfyUI's own: %s", host.NAME, trouble.once(error))
+        return {}
+
+
+def _vae(theirs: Callable[..., None], level: str) -> Callable[..., None]:
     @functools.wraps(theirs)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         theirs(self, *args, **kwargs)
-        model = getattr(self, "first_stage_model", None)
         try:
-            if isinstance(model, nn.Module):
-                vaes.equip(self, model, wish)
+            _equip(self, level)
         except Exception as error:
-            tally.leave("VAE", f"it could not be taken over: {trouble.once(error)}")
+            log.warning("%s: a VAE is ComfyUI's own: %s", host.NAME, trouble.once(error))
 
     return __init__
+
+
+def _equip(vae: Any, level: str) -> None:
+    from torch import nn
+
+    from lib_rocm_sd.hosts.comfyui import coder, sessions
+    from lib_rocm_sd.hosts.comfyui import vae as vaes
+
+    model = getattr(vae, "first_stage_model", None)
+    if isinstance(model, nn.Module):
+        vaes.equip(vae, model, coder.VaeWish(sessions.of(level)))

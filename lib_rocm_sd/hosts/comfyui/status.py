@@ -6,7 +6,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.coder import usable
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.tally import LEFT, tally
 from lib_rocm_sd.report import report
 from lib_rocm_sd.ui.rows import counted, rows_of
 
@@ -37,5 +37,6 @@ def _lines() -> list[str]:
         f"ComfyUI's own: {what}, {counted(count, 'call')}: {reason}"
         for (what, reason), count in tally.left.most_common()
     ]
-    lines += [f"Event: {message}" for message in report.snapshot()["events"]]
+    events = report.snapshot()["events"]
+    lines += [f"Event: {message}" for message in events if not message.startswith(LEFT)]
     return lines

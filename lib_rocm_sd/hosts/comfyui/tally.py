@@ -8,6 +8,8 @@ from collections import Counter
 from lib_rocm_sd.report import Report, report
 
 ATTENTION = "attention"
+LEFT = "left to ComfyUI's own code: "
+"""How the report's events about calls begin."""
 
 
 class Tally:
@@ -30,7 +32,7 @@ class Tally:
             self.left[what, why] += 1
             first = self.left[what, why] == 1
         if first:
-            self._report.event(f"ComfyUI: {what} was left to ComfyUI's own code: {why}")
+            self._report.event(f"{LEFT}{what}: {why}")
 
     def clear(self) -> None:
         with self._lock:

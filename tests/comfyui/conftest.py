@@ -1,0 +1,56 @@
+"""ComfyUI's double under its names, and a CPU that plays the card."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lib_rocm_sd import report
+from lib_rocm_sd.hosts.comfyui import everywhere
+from lib_rocm_sd.hosts.comfyui.tally import tally
+from tests.comfyui.play import Engine, play
+
+DOUBLE = Path(__file__).parent / "double"
+MODULES = {
+    "management": "comfy.model_management",
+    "utils": "comfy.utils",
+    "attention": "comfy.ldm.modules.attention",
+    "sd": "comfy.sd",
+    "base": "comfy.model_base",
+    "patcher": "comfy.model_patcher",
+}
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "comfy"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def comfy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The double's modules. Nothing was counted yet, and no event told."""
+    forget()
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    monkeypatch.setattr(report.report, "_events", {})
+    tally.clear()
+    yield SimpleNamespace(**{key: importlib.import_module(n) for key, n in MODULES.items()})
+    everywhere.end()
+    tally.clear()
+    forget()
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The CPU is a card of ours."""
+    return play(monkeypatch.setattr)
+
+
+def left() -> dict[str, int]:
+    """What ComfyUI computed, as "what: why", and how often."""
+    return {f"{what}: {why}": count for (what, why), count in tally.left.items()}

@@ -1,0 +1,14 @@
+"""Double of comfy/ldm/modules/diffusionmodules/model.py (Comfy-Org/ComfyUI a125cd84).
+
+It is the double of ldm's file, with ComfyUI's layers.
+"""
+
+from pathlib import Path
+
+from comfy.ops import disable_weight_init as ops  # noqa: F401 - of the source below
+
+_PLACE = Path(__file__).parents[6] / "data" / "vae_model.py"
+_SOURCE = _PLACE.read_text(encoding="utf-8")
+for _name in ("Conv2d", "GroupNorm", "Linear"):
+    _SOURCE = _SOURCE.replace(f"nn.{_name}(", f"ops.{_name}(")
+exec(compile(_SOURCE, _PLACE, "exec"))

@@ -1,0 +1,238 @@
+"""The nodes as ComfyUI calls them, the status, the start option, and the checkout's __init__.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
+from lib_rocm_sd.hosts.comfyui.attention import KEY
+from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.policy import LEVELS
+from tests.comfyui.conftest import DOUBLE, left
+from tests.comfyui.play import Engine
+from tests.vae.vae_models import error, fill
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(name: str, **given: Any) -> Any:
+    """A node with its inputs' defaults, as ComfyUI makes and calls it."""
+    kind: Any = nodes.CLASSES[name]
+    asked = kind.INPUT_TYPES()
+    every = {**asked["required"], **asked.get("optional", {})}
+    assert set(given) <= set(every)
+    values = {key: row[1]["default"] for key, row in every.items() if "default" in dict(*row[1:])}
+    made = kind()
+    return getattr(made, kind.FUNCTION)(**{**values, **given})
+
+
+def model_of(comfy: Any) -> Any:
+    torch.manual_seed(0)
+    base = comfy.base.BaseModel({"query_dim": 32, "heads": 4, "dim_head": 8})
+    return comfy.patcher.ModelPatcher(base, None, None)
+
+
+def vae_of(comfy: Any) -> Any:
+    weights = fill(comfy.sd.AutoencoderKL(widths=comfy.sd.WIDTHS)).state_dict()
+    return comfy.sd.VAE(sd=weights)
+
+
+def test_each_node_is_whole() -> None:
+    assert set(nodes.CLASSES) == set(nodes.NAMES)
+    for kind in nodes.CLASSES.values():
+        made: Any = kind
+        assert callable(getattr(made, made.FUNCTION)) and made.CATEGORY and made.DESCRIPTION
+        assert isinstance(made.RETURN_TYPES, tuple)
+        for inputs in made.INPUT_TYPES().values():
+            for choices, *rows in inputs.values():
+                default = rows[0].get("default") if rows else None
+                assert not isinstance(choices, list) or default in choices
+
+
+def test_the_levels_are_the_engines() -> None:
+    choices = nodes.RocmSdModel.INPUT_TYPES()["required"]["level"][0]
+    assert choices == list(LEVELS)
+
+
+@torch.no_grad()
+def test_model_node(comfy: Any, card: Engine) -> None:
+    given = model_of(comfy)
+    (made,) = run("RocmSdModel", model=given, level="Memory")
+    assert made is not given and made.model is given.model
+    x = torch.randn(2, 9, 32)
+    expected = given.model.apply_model(x, None, **given.model_options)
+    options = made.model_options["transformer_options"]
+    torch.testing.assert_close(
+        given.model.apply_model(x, None, transformer_options=options), expected
+    )
+    assert [session.level for _, session in card.seen] == ["Memory"]
+    (off,) = run("RocmSdModel", model=made, attention=False)
+    assert KEY not in off.model_options["transformer_options"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", nodes.MODES)
+def test_vae_node(comfy: Any, card: Engine, mode: str) -> None:
+    given = vae_of(comfy)
+    z = torch.randn(1, 4, 32, 32)
+    decoded = given.decode(z)
+    (made,) = run("RocmSdVae", vae=given, mode=mode, encode=False)
+    assert error(made.decode(z), decoded) < 1e-5
+    made.encode(decoded)
+    assert dict(tally.ours) == {"VAE decode": 1}
+    wish = made.first_stage_model.rocm_sd_wish
+    assert (wish.mode, wish.budget_bytes) == (nodes.MODES[mode], None)
+    (small,) = run("RocmSdVae", vae=given, budget_mib=3)
+    assert small.first_stage_model.rocm_sd_wish.budget_bytes == 3 << 20
+
+
+# --- status
+
+
+def test_the_status_says_what_runs_and_why_not(comfy: Any) -> None:
+    (made,) = run("RocmSdModel", model=model_of(comfy))
+    x = torch.zeros(1, 4, 32)
+    made.model.apply_model(x, None, **made.model_options)
+    made.model.apply_model(x, None, **made.model_options)
+    tally.served("VAE decode")
+    shown = run("RocmSdStatus", after=object())
+    (said,) = shown["result"]
+    assert shown["ui"] == {"text": [said]}
+    assert said.splitlines()[0] == (
+        "Not active: no supported GPU (this is the CPU); ComfyUI computes everything by itself."
+    )
+    assert "ComfyUI's own: attention, 2 calls: no GPU: this is the CPU" in said
+    assert "Ours: VAE decode, 1 call" in said
+    assert "Event: left to ComfyUI's own code" not in said  # it would say no more
+
+
+def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "_lines", lambda: 1 // 0)
+    assert status.text() == "Not active: ZeroDivisionError: integer division or modulo by zero"
+
+
+def test_the_status_is_asked_each_time_and_after_anything() -> None:
+    changed = nodes.RocmSdStatus.IS_CHANGED()
+    assert changed != changed
+    (after, _), *_ = nodes.RocmSdStatus.INPUT_TYPES()["optional"].values()
+    assert after == "*" and hash(after) == hash("*")
+    assert not after.__ne__("IMAGE")
+
+
+# --- the start option
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("", ""), ("0", ""), ("1", "Auto"), ("Memory", "Memory"), ("x", "x")]
+)
+def test_what_the_variable_asks_for(value: str, level: str) -> None:
+    assert everywhere.level_asked({everywhere.VARIABLE: value}) == level
+    assert everywhere.level_asked({}) == ""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positional", [False, True])
+def test_every_model_and_vae_without_a_node(comfy: Any, card: Engine, positional: bool) -> None:
+    before = model_of(comfy), vars(comfy.base.BaseModel)["apply_model"], comfy.sd.VAE.__init__
+    x, options = torch.randn(2, 9, 32), {"block": 1}
+    expected = before[0].model.apply_model(x, None, transformer_options=options)
+    assert everywhere.begin("Auto") and everywhere.begin("Auto")
+    model = before[0].model
+    if positional:
+        made = model.apply_model(x, None, None, None, None, options)
+    else:
+        made = model.apply_model(x, None, transformer_options=options)
+    torch.testing.assert_close(made, expected)
+    model.apply_model(x, None)
+    assert len(card.seen) == 2 and options == {"block": 1}
+
+    (own,) = run("RocmSdModel", model=before[0], level="Memory")
+    model.apply_model(x, None, **own.model_options)
+    assert card.seen[-1][1].level == "Memory"  # a node's word counts
+
+    vae = vae_of(comfy)
+    vae.decode(torch.randn(1, 4, 8, 8))
+    assert tally.ours["VAE decode"] == 1
+    assert comfy.sd.VAE().first_stage_model is None
+    everywhere.end()
+    assert (vars(comfy.base.BaseModel)["apply_model"], comfy.sd.VAE.__init__) == before[1:]
+
+
+def test_it_steps_aside_with_a_line_in_the_log(
+    comfy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not everywhere.begin("Fast")
+    assert "ROCM_SD_COMFYUI_ALL=Fast is none of 1, Auto" in caplog.text
+    del comfy.base.BaseModel.apply_model
+    assert not everywhere.begin("Auto")
+    assert "this ComfyUI is made otherwise; nothing is set" in caplog.text
+
+
+@torch.no_grad()
+def test_without_a_card_it_changes_no_bit(comfy: Any) -> None:
+    model, x = model_of(comfy).model, torch.randn(2, 9, 32)
+    expected = model.apply_model(x, None)
+    everywhere.begin("Auto")
+    assert torch.equal(model.apply_model(x, None), expected)
+    assert left() == {"attention: no GPU: this is the CPU": 1}
+
+
+# --- the checkout as a custom node
+
+HEAVY = ("engine", "functional", "vae", "ops", "hosts.comfyui.attention", "hosts.comfyui.vae")
+
+
+def executed(before: str) -> dict[str, Any]:
+    """What a Python has after it has executed __init__.py as ComfyUI does."""
+    script = f"""
+import importlib.util, json, sys
+{before}
+path = list(sys.path)
+spec = importlib.util.spec_from_file_location("/a/custom_nodes/rocm_x_sd", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+print(json.dumps([
+    sorted(module.NODE_CLASS_MAPPINGS), module.NODE_DISPLAY_NAME_MAPPINGS, sys.path == path,
+    sorted(name for name in sys.modules if name.startswith("lib_rocm_sd")), "torch" in sys.modules,
+]))
+"""
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "ROCM_SD_COMFYUI_ALL")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT / "__init__.py")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        cwd=DOUBLE,
+    )
+    keys = ("nodes", "names", "path_as_before", "ours", "torch")
+    return dict(zip(keys, json.loads(done.stdout), strict=True))
+
+
+def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
+    found = executed("import types; sys.modules['comfy.model_management'] = types.ModuleType('x')")
+    assert found["nodes"] == sorted(nodes.CLASSES) and found["names"] == nodes.NAMES
+    assert found["path_as_before"] and not found["torch"]
+    assert "lib_rocm_sd.hosts.comfyui.nodes" in found["ours"]
+    assert not [name for name in found["ours"] if name[12:].startswith(HEAVY)]
+
+
+def test_elsewhere_nothing_is_imported() -> None:
+    found = executed("")
+    assert found == {"nodes": [], "names": {}, "path_as_before": True, "ours": [], "torch": False}
+
+
+def test_pytest_makes_no_package_of_the_checkout() -> None:
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    assert str(ROOT / "__init__.py") not in files

@@ -1,0 +1,157 @@
+"""A real ComfyUI; ROCM_SD_COMFYUI names its checkout: what the double mirrors, and our nodes in it.
+
+ROCM_SD_COMFYUI_PYTHON is a Python that has what ComfyUI's requirements.txt asks for; else this one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.comfyui.conftest import DOUBLE
+from tests.comfyui.server import Server, running
+from tests.webui.surface import Mirror
+
+OWN = {
+    "a smaller model": (
+        "comfy/sd.py::WIDTHS",
+        "comfy/model_base.py::BaseModel.__init__",
+        "comfy/ldm/models/autoencoder.py::AutoencoderKL.__init__",
+    ),
+}
+"""What the double has for itself, beside names with an underscore."""
+WITHOUT_NODES: dict[str, Any] = {
+    "1": {"class_type": "TinyModels", "inputs": {"seed": 0}},
+    "2": {
+        "class_type": "EmptyLatentImage",
+        "inputs": {"width": 64, "height": 64, "batch_size": 1},
+    },
+    "3": {
+        "class_type": "KSampler",
+        "inputs": {
+            "model": ["1", 0],
+            "positive": ["1", 1],
+            "negative": ["1", 1],
+            "latent_image": ["2", 0],
+            "seed": 1,
+            "steps": 2,
+            "cfg": 1.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        },
+    },
+    "4": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["1", 2]}},
+    "5": {"class_type": "VAEEncode", "inputs": {"pixels": ["4", 0], "vae": ["1", 2]}},
+    "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
+    "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "test"}},
+}
+STATUS = {"12": {"class_type": "RocmSdStatus", "inputs": {"after": ["6", 0]}}}
+
+
+def with_nodes(mode: str) -> dict[str, Any]:
+    """The same workflow through our nodes, and the status after it."""
+    switches: dict[str, Any] = {"level": "Auto", "budget_mib": 0, "decode": True, "encode": True}
+    made = {key: {**node, "inputs": dict(node["inputs"])} for key, node in WITHOUT_NODES.items()}
+    made["10"] = {
+        "class_type": "RocmSdModel",
+        "inputs": {"model": ["1", 0], "level": "Auto", "attention": True},
+    }
+    made["11"] = {"class_type": "RocmSdVae", "inputs": {"vae": ["1", 2], "mode": mode, **switches}}
+    made["3"]["inputs"]["model"] = ["10", 0]
+    for key in ("4", "5", "6"):
+        made[key]["inputs"]["vae"] = ["11", 0]
+    return made | STATUS
+
+
+@pytest.fixture(scope="module")
+def checkout() -> Path:
+    place = os.environ.get("ROCM_SD_COMFYUI")
+    if not place:
+        pytest.skip("ROCM_SD_COMFYUI names no checkout of ComfyUI")
+    found = Path(place).resolve()
+    assert (found / "comfy" / "sd.py").is_file(), f"no ComfyUI is at {found}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    return os.environ.get("ROCM_SD_COMFYUI_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def without(checkout: Path, python: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The picture of a ComfyUI that does not have this custom node."""
+    folder = tmp_path_factory.mktemp("without")
+    with running(checkout, python, folder, ours=False) as server:
+        return server.make(WITHOUT_NODES).picture
+
+
+@pytest.fixture(scope="module")
+def installed(
+    checkout: Path, python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    with running(checkout, python, tmp_path_factory.mktemp("with")) as server:
+        yield server
+
+
+def test_double_mirrors_the_real_one(checkout: Path) -> None:
+    found = Mirror(DOUBLE, checkout).differences("comfy")
+    own = {name for names in OWN.values() for name in names}
+    assert {name: how for name, how in found.items() if name not in own} == {}
+    assert own <= set(found)
+
+
+def test_installed_it_changes_nothing(installed: Server, without: bytes) -> None:
+    assert installed.make(WITHOUT_NODES).picture == without
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Always banded"])
+def test_without_a_card_the_nodes_change_nothing_and_say_why(
+    installed: Server, without: bytes, mode: str
+) -> None:
+    made = installed.make(with_nodes(mode))
+    assert made.picture == without
+    said = made.texts["12"]
+    assert said.startswith("Not active: no supported GPU (this is the CPU)")
+    for part in ("attention", "VAE decode", "VAE encode"):
+        assert f"ComfyUI's own: {part}, " in said
+    assert "Ours: " not in said
+
+
+def test_the_start_option_changes_nothing_without_a_card(
+    checkout: Path, python: str, tmp_path: Path, without: bytes
+) -> None:
+    with running(checkout, python, tmp_path / "all", ROCM_SD_COMFYUI_ALL="1") as server:
+        made = server.make(WITHOUT_NODES | STATUS)
+    assert made.picture == without
+    assert "ComfyUI's own: attention, " in made.texts["12"]
+
+
+def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
+    checkout: Path, python: str, tmp_path: Path, without: bytes
+) -> None:
+    """Attention in float64, the VAE by our program with torch's convolutions: off by rounding."""
+    with running(checkout, python, tmp_path / "card", ROCM_SD_PLAY="1") as server:
+        made = [server.make(with_nodes(mode)) for mode in ("Auto", "Always banded")]
+        own = server.make(WITHOUT_NODES).picture
+    assert own == without
+    said = made[1].texts["12"]
+    for part in ("attention", "VAE decode", "VAE encode"):
+        assert f"Ours: {part}, " in said
+    assert "ComfyUI's own: " not in said
+    for each in made:
+        assert largest_difference(each.picture, without) <= 1
+
+
+def largest_difference(one: bytes, other: bytes) -> int:
+    """Of two PNGs, in 0..255."""
+    image: Any = pytest.importorskip("PIL.Image")
+    both = [image.open(io.BytesIO(data)).convert("RGB").tobytes() for data in (one, other)]
+    return max(abs(a - b) for a, b in zip(*both, strict=True))
