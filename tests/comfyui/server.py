@@ -74,7 +74,8 @@ def running(
     words = [python, "main.py", "--cpu", "--port", str(port), "--base-directory", str(folder)]
     words += ["--database-url", "sqlite:///:memory:", "--disable-metadata"]
     log = folder / "log.txt"
-    known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    known = {**os.environ, **environment}
+    known.pop("PYTHONPATH", None)
     with log.open("w") as written:
         process = subprocess.Popen(
             words, cwd=checkout, env=known, stdout=written, stderr=subprocess.STDOUT

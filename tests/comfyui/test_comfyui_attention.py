@@ -10,7 +10,7 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.comfyui import attention as ours
-from lib_rocm_sd.hosts.comfyui.attention import KEY, NotOursError, Override, call_of
+from lib_rocm_sd.hosts.comfyui.attention import KEY, NotOursError, call_of
 from lib_rocm_sd.hosts.comfyui.model import optimized
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from tests.comfyui.conftest import left
@@ -30,9 +30,8 @@ def mask(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(1))
 
 
-def override() -> Override:
-    made: Override = optimized(Model(), "Auto", True).model_options["transformer_options"][KEY]
-    return made
+def override() -> Any:
+    return optimized(Model(), "Auto", True).model_options["transformer_options"][KEY]
 
 
 class Model:
@@ -65,7 +64,7 @@ def test_each_form_gives_what_comfyuis_gives(
     comfy: Any, card: Engine, name: str, apart: bool, out_apart: bool
 ) -> None:
     q, k, v = tensors(apart)
-    options = {"skip_reshape": apart, "skip_output_reshape": out_apart, "attn_precision": None}
+    options: dict[str, Any] = {"skip_reshape": apart, "skip_output_reshape": out_apart}
     theirs = comfy.attention.attention_pytorch
     expected = theirs(q, k, v, H, mask=MASKS[name], **options)
     options["transformer_options"] = {KEY: override(), "block": ("input", 1)}
@@ -169,8 +168,9 @@ def test_a_reason_is_told_once(comfy: Any) -> None:
 
 
 def test_shapes_that_are_none() -> None:
+    q, k, v = tensors(True)
     with pytest.raises(NotOursError, match=r"q, k and v are \(2, 4, 9, 8\)"):
-        call_of(*tensors(True), H)
+        call_of(q, k, v, H)
 
 
 # --- one model, not another

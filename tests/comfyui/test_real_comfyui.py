@@ -22,7 +22,6 @@ OWN = {
     "a smaller model": (
         "comfy/sd.py::WIDTHS",
         "comfy/model_base.py::BaseModel.__init__",
-        "comfy/ldm/models/autoencoder.py::AutoencoderKL.__init__",
     ),
 }
 """What the double has for itself, beside names with an underscore."""

@@ -4,7 +4,10 @@ A UNet with Stable Diffusion 1's widths and two of its levels, and its VAE. With
 CPU plays the card for our nodes.
 """
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import comfy.ops
 import comfy.sd
@@ -12,10 +15,22 @@ import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-if os.environ.get("ROCM_SD_PLAY") == "1":
-    from tests.comfyui.play import play
 
-    play(setattr)
+def _play():
+    """ComfyUI's checkout has a folder `tests` too: play.py is loaded by its place."""
+    place = Path(__file__).resolve().parents[2] / "play.py"
+    sys.path.insert(0, str(place.parents[2]))
+    try:
+        spec = importlib.util.spec_from_file_location("rocm_sd_play", place)
+        sys.modules["rocm_sd_play"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    module.play(setattr)
+
+
+if os.environ.get("ROCM_SD_PLAY") == "1":
+    _play()
 
 VAE = {
     "double_z": True,
