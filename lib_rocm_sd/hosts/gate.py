@@ -6,14 +6,14 @@ import logging
 import threading
 
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.trials.gate import put_before
+from lib_rocm_sd.trials.gate import Say, put_before
 
 log = logging.getLogger("rocm_sd")
 _lock = threading.Lock()
 
 
-def begin() -> None:
+def begin(say: Say = log.info) -> None:
     """Put a gate before the process's engine where it has none."""
     with _lock:
         if engine.gate is None:
-            put_before(engine, log.info)
+            put_before(engine, say)

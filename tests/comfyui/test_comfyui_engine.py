@@ -27,7 +27,7 @@ def launches(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(selftest, "check", lambda *words: selftest.Check(0.0, 1.0))
     monkeypatch.setattr(attention, "identify", lambda device: CARD)
     monkeypatch.setattr(attention, "engine", engine)
-    monkeypatch.setattr(gate, "begin", lambda: None)
+    monkeypatch.setattr(gate, "begin", lambda say: None)
     return made
 
 
@@ -78,13 +78,13 @@ def test_nothing_is_launched_that_no_child_has_tried(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(gate, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(gate, "begin", lambda say: begun.append(True))
     call()
     assert begun == [True]
     monkeypatch.undo()
 
 
 def test_no_gate_without_a_card(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "begin", lambda: 1 // 0)
+    monkeypatch.setattr(gate, "begin", lambda say: 1 // 0)
     assert call() == "ComfyUI's"
     assert left() == {"attention: no GPU: this is the CPU": 1}

@@ -169,6 +169,7 @@ def test_every_model_and_vae_without_a_node(comfy: Any, card: Engine, positional
 def test_it_steps_aside_with_a_line_in_the_log(
     comfy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "rocm_sd.comfyui")
     assert not everywhere.begin("Fast")
     assert "ROCM_SD_COMFYUI_ALL=Fast is none of 1, Auto" in caplog.text
     del comfy.base.BaseModel.apply_model

@@ -178,10 +178,13 @@ def test_progress_is_shown_on_the_node(comfy: Any, vae: Any, card: Engine) -> No
     assert done == total > 1 and [value for value, _ in shown] == sorted(v for v, _ in shown)
 
 
+@pytest.mark.parametrize("hooked", [True, False])
 @pytest.mark.parametrize("mode", ["auto", "banded"])
 def test_cancel_ends_a_decode_as_comfyui_does(
-    comfy: Any, vae: Any, card: Engine, mode: str, monkeypatch: pytest.MonkeyPatch
+    comfy: Any, vae: Any, card: Engine, mode: str, hooked: bool
 ) -> None:
+    """By what ComfyUI raises where progress is shown, or, without its hook, by our own look."""
+    comfy.utils._hooked[0] = hooked
     ours = vaes.with_ours(vae, wish(mode))
     comfy.management.interrupt_current_processing()
     with pytest.raises(comfy.management.InterruptProcessingException):

@@ -18,6 +18,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
+from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.tally import ATTENTION as COUNTED
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -83,7 +84,7 @@ class Override:
         if unfit or q.dtype not in HALVES:
             raise NotOursError(unfit or f"it is in {str(q.dtype).removeprefix('torch.')}")
         if engine.gate is None:
-            gate.begin()
+            gate.begin(host.say)
         route = engine.route(ATTENTION, call.inputs, self.session)
         if not route.is_ours:
             raise NotOursError(_why(route.plan))

@@ -38,7 +38,7 @@ class VaeWish:
 class Coder(StandIn):
     """Stands in for a decoder or encoder, as `role` says, from `begin` to `end`."""
 
-    passed_on = (MemoryError, Interrupted)
+    passed_on = (MemoryError, Interrupted, host.Cancelled)
 
     def __init__(self, module: nn.Module, role: str) -> None:
         super().__init__(module)
@@ -132,6 +132,6 @@ class Coder(StandIn):
 
 def usable(device: torch.device) -> list[str]:
     """Why our kernels cannot run a VAE on a device; starts to compile and try at the first use."""
-    if device.type == "cuda" and engine.gate is None:
-        gate.begin()
+    if engine.gate is None and not identify(device).reasons:
+        gate.begin(host.say)
     return engine.usable(device, CONVS["3x3"])

@@ -8,7 +8,6 @@ comfy/model_base.py, comfy/sd.py.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +22,6 @@ OPTIONS = "transformer_options"
 PLACE = 5
 """Of `transformer_options` among apply_model's arguments, after `self`."""
 
-log = logging.getLogger("rocm_sd")
 _patches: list[Patch] = []
 
 
@@ -43,16 +41,16 @@ def begin(level: str) -> bool:
         return True
     if level not in policy.LEVELS:
         known = ", ".join(policy.LEVELS)
-        log.warning("%s: %s=%s is none of 1, %s", host.NAME, VARIABLE, level, known)
+        host.say(f"{VARIABLE}={level} is none of 1, {known}")
         return False
     model: Any = host.attribute("comfy.model_base", "BaseModel")
     vae: Any = host.attribute("comfy.sd", "VAE")
     if not callable(getattr(model, "apply_model", None)) or not hasattr(vae, "__init__"):
-        log.warning("%s: %s: this ComfyUI is made otherwise; nothing is set", host.NAME, VARIABLE)
+        host.say(f"{VARIABLE}: this ComfyUI is made otherwise; nothing is set")
         return False
     _patches.append(put(model, "apply_model", _model(model.apply_model, level)))
     _patches.append(put(vae, "__init__", _vae(vae.__init__, level)))
-    log.info("%s: %s: all models' attention and all VAEs, level %s", host.NAME, VARIABLE, level)
+    host.say(f"{VARIABLE}: all models' attention and all VAEs, level {level}")
     return True
 
 
@@ -83,7 +81,7 @@ def _override(level: str) -> dict[str, Any]:
 
         return {attention.KEY: attention.Override(sessions.of(level))}
     except Exception as error:
-        log.warning("%s: attention is ComfyUI's own: %s", host.NAME, trouble.once(error))
+        host.say(f"attention is ComfyUI's own: {trouble.once(error)}")
         return {}
 
 
@@ -94,7 +92,7 @@ def _vae(theirs: Callable[..., None], level: str) -> Callable[..., None]:
         try:
             _equip(self, level)
         except Exception as error:
-            log.warning("%s: a VAE is ComfyUI's own: %s", host.NAME, trouble.once(error))
+            host.say(f"a VAE is ComfyUI's own: {trouble.once(error)}")
 
     return __init__
 

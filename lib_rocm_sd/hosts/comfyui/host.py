@@ -1,11 +1,13 @@
 """What we use of ComfyUI; nothing raises where a piece is missing.
 
-Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_management.py, comfy/utils.py.
+Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_management.py, comfy/utils.py,
+and the hook of the progress bar in main.py.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,21 @@ import torch
 from lib_rocm_sd.hosts import trouble
 
 NAME = "ROCm SD"
+
+log = logging.getLogger("rocm_sd.comfyui")
+
+
+def say(message: str) -> None:
+    """A line on ComfyUI's console."""
+    log.info("%s: %s", NAME, message)
+
+
+class Cancelled(Exception):  # noqa: N818 - nothing went wrong
+    """ComfyUI's progress bar has raised `error`, since the user has pressed Cancel."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def module(name: str) -> ModuleType | None:
@@ -63,8 +80,11 @@ def out_of_memory() -> type[Exception]:
 
 
 def progress_bar() -> Callable[[int, int], None]:
-    """Shows (done, total) on the node that runs."""
+    """Shows (done, total) on the node that runs. Raises Cancelled: ComfyUI looks for a Cancel
+    whenever something is shown.
+    """
     kind = attribute("comfy.utils", "ProgressBar")
+    stops = attribute("comfy.model_management", "InterruptProcessingException") or ()
     bar: list[Any] = []
 
     def show(done: int, total: int) -> None:
@@ -72,6 +92,9 @@ def progress_bar() -> Callable[[int, int], None]:
             return
         if not bar:
             bar.append(kind(total))
-        bar[0].update_absolute(done, total)
+        try:
+            bar[0].update_absolute(done, total)
+        except stops as error:
+            raise Cancelled(error) from None
 
     return show

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -127,7 +128,10 @@ NAMES = {
 
 
 def begin() -> None:
-    """Heed the start option; without it nothing is imported."""
+    """Called when ComfyUI starts. The start option is heeded; without it nothing is imported."""
+    # ComfyUI shows all of level INFO, at which the library tells of each problem that it plans.
+    logging.getLogger("rocm_sd").setLevel(logging.WARNING)
+    logging.getLogger("rocm_sd.comfyui").setLevel(logging.INFO)
     if not os.environ.get("ROCM_SD_COMFYUI_ALL"):
         return
     from lib_rocm_sd.hosts import trouble

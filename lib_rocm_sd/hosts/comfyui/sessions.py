@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 from lib_rocm_sd import policy
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.report import report
 
-log = logging.getLogger("rocm_sd")
 _made: dict[str, Session] = {}
 
 
 def of(level: str) -> Session:
     """The session of a level, always the same one. ValueError where there is no such level."""
     if level not in _made:
-        _made[level] = Session(
-            policy.by_name(level), 0, report, _progress, interrupt=host.interrupted
-        )
+        _made[level] = Session(policy.by_name(level), 0, report, host.say, host.interrupted)
     return _made[level]
-
-
-def _progress(message: str) -> None:
-    log.info("%s: %s", host.NAME, message)

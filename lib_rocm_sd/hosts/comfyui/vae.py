@@ -62,6 +62,8 @@ class FirstStage:
                 return theirs(*args, **kwargs)
             except Interrupted:
                 host.stop_if_interrupted()
+            except host.Cancelled as cancelled:
+                raise cancelled.error from None
             except (RuntimeError, MemoryError) as error:
                 kind = host.out_of_memory()
                 if isinstance(error, kind) or not is_out_of_memory(error):
