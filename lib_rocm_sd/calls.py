@@ -19,8 +19,16 @@ from lib_rocm_sd.ops.base import Op
 
 MOST_FACTS = 8
 """Of one program: sizes of pictures, and of prompts, between which a sampler changes."""
-Routes = dict[str, Route]
-"""By place."""
+
+
+class Routes(dict[str, Route]):
+    """By place. `left`: why the program is better left to others; None where nobody has looked."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: str | None = None
 
 
 class Places:
@@ -38,7 +46,7 @@ class Places:
         if found is None:
             if len(self._known) >= MOST_FACTS:
                 self._known = {}
-            found = self._known.setdefault(key, {})
+            found = self._known.setdefault(key, Routes())
         return found
 
     def forget(self) -> None:
@@ -52,7 +60,7 @@ class Calls:
 
     def __init__(self, session: Session, routes: Routes | None = None) -> None:
         self.session = session
-        self._routes: Routes = {} if routes is None else routes
+        self._routes = Routes() if routes is None else routes
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         """As engine.run. A place makes one kind of call in a run."""

@@ -31,7 +31,13 @@ os.environ.pop("ROCM_SD_CACHE_DIR", None)
 os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
 
 LONGEST = (
-    *("test_webui_a1111", "test_webui_forge", "test_browser_speed", "test_browser_looks"),
+    *(
+        "test_webui_a1111",
+        "test_webui_a1111_unet",
+        "test_webui_forge",
+        "test_browser_speed",
+        "test_browser_looks",
+    ),
     *("test_amdgpu_host", "test_machine_code", "test_browser_accordion", "test_amdgpu_counts"),
     *("test_browser_reload", "test_demo", "test_tiny_model", "test_compilers", "test_doctor"),
 )

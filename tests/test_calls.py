@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import calls as calls_module
-from lib_rocm_sd.calls import MOST_FACTS, Places, begin
+from lib_rocm_sd.calls import MOST_FACTS, Places, Routes, begin
 from lib_rocm_sd.engine import engine as engine_module
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import DEFAULT
@@ -138,7 +138,7 @@ def test_autocast_has_no_say(engine: Engine) -> None:
 
     op = op_of(Doubler("only", work=work))
     with torch.autocast("cpu"):
-        begin(DEFAULT, {}).run("here", op, Inputs(X))
+        begin(DEFAULT, Routes()).run("here", op, Inputs(X))
         assert torch.is_autocast_enabled("cpu")
     assert seen[-1] is False
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.calls import Places, begin
+from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
@@ -55,7 +55,7 @@ class Embeddings:
         self._places.forget()
 
     def _alone(self, active: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-        return compute.linear(begin(self._session, {}), "alone", active, layer)
+        return compute.linear(begin(self._session, Routes()), "alone", active, layer)
 
     def _begin(self, emb: torch.Tensor) -> None:
         """A step begins with a new embedding."""

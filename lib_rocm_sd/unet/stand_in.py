@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.calls import Places, begin
+from lib_rocm_sd.calls import Places, Routes, begin
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Means, TheirsError
 from lib_rocm_sd.unet.hook import Hook
@@ -36,7 +38,7 @@ class BlockStandIn(StandIn):
         self._family, self._means, self._hook = family, means, hook
         self._session, self._places = session, Places()
         self._told: Callable[[str], None] = session.report.event
-        self._barred = ""
+        self._barred = self._left = ""
         self._last_refusal = ""
         self._reading = self._read()
 
@@ -51,17 +53,18 @@ class BlockStandIn(StandIn):
         """The module as it is now."""
         if not self._reading.watch.same():
             self._reading = self._read()
-            self._barred = ""
+            self._barred = self._left = ""
         return self._reading
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the block is the module's own; empty where it is ours."""
-        return self.reading.reasons or ((self._barred,) if self._barred else ())
+        why = self._barred or self._left
+        return self.reading.reasons or ((why,) if why else ())
 
     def renew(self) -> None:
         """Read the module again, and forget what failed."""
-        self._barred = ""
+        self._barred = self._left = ""
         self._reading = self._read()
 
     def _read(self) -> Reading:
@@ -91,8 +94,26 @@ class BlockStandIn(StandIn):
     def serve(self, asked: Any) -> Any:
         reading = self._reading
         routes = self._places.of((*_facts(asked), *laid(reading.slots)))
+        self._left = routes.left or ""
+        if self._left:
+            raise UnknownModuleError((self._left,))
         calls = begin(self._session, routes)
-        return self.kind.run(reading.parts, asked, self._means, calls)
+        made = self.kind.run(reading.parts, asked, self._means, calls)
+        if routes.left is None:
+            routes.left = self.obstacle(routes)
+        return made
+
+    def obstacle(self, routes: Routes) -> str:
+        """Why the host computes this block faster: our convolution is not tried yet, or barred, and
+        what torch does in its stead is many operations. Empty where that is not so, and on a device
+        that we have no kernels for.
+        """
+        found = (route for route in routes.values() if route.plan is not None)
+        last = next((route for route in found if route.plan.variant.last_resort), None)  # type: ignore[union-attr]
+        if last is None or identify(last.device).arch is None:
+            return ""
+        why = (reason for reasons in last.plan.refusals.values() for reason in reasons)  # type: ignore[union-attr]
+        return f"no convolution of ours: {next(why, 'none is left')}"
 
     def failed(self, error: Exception) -> str:
         """Bars ours until the module has changed or is taken over again.

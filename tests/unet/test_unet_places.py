@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet import stand_in
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models
+from tests.unet.looking import near, rows
 
 
 @pytest.fixture
@@ -83,3 +87,26 @@ def test_a_weight_of_another_dtype_in_the_same_memory_is_looked_at(
     looked.clear()
     models.step(unet, inputs)
     assert set(looked) == {"attention", "linear", "layer norm"}
+
+
+def test_blocks_are_the_hosts_while_a_convolution_of_ours_is_missing(
+    unet: Any, inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card: what torch does in its stead is slower than the host's own block."""
+    theirs, report = models.step(unet, inputs), Report()
+    taken = take_over(unet, Session(report=report))
+    arch = type("Info", (), {"arch": object()})()
+    monkeypatch.setattr(stand_in, "identify", lambda device: arch)
+    models.step(unet, inputs)
+    with_torchs = models.step(unet, inputs)
+    left = models.step(unet, inputs)
+    assert near(left, theirs) and not torch.equal(left, with_torchs)
+    said = [event for event in report.snapshot()["events"] if "was left to the host" in event]
+    assert any("residual block" in each and "no convolution of ours" in each for each in said)
+    (why,) = rows(taken)["residual block"].left
+    assert rows(taken)["residual block"].ours == 0 and "no convolution of ours" in why
+    monkeypatch.undo()
+    engine.renew()
+    assert torch.equal(models.step(unet, inputs), with_torchs)
+    assert rows(taken)["residual block"].ours == 8
+    taken.give_back()

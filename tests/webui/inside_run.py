@@ -16,7 +16,7 @@ from tests.webui.environments import CHECKOUT, REAL, Environment, prepare
 
 WEBUI = CHECKOUT / "tests" / "webui"
 DOUBLE = WEBUI / "double"
-LIMIT_S = 600
+LIMIT_S = 1200
 REAL_LIMIT_S = 3600
 
 

@@ -1,4 +1,7 @@
-"""tests/webui/inside with A1111's gradio. A file of its own: workers take tests by the file."""
+"""tests/webui/inside with A1111's gradio, but for the UNet's, which test_webui_a1111_unet.py has.
+
+Two files: workers take tests by the file.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +15,4 @@ from tests.webui.inside_run import check
 
 @pytest.mark.slow
 def test_webui(tmp_path: Path) -> None:
-    check(A1111, tmp_path)
+    check(A1111, tmp_path, "-k", "not unet")

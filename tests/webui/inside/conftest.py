@@ -278,8 +278,18 @@ class FakeGpu:
             return [] if there else [*self.why_not, f"there is no {op.name}"]
 
         module.engine.usable = usable_here
+        self._keep_blocks(folder)
         if self.card is not None:
             self.card.install()
+
+    def _keep_blocks(self, folder: Path) -> None:
+        """A UNet's blocks stay ours although their convolutions are torch's."""
+        before, sys.path = sys.path, [str(folder), *sys.path]
+        try:
+            stand_in = importlib.import_module("lib_rocm_sd.unet.stand_in")
+        finally:
+            sys.path = before
+        stand_in.BlockStandIn.obstacle = lambda block, routes: ""  # type: ignore[attr-defined]
 
 
 def _kernel(base: Any) -> Any:

@@ -74,7 +74,7 @@ def test_on_and_off(start: Start, gpu: FakeGpu, monkeypatch: Any, case: str) -> 
     assert len(steps) == made + (2 if "enable_hr" in fields else 0)
     assert len(seen) == BLOCKS * len(steps)
     assert (
-        f'ROCm SD UNet: "Auto, {BLOCKS} of {BLOCKS} blocks, linear: torch, conv: torch"' in on.info
+        f'ROCm SD UNet: "Auto, {BLOCKS} of {BLOCKS} blocks, linear: torch, conv: torch' in on.info
     )
     assert distance(on, attention_only) < NEAR
     assert not same(on, attention_only)
