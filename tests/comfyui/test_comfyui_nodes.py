@@ -172,9 +172,11 @@ def test_it_steps_aside_with_a_line_in_the_log(
     caplog.set_level("INFO", "rocm_sd.comfyui")
     assert not everywhere.begin("Fast")
     assert "ROCM_SD_COMFYUI_ALL=Fast is none of 1, Auto" in caplog.text
-    del comfy.base.BaseModel.apply_model
-    assert not everywhere.begin("Auto")
-    assert "this ComfyUI is made otherwise; nothing is set" in caplog.text
+    for owner, name in ((comfy.sd, "VAE"), (comfy.base.BaseModel, "apply_model")):
+        delattr(owner, name)
+        caplog.clear()
+        assert not everywhere.begin("Auto")
+        assert "this ComfyUI is made otherwise; nothing is set" in caplog.text
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""ComfyUI: see nodes.py. Nothing is imported before a node runs."""
+"""ComfyUI: see nodes.py. Little is imported before a node runs."""

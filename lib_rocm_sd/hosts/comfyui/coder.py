@@ -63,7 +63,7 @@ class Coder(StandIn):
         why = "; ".join(identify(device).reasons)
         if not why and dtype not in HALVES:
             name = str(dtype).removeprefix("torch.")
-            why = f"its weights are {name}; ours takes --fp16-vae, and does not overflow"
+            why = f"its weights are {name}; with --fp16-vae it can be ours, and does not overflow"
         if not why and self.program.reasons:
             why = "; ".join(self.program.refresh())
         return why or "; ".join(usable(device))

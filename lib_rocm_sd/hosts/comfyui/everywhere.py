@@ -45,7 +45,7 @@ def begin(level: str) -> bool:
         return False
     model: Any = host.attribute("comfy.model_base", "BaseModel")
     vae: Any = host.attribute("comfy.sd", "VAE")
-    if not callable(getattr(model, "apply_model", None)) or not hasattr(vae, "__init__"):
+    if not callable(getattr(model, "apply_model", None)) or vae is None:
         host.say(f"{VARIABLE}: this ComfyUI is made otherwise; nothing is set")
         return False
     _patches.append(put(model, "apply_model", _model(model.apply_model, level)))
