@@ -12,11 +12,7 @@ _CONV_CLASSES = {
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
 }
-_LINEAR_CLASSES = {
-    "torch.nn.modules.linear.Linear",
-    "diffusers.models.lora.LoRACompatibleLinear",
-    "comfy.ops.disable_weight_init.Linear",
-}
+_LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
 _COMFY_GROUP_NORM = "comfy.ops.disable_weight_init.GroupNorm"
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
