@@ -196,6 +196,13 @@ def _rows_problems() -> Iterator[ConvProblem]:
     yield replace(few, kind="upsample", norm=False)
     yield replace(few, kind="3x3 stride 2 padded", norm=False, height=6)
     yield replace(few, out_channels=4)
+    # Tiles of channels past the last, and every row of pixels of a wave.
+    for count in (24, 80):
+        yield replace(plain, kind="upsample", norm=False, batch=1, out_channels=count)
+    for count in (24, 168):
+        yield replace(few, height=17, width=17, out_channels=count)
+    yield replace(few, kind="upsample", norm=False, height=9, width=17, out_channels=24)
+    yield replace(few, shortcut="conv", shortcut_channels=192, out_channels=80, height=17)
     yield replace(few, dtype="bfloat16")
 
 

@@ -199,6 +199,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/attention_tiles.h": _attention,
     "common/conv.h": _conv_of_both,
     "common/conv_rows.h": _rows,
+    "common/group_norm.h": _norm,
     "common/mma.h": _units,
     "common/platform.h": _attention,
     "common/reduce.h": _attention,
@@ -267,7 +268,7 @@ def excuse(place: Place) -> Excused | None:
 
 
 NOTHING_MARKED = {
-    *("common/attention_layout.h", "common/platform.h", "common/reduce.h"),
+    *("common/attention_layout.h", "common/group_norm.h", "common/platform.h", "common/reduce.h"),
     *("conv3x3.hip", "pack.hip", "upsample_conv.hip"),
 }
 """Files without barriers, tails, limits, fills, strides and functions of lanes."""
