@@ -14,7 +14,6 @@ from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
-from lib_rocm_sd.ops.conv import rows as conv_rows_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
@@ -24,6 +23,7 @@ from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.unet import ahead as unet_ahead
 from tests.amdgpu import drawn
 from tests.amdgpu.judge import Case
 
@@ -204,6 +204,8 @@ def _rows_problems() -> Iterator[ConvProblem]:
     yield replace(few, kind="upsample", norm=False, height=9, width=17, out_channels=24)
     yield replace(few, shortcut="conv", shortcut_channels=192, out_channels=80, height=17)
     yield replace(few, dtype="bfloat16")
+    for last in (plain, few):
+        yield replace(last, norm=False, out_channels=4)
 
 
 def finish(gfx: str) -> Iterator[Case]:
@@ -221,6 +223,8 @@ def finish(gfx: str) -> Iterator[Case]:
         replace(plain, shortcut="identity", shortcut_channels=264, statistics=True, embedding=True),
         replace(plain, kind="upsample", height=1, width=27, statistics=True),
         ConvProblem("3x3", 1, 2, 55, 16, 264, "bfloat16", False, "identity", 264, True),
+        replace(plain, statistics=True),
+        replace(plain, shortcut="identity", shortcut_channels=264),
     ):
         for layout in ("plain", "misaligned"):
             yield Case(gfx, "finish pass", problem, layout=layout)
@@ -361,11 +365,13 @@ ALL = {
 
 
 def shipped_specs(gfx: str) -> set[KernelSpec]:
-    """All that is compiled ahead or searched for a GPU."""
+    """All that is compiled ahead or searched for a GPU; of a UNet's convolutions those that Auto
+    launches.
+    """
     arch = by_gfx(gfx)
     assert arch is not None
     found: set[KernelSpec] = set()
     kernels = (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel, linear_kernel)
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return found | {*conv_rows_kernel.unet_specs(arch), *conv_rows_kernel.searched_specs(arch)}
+    return found | set(unet_ahead.shipped_specs(arch))
