@@ -56,24 +56,21 @@ class Places:
 class Calls:
     """The calls of one run of a program."""
 
-    __slots__ = ("_routes", "session")
+    __slots__ = ("_routes", "_session")
 
-    def __init__(self, session: Session, routes: Routes | None = None) -> None:
-        self.session = session
-        self._routes = Routes() if routes is None else routes
+    def __init__(self, session: Session, routes: Routes) -> None:
+        self._session, self._routes = session, routes
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         """As engine.run. A place makes one kind of call in a run."""
-        route = self._routes.get(place)
-        if route is None:
-            route = self.route(place, op, inputs)
-        return engine.follow(route, op, inputs, self.session)
+        route = self._routes.get(place) or self.route(place, op, inputs)
+        return engine.follow(route, op, inputs, self._session)
 
     def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
         """What `run` takes for these inputs."""
         route = self._routes.get(place)
         if route is None:
-            route = engine.route(op, inputs, self.session)
+            route = engine.route(op, inputs, self._session)
             if route.lasts:
                 self._routes[place] = route
         return route

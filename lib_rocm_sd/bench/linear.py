@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.rows import refusals_of, spread, tiles
+from lib_rocm_sd.bench.rows import TimedRow, figured, refusals_of, spread, tiles
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
-from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
+from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
@@ -25,22 +24,10 @@ Call = Callable[[LinearInputs], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class LinearRow:
-    """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
+class LinearRow(TimedRow):
+    """One way to run one linear layer."""
 
-    `reason` is set instead of figures where it did not run or was not right.
-    """
-
-    label: str
-    problem: str
-    way: str
-    config: dict[str, Any] | None = None
-    median_us: float = math.nan
-    p10_us: float = math.nan
-    p90_us: float = math.nan
     tflops: float = math.nan
-    error: float = math.nan
-    reason: str = ""
 
 
 def problems(small: bool, dtype: str) -> list[tuple[str, LinearProblem]]:
@@ -100,13 +87,12 @@ def _verified(
     """`row` with figures, or the reason why not. `kept`: a residual before it was written over."""
     residual = None if kept is None else kept.clone()
     fresh = sets[0]._replace(residual=residual, out=residual if problem.in_place else None)
-    try:
-        error = relative_error(call(fresh), exact)
-        if not error <= LINEAR.tolerance(problem):
-            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
-        return replace(_timed(row, problem, sets, call, runs), error=error)
-    except FAILURES as failure:
-        return replace(row, reason=describe(failure))
+    return figured(
+        row,
+        lambda: relative_error(call(fresh), exact),
+        LINEAR.tolerance(problem),
+        lambda: _timed(row, problem, sets, call, runs),
+    )
 
 
 def _timed(

@@ -10,45 +10,31 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.rows import Timer, spread, tiles
-from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
-from lib_rocm_sd.engine.timing import timed
+from lib_rocm_sd.bench.rows import TimedRow, Timer, figured, spread, tiles
+from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.engine.timing import keep_busy, timed
 from lib_rocm_sd.ops.base import Op
 
 BYTES_BESIDE = 1e6
 """What a norm takes beside its tensor, as bytes of one: for the estimate of the time left."""
 BATCH = 20
 """Calls that are timed together where a queue is kept full."""
-SLEEP_CYCLES_PER_S = 4e9
-"""More than any card's clock, so that a wait of so many cycles is long enough."""
 Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class NormRow:
-    """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
+class NormRow(TimedRow):
+    """One way to run one norm."""
 
-    `reason` is set instead of figures where it did not run or was not right.
-    """
-
-    label: str
-    problem: str
-    way: str
-    config: dict[str, Any] | None = None
-    median_us: float = math.nan
-    p10_us: float = math.nan
-    p90_us: float = math.nan
     gigabytes_per_s: float = math.nan
     of_copy: float = math.nan
-    error: float = math.nan
-    reason: str = ""
 
 
 def timed_with_a_full_queue(
     call: Callable[[int], None], runs: int, device: torch.device
 ) -> list[float]:
     """Times in µs of a call, from `runs` batches, the queue of the GPU being full: what the CPU
-    does between two launches does not count. On a CPU as engine.measure.timed.
+    does between two launches does not count. On a CPU as engine.timing.timed.
     """
     if device.type != "cuda":
         return timed(call, runs, device)
@@ -61,7 +47,7 @@ def timed_with_a_full_queue(
                 call(run * BATCH + number)
             took_s = perf_counter() - begin
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(int(took_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+            keep_busy(device, 2 * took_s)
             first.record()
             for number in range(BATCH):
                 call(run * BATCH + number)
@@ -84,16 +70,16 @@ def verified(
     """`row` with figures, or the reason why not. `call` is given the inputs of one of `sets` one by
     one; of several outputs each is compared with its part of `exact`.
     """
-    tolerance = op.tolerance(op.problem_of(sets[0]))
-    try:
+
+    def error() -> float:
         made = call(*sets[0])
         pairs = zip(made, exact, strict=True) if isinstance(made, tuple) else [(made, exact)]
-        error = max(relative_error(each, wanted) for each, wanted in pairs)
-        if not error <= tolerance:
-            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
-        return replace(timed_row(row, sets, call, moved_bytes, runs, timer), error=error)
-    except FAILURES as failure:
-        return replace(row, reason=describe(failure))
+        return max(relative_error(each, wanted) for each, wanted in pairs)
+
+    tolerance = op.tolerance(op.problem_of(sets[0]))
+    return figured(
+        row, error, tolerance, lambda: timed_row(row, sets, call, moved_bytes, runs, timer)
+    )
 
 
 def timed_row(

@@ -5,17 +5,52 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.ops.base import Launch, Variant
 
 WARM_UP = 3
 Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
+
+
+@dataclass(frozen=True)
+class TimedRow:
+    """One way to run one problem. Times in µs; `error` is max |out - float64| / max |float64|.
+
+    `reason` is set instead of figures where it did not run or was not right.
+    """
+
+    label: str
+    problem: str
+    way: str
+    config: dict[str, Any] | None = None
+    median_us: float = math.nan
+    p10_us: float = math.nan
+    p90_us: float = math.nan
+    error: float = math.nan
+    reason: str = ""
+
+
+Row = TypeVar("Row", bound=TimedRow)
+
+
+def figured(
+    row: Row, error_of: Callable[[], float], tolerance: float, timed_row: Callable[[], Row]
+) -> Row:
+    """What `timed_row` gives, with its error; or `row` with the reason why not."""
+    try:
+        error = error_of()
+        if not error <= tolerance:
+            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
+        return replace(timed_row(), error=error)
+    except FAILURES as failure:
+        return replace(row, reason=describe(failure))
 
 
 def refusals_of(

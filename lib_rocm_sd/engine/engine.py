@@ -91,16 +91,7 @@ class Engine:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
         if _is_compiling():
             return traced(op, inputs)
-        key = self._key(op, inputs, session)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._prepare(op, key, inputs, session)
-        try:
-            output = route.run(route.launch, route.config, route.problem, inputs)
-        except (RuntimeError, OSError) as error:
-            return self._recover(op, key, inputs, session, route, error)
-        route.row.calls += 1
-        return output
+        return self.follow(self.route(op, inputs, session), op, inputs, session)
 
     def route(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Route:
         """What `run` takes for these inputs; planned if needed. If it `lasts`, it is what `follow`

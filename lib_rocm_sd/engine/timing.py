@@ -55,7 +55,7 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
             torch.cuda.synchronize(device)
             begin = perf_counter()
-            _keep_busy(device, min(1.5 * submit_s * runs + 2e-4, MOST_BUSY_S))
+            keep_busy(device, min(1.5 * submit_s * runs + 2e-4, MOST_BUSY_S))
             marks[0].record()
             for number in range(runs):
                 call(number)
@@ -70,7 +70,7 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
     return [1000.0 * first.elapsed_time(second) for first, second in pairs]
 
 
-def _keep_busy(device: torch.device, seconds: float) -> None:
+def keep_busy(device: torch.device, seconds: float) -> None:
     """Let the device spin, so that what is submitted meanwhile stands in its queue."""
     sleep = getattr(torch.cuda, "_sleep", None)
     rate = _cycles_per_s(device.index or 0)

@@ -28,6 +28,16 @@ PLANS_KEPT = 32
 PLANNERS_KEPT = 4
 
 
+def shortfall(role: str, plan: BandPlan, budget_bytes: int | None) -> str:
+    """What a user is told of a plan that no budget so small allows; empty where it is kept."""
+    if budget_bytes is None or plan.peak_bytes <= budget_bytes:
+        return ""
+    return (
+        f"the VAE's {role} needs {plan.peak_bytes >> 20} MiB at the least for this size; "
+        f"the budget is {budget_bytes >> 20} MiB"
+    )
+
+
 def checked_budget(budget_bytes: object) -> int | None:
     """`budget_bytes` as an int, None for automatic. Raises ValueError for anything else."""
     if budget_bytes is None:

@@ -22,6 +22,7 @@ from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.policy import shortfall
 from lib_rocm_sd.vae.program import Program
 
 PATIENCE_S = 3.0
@@ -204,11 +205,8 @@ class CoderStandIn(StandIn):
         if plan is None or not self._turn.is_here:
             return
         self._turn.ran["whole frame" if plan.whole else "bands"] = None
-        if wish.budget_bytes is not None and plan.peak_bytes > wish.budget_bytes:
-            message = (
-                f"the VAE's {self.role} needs {plan.peak_bytes >> 20} MiB at the least for this "
-                f"size; the budget is {wish.budget_bytes >> 20} MiB"
-            )
+        message = shortfall(self.role, plan, wish.budget_bytes)
+        if message:
             self._turn.left[message] = None
             report.event(message)
 

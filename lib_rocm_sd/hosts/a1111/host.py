@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.optional import attribute, module
 
 NAME = "ROCm SD"
 SETTING = "cross_attention_optimization"
 Forward = Callable[..., torch.Tensor]
 
 _said: set[str] = set()
-
-
-def module(name: str) -> ModuleType | None:
-    """The host's module `name`; None when it has none, or when importing it fails."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-    except Exception as error:
-        trouble.once(error)
-        return None
-
-
-def attribute(name: str, *path: str) -> Any:
-    """What `path` leads to in the host's module `name`; None when a step is missing."""
-    found: Any = module(name)
-    for step in path:
-        found = getattr(found, step, None)
-    return found
 
 
 def say(message: str) -> None:

@@ -19,7 +19,7 @@ from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.policy import MEMORY
 from lib_rocm_sd.vae.bands import Interrupted
-from lib_rocm_sd.vae.policy import FREE_SHARE
+from lib_rocm_sd.vae.policy import FREE_SHARE, shortfall
 from lib_rocm_sd.vae.program import PARTS, Program
 
 
@@ -97,12 +97,10 @@ class Coder(StandIn):
 
     def _note(self, wish: VaeWish) -> None:
         """Say so where the budget was not enough."""
-        plan, budget = self.program.last_plan, wish.budget_bytes
-        if plan is not None and budget is not None and plan.peak_bytes > budget:
-            wish.session.report.event(
-                f"the VAE's {self.role} needs {plan.peak_bytes >> 20} MiB at the least for this "
-                f"size; the budget is {budget >> 20} MiB"
-            )
+        plan = self.program.last_plan
+        message = "" if plan is None else shortfall(self.role, plan, wish.budget_bytes)
+        if message:
+            wish.session.report.event(message)
 
     def failed(self, error: Exception) -> str:
         return f"ours failed: {trouble.once(error)}"

@@ -6,15 +6,13 @@ and the hook of the progress bar in main.py.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.optional import attribute
 
 NAME = "ROCm SD"
 
@@ -32,25 +30,6 @@ class Cancelled(Exception):  # noqa: N818 - nothing went wrong
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def module(name: str) -> ModuleType | None:
-    """ComfyUI's module `name`; None where it has none, or where importing it fails."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-    except Exception as error:
-        trouble.once(error)
-        return None
-
-
-def attribute(name: str, *path: str) -> Any:
-    """What `path` leads to in ComfyUI's module `name`; None where a step is missing."""
-    found: Any = module(name)
-    for step in path:
-        found = getattr(found, step, None)
-    return found
 
 
 def device() -> torch.device:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FakeGpu, Start, WebUI
+from conftest import FakeGpu, Start
 from PIL import Image
 from unet_help import (
     AUTO,
     BLOCKS,
     WITHOUT,
+    begin,
     blocks_shown,
     bytes_of,
     ours,
@@ -22,7 +23,7 @@ from unet_help import (
     unet_of,
     untouched,
 )
-from vae_help import HALF, add_script, distance, same, value_of
+from vae_help import add_script, distance, same, value_of
 
 PICTURE = Image.radial_gradient("L").resize((64, 64)).convert("RGB")
 NEAR = 0.12
@@ -34,10 +35,6 @@ def gpu() -> FakeGpu:
     made = FakeGpu()
     made.norms = True
     return made
-
-
-def begin(start: Start, gpu: FakeGpu | None = None, **more: Any) -> WebUI:
-    return start(gpu=gpu, extension=gpu is not None, dtype=HALF, whole=True, **more)
 
 
 CASES: dict[str, dict[str, Any]] = {

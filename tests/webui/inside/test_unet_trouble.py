@@ -13,6 +13,7 @@ from conftest import FakeGpu, Start, WebUI
 from unet_help import (
     AUTO,
     BLOCKS,
+    begin,
     blocks_shown,
     bytes_of,
     ours,
@@ -30,11 +31,6 @@ def gpu() -> FakeGpu:
     made = FakeGpu()
     made.norms = True
     return made
-
-
-def begin(start: Start, gpu: FakeGpu | None = None, **more: Any) -> WebUI:
-    more = {"dtype": HALF, "whole": True, **more}
-    return start(gpu=gpu, extension=gpu is not None, **more)
 
 
 def transformer_blocks(webui: WebUI) -> list[Any]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conftest import WebUI
+from conftest import FakeGpu, Start, WebUI
+from vae_help import HALF
 
 AUTO = (True, "Auto", "Off", 0, "Auto")
 """The script's arguments: attention and the UNet's blocks are ours, and the VAE is the WebUI's."""
 WITHOUT = (True, "Auto", "Off", 0, "Off")
 BLOCKS = 17
 """Of the double's whole UNet."""
+
+
+def begin(start: Start, gpu: FakeGpu | None = None, **more: Any) -> WebUI:
+    """A WebUI with a whole UNet in half precision; with the extension where there is a GPU."""
+    more = {"dtype": HALF, "whole": True, **more}
+    return start(gpu=gpu, extension=gpu is not None, **more)
 
 
 def unet_of(webui: WebUI) -> Any:
