@@ -7,7 +7,8 @@ weights. So these are its facts, and while they stay the same, a place keeps its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,20 +16,27 @@ import torch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import Compute, DeviceGraphs, Graphs, Recording
 from lib_rocm_sd.ops.base import Op
 
 MOST_FACTS = 8
 """Of one program: sizes of pictures, and of prompts, between which a sampler changes."""
+RUNS_BEFORE_RECORDING = 1
+"""Of a program with the same facts: what is computed once is not worth a recording."""
 
 
 class Routes(dict[str, Route]):
-    """By place. `left`: why the program is better left to others; None where nobody has looked."""
+    """By place. `left`: why the program is better left to others; None where nobody has looked.
+    `runs`: how often it was computed launch by launch. `recording`: of its launches.
+    """
 
-    __slots__ = ("left",)
+    __slots__ = ("__weakref__", "left", "recording", "runs")
 
     def __init__(self) -> None:
         super().__init__()
         self.left: str | None = None
+        self.runs = 0
+        self.recording: Recording | None = None
 
 
 class Places:
@@ -36,6 +44,7 @@ class Places:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Routes] = {}
+        self._drops = engine.drops
 
     def of(self, facts: Hashable) -> Routes:
         """Those of calls with equal facts. All that the problems of its calls depend on has to be
@@ -44,8 +53,8 @@ class Places:
         key = (facts, engine.drops, torch.is_grad_enabled())
         found = self._known.get(key)
         if found is None:
-            if len(self._known) >= MOST_FACTS:
-                self._known = {}
+            if len(self._known) >= MOST_FACTS or self._drops != engine.drops:
+                self._known, self._drops = {}, engine.drops
             found = self._known.setdefault(key, Routes())
         return found
 
@@ -56,10 +65,10 @@ class Places:
 class Calls:
     """The calls of one run of a program."""
 
-    __slots__ = ("_routes", "_session")
+    __slots__ = ("_graphs", "_routes", "_session")
 
-    def __init__(self, session: Session, routes: Routes) -> None:
-        self._session, self._routes = session, routes
+    def __init__(self, session: Session, routes: Routes, graphs: Graphs | None = None) -> None:
+        self._session, self._routes, self._graphs = session, routes, graphs
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         """As engine.run. A place makes one kind of call in a run."""
@@ -75,6 +84,55 @@ class Calls:
                 self._routes[place] = route
         return route
 
+    def recorded(
+        self, compute: Compute, given: Mapping[str, torch.Tensor], held: tuple[Any, ...] = ()
+    ) -> torch.Tensor:
+        """`compute(calls, **given)`: all of the program's calls, by a graph from the third time on.
+
+        It depends on nothing that may change but the facts, `given` and which objects `held` are.
+        """
+        graphs, routes = self._graphs_of(given), self._routes
+        if graphs is None:
+            return compute(self, **given)
+        recording = routes.recording
+        if recording is not None and recording.held == held:
+            return graphs.replay(recording, given)
+        routes.recording, routes.runs = None, routes.runs + 1
+        made = compute(self, **given)
+        if routes.runs > RUNS_BEFORE_RECORDING and graphs.may_record():
+            work = partial(_followed, routes, compute)
+            routes.recording = graphs.record(work, held, given, made, routes)
+        return made
+
+    def _graphs_of(self, given: Mapping[str, torch.Tensor]) -> DeviceGraphs | None:
+        """Where a graph may compute this."""
+        if self._graphs is None or torch.is_grad_enabled():
+            return None
+        found = self._graphs.of(next(iter(given.values())).device)
+        return found if found is not None and found.is_here else None
+
+
+class _Kept(Calls):
+    """Calls whose routes are known, and of which only the launches count."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self.rows: list[Any] = []
+
+    def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
+        route = self._routes[place]
+        self.rows.append(route.row)
+        return route.run(route.launch, route.config, route.problem, inputs)
+
+
+def _followed(
+    routes: Routes, compute: Compute, **given: torch.Tensor
+) -> tuple[torch.Tensor, list[Any]]:
+    calls = _Kept(routes)
+    return compute(calls, **given), calls.rows
+
 
 class _Shielded(Calls):
     """Amid autocast, which would choose other dtypes for some of torch's operations."""
@@ -86,9 +144,9 @@ class _Shielded(Calls):
             return super().run(place, op, inputs)
 
 
-def begin(session: Session, routes: Routes) -> Calls:
+def begin(session: Session, routes: Routes, graphs: Graphs | None = None) -> Calls:
     """A run begins: no autocast that is on has a say in its calls."""
-    return _Shielded(session, routes) if autocasts() else Calls(session, routes)
+    return (_Shielded if autocasts() else Calls)(session, routes, graphs)
 
 
 def _autocasts_before_2_4() -> bool:

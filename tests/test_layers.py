@@ -20,7 +20,7 @@ LAYERS = (
     ("machine",),
     ("engine",),
     ("trials",),
-    ("functional", "calls"),
+    ("functional", "graphs", "calls"),
     ("modules",),
     ("vae", "unet"),
     ("shipped", "first_trials"),

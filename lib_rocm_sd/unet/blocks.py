@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.graphs import Graphs
+from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.parts import (
@@ -44,23 +47,34 @@ class Means:
     weights: UnetWeights
     attends: Callable[[nn.Module], str]
     embeddings: Embeddings
+    graphs: Graphs
 
 
 def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """A residual block: two convolutions and what their norms need."""
-    x = pixels(call.x)
-    norm1 = compute.norm_of(calls, "norm1", x, parts.norm1)
-    embedding = None
+    given = {"x": call.x.permute(0, 2, 3, 1)}
     if parts.embed is not None and call.emb is not None:
-        embedding = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
-    weights = means.weights.of(parts.conv1)
+        given["embedding"] = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
+    convs = (means.weights.of(parts.conv1), means.weights.of(parts.conv2, parts.shortcut))
+    return image(calls.recorded(partial(_resnet, parts, convs), given, convs))
+
+
+def _resnet(
+    parts: Resnet,
+    convs: tuple[ConvWeights, ConvWeights],
+    calls: Calls,
+    x: torch.Tensor,
+    embedding: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Of x (N, H, W, C) and the embedding's addition (N, Co)."""
+    x = x.contiguous()
+    norm1 = compute.norm_of(calls, "norm1", x, parts.norm1)
     h, norm2 = compute.conv(
-        calls, "conv1", x, weights, norm1, next_norm=parts.norm2, embedding=embedding
+        calls, "conv1", x, convs[0], norm1, next_norm=parts.norm2, embedding=embedding
     )
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
-    weights = means.weights.of(parts.conv2, parts.shortcut)
-    y, _ = compute.conv(calls, "conv2", h, weights, norm2, x, through)
-    return image(y)
+    y, _ = compute.conv(calls, "conv2", h, convs[1], norm2, x, through)
+    return y
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
@@ -79,14 +93,34 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
-    """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x.
-
-    Between them x is (N * tokens, C).
-    """
-    shape = call.x.shape
-    x = call.x.reshape(-1, shape[2])
-    batch, added = shape[0], None
+    """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
+    cross = None
+    if call.context is None or _fits(call.context, call.x):
+        cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
+    given = {"x": call.x}
+    if cross is not None and call.context is not None:
+        given["context"] = call.context
+    run = partial(_block, parts, call, own, cross)
+    if own is None or (cross is None and parts.attn2 is not None) or parts.feed_forward is None:
+        return run(calls, **given)
+    return calls.recorded(run, given)
+
+
+def _block(
+    parts: Block,
+    call: BlockCall,
+    own: Attention | None,
+    cross: Attention | None,
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Of x (N, tokens, C) and what `cross` reads; None: x. `own`, `cross` None: the host's modules
+    are called. In between x is (N * tokens, C).
+    """
+    shape, batch, added = x.shape, x.shape[0], None
+    x = x.reshape(-1, shape[2])
     normed, x = compute.layer_norm(calls, "norm1", x, parts.norm1)
     if own is not None:
         x, added = _attended(calls, "own", own, normed, normed, x, batch)
@@ -94,10 +128,8 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
         added = _theirs(parts.attn1, normed, shape, call.own)
     if parts.norm2 is not None and parts.attn2 is not None:
         normed, x = compute.layer_norm(calls, "norm2", x, parts.norm2, added)
-        context = normed if call.context is None else call.context
-        cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
-        if cross is not None and (context is normed or _fits(context, call.x)):
-            rows = context.reshape(-1, context.shape[-1])
+        if cross is not None:
+            rows = normed if context is None else context.reshape(-1, context.shape[-1])
             x, added = _attended(calls, "cross", cross, normed, rows, x, batch)
         else:
             added = _theirs(parts.attn2, normed, shape, call.cross)
@@ -109,10 +141,10 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
 
 
 def _may_attend(
-    part: Attention | None, module: nn.Module, plain: bool, means: Means
+    part: Attention | None, module: nn.Module | None, plain: bool, means: Means
 ) -> Attention | None:
     """`part` where ours may compute it in this call."""
-    return None if part is None or not plain or means.attends(module) else part
+    return None if part is None or module is None or not plain or means.attends(module) else part
 
 
 def _fits(context: torch.Tensor, x: torch.Tensor) -> bool:

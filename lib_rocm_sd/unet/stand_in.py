@@ -97,7 +97,7 @@ class BlockStandIn(StandIn):
         self._left = routes.left or ""
         if self._left:
             raise UnknownModuleError((self._left,))
-        calls = begin(self._session, routes)
+        calls = begin(self._session, routes, self._means.graphs)
         made = self.kind.run(reading.parts, asked, self._means, calls)
         if routes.left is None:
             routes.left = self.obstacle(routes)

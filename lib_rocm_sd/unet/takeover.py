@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.graphs import Graphs
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Means
@@ -46,7 +47,8 @@ class UnetTakeover:
         self._session, self._hook = session, hook
         self._weights = UnetWeights()
         self._embeddings = Embeddings(hook.ready, session)
-        self._means = Means(self._weights, hook.attention, self._embeddings)
+        self.graphs = Graphs(session.report.event)
+        self._means = Means(self._weights, hook.attention, self._embeddings, self.graphs)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -112,6 +114,7 @@ class UnetTakeover:
         self._stand_ins.clear()
         self._elsewhere.clear()
         self._embeddings.forget()
+        self.graphs.forget()
         self._weights.give_back()
 
     def report(self) -> list[KindReport]:

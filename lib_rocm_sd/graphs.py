@@ -1,0 +1,290 @@
+"""A program's launches, recorded once and then made by one call: graphs of the device.
+
+A graph reads and writes fixed addresses. So what a program is given is copied into memory that
+stays, its launches are recorded as they read it there, and what they make is copied out of memory
+that stays. Programs share that memory, and what they need in between, for they run one by one: on
+the stream that was current when the first was recorded, under a lock. Elsewhere they are computed
+launch by launch, as without graphs.
+
+Before a graph is used it has given the very bytes that the launches gave. docs/unet.md says where
+graphs are used, and why not everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+
+from lib_rocm_sd.engine.selftest import FAILURES, describe
+
+VARIABLE = "ROCM_SD_GRAPHS"
+FREE_RECORDINGS = 512
+"""Of a take-over. More are made only where they were used: one for every so many replays."""
+REPLAYS_PER_RECORDING = 8
+"""A recording takes the time of so many programs launched one by one, and some more."""
+ALIGNMENT = 256
+Compute = Callable[..., torch.Tensor]
+
+
+class Graph(Protocol):
+    """One recording of what `work` launches."""
+
+    def record(self, work: Callable[[], None]) -> None: ...
+
+    def replay(self) -> None: ...
+
+
+class TorchGraph:
+    """By torch.cuda.CUDAGraph, on a stream of its own and without emptying torch's caches."""
+
+    def __init__(self, device: torch.device, pool: Any, stream: Any) -> None:
+        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
+        self._device = device
+        self.replay = self._graph.replay
+
+    def record(self, work: Callable[[], None]) -> None:
+        """Other threads may allocate meanwhile."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                self._graph.capture_end()
+
+
+class Slot:
+    """Memory that stays, as one shape, for what programs are given under one name."""
+
+    __slots__ = ("_source", "_version", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._source: Any = None
+        self._version = 0
+
+    def fill(self, given: torch.Tensor, buffer: _Buffer) -> None:
+        """Copy `given`, unless it was the last one and has not changed."""
+        counted = not given.is_inference()
+        known = counted and buffer.holds is self and self._source() is given
+        if known and self._version == given._version:
+            return
+        self.tensor.copy_(given)
+        buffer.holds = self if counted else None
+        if counted:
+            self._source, self._version = ref(given), given._version
+
+
+class _Buffer:
+    """Bytes that slots of one name share. `holds`: whose values are in it, if that is known."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self.holds: Slot | None = None
+        self._slots: dict[Any, Slot] = {}
+
+    def slot(self, like: torch.Tensor) -> Slot:
+        """With the shape, strides and dtype of `like`."""
+        layout = (like.shape, like.stride(), like.dtype)
+        if layout not in self._slots:
+            flat = self.memory[: _span_bytes(like)].view(like.dtype)
+            self._slots[layout] = Slot(flat.as_strided(like.shape, like.stride()))
+        return self._slots[layout]
+
+
+@dataclass(eq=False)
+class Recording:
+    """What one program launches. It is right as long as `held` are the same objects: what it reads
+    beside what it is given. `rows`: of the report, one for each call in it.
+    """
+
+    graph: Graph
+    held: tuple[Any, ...]
+    slots: dict[str, tuple[Slot, _Buffer]]
+    out: Slot
+    rows: list[Any]
+    routes: Any
+    """A weak reference to whom it belongs."""
+
+    def replay(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        for name, (slot, buffer) in self.slots.items():
+            slot.fill(given[name], buffer)
+        self.graph.replay()
+        return self.out.tensor.clone()
+
+
+class DeviceGraphs:
+    """Those of one device. `new_graph(device, pool, stream)` makes one that is empty."""
+
+    def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
+        self._device, self._tell = device, tell
+        self._lock = threading.Lock()
+        self._buffers: dict[str, _Buffer] = {}
+        self._home = stream_of(device)
+        self._new = graphs_of(device)
+        self._kept: list[Recording] = []
+        self.recorded = self.replays = 0
+        self.why = ""
+        """Why no more are recorded."""
+
+    @property
+    def n_bytes(self) -> int:
+        """What is kept for what programs are given and make."""
+        return sum(buffer.memory.numel() for buffer in self._buffers.values())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a replay is possible now."""
+        return stream_of(self._device) == self._home and not is_capturing(self._device)
+
+    def replay(self, recording: Recording, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with self._lock:
+            made = recording.replay(given)
+        for row in recording.rows:
+            row.calls += 1
+        self.replays += 1
+        return made
+
+    def may_record(self) -> bool:
+        paid = FREE_RECORDINGS + self.replays // REPLAYS_PER_RECORDING
+        return not self.why and self.recorded < paid
+
+    def record(
+        self,
+        compute: Callable[..., tuple[torch.Tensor, list[Any]]],
+        held: tuple[Any, ...],
+        given: Mapping[str, torch.Tensor],
+        expected: torch.Tensor,
+        routes: Any,
+    ) -> Recording | None:
+        """Record `compute(**given)`, which gives its result and the rows of its calls. None where
+        that fails, or gives other bytes than `expected`; then nothing more is recorded.
+        """
+        with self._lock:
+            self._sweep()
+            self.recorded += 1
+            try:
+                made = self._recording(compute, held, given, expected, routes)
+                same = _equal(made.replay(given), expected)
+            except (*FAILURES, KeyError) as error:
+                self._end(describe(error))
+                return None
+            if not same:
+                self._end("a graph gave other values than its launches")
+                return None
+            self._kept.append(made)
+            return made
+
+    def _recording(
+        self, compute: Any, held: Any, given: Mapping[str, torch.Tensor], like: Any, routes: Any
+    ) -> Recording:
+        slots = {name: self._slot(name, tensor) for name, tensor in given.items()}
+        out, _ = self._slot("out", like)
+        inputs = {name: slot.tensor for name, (slot, _) in slots.items()}
+        graph, rows = self._new(), []
+
+        def work() -> None:
+            made, found = compute(**inputs)
+            out.tensor.copy_(made)
+            rows.extend(found)
+
+        with torch.autocast(self._device.type, enabled=False):
+            graph.record(work)
+        return Recording(graph, held, slots, out, rows, ref(routes))
+
+    def _slot(self, name: str, like: torch.Tensor) -> tuple[Slot, _Buffer]:
+        buffer, wanted = self._buffers.get(name), _span_bytes(like)
+        if buffer is None or buffer.memory.numel() < wanted:
+            buffer = self._buffers[name] = _Buffer(wanted, self._device)
+        return buffer.slot(like), buffer
+
+    def _sweep(self) -> None:
+        """Let go of recordings whose programs are gone, when none of them is running any more."""
+        gone = [made for made in self._kept if made.routes() is None]
+        if gone:
+            synchronize(self._device)
+            self._kept = [made for made in self._kept if made not in gone]
+
+    def _end(self, why: str) -> None:
+        self.why = why
+        self._tell(f"the UNet's blocks are launched one by one: {why}")
+
+
+class Graphs:
+    """Those of one take-over, by device."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._of: dict[torch.device, DeviceGraphs | None] = {}
+
+    def of(self, device: torch.device) -> DeviceGraphs | None:
+        """None where none are wanted or possible; `obstacle` says why."""
+        try:
+            return self._of[device]
+        except KeyError:
+            made = None if obstacle(device) else DeviceGraphs(device, self._tell)
+            return self._of.setdefault(device, made)
+
+    def known(self) -> list[DeviceGraphs]:
+        return [made for made in self._of.values() if made is not None]
+
+    def forget(self) -> None:
+        """Let all of them go, when none is running any more."""
+        for device, made in self._of.items():
+            if made is not None:
+                with suppress(RuntimeError):
+                    synchronize(device)
+        self._of = {}
+
+
+def obstacle(device: torch.device) -> str:
+    """Why no graphs are recorded on `device`; empty where they are."""
+    wish = os.environ.get(VARIABLE, "")
+    if device.type != "cuda":
+        return "graphs are for GPUs"
+    if wish == "0":
+        return f"{VARIABLE} is 0"
+    if torch.version.hip and wish != "1":
+        return f"HIP's graphs are used only where {VARIABLE} is 1"
+    if torch.__version__.startswith(("1.", "2.0.")):
+        return "this torch's graphs would disturb other threads"
+    return ""
+
+
+def graphs_of(device: torch.device) -> Callable[[], Graph]:
+    """What makes empty graphs that share their memory."""
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    return lambda: TorchGraph(device, pool, stream)
+
+
+def stream_of(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def is_capturing(device: torch.device) -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+def synchronize(device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+
+
+def _span_bytes(like: torch.Tensor) -> int:
+    """From the first element to the last, rounded up."""
+    last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    n_bytes = (last + 1) * like.element_size()
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _equal(made: torch.Tensor, expected: torch.Tensor) -> bool:
+    """The same bytes; NaN equals itself."""
+    return made.shape == expected.shape and torch.equal(
+        made.view(torch.int16), expected.view(torch.int16)
+    )
