@@ -134,6 +134,11 @@ class DeviceGraphs:
         self.why = ""
         """Why no more are recorded."""
 
+    def __str__(self) -> str:
+        why = f"; {self.why}" if self.why else ""
+        kept = f"{self.n_bytes >> 20} MiB for what they read and make"
+        return f"graphs: {self.recorded} recorded, {self.replays} replays, {kept}{why}"
+
     @property
     def n_bytes(self) -> int:
         """What is kept for what programs are given and make."""

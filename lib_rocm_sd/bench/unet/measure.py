@@ -32,7 +32,8 @@ class UnetRow:
     which waits for nothing; `gpu_ms`, `launches`: what the device worked, and how many kernels and
     copies that were. `first_ms`, `second_ms`: the first two steps at a size never met before, with
     everything prepared at another one; `prepare_s`: the very first step. `peak_mib`: the most
-    device memory during a step, over what was held before; `kept_mib`: what the way keeps. `error`,
+    device memory during a step, over what was held before; `kept_mib`: what the way keeps, with all
+    that graphs have reserved for what lies in between. `error`,
     `rms`: the largest difference and the root of the mean square of all, to the step in float32,
     over its largest value and its root mean square. `told`: what ran, and what was not ours.
     """
@@ -114,7 +115,7 @@ def _figures(
         fresh = [wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
         row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
     clean(device)
-    row = replace(row, kept_mib=(_allocated(device) - before) / 2**20)
+    row = replace(row, kept_mib=(_allocated(device) + _pooled(device) - before) / 2**20)
     row = _compared(row, step().cpu(), right)
     row = replace(row, told=tuple(runner.told()))
     if row.reason:
@@ -202,6 +203,15 @@ def _wait(device: torch.device) -> None:
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _pooled(device: torch.device) -> int:
+    """Bytes that only graphs may use, and that no tensor takes now."""
+    if device.type != "cuda":
+        return 0
+    segments = torch.cuda.memory_snapshot()
+    own = [s for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return sum(s["total_size"] - s["allocated_size"] for s in own)
 
 
 def clean(device: torch.device) -> None:

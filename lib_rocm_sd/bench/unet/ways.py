@@ -52,7 +52,7 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
         taken = take_over(unet.module, session)
 
         def told() -> list[str]:
-            rows = [*map(str, taken.report()), report.summary()]
+            rows = [*map(str, taken.report()), *map(str, taken.graphs.known()), report.summary()]
             return ["; ".join(line.strip() for line in row.splitlines()) for row in rows]
 
         try:
