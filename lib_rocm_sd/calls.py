@@ -27,7 +27,8 @@ RUNS_BEFORE_RECORDING = 1
 
 class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
-    `runs`: how often it was computed launch by launch. `recording`: of its launches.
+    `runs`: how often it was computed launch by launch. `recording`: of its launches. Equal only to
+    itself.
     """
 
     __slots__ = ("__weakref__", "left", "recording", "runs")
@@ -37,6 +38,9 @@ class Routes(dict[str, Route]):
         self.left: str | None = None
         self.runs = 0
         self.recording: Recording | None = None
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Places:
@@ -91,7 +95,7 @@ class Calls:
 
         It depends on nothing that may change but the facts, `given` and which objects `held` are.
         """
-        graphs, routes = self._graphs_of(given), self._routes
+        graphs, routes = self.graphs_of(next(iter(given.values())).device), self._routes
         if graphs is None:
             return compute(self, **given)
         recording = routes.recording
@@ -104,12 +108,16 @@ class Calls:
             routes.recording = graphs.record(work, held, given, made, routes)
         return made
 
-    def _graphs_of(self, given: Mapping[str, torch.Tensor]) -> DeviceGraphs | None:
-        """Where a graph may compute this."""
+    def graphs_of(self, device: torch.device) -> DeviceGraphs | None:
+        """Where a graph may compute this program now; None where it is launched one by one."""
         if self._graphs is None or torch.is_grad_enabled():
             return None
-        found = self._graphs.of(next(iter(given.values())).device)
+        found = self._graphs.of(device)
         return found if found is not None and found.is_here else None
+
+    def of(self, routes: Routes) -> Calls:
+        """Those of another program in the same run, as a part of it."""
+        return type(self)(self._session, routes)
 
 
 class _Kept(Calls):
@@ -117,20 +125,22 @@ class _Kept(Calls):
 
     __slots__ = ("rows",)
 
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
-        self.rows: list[Any] = []
+    def __init__(self, routes: Routes, rows: list[Any]) -> None:
+        self._routes, self.rows = routes, rows
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         route = self._routes[place]
         self.rows.append(route.row)
         return route.run(route.launch, route.config, route.problem, inputs)
 
+    def of(self, routes: Routes) -> Calls:
+        return _Kept(routes, self.rows)
+
 
 def _followed(
     routes: Routes, compute: Compute, **given: torch.Tensor
 ) -> tuple[torch.Tensor, list[Any]]:
-    calls = _Kept(routes)
+    calls = _Kept(routes, [])
     return compute(calls, **given), calls.rows
 
 

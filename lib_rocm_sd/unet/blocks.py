@@ -5,7 +5,7 @@ Images are (N, C, H, W) in channels-last memory, where they come in and where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.graphs import Graphs
+from lib_rocm_sd.calls import Calls, Routes
+from lib_rocm_sd.graphs import Compute, Graphs
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings
@@ -42,12 +42,24 @@ class TheirsError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """What blocks compute with. `attends(module)`: why this attention is to be called as it is."""
+    """What blocks compute with. `attends(module)`: why this attention is to be called as it is.
+    `inner(module, x, given)`: a transformer's block that can be computed as a part of it.
+    """
 
     weights: UnetWeights
     attends: Callable[[nn.Module], str]
     embeddings: Embeddings
     graphs: Graphs
+    inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """A block of ours amid its transformer: `run(calls, x, context)`, whose calls have `routes`."""
+
+    run: Compute
+    routes: Routes
+    context: torch.Tensor | None
 
 
 def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
@@ -78,33 +90,96 @@ def _resnet(
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
-    """A transformer over an image's pixels. Its blocks are called as modules, ours or not."""
-    x = pixels(call.x)
+    """A transformer over an image's pixels. Its blocks are called as modules, ours or not, unless
+    all of it can be one recording.
+    """
+    inner = _inner(parts, call, means) if calls.graphs_of(call.x.device) else None
+    x = call.x.permute(0, 2, 3, 1)
+    if inner is None:
+        theirs = [
+            partial(_called, each, given=call.given(i)) for i, each in enumerate(parts.blocks)
+        ]
+        return call.answer(image(_transformer(parts, theirs, calls, x)))
+    given = {"x": x}
+    if inner[0].context is not None:
+        given["context"] = inner[0].context
+    run = partial(_joined, parts, inner)
+    return call.answer(image(calls.recorded(run, given, tuple(each.routes for each in inner))))
+
+
+def _transformer(
+    parts: Transformer,
+    blocks: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+    calls: Calls,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """Of x (N, H, W, C)."""
+    x = x.contiguous()
     batch, height, width, channels = x.shape
     tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
     h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
     h = h.view(batch, height * width, -1)
-    for index, block in enumerate(parts.blocks):
-        h = _called(block, h, call.given(index))
+    for block in blocks:
+        h = block(h)
     h = h.to(x.dtype).reshape(batch * height * width, -1)
-    residual = x.view(-1, channels)
-    y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=residual)
-    return call.answer(image(y.view(batch, height, width, -1)))
+    y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=x.view(-1, channels))
+    return y.view(batch, height, width, -1)
+
+
+def _joined(
+    parts: Transformer,
+    inner: Sequence[Inner],
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same with its blocks as parts of it."""
+    blocks = [partial(_run, each.run, calls.of(each.routes), context) for each in inner]
+    return _transformer(parts, blocks, calls, x)
+
+
+def _run(run: Compute, calls: Calls, context: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return run(calls, x, context)
+
+
+def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner] | None:
+    """Its blocks, where all of them can be parts of it, of one context."""
+    batch, channels, height, width = call.x.shape
+    tokens, image = height * width, call.x
+    if not image.is_contiguous(memory_format=torch.channels_last):
+        image = image.contiguous()
+    x = image.as_strided((batch, tokens, channels), (tokens * channels, channels, 1))
+    found: list[Inner] = []
+    for index, block in enumerate(parts.blocks):
+        inner = means.inner(block, x, call.given(index))
+        if inner is None or (found and inner.context is not found[0].context):
+            return None
+        found.append(inner)
+    return found or None
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
+    run, context, is_ours = planned(parts, call, means)
+    given = {"x": call.x}
+    if context is not None:
+        given["context"] = context
+    return calls.recorded(run, given) if is_ours else run(calls, **given)
+
+
+def planned(
+    parts: Block, call: BlockCall, means: Means
+) -> tuple[Compute, torch.Tensor | None, bool]:
+    """What computes a block of `calls`, x and a context; that context, and whether no module of the
+    host is called amid it.
+    """
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
     cross = None
     if call.context is None or _fits(call.context, call.x):
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
-    given = {"x": call.x}
-    if cross is not None and call.context is not None:
-        given["context"] = call.context
-    run = partial(_block, parts, call, own, cross)
-    if own is None or (cross is None and parts.attn2 is not None) or parts.feed_forward is None:
-        return run(calls, **given)
-    return calls.recorded(run, given)
+    whole = own is not None and parts.feed_forward is not None
+    whole = whole and (cross is not None or parts.attn2 is None)
+    return partial(_block, parts, call, own, cross), call.context if cross else None, whole
 
 
 def _block(

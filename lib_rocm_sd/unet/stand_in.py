@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _of_all
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.unet.blocks import Means, TheirsError
+from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import HALVES, Kind, Reading, read
+from lib_rocm_sd.unet.parts import Block
 from lib_rocm_sd.unet.weights import laid
 
 
@@ -88,12 +90,28 @@ class BlockStandIn(StandIn):
             self._reading = self._read()  # dtypes are not watched
         return None
 
+    def inner(self, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
+        """This transformer block as a part of its transformer, where nothing but us computes it.
+
+        x (N, tokens, C) is only looked at.
+        """
+        if not self.is_put_in or _is_hooked(self.module):
+            return None
+        call = self.asked(x, **given)
+        parts = self._reading.parts
+        if call is None or not isinstance(parts, Block) or self._hook.ready(self._reading.leaves):
+            return None
+        run, context, is_ours = planned(parts, call, self._means)
+        return Inner(run, self._routes(call), context) if is_ours else None
+
+    def _routes(self, call: Any) -> Routes:
+        return self._places.of((*_facts(call), *laid(self._reading.slots)))
+
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
 
     def serve(self, asked: Any) -> Any:
-        reading = self._reading
-        routes = self._places.of((*_facts(asked), *laid(reading.slots)))
+        reading, routes = self._reading, self._routes(asked)
         self._left = routes.left or ""
         if self._left:
             raise UnknownModuleError((self._left,))
@@ -130,6 +148,16 @@ class BlockStandIn(StandIn):
         if why != self._last_refusal:
             self._last_refusal = why
             self._told(f"a {self.kind.title} of the UNet was left to the host: {why}")
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether a call of it does more than its forward."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or _of_all._global_forward_hooks
+        or _of_all._global_forward_pre_hooks
+    )
 
 
 def _facts(call: Any) -> tuple[Any, ...]:

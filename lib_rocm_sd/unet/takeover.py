@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs import Graphs
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.unet.blocks import Means
+from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
@@ -48,7 +50,9 @@ class UnetTakeover:
         self._weights = UnetWeights()
         self._embeddings = Embeddings(hook.ready, session)
         self.graphs = Graphs(session.report.event)
-        self._means = Means(self._weights, hook.attention, self._embeddings, self.graphs)
+        self._means = Means(
+            self._weights, hook.attention, self._embeddings, self.graphs, self._inner
+        )
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -91,6 +95,10 @@ class UnetTakeover:
             stand_in.take_out()
         else:
             stand_in.put_in()
+
+    def _inner(self, module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
+        stand_in = self._stand_ins.get(module)
+        return None if stand_in is None else stand_in.inner(x, given)
 
     @property
     def is_on(self) -> bool:
