@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
@@ -47,7 +48,7 @@ class TorchGraph:
     def __init__(self, device: torch.device, pool: Any, stream: Any) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
         self._device = device
-        self.replay = self._graph.replay
+        self.replay = partial(torch._C._CUDAGraph.replay, self._graph)
 
     def record(self, work: Callable[[], None]) -> None:
         """Other threads may allocate meanwhile."""
@@ -269,8 +270,18 @@ def graphs_of(device: torch.device) -> Callable[[], Graph]:
     return lambda: TorchGraph(device, pool, stream)
 
 
-def stream_of(device: torch.device) -> int:
+def _stream_of(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def stream_of(device: torch.device) -> int:
+    """The handle of torch's current stream, in the cheapest form that this torch has."""
+    if _raw_stream is None or device.index is None:
+        return _stream_of(device)
+    return _raw_stream(device.index)
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -259,24 +259,30 @@ def _attended(
 
 def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """Upsampling or downsampling by two."""
+    weights = means.weights.of(parts.conv)
+    run = partial(_resample, parts, weights)
+    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (weights,)))
+
+
+def _resample(parts: Resample, weights: ConvWeights, calls: Calls, x: torch.Tensor) -> torch.Tensor:
     resize = compute.upsample if parts.up else compute.downsample
-    return image(resize(calls, "conv", pixels(call.x), means.weights.of(parts.conv)))
+    return resize(calls, "conv", x.contiguous(), weights)
 
 
 def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """The first convolution, or the last norm, SiLU and convolution."""
-    x, norm = pixels(call.x), parts.norm
-    if parts.conv is None:
+    weights = None if parts.conv is None else means.weights.of(parts.conv)
+    run = partial(_ends, parts, weights)
+    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (weights,)))
+
+
+def _ends(parts: Ends, weights: ConvWeights | None, calls: Calls, x: torch.Tensor) -> torch.Tensor:
+    x, norm = x.contiguous(), parts.norm
+    if weights is None:
         assert norm is not None
-        return image(compute.group_norm(calls, "norm", x, norm, parts.silu))
+        return compute.group_norm(calls, "norm", x, norm, parts.silu)
     scale = None if norm is None else compute.norm_of(calls, "norm", x, norm)
-    y, _ = compute.conv(calls, "conv", x, means.weights.of(parts.conv), scale)
-    return image(y)
-
-
-def pixels(x: torch.Tensor) -> torch.Tensor:
-    """(N, C, H, W) as dense (N, H, W, C): the same memory where it is channels-last."""
-    return x.permute(0, 2, 3, 1).contiguous()
+    return compute.conv(calls, "conv", x, weights, scale)[0]
 
 
 def image(y: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,15 @@ A layer's values are used only if neither it nor the embedding has changed since
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from lib_rocm_sd.calls import Places, Routes, begin
+from lib_rocm_sd.calls import Calls, Places, Routes, begin
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.weights import fact, laid, slots_of
@@ -26,8 +28,10 @@ class Embeddings:
     `ready(layers)`: makes their weights those that are wanted, or says why ours must not read them.
     """
 
-    def __init__(self, ready: Callable[[Sequence[nn.Module]], str], session: Session) -> None:
-        self._ready, self._session = ready, session
+    def __init__(
+        self, ready: Callable[[Sequence[nn.Module]], str], session: Session, graphs: Graphs
+    ) -> None:
+        self._ready, self._session, self._graphs = ready, session, graphs
         self._places = Places()
         self.layers: tuple[nn.Linear, ...] = ()
         self._of: torch.Tensor | None = None
@@ -66,14 +70,30 @@ class Embeddings:
         if len(layers) < 2 or self._ready(layers):
             return
         facts = [_facts(layer) for layer in layers]
-        shaped = (active.shape, active.stride(), active.dtype, active.device)
-        calls = begin(self._session, self._places.of((*shaped, *laid(slots_of(layers)))))
-        for first in range(0, len(layers), MOST_WEIGHTS):
-            some = layers[first : first + MOST_WEIGHTS]
-            joint = compute.linear(calls, str(first), active, *some)
-            parts = joint.split([layer.out_features for layer in some], -1)
-            made = zip(facts[first:], parts, strict=False)
-            self._made.update(zip(some, made, strict=True))
+        shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
+        routes = self._places.of((*shaped, *laid(slots_of(layers))))
+        calls = begin(self._session, routes, self._graphs)
+        if calls.graphs_of(emb.device) is None:
+            parts = _parts(layers, calls, active)
+        else:
+            joint = calls.recorded(partial(_joint, layers), {"embedding": emb}, tuple(layers))
+            parts = [*joint.split([layer.out_features for layer in layers], -1)]
+        self._made = dict(zip(layers, zip(facts, parts, strict=True), strict=True))
+
+
+def _parts(layers: Sequence[nn.Linear], calls: Calls, active: torch.Tensor) -> list[torch.Tensor]:
+    """What each layer makes of `active`, some of them by one launch."""
+    parts: list[torch.Tensor] = []
+    for first in range(0, len(layers), MOST_WEIGHTS):
+        some = layers[first : first + MOST_WEIGHTS]
+        joint = compute.linear(calls, str(first), active, *some)
+        parts += joint.split([layer.out_features for layer in some], -1)
+    return parts
+
+
+def _joint(layers: Sequence[nn.Linear], calls: Calls, embedding: torch.Tensor) -> torch.Tensor:
+    """What `layers` make of SiLU of `embedding`, side by side."""
+    return torch.cat(_parts(layers, calls, nn.functional.silu(embedding)), -1)
 
 
 def _fits(layer: nn.Linear, emb: torch.Tensor) -> bool:

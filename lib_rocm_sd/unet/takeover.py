@@ -48,8 +48,8 @@ class UnetTakeover:
         self._models = tuple(models)
         self._session, self._hook = session, hook
         self._weights = UnetWeights()
-        self._embeddings = Embeddings(hook.ready, session)
         self.graphs = Graphs(session.report.event)
+        self._embeddings = Embeddings(hook.ready, session, self.graphs)
         self._means = Means(
             self._weights, hook.attention, self._embeddings, self.graphs, self._inner
         )
