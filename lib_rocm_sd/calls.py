@@ -22,7 +22,9 @@ from lib_rocm_sd.ops.base import Op
 MOST_FACTS = 8
 """Of one program: sizes of pictures, and of prompts, between which a sampler changes."""
 RUNS_BEFORE_RECORDING = 1
-"""Of a program with the same facts: what is computed once is not worth a recording."""
+"""Of a program with the same facts: what is computed once is not worth a recording. As many follow
+one that did not succeed.
+"""
 
 
 class Routes(dict[str, Route]):
@@ -106,6 +108,7 @@ class Calls:
         if routes.runs > RUNS_BEFORE_RECORDING and graphs.may_record():
             work = partial(_followed, routes, compute)
             routes.recording = graphs.record(work, held, given, made, routes)
+            routes.runs = 0
         return made
 
     def graphs_of(self, device: torch.device) -> DeviceGraphs | None:

@@ -171,7 +171,8 @@ class DeviceGraphs:
         routes: Any,
     ) -> Recording | None:
         """Record `compute(**given)`, which gives its result and the rows of its calls. None where
-        that fails, or gives other bytes than `expected`; then nothing more is recorded.
+        that fails, or gives other bytes than `expected`; then nothing more is recorded. None also
+        where a place of it has no route yet (KeyError).
         """
         with self._lock:
             self._sweep()
@@ -179,7 +180,9 @@ class DeviceGraphs:
             try:
                 made = self._recording(compute, held, given, expected, routes)
                 same = _equal(made.replay(given), expected)
-            except (*FAILURES, KeyError) as error:
+            except KeyError:
+                return None
+            except FAILURES as error:
                 self._end(describe(error))
                 return None
             if not same:
@@ -194,12 +197,13 @@ class DeviceGraphs:
         slots = {name: self._slot(name, tensor) for name, tensor in given.items()}
         out, _ = self._slot("out", like)
         inputs = {name: slot.tensor for name, (slot, _) in slots.items()}
-        graph, rows = self._new(), []
+        graph = self._new()
+        rows: list[Any] = []
 
         def work() -> None:
             made, found = compute(**inputs)
             out.tensor.copy_(made)
-            rows.extend(found)
+            rows[:] = found
 
         with torch.autocast(self._device.type, enabled=False):
             graph.record(work)
@@ -217,6 +221,8 @@ class DeviceGraphs:
         if gone:
             synchronize(self._device)
             self._kept = [made for made in self._kept if made not in gone]
+        if not self._kept:  # torch ends their memory with the last of them
+            self._new = graphs_of(self._device)
 
     def _end(self, why: str) -> None:
         self.why = why

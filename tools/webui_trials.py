@@ -43,7 +43,7 @@ from tests.trials.plants import PLANTS, START
 from tools.webui_process import Running, started
 
 ROOT = Path(__file__).resolve().parent.parent
-READY = ("Application startup complete",)
+READY = ("Uvicorn running on",)
 SCRIPT = "rocm sd optimization"
 PICTURE = {
     "prompt": "a photo of an astronaut riding a horse",

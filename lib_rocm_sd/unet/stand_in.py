@@ -112,6 +112,8 @@ class BlockStandIn(StandIn):
 
     def serve(self, asked: Any) -> Any:
         reading, routes = self._reading, self._routes(asked)
+        if not routes and self._means.weights.lay(reading.leaves):
+            routes = self._routes(asked)
         self._left = routes.left or ""
         if self._left:
             raise UnknownModuleError((self._left,))

@@ -47,8 +47,7 @@ class UnetWeights:
         The same object while neither has changed. What it has beside the parameters themselves is
         that bias, in float32 and in their dtype: a parameter that is moved takes its memory along.
         """
-        if not conv.weight.is_contiguous(memory_format=torch.channels_last):
-            self._lay(conv)
+        self.lay((conv,))
         added = None if shortcut is None else shortcut.bias
         facts = (fact(conv.weight), fact(conv.bias), fact(added))
         known = self._made.get(conv)
@@ -57,6 +56,17 @@ class UnetWeights:
         made = ConvWeights(conv.weight, conv.bias, None, added, in_rows=True)
         self._made[conv] = _Made(facts, made)
         return made
+
+    def lay(self, leaves: Iterable[nn.Module]) -> bool:
+        """Lay the convolutions among them anew where that was not done; whether any was."""
+        laid = False
+        for leaf in leaves:
+            if not isinstance(leaf, nn.Conv2d) or leaf.kernel_size == (1, 1):
+                continue
+            if not leaf.weight.is_contiguous(memory_format=torch.channels_last):
+                self._lay(leaf)
+                laid = True
+        return laid
 
     @property
     def extra_bytes(self) -> int:

@@ -1,0 +1,259 @@
+"""Programs that are recorded: when they are, what they give, and when they are launched instead."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import calls as calls_module
+from lib_rocm_sd import graphs as graphs_module
+from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import Graphs, obstacle
+from lib_rocm_sd.report import Report
+from tests.graph_tape import Desk, recording_cpu
+from tests.ops.toy_op import NO_GPU, Doubler, Inputs, op_of
+
+X = torch.arange(80.0).reshape(10, 8).half()
+CPU = torch.device("cpu")
+DOUBLE = op_of(Doubler("only"))
+Program = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """That of the process is one of the test's own."""
+    own = Engine(identify=lambda device: NO_GPU, free=lambda device, headroom: 1 << 40)
+    monkeypatch.setattr(calls_module, "engine", own)
+    return own
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return recording_cpu(monkeypatch)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def graphs(desk: Desk, told: list[str]) -> Graphs:
+    return Graphs(told.append)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def doubled(calls: Calls, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    made: torch.Tensor = calls.run("here", DOUBLE, Inputs(x))
+    return made if added is None else made + added
+
+
+def program(graphs: Graphs, report: Report | None = None, compute: Any = doubled) -> Program:
+    """2 x + added, by launches or by a graph."""
+    places, session = Places(), Session.of("Auto", report=report or Report())
+
+    def call(x: torch.Tensor, held: tuple[Any, ...] = (), **more: torch.Tensor) -> torch.Tensor:
+        calls = begin(session, places.of((x.shape, x.stride())), graphs)
+        return calls.recorded(compute, {"x": x, **more}, held)
+
+    return call
+
+
+def test_the_second_call_is_recorded_and_others_are_replayed(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for factor in range(1, 6):
+        assert torch.equal(call(factor * X), 2 * factor * X)
+        assert desk.recorded == (factor > 1)
+    assert desk.replayed == 4, "one to compare, and three calls"
+
+
+def test_what_was_given_out_stays_as_it_is(desk: Desk, graphs: Graphs) -> None:
+    one, other = program(graphs), program(graphs)
+    made = [(n, run(n * X[:rows])) for n in range(1, 7) for run, rows in ((one, 10), (other, 4))]
+    assert desk.replayed > 6
+    for n, y in made:
+        assert torch.equal(y, 2 * n * X[: len(y)])
+
+
+def test_strides_and_nan_are_kept(graphs: Graphs) -> None:
+    call = program(graphs)
+    for factor in range(1, 5):
+        x = (factor * X).t()
+        x[1, 1] = float("nan")
+        y = call(x)
+        assert torch.equal(y.isnan(), x.isnan())
+        assert torch.equal(y.nan_to_num(), 2 * x.nan_to_num())
+
+
+def test_a_program_may_hold_others_only_as_long_as_they_are_the_same(
+    desk: Desk, graphs: Graphs
+) -> None:
+    first, second = object(), object()
+    call = program(graphs)
+    for held in (first, first, first, second, second, second):
+        assert torch.equal(call(X, (held,)), 2 * X)
+    assert desk.recorded == 2
+
+
+def test_new_plans_are_recorded_anew(desk: Desk, graphs: Graphs, engine: Engine) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    engine.renew()
+    for _ in range(3):
+        assert torch.equal(call(X), 2 * X)
+    assert desk.recorded == 2
+
+
+def test_calls_in_a_graph_are_counted(graphs: Graphs) -> None:
+    report = Report()
+    call = program(graphs, report)
+    for _ in range(7):
+        call(X)
+    assert [row["calls"] for row in report.snapshot()["rows"]] == [7]
+
+
+def test_a_graph_that_gives_other_bytes_is_not_used(
+    desk: Desk, graphs: Graphs, told: list[str]
+) -> None:
+    def spoil() -> None:
+        graphs.known()[0]._buffers["out"].memory.fill_(1)
+
+    desk.spoil = spoil
+    call = program(graphs)
+    for factor in range(1, 5):
+        assert torch.equal(call(factor * X), 2 * factor * X)
+    assert desk.replayed == 1
+    assert told == [
+        "the UNet's blocks are launched one by one: a graph gave other values than its launches"
+    ]
+
+
+def test_a_recording_that_fails_costs_nothing_but_graphs(
+    desk: Desk, graphs: Graphs, told: list[str]
+) -> None:
+    desk.fault = RuntimeError("operation not permitted when stream is capturing")
+    call = program(graphs)
+    for factor in range(1, 5):
+        assert torch.equal(call(factor * X), 2 * factor * X)
+    assert desk.replayed == 0
+    assert len(told) == 1
+    assert "operation not permitted" in told[0]
+
+
+@pytest.mark.parametrize("what", ["another stream", "a capture", "gradients"])
+def test_elsewhere_it_is_launched(desk: Desk, graphs: Graphs, what: str) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    replayed = desk.replayed
+    desk.stream += what == "another stream"
+    desk.capturing = what == "a capture"
+    with torch.set_grad_enabled(what == "gradients"):
+        assert torch.equal(call(3 * X), 6 * X)
+    assert desk.replayed == replayed
+
+
+def test_what_is_given_again_is_copied_once(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, call = torch.ones_like(X), program(graphs)
+    for factor in range(1, 4):
+        call(factor * X, added=added)
+    slot = graphs.known()[0]._buffers["added"].holds
+    assert slot is not None
+    slot.tensor.fill_(5)
+    assert torch.equal(call(X, added=added), 2 * X + 5), "it is the memory of the last time"
+    added += 1
+    assert torch.equal(call(X, added=added), 2 * X + 2)
+    assert torch.equal(call(X, added=torch.zeros_like(X)), 2 * X)
+
+
+def test_inference_tensors_are_always_copied(graphs: Graphs) -> None:
+    call = program(graphs)
+    with torch.inference_mode():
+        added = torch.ones_like(X)
+        for number in range(1, 6):
+            assert torch.equal(call(X, added=added), 2 * X + number)
+            added += 1
+
+
+def test_recordings_have_to_pay(
+    desk: Desk, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs_module, "FREE_RECORDINGS", 2)
+    call = program(graphs)
+    for number in range(40):
+        assert torch.equal(call(X, (number // 2,)), 2 * X)
+    assert desk.recorded == 2
+    for _ in range(2 * graphs_module.REPLAYS_PER_RECORDING):
+        call(X, ("stays",))
+    assert desk.recorded == 2, "what was replayed has not paid for a third"
+
+
+def test_programs_that_are_gone_leave_nothing(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    pools = desk.pools
+    tape: Any = graphs.known()[0]._kept[0].graph
+    tape._work = None  # a device keeps no Python
+    del call
+    gc.collect()
+    other = program(graphs)
+    for _ in range(3):
+        assert torch.equal(other(X), 2 * X)
+    assert len(graphs.known()[0]._kept) == 1
+    assert desk.waits == 1
+    assert desk.pools == pools + 1, "the memory of graphs ends with the last of them"
+
+
+def test_a_call_without_a_route_is_recorded_later(desk: Desk, graphs: Graphs) -> None:
+    places = iter(["first", "second", *["third"] * 6])
+
+    def wandering(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = calls.run(next(places), DOUBLE, Inputs(x))
+        return made
+
+    call = program(graphs, compute=wandering)
+    for _ in range(4):
+        assert torch.equal(call(X), 2 * X)
+    assert graphs.known()[0].why == ""
+
+
+def test_forgetting_waits_for_what_runs(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    graphs.forget()
+    assert desk.waits == 1
+    assert graphs.known() == []
+
+
+@pytest.mark.parametrize(
+    ("hip", "wish", "why"),
+    [
+        (None, "", ""),
+        (None, "0", "ROCM_SD_GRAPHS is 0"),
+        ("7.2", "", "HIP's graphs are used only where ROCM_SD_GRAPHS is 1"),
+        ("7.2", "1", ""),
+    ],
+)
+def test_where_graphs_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, wish: str, why: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setenv("ROCM_SD_GRAPHS", wish)
+    assert obstacle(torch.device("cuda", 0)) == why
+    assert obstacle(CPU) == "graphs are for GPUs"

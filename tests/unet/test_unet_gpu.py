@@ -1,0 +1,113 @@
+"""A UNet's blocks recorded by the card that is there."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import obstacle
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
+from tests.unet import unet_models as models
+
+pytestmark = pytest.mark.gpu
+HALF = torch.float16
+
+
+@pytest.fixture
+def inputs(gpu: torch.device) -> dict[str, Any]:
+    given = models.in_dtype(models.ldm_inputs(), HALF)
+    return {k: v.to(gpu) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+
+
+@pytest.fixture
+def unet(gpu: torch.device) -> Any:
+    why = obstacle(gpu)
+    if why:
+        pytest.skip(why)
+    return models.ldm_unet(depth=2).to(gpu, HALF)
+
+
+def steps(unet: Any, inputs: Any, count: int = 4) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [models.step(unet, {**inputs, "x": inputs["x"] * (1 + n / 8)}) for n in range(count)]
+
+
+def launched(unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The same steps, launch by launch."""
+    with monkeypatch.context() as patch:
+        patch.setenv("ROCM_SD_GRAPHS", "0")
+        taken = taken_over(unet)
+        steps(unet, inputs)
+        made = steps(unet, inputs)
+        assert taken.graphs.known() == []
+        taken.give_back()
+    return made
+
+
+def taken_over(unet: Any) -> UnetTakeover:
+    return take_over(unet, Session.of("Auto", report=Report()))
+
+
+def test_replays_give_what_launches_give(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = launched(unet, inputs, monkeypatch)
+    taken = taken_over(unet)
+    for _ in range(3):
+        made = steps(unet, inputs)
+    (graphs,) = taken.graphs.known()
+    assert graphs.why == ""
+    assert graphs.replays > 100
+    assert all(map(torch.equal, made, expected))
+    taken.give_back()
+
+
+def test_other_threads_and_streams_do_not_disturb(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = launched(unet, inputs, monkeypatch)
+    taken = taken_over(unet)
+    steps(unet, inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        elsewhere = steps(unet, inputs)
+    stream.synchronize()
+    assert all(map(torch.equal, elsewhere, expected))
+    assert all(map(torch.equal, steps(unet, inputs), expected))
+    taken.give_back()
+
+
+def test_new_plans_and_an_emptied_cache_are_survived(unet: Any, inputs: Any) -> None:
+    taken = taken_over(unet)
+    expected = steps(unet, inputs)
+    for _ in range(3):
+        engine.renew()
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert all(map(torch.equal, steps(unet, inputs), expected))
+    (graphs,) = taken.graphs.known()
+    assert graphs.why == ""
+    taken.give_back()
+
+
+def test_memory_is_given_back(unet: Any, inputs: Any) -> None:
+    taken = taken_over(unet)
+    steps(unet, inputs)
+    taken.give_back()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        taken = taken_over(unet)
+        steps(unet, inputs)
+        taken.give_back()
+        gc.collect()
+        torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before

@@ -1,0 +1,124 @@
+"""A UNet whose blocks are recorded: a CPU plays the device that replays them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
+from tests.graph_tape import Desk, recording_cpu
+from tests.unet import unet_models as models
+
+PROGRAMS = 16
+"""Of the double: 8 residual blocks, 4 transformers with all their blocks, 2 resamplings, both ends;
+one more makes the time embeddings.
+"""
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return recording_cpu(monkeypatch)
+
+
+def steps(unet: Any, inputs: Any, count: int = 4) -> list[torch.Tensor]:
+    """What the UNet makes of ever other latent images."""
+    return [models.step(unet, {**inputs, "x": inputs["x"] + n}) for n in range(count)]
+
+
+def taken_over(unet: Any) -> UnetTakeover:
+    return take_over(unet, Session.of("Auto", report=Report()))
+
+
+def same(made: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, made, expected))
+
+
+def test_a_recorded_step_is_the_launched_one(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = taken_over(unet)
+    launched = steps(unet, inputs)
+    taken.give_back()
+    desk = recording_cpu(monkeypatch)
+    taken = taken_over(unet)
+    assert same(steps(unet, inputs), launched)
+    assert desk.recorded == PROGRAMS + 1
+    assert desk.replayed == 3 * desk.recorded
+    assert [each.why for each in taken.graphs.known()] == [""]
+
+
+def test_weights_written_in_place_are_read(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken_over(unet)
+    steps(unet, inputs)
+    before = steps(unet, inputs, 1)
+    with torch.no_grad():
+        for parameter in unet.parameters():
+            parameter.mul_(0.9)
+    made = steps(unet, inputs)
+    assert not torch.equal(made[0], before[0])
+    desk.stream += 1  # launched one by one
+    assert same(steps(unet, inputs), made)
+
+
+def test_weights_that_lie_elsewhere_are_recorded_anew(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken_over(unet)
+    expected = steps(unet, inputs)
+    for parameter in unet.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
+    assert same(steps(unet, inputs), expected)
+    assert desk.recorded == 2 * (PROGRAMS + 1)
+
+
+def test_a_block_with_a_hook_is_called(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken_over(unet)
+    expected = steps(unet, inputs)
+    seen = []
+    inner = next(m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock")
+    handle = inner.register_forward_hook(lambda module, given, made: seen.append(1))
+    assert same(steps(unet, inputs), expected)
+    assert len(seen) == 4
+    handle.remove()
+    assert same(steps(unet, inputs), expected)
+    assert len(seen) == 4
+
+
+def test_an_attention_of_the_hosts_is_called_amid_blocks(
+    unet: Any, inputs: Any, desk: Desk
+) -> None:
+    taken_over(unet)
+    expected = steps(unet, inputs)
+    seen, inner = [], next(m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock")
+    theirs = inner.attn2.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return theirs(*args, **kwargs)
+
+    inner.attn2.forward = forward
+    made = steps(unet, inputs)
+    assert len(seen) == 4
+    assert all(torch.allclose(*pair, atol=0.1) for pair in zip(made, expected, strict=True))
+
+
+def test_other_sizes_and_batches_in_turn(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken = taken_over(unet)
+    wide = {**inputs, "x": torch.cat([inputs["x"]] * 2, -1)}
+    both = [each for _ in range(4) for each in (inputs, wide)]
+    made = [models.step(unet, each) for each in both]
+    desk.stream += 1
+    assert same([models.step(unet, each) for each in both], made)
+    assert desk.recorded == 2 * (PROGRAMS + 1) - 1, "the embedding is the same for both"
+    taken.give_back()
+    assert taken.graphs.known() == []
+
+
+def test_given_back_it_is_the_hosts(unet: Any, inputs: Any, desk: Desk) -> None:
+    theirs = steps(unet, inputs, 2)
+    taken = taken_over(unet)
+    steps(unet, inputs)
+    taken.give_back()
+    assert same(steps(unet, inputs, 2), theirs)
