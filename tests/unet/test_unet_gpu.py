@@ -20,6 +20,11 @@ HALF = torch.float16
 
 
 @pytest.fixture
+def gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
 def inputs(gpu: torch.device) -> dict[str, Any]:
     given = models.in_dtype(models.ldm_inputs(), HALF)
     return {k: v.to(gpu) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
