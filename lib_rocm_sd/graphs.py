@@ -1,10 +1,10 @@
 """A program's launches, recorded once and then made by one call: graphs of the device.
 
 A graph reads and writes fixed addresses. So what a program is given is copied into memory that
-stays, its launches are recorded as they read it there, and what they make is copied out of memory
-that stays. Programs share that memory, and what they need in between, for they run one by one: on
-the stream that was current when the first was recorded, under a lock. Elsewhere they are computed
-launch by launch, as without graphs.
+stays, its launches are recorded as they read it there, and what they make is copied out. Programs
+share that memory, and the memory that they write, for they run one by one: on the stream that was
+current when the first was recorded, under a lock. Elsewhere they are computed launch by launch, as
+without graphs.
 
 Before a graph is used it has given the very bytes that the launches gave. docs/unet.md says where
 graphs are used, and why not everywhere.
@@ -37,9 +37,10 @@ Compute = Callable[..., torch.Tensor]
 class Graph(Protocol):
     """One recording of what `work` launches."""
 
-    def record(self, work: Callable[[], None]) -> None: ...
+    def record(self, work: Callable[[], torch.Tensor]) -> None: ...
 
-    def replay(self) -> None: ...
+    def replay(self) -> torch.Tensor:
+        """What `work` gave, now of other inputs; until any graph is replayed."""
 
 
 class TorchGraph:
@@ -48,17 +49,43 @@ class TorchGraph:
     def __init__(self, device: torch.device, pool: Any, stream: Any) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
         self._device = device
-        self.replay = partial(torch._C._CUDAGraph.replay, self._graph)
+        self._start = partial(torch._C._CUDAGraph.replay, self._graph)
+        self._made = torch.empty(0)
 
-    def record(self, work: Callable[[], None]) -> None:
+    def record(self, work: Callable[[], torch.Tensor]) -> None:
         """Other threads may allocate meanwhile."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                work()
+                self._made = _unowned(work())
             finally:
                 self._graph.capture_end()
+
+    def replay(self) -> torch.Tensor:
+        self._start()
+        return self._made
+
+
+class _Memory:
+    """A tensor's place and layout, without the tensor: as numba and others describe it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * tensor.element_size() for stride in tensor.stride()),
+            "typestr": "<i2",
+            "version": 2,
+        }
+
+
+def _unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory of a half tensor, which other graphs may write to as soon as it is gone."""
+    seen = torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)
+    if seen.data_ptr() != tensor.data_ptr():
+        raise RuntimeError("this torch copies what it is only to look at")
+    return seen
 
 
 class Slot:
@@ -109,7 +136,6 @@ class Recording:
     graph: Graph
     held: tuple[Any, ...]
     slots: dict[str, tuple[Slot, _Buffer]]
-    out: Slot
     rows: list[Any]
     routes: Any
     """A weak reference to whom it belongs."""
@@ -117,8 +143,7 @@ class Recording:
     def replay(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         for name, (slot, buffer) in self.slots.items():
             slot.fill(given[name], buffer)
-        self.graph.replay()
-        return self.out.tensor.clone()
+        return self.graph.replay().clone()
 
 
 class DeviceGraphs:
@@ -137,12 +162,12 @@ class DeviceGraphs:
 
     def __str__(self) -> str:
         why = f"; {self.why}" if self.why else ""
-        kept = f"{self.n_bytes >> 20} MiB for what they read and make"
+        kept = f"{self.n_bytes >> 20} MiB for what they read"
         return f"graphs: {self.recorded} recorded, {self.replays} replays, {kept}{why}"
 
     @property
     def n_bytes(self) -> int:
-        """What is kept for what programs are given and make."""
+        """What is kept for what programs are given."""
         return sum(buffer.memory.numel() for buffer in self._buffers.values())
 
     @property
@@ -178,7 +203,7 @@ class DeviceGraphs:
             self._sweep()
             self.recorded += 1
             try:
-                made = self._recording(compute, held, given, expected, routes)
+                made = self._recording(compute, held, given, routes)
                 same = _equal(made.replay(given), expected)
             except KeyError:
                 return None
@@ -192,22 +217,20 @@ class DeviceGraphs:
             return made
 
     def _recording(
-        self, compute: Any, held: Any, given: Mapping[str, torch.Tensor], like: Any, routes: Any
+        self, compute: Any, held: Any, given: Mapping[str, torch.Tensor], routes: Any
     ) -> Recording:
         slots = {name: self._slot(name, tensor) for name, tensor in given.items()}
-        out, _ = self._slot("out", like)
         inputs = {name: slot.tensor for name, (slot, _) in slots.items()}
         graph = self._new()
         rows: list[Any] = []
 
-        def work() -> None:
-            made, found = compute(**inputs)
-            out.tensor.copy_(made)
-            rows[:] = found
+        def work() -> torch.Tensor:
+            made, rows[:] = compute(**inputs)
+            return made
 
         with torch.autocast(self._device.type, enabled=False):
             graph.record(work)
-        return Recording(graph, held, slots, out, rows, ref(routes))
+        return Recording(graph, held, slots, rows, ref(routes))
 
     def _slot(self, name: str, like: torch.Tensor) -> tuple[Slot, _Buffer]:
         buffer, wanted = self._buffers.get(name), _span_bytes(like)

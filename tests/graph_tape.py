@@ -13,8 +13,8 @@ from lib_rocm_sd import graphs
 
 @dataclass
 class Desk:
-    """What a device would do for graphs. `spoil`: what a replay does afterwards; `fault`: what a
-    recording raises.
+    """What a device would do for graphs. `spoil`: what becomes of what a replay makes; `fault`:
+    what a recording raises.
     """
 
     stream: int = 7
@@ -23,7 +23,7 @@ class Desk:
     replayed: int = 0
     waits: int = 0
     pools: int = 0
-    spoil: Callable[[], None] = field(default=lambda: None)
+    spoil: Callable[[torch.Tensor], torch.Tensor] = field(default=lambda made: made)
     fault: Exception | None = None
 
     def tape(self) -> Tape:
@@ -43,17 +43,16 @@ class Tape:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def record(self, work: Callable[[], None]) -> None:
+    def record(self, work: Callable[[], torch.Tensor]) -> None:
         if self._desk.fault is not None:
             raise self._desk.fault
         self._work = work
         self._desk.recorded += 1
         work()
 
-    def replay(self) -> None:
+    def replay(self) -> torch.Tensor:
         self._desk.replayed += 1
-        self._work()
-        self._desk.spoil()
+        return self._desk.spoil(self._work())
 
 
 def recording_cpu(monkeypatch: pytest.MonkeyPatch) -> Desk:

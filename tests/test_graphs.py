@@ -127,10 +127,7 @@ def test_calls_in_a_graph_are_counted(graphs: Graphs) -> None:
 def test_a_graph_that_gives_other_bytes_is_not_used(
     desk: Desk, graphs: Graphs, told: list[str]
 ) -> None:
-    def spoil() -> None:
-        graphs.known()[0]._buffers["out"].memory.fill_(1)
-
-    desk.spoil = spoil
+    desk.spoil = lambda made: made + 1
     call = program(graphs)
     for factor in range(1, 5):
         assert torch.equal(call(factor * X), 2 * factor * X)

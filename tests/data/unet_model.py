@@ -221,7 +221,7 @@ class UNetModel(nn.Module):
 
     def forward(self, x: Any, timesteps: Any, context: Any, control: Any = None) -> Any:
         half = self.model_channels // 2
-        rates = torch.exp(torch.arange(half, dtype=torch.float32) * (-9.2 / half))
+        rates = torch.exp(torch.arange(half, device=x.device).float() * (-9.2 / half))
         angles = timesteps[:, None].float() * rates[None]
         emb = self.time_embed(torch.cat([angles.cos(), angles.sin()], -1).to(x.dtype))
         kept = []

@@ -27,7 +27,7 @@ def gpu() -> torch.device:
 @pytest.fixture
 def inputs(gpu: torch.device) -> dict[str, Any]:
     given = models.in_dtype(models.ldm_inputs(), HALF)
-    return {k: v.to(gpu) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    return {name: value.to(gpu) for name, value in given.items()}
 
 
 @pytest.fixture
