@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 from weakref import ref
 
@@ -55,7 +55,7 @@ class TorchGraph:
     def record(self, work: Callable[[], torch.Tensor]) -> None:
         """Other threads may allocate meanwhile."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with _recording, torch.cuda.stream(self._stream):
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 self._made = _unowned(work())
@@ -295,8 +295,17 @@ def obstacle(device: torch.device) -> str:
 
 def graphs_of(device: torch.device) -> Callable[[], Graph]:
     """What makes empty graphs that share their memory."""
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    pool, stream = torch.cuda.graph_pool_handle(), _recording_stream(device)
     return lambda: TorchGraph(device, pool, stream)
+
+
+@cache
+def _recording_stream(device: torch.device) -> Any:
+    """One for the process: torch keeps a workspace of its libraries for each stream, for good."""
+    return torch.cuda.Stream(device)
+
+
+_recording = threading.Lock()
 
 
 def _stream_of(device: torch.device) -> int:

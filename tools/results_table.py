@@ -31,6 +31,7 @@ SUMMARY = {
     "Self-attention, SDXL at 1024 x 1024": "SDXL 1024x1024, self, 64x64",
 }
 """README's few cases of attention, by their titles there: one that gains and one that loses."""
+STEP, WITHOUT, WITH = "A WebUI step by graphs, SD 1.5, 512 x 512", "not installed", "UNet Auto"
 SUMMARY_SIZE = 1024
 """Sides of the picture that README's rows of the VAE decode."""
 
@@ -49,6 +50,11 @@ def figures() -> str:
     for title, label in SUMMARY.items():
         both = (f"{_time(times[label, variant])} µs" for variant in ("sdpa", OURS))
         lines.append(f"| {title} | {' | '.join(both)} |")
+    steps = {row["way"]: row for row in _rows("webui-unet-h200.json") if row["case"] == "512"}
+    without, ours = (
+        f"{1000 / steps[way]['it_s']:.1f} ms" for way in ("not installed", "UNet Auto")
+    )
+    lines.append(f"| {STEP} | {without} | {ours} |")
     ways = {
         row["way"]: row
         for row in _rows("vae-h200.json")

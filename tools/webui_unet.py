@@ -153,7 +153,8 @@ def run(asked: argparse.Namespace, folder: Path, table: Table) -> bool:
         settle(painter, cases[0])
         for case in cases:
             off = bare.get(case)
-            for way, args in WAYS.items():
+            for way in asked.ways.split(";"):
+                args = WAYS[way]
                 found = painter.measured(case, *size, args)
                 off = found["pixels"] if off is None else off
                 if args == [False]:
@@ -176,6 +177,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pictures", type=int, default=3, help="of each way, after a first one")
     parser.add_argument("--no-bare", action="store_true", help="not without this extension")
+    parser.add_argument("--ways", default=";".join(WAYS), help="some of: %(default)s")
     parser.add_argument("--cache", type=Path, help="a folder with kernels that are there already")
     parser.add_argument("--out", default=".")
     parser.add_argument("launcher")

@@ -22,7 +22,7 @@ VAE_KEY = "ROCm SD VAE"
 OFF = "off"
 UNET_MODES = {"Off": False, "Auto": True}
 """The choices, and whether the UNet's blocks are ours where they can be."""
-UNET_DEFAULT = "Off"
+UNET_DEFAULT = "Auto"
 """What is chosen where nobody has chosen; docs/usage.md and docs/unet.md have a line on it each."""
 VAE_MODES = {"Off": "", "Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.program calls them."""
