@@ -253,10 +253,12 @@ class DeviceGraphs:
 
 
 class Graphs:
-    """Those of one take-over, by device."""
+    """Those of one take-over, by device. `wish`: whether there are to be any; None: where they are
+    known to be right.
+    """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[str], None], wish: bool | None = None) -> None:
+        self._tell, self.wish = tell, wish
         self._of: dict[torch.device, DeviceGraphs | None] = {}
 
     def of(self, device: torch.device) -> DeviceGraphs | None:
@@ -264,8 +266,13 @@ class Graphs:
         try:
             return self._of[device]
         except KeyError:
-            made = None if obstacle(device) else DeviceGraphs(device, self._tell)
+            made = None if obstacle(device, self.wish) else DeviceGraphs(device, self._tell)
             return self._of.setdefault(device, made)
+
+    def why_not(self, device: torch.device) -> str:
+        """Why launches on `device` are not recorded, or no more; empty where they are."""
+        made = self._of.get(device)
+        return obstacle(device, self.wish) or ("" if made is None else made.why)
 
     def known(self) -> list[DeviceGraphs]:
         return [made for made in self._of.values() if made is not None]
@@ -279,15 +286,17 @@ class Graphs:
         self._of = {}
 
 
-def obstacle(device: torch.device) -> str:
-    """Why no graphs are recorded on `device`; empty where they are."""
-    wish = os.environ.get(VARIABLE, "")
+def obstacle(device: torch.device, wish: bool | None = None) -> str:
+    """Why no graphs are recorded on `device`; empty where they are. The environment goes before
+    `wish`.
+    """
+    wish = {"0": False, "1": True}.get(os.environ.get(VARIABLE, ""), wish)
     if device.type != "cuda":
         return "graphs are for GPUs"
-    if wish == "0":
-        return f"{VARIABLE} is 0"
-    if torch.version.hip and wish != "1":
-        return f"HIP's graphs are used only where {VARIABLE} is 1"
+    if wish is False:
+        return "graphs are off"
+    if torch.version.hip and wish is None:
+        return "HIP's graphs are used only where they are asked for"
     if torch.__version__.startswith(("1.", "2.0.")):
         return "this torch's graphs would disturb other threads"
     return ""

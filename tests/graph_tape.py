@@ -10,6 +10,8 @@ import torch
 
 from lib_rocm_sd import graphs
 
+OFF = "graphs are off"
+
 
 @dataclass
 class Desk:
@@ -58,7 +60,7 @@ class Tape:
 def recording_cpu(monkeypatch: pytest.MonkeyPatch) -> Desk:
     """From now on the CPU is a device that graphs are recorded on."""
     desk = Desk()
-    monkeypatch.setattr(graphs, "obstacle", lambda device: "")
+    monkeypatch.setattr(graphs, "obstacle", lambda device, wish: OFF if wish is False else "")
     monkeypatch.setattr(graphs, "stream_of", lambda device: desk.stream)
     monkeypatch.setattr(graphs, "is_capturing", lambda device: desk.capturing)
     monkeypatch.setattr(graphs, "graphs_of", desk.new_pool)

@@ -238,19 +238,38 @@ def test_forgetting_waits_for_what_runs(desk: Desk, graphs: Graphs) -> None:
     assert graphs.known() == []
 
 
+OFF, HIPS = "graphs are off", "HIP's graphs are used only where they are asked for"
+
+
 @pytest.mark.parametrize(
-    ("hip", "wish", "why"),
+    ("hip", "variable", "wish", "why"),
     [
-        (None, "", ""),
-        (None, "0", "ROCM_SD_GRAPHS is 0"),
-        ("7.2", "", "HIP's graphs are used only where ROCM_SD_GRAPHS is 1"),
-        ("7.2", "1", ""),
+        (None, "", None, ""),
+        (None, "", False, OFF),
+        (None, "0", True, OFF),
+        ("7.2", "", None, HIPS),
+        ("7.2", "", True, ""),
+        ("7.2", "1", False, ""),
     ],
 )
 def test_where_graphs_are_recorded(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, wish: str, why: str
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, variable: str, wish: bool | None, why: str
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setenv("ROCM_SD_GRAPHS", wish)
-    assert obstacle(torch.device("cuda", 0)) == why
-    assert obstacle(CPU) == "graphs are for GPUs"
+    monkeypatch.setenv("ROCM_SD_GRAPHS", variable)
+    assert obstacle(torch.device("cuda", 0), wish) == why
+    assert obstacle(CPU, wish) == "graphs are for GPUs"
+
+
+def test_an_old_torch_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.0.1")
+    assert "other threads" in obstacle(torch.device("cuda", 0), True)
+
+
+def test_what_keeps_it_from_recording_is_told(desk: Desk, graphs: Graphs) -> None:
+    assert graphs.why_not(CPU) == ""
+    desk.fault = RuntimeError("no")
+    call = program(graphs)
+    for _ in range(2):
+        call(X)
+    assert "no" in graphs.why_not(CPU)

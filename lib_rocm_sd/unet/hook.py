@@ -13,6 +13,11 @@ class Hook:
     hosts_own: tuple[str, ...] = ()
     """Python modules whose forwards, put into the classes of blocks, compute what those do."""
 
+    @property
+    def graphs(self) -> bool | None:
+        """Whether launches of blocks are to be recorded; None: where it is safe."""
+        return None
+
     def ready(self, leaves: Sequence[nn.Module]) -> str:
         """Make the weights of `leaves` those that this call is to use; or why ours must not run.
 

@@ -48,7 +48,7 @@ class UnetTakeover:
         self._models = tuple(models)
         self._session, self._hook = session, hook
         self._weights = UnetWeights()
-        self.graphs = Graphs(session.report.event)
+        self.graphs = Graphs(session.report.event, hook.graphs)
         self._embeddings = Embeddings(hook.ready, session, self.graphs)
         self._means = Means(
             self._weights, hook.attention, self._embeddings, self.graphs, self._inner

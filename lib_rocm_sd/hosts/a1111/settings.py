@@ -11,6 +11,7 @@ from lib_rocm_sd.hosts.a1111 import host
 OPERATIONS_KEY = "rocm_sd_operations"
 HEADROOM_KEY = "rocm_sd_headroom_mib"
 PREVIEWS_KEY = "rocm_sd_live_previews"
+GRAPHS_KEY = "rocm_sd_graphs"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
 ATTENTION = "Attention"
@@ -18,18 +19,23 @@ UNET = "UNet blocks"
 ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
 """The choices, and which part of a VAE each is."""
 OPERATIONS = (ATTENTION, *ROLES, UNET)
+GRAPHS: dict[str, bool | None] = {"Auto": None, "On": True, "Off": False}
+"""Whether launches of the UNet's blocks are recorded."""
 LOG_LEVELS = {"Errors": "ERROR", "Warnings": "WARNING", "Everything": "DEBUG"}
 MOST_HEADROOM_MIB = 16384
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`operations`: those that may be replaced. `headroom_mib`: video memory left to others."""
+    """`operations`: those that may be replaced. `headroom_mib`: video memory left to others.
+    `graphs`: one of GRAPHS.
+    """
 
     operations: tuple[str, ...] = OPERATIONS
     headroom_mib: int = 0
     previews: bool = True
     log_level: str = "Warnings"
+    graphs: str = "Auto"
 
     @property
     def attention(self) -> bool:
@@ -60,11 +66,13 @@ def current() -> Settings:
     known = isinstance(operations, (list, tuple))
     previews = get(PREVIEWS_KEY, DEFAULTS.previews)
     log_level = get(LOG_LEVEL_KEY, DEFAULTS.log_level)
+    graphs = get(GRAPHS_KEY, DEFAULTS.graphs)
     return Settings(
         tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,
         _mebibytes(get(HEADROOM_KEY, DEFAULTS.headroom_mib)),
         previews if isinstance(previews, bool) else DEFAULTS.previews,
         log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
+        graphs if graphs in tuple(GRAPHS) else DEFAULTS.graphs,
     )
 
 

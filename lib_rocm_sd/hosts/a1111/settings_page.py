@@ -62,6 +62,15 @@ def register() -> None:
         gr.Checkbox,
     )
     add(
+        settings.GRAPHS_KEY,
+        defaults.graphs,
+        "Record what the UNet's blocks launch",
+        "then a block is launched by one call, which a fast card needs; Auto: not on AMD cards, "
+        "since there are open reports of wrong values from recordings by their driver",
+        gr.Radio,
+        choices=list(settings.GRAPHS),
+    )
+    add(
         settings.LOG_LEVEL_KEY,
         defaults.log_level,
         "What is written to the console",

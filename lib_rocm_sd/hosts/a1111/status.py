@@ -186,13 +186,20 @@ def _of_unet(options: Options) -> list[StatusRow]:
     if not blocks:
         runs = THE_WEBUIS if why else "our blocks, from the next picture on"
         return [StatusRow(settings.UNET, runs, rows.shortened(why))]
-    return [
+    found = [
         rows.of_blocks(
             *(row.kind, row.total, row.ours),
             {unet.explained(text): count for text, count in {**row.left, **row.partly}.items()},
         )
         for row in blocks
     ]
+    if any(row.ours for row in blocks):
+        why_not = unet.session.unrecorded()
+        runs = "one by one" if why_not else "recorded, each block by one call"
+        found.append(
+            StatusRow(f"{rows.UNET}, launches", runs, rows.shortened((why_not,) if why_not else ()))
+        )
+    return found
 
 
 def _manner(role: str) -> str:

@@ -98,6 +98,10 @@ class UnetSession:
                 self.rows, self.trouble = (), trouble.once(error)
             return self.rows
 
+    def unrecorded(self) -> str:
+        """Why blocks that are ours are launched one by one; empty where they are recorded."""
+        return "" if self._taken is None else self._taken.graphs.why_not(host.device())
+
     def _hold(self, model: Any) -> None:
         """Let the blocks be whose they are to be. Whatever goes wrong leaves them to the WebUI."""
         begins, self._begins = self._begins, False
@@ -136,6 +140,8 @@ class UnetSession:
     def _fits(self, unet: nn.Module | None) -> bool:
         """Whether what is taken over may stay so. Other weights may have another dtype."""
         same = unet is self._unet and self._wish is self._by
+        if self._taken is not None and self._hook is not None:
+            same = same and self._taken.graphs.wish == self._hook.graphs
         return same and self._taken is not None and self._taken.is_on and not self._other_weights
 
     def _give_back(self) -> None:

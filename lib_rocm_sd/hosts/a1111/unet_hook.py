@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.unet.hook import Hook
 
 NETWORKS = "networks"
@@ -35,6 +35,10 @@ class WebUIHook(Hook):
     def __init__(self, stands_aside: Callable[[], bool] = lambda: False) -> None:
         self._stands_aside = stands_aside
         self._shared: Any = host.module("modules.shared")
+
+    @property
+    def graphs(self) -> bool | None:
+        return settings.GRAPHS[settings.current().graphs]
 
     def ready(self, leaves: Sequence[nn.Module]) -> str:
         """Apply the wanted networks where others are applied; or why the WebUI has to."""

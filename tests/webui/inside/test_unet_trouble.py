@@ -17,6 +17,7 @@ from unet_help import (
     blocks_shown,
     bytes_of,
     ours,
+    recording,
     session_of,
     shown,
     steps_of,
@@ -53,12 +54,30 @@ def test_all_are_ours(start: Start, gpu: FakeGpu) -> None:
         ("UNet, upsampling", "1 of 1 are ours", ()),
         ("UNet, downsampling", "1 of 1 are ours", ()),
         ("UNet, first and last layers", "2 of 2 are ours", ()),
+        ("UNet, launches", "one by one", ("graphs are for GPUs",)),
     ]
     title, _, status = refresh(webui, *AUTO)
     assert title == f"{TITLE}: Auto · attention on gfx1100 · UNet · VAE off"
     assert "UNet, transformer blocks" in status
     title, _, status = refresh(webui, True, "Auto", "Off", 0, "Off")
     assert "UNet" not in title and "UNet is Off" in status
+    assert not webui.errors_reported
+
+
+def test_recorded_blocks(start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a CPU that records, as a card does; the setting holds from the next picture on."""
+    webui = begin(start, gpu)
+    launched = webui.txt2img(*AUTO)
+    webui = begin(start, gpu)
+    desk = recording(monkeypatch)
+    assert same(webui.txt2img(*AUTO), launched)
+    assert desk.recorded > 10 and desk.replayed > desk.recorded
+    assert shown(webui, "launches").runs == "recorded, each block by one call"
+    replayed = desk.replayed
+    webui.shared.opts.set("rocm_sd_graphs", "Off")
+    assert same(webui.txt2img(*AUTO), launched)
+    assert desk.replayed == replayed
+    assert shown(webui, "launches").why == ("graphs are off",)
     assert not webui.errors_reported
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import FakeGpu, Start, WebUI
 from vae_help import HALF
@@ -19,6 +23,16 @@ def begin(start: Start, gpu: FakeGpu | None = None, **more: Any) -> WebUI:
     """A WebUI with a whole UNet in half precision; with the extension where there is a GPU."""
     more = {"dtype": HALF, "whole": True, **more}
     return start(gpu=gpu, extension=gpu is not None, **more)
+
+
+def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From now on the CPU records graphs; what it was told to do."""
+    path = Path(__file__).resolve().parents[2] / "graph_tape.py"
+    spec = importlib.util.spec_from_file_location("graph_tape", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["graph_tape"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.recording_cpu(monkeypatch)
 
 
 def unet_of(webui: WebUI) -> Any:
