@@ -147,7 +147,7 @@ class Recording:
 
 
 class DeviceGraphs:
-    """Those of one device. `new_graph(device, pool, stream)` makes one that is empty."""
+    """Those of one device."""
 
     def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
         self._device, self._tell = device, tell
@@ -173,7 +173,7 @@ class DeviceGraphs:
     @property
     def is_here(self) -> bool:
         """Whether a replay is possible now."""
-        return stream_of(self._device) == self._home and not is_capturing(self._device)
+        return stream_of(self._device) == self._home and is_free(self._device)
 
     def replay(self, recording: Recording, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with self._lock:
@@ -331,8 +331,12 @@ def stream_of(device: torch.device) -> int:
     return _raw_stream(device.index)
 
 
-def is_capturing(device: torch.device) -> bool:
-    return torch.cuda.is_current_stream_capturing()
+_current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+def is_free(device: torch.device) -> bool:
+    """Whether `device` is the current one, and nobody else records what is launched on it."""
+    return _current() == device.index and not torch.cuda.is_current_stream_capturing()
 
 
 def synchronize(device: torch.device) -> None:

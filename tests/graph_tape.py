@@ -62,7 +62,7 @@ def recording_cpu(monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk()
     monkeypatch.setattr(graphs, "obstacle", lambda device, wish: OFF if wish is False else "")
     monkeypatch.setattr(graphs, "stream_of", lambda device: desk.stream)
-    monkeypatch.setattr(graphs, "is_capturing", lambda device: desk.capturing)
+    monkeypatch.setattr(graphs, "is_free", lambda device: not desk.capturing)
     monkeypatch.setattr(graphs, "graphs_of", desk.new_pool)
     monkeypatch.setattr(graphs, "synchronize", desk.wait)
     return desk

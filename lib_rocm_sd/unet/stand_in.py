@@ -70,6 +70,8 @@ class BlockStandIn(StandIn):
         self._reading = self._read()
 
     def _read(self) -> Reading:
+        """What calls lead to follows from it too, beside their facts."""
+        self._places.forget()
         return read(self.module, self.kind, self._family, self._hook.hosts_own)
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:

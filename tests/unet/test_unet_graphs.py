@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -71,6 +72,24 @@ def test_weights_that_lie_elsewhere_are_recorded_anew(unet: Any, inputs: Any, de
         parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
     assert same(steps(unet, inputs), expected)
     assert desk.recorded == 2 * (PROGRAMS + 1)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_settings_that_change_are_read(unet: Any, inputs: Any, desk: Desk, recorded: bool) -> None:
+    """Neither shapes nor places of weights tell of them."""
+    desk.capturing = not recorded
+    taken_over(unet)
+    before = steps(unet, inputs)
+    for module in unet.modules():
+        if isinstance(module, torch.nn.GroupNorm):
+            module.num_groups //= 2
+        if type(module).__name__ == "CrossAttention":
+            module.heads, module.scale = 2 * module.heads, module.scale * 2**0.5
+    made = steps(unet, inputs)
+    assert not torch.equal(made[3], before[3])
+    fresh = take_over(copy.deepcopy(unet), Session.of("Auto", report=Report()))
+    assert fresh.report() != []
+    assert same(steps(fresh._models[0], inputs), made)
 
 
 def test_a_block_with_a_hook_is_called(unet: Any, inputs: Any, desk: Desk) -> None:
