@@ -245,10 +245,12 @@ def test_other_processors_are_left_alone_and_named() -> None:
     "qk_norm" not in inspect.signature(theirs.Attention.__init__).parameters,
     reason="this diffusers cannot normalise queries",
 )
-def test_normalised_queries_are_left_to_their_own_processor() -> None:
+def test_normalised_queries_keep_their_own_processor() -> None:
     attn = build(theirs.AttnProcessor2_0(), qk_norm="layer_norm")
+    processor = attn.processor
     with host.patched(Holder(attn)) as patch:
-        assert patch.left_alone == {"AttnProcessor2_0 with normalised queries or keys": 1}
+        assert attn.processor is processor
+        assert (patch.replaced, patch.served, patch.left_alone) == (0, 1, {})
 
 
 def test_a_pipeline_without_a_unet_is_no_error() -> None:

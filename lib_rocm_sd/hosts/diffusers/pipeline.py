@@ -2,6 +2,8 @@
 
 with patched(pipeline):
     image = pipeline("a red circle left of a blue square").images[0]
+
+For a server: switch = switched_on(pipeline), and at its end switch.off().
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
+from lib_rocm_sd.hosts.diffusers import components
+from lib_rocm_sd.hosts.diffusers.served import ServedForward, is_served
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
+from lib_rocm_sd.hosts.sdpa import Serving
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
-COMPONENTS = ("unet", "vae", "controlnet")
 KNOWN = {
     "AttnProcessor2_0": False,
     "XFormersAttnProcessor": False,
@@ -36,8 +40,11 @@ class PipelinePatch:
     """What `patched` did: how many attention modules run through the engine, and what it left."""
 
     replaced: int
+    """How many have a processor of ours."""
     left_alone: Mapping[str, int]
-    """How many modules keep their own processor, by what it is."""
+    """How many modules compute attention as before, by what their processor is."""
+    served: int = 0
+    """How many keep their own processor, whose attention is served."""
     vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
     unet: UnetPatch = field(default_factory=UnetPatch)
 
@@ -136,9 +143,13 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
-    On leaving it, each module has the very processor and forward that it had. Processors of other
-    kinds than KNOWN, and a VAE whose structure is not known or whose tiling or slicing is switched
-    on, stay as they are and are named in the report.
+    Processors of other kinds than KNOWN that are diffusers' own keep their place, and their calls
+    of torch's attention are served (hosts/sdpa.py): those of transformers, of joint and fused
+    projections, of IP-Adapters.
+
+    On leaving it, each module has the very processor and forward that it had. Other processors,
+    what torch.compile has compiled, and a VAE whose structure is not known or whose tiling or
+    slicing is switched on, stay as they are and are named in the report.
     """
     mode = "auto" if vae is True else vae
     if mode is not False and mode not in MODES:
@@ -147,61 +158,92 @@ def patched(
     gate.begin()
     session = session.patiently() if wait else session
     with ExitStack() as stack:
-        chosen, left = stack.enter_context(_patched_attention(pipeline, session))
+        found = stack.enter_context(_patched_attention(pipeline, session))
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
         model = getattr(pipeline, "unet", None) if unet else None
         blocks = UnetPatch()
-        if isinstance(model, torch.nn.Module):
+        if components.has_compiled(model):
+            session.report.event(f"diffusers: the UNet is left alone: {components.COMPILED}")
+        elif isinstance(model, torch.nn.Module):
             blocks = stack.enter_context(patched_unet(model, session))
-        yield PipelinePatch(chosen, left, part, blocks)
+        counts = len(found.replaced), dict(found.left), len(found.served)
+        yield PipelinePatch(*counts, part, blocks)
+
+
+class Switch:
+    """`patched` from `switched_on` to `off`; `patch` says what it did."""
+
+    def __init__(self, pipeline: Any, **options: Any) -> None:
+        self._stack = ExitStack()
+        self.patch: PipelinePatch = self._stack.enter_context(patched(pipeline, **options))
+
+    def off(self) -> None:
+        """Give everything back; a second time does nothing."""
+        self._stack.close()
+
+
+def switched_on(pipeline: Any, **options: Any) -> Switch:
+    """`patched` with these options, until the result's `off` is called, in any thread.
+
+    What is ours by another one already stays with that, and goes back when that ends.
+    """
+    return Switch(pipeline, **options)
+
+
+@dataclass
+class _Found:
+    """What is done with a pipeline's attention modules."""
+
+    replaced: list[tuple[Any, EngineAttnProcessor]] = field(default_factory=list)
+    served: list[ServedForward] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
-def _patched_attention(pipeline: Any, session: Session) -> Iterator[tuple[int, dict[str, int]]]:
-    from diffusers.models import attention_processor as theirs
-
-    known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
-    chosen, left = [], Counter[str]()
-    for attn in _attention_modules(pipeline, theirs.Attention):
-        reason = _foreign(attn, known)
-        if reason is None:
-            upcast = known[type(attn.processor)]
-            chosen.append((attn, EngineAttnProcessor(attn.processor, upcast, session)))
-        elif not isinstance(attn.processor, EngineAttnProcessor):
-            left[reason] += 1
-    if left:
-        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
+def _patched_attention(pipeline: Any, session: Session) -> Iterator[_Found]:
+    found = _look(pipeline, session)
+    if found.left:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(found.left.items()))
         session.report.event(f"diffusers: attention processors left alone: {kinds}")
     try:
-        for attn, ours in chosen:
+        for attn, ours in found.replaced:
             attn.processor = ours
-        yield len(chosen), dict(left)
+        for forward in found.served:
+            forward.put_in()
+        yield found
     finally:
-        for attn, ours in chosen:
+        for forward in reversed(found.served):
+            forward.take_out()
+        for attn, ours in found.replaced:
             if attn.processor is ours:
                 attn.processor = ours.replaced
 
 
-def _attention_modules(pipeline: Any, kind: type) -> Iterator[Any]:
-    """The attention modules of the pipeline's components, each once."""
-    seen = set()
-    for name in COMPONENTS:
-        component = getattr(pipeline, name, None)
-        if not isinstance(component, torch.nn.Module):
-            continue
-        for module in component.modules():
-            if isinstance(module, kind) and id(module) not in seen:
-                seen.add(id(module))
-                yield module
+def _look(pipeline: Any, session: Session) -> _Found:
+    from diffusers.models import attention_processor as theirs
+
+    known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
+    found, mode = _Found(), Serving(session)
+    for attn, compiled in components.attention_modules(pipeline):
+        processor = attn.processor
+        if isinstance(processor, EngineAttnProcessor) or is_served(attn):
+            continue  # by an outer `with`
+        why_not = components.not_served(processor)
+        if compiled:
+            found.left[f"{type(processor).__name__} ({components.COMPILED})"] += 1
+        elif isinstance(attn, theirs.Attention) and _is_known(attn, known):
+            ours = EngineAttnProcessor(processor, known[type(processor)], session)
+            found.replaced.append((attn, ours))
+        elif why_not:
+            found.left[why_not] += 1
+        else:
+            found.served.append(ServedForward(attn, mode))
+    return found
 
 
-def _foreign(attn: Any, known: Mapping[type, bool]) -> str | None:
-    """What makes this module's processor not replaceable; None if nothing does."""
-    name = type(attn.processor).__name__
-    if type(attn.processor) not in known:
-        return name
-    if getattr(attn, "norm_q", None) is not None or getattr(attn, "norm_k", None) is not None:
-        return f"{name} with normalised queries or keys"
-    return None
+def _is_known(attn: Any, known: Mapping[type, bool]) -> bool:
+    """Whether ours does all that this module's processor does."""
+    norms = (getattr(attn, name, None) for name in ("norm_q", "norm_k"))
+    return type(attn.processor) in known and all(norm is None for norm in norms)

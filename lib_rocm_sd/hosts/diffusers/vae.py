@@ -14,6 +14,7 @@ import torch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.diffusers.components import COMPILED, has_compiled
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program
@@ -44,7 +45,7 @@ class VaeStandIn(StandIn):
 
     def obstacles(self) -> tuple[str, ...]:
         """Why this part of the VAE is left alone; empty if it need not be."""
-        own = _own_way(self._vae)
+        own = _own_way(self._vae) or (COMPILED if has_compiled(self.module) else "")
         return (own,) if own else self.program.reasons
 
     def take_out(self) -> None:

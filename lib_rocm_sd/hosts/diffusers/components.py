@@ -1,0 +1,97 @@
+"""A pipeline's models, the attention modules in them, and how each one's processor attends.
+
+All is found by looking at what is there: diffusers 0.21 to 0.42 differ in names and classes, not in
+what is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.hosts import optional
+
+COMPONENTS = ("unet", "vae", "controlnet", "transformer", "transformer_2", "prior", "decoder")
+"""Of a pipeline that does not list its own."""
+CALLED = ("scaled_dot_product_attention", "dispatch_attention_fn")
+"""What a processor calls that can be served as it is: torch's function, or diffusers' choice among
+attention backends, of which "native" is torch's function.
+"""
+SERVED_BACKENDS = ("native", "rocm_sd")
+COMPILED = "it is compiled by torch.compile"
+
+
+def attention_modules(pipeline: Any) -> Iterator[tuple[Any, bool]]:
+    """Each attention module of the pipeline's models, once, and whether it is compiled."""
+    seen: set[int] = set()
+    for model in models(pipeline):
+        for module, compiled in _within(model, False, seen):
+            if callable(getattr(module, "processor", None)):
+                yield module, compiled
+
+
+def models(pipeline: Any) -> list[torch.nn.Module]:
+    """The pipeline's components that are modules; text encoders have no processors."""
+    own = getattr(pipeline, "components", None)
+    names = dict.fromkeys((*COMPONENTS, *(own if isinstance(own, Mapping) else ())))
+    found = (getattr(pipeline, name, None) for name in names)
+    return [model for model in found if isinstance(model, torch.nn.Module)]
+
+
+def _within(
+    module: torch.nn.Module, compiled: bool, seen: set[int]
+) -> Iterator[tuple[torch.nn.Module, bool]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    compiled = compiled or is_compiled(module)
+    yield module, compiled
+    for child in module.children():
+        yield from _within(child, compiled, seen)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether it is what torch.compile made of a module, or has compiled itself in place."""
+    return (
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    )
+
+
+def has_compiled(module: Any) -> bool:
+    """Whether anything in it is compiled."""
+    return isinstance(module, torch.nn.Module) and any(map(is_compiled, module.modules()))
+
+
+def not_served(processor: Any) -> str:
+    """Why this processor's attention cannot be served as it is; empty where it can."""
+    kind = type(processor)
+    if not kind.__module__.startswith("diffusers."):
+        return kind.__name__
+    if not any(name in CALLED for name in _names_in(kind)):
+        return kind.__name__
+    backend = _backend_of(processor)
+    return "" if backend in SERVED_BACKENDS else f"{kind.__name__} with the backend {backend}"
+
+
+def _names_in(kind: type) -> Iterator[str]:
+    """What the functions of a class, and of those that it inherits from, refer to."""
+    for owner in kind.__mro__:
+        for function in vars(owner).values():
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            yield from getattr(getattr(function, "__code__", None), "co_names", ())
+
+
+def _backend_of(processor: Any) -> str:
+    """The name of the attention backend that the processor goes to, where it goes through one."""
+    if not hasattr(processor, "_attention_backend"):
+        return SERVED_BACKENDS[0]
+    own = processor._attention_backend
+    active: Callable[[], Any] | None = optional.attribute(
+        "diffusers.models.attention_dispatch", "_AttentionBackendRegistry", "get_active_backend"
+    )
+    if own is None and active is not None:
+        own = active()[0]
+    return str(getattr(own, "value", own))
