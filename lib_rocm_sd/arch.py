@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-KERNELS_DIR = Path(__file__).resolve().parent.parent / "kernels"
+PACKAGE = Path(__file__).resolve().parent
+INSTALLED = PACKAGE / "kernels"
+"""Where `pip install` lays the kernels; in a checkout they stand beside the package."""
+KERNELS_DIR = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "kernels"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class LibraryCompiler(Compiler):
         A hang is noted of `what`.
         """
         job.save(folder / "job.json")
-        root = str(arches.KERNELS_DIR.parent)
+        root = str(arches.PACKAGE.parent)
         done = process.run(
             [sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder
         )

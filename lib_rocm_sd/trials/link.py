@@ -110,4 +110,4 @@ def _command() -> list[str]:
     """This interpreter, without what the environment would add, and with the packages of here."""
     spec = importlib.util.find_spec("numpy")
     numpy = str(Path(spec.origin).parents[1]) if spec and spec.origin else ""
-    return [sys.executable, "-I", "-c", _START, str(arch.KERNELS_DIR.parent), numpy]
+    return [sys.executable, "-I", "-c", _START, str(arch.PACKAGE.parent), numpy]

@@ -84,9 +84,7 @@ def test_the_context_manager(card: Card, mine: Session) -> None:
     ],
     ids=["bool mask", "float mask", "scale", "causal"],
 )
-def test_it_means_what_native_means(
-    card: Card, mine: Session, options: dict[str, Any]
-) -> None:
+def test_it_means_what_native_means(card: Card, mine: Session, options: dict[str, Any]) -> None:
     made = call(backend=Names("rocm_sd"), **options)
     assert bool(card.seen) != ("is_causal" in options)
     torch.testing.assert_close(made, call(**options), atol=2e-6, rtol=1e-5)

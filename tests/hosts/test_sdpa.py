@@ -23,6 +23,8 @@ from tests.ops.launches import Launches
 
 __all__ = ["card"]
 
+attend: Any = F.scaled_dot_product_attention
+
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed)).to(dtype)
@@ -58,13 +60,11 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("head_dim", [16, 128])
 @pytest.mark.parametrize("name", CALLS)
-def test_it_gives_what_torchs_gives(
-    card: Card, session: Session, name: str, head_dim: int
-) -> None:
+def test_it_gives_what_torchs_gives(card: Card, session: Session, name: str, head_dim: int) -> None:
     q, k, v = inputs(head_dim=head_dim)
-    expected = F.scaled_dot_product_attention(q, k, v, **CALLS[name])
+    expected = attend(q, k, v, **CALLS[name])
     with served(session):
-        made = F.scaled_dot_product_attention(q, k, v, **CALLS[name])
+        made = attend(q, k, v, **CALLS[name])
     assert len(card.seen) == 1 and not events(session)
     assert made.shape == expected.shape and made.dtype == expected.dtype
     torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
@@ -73,7 +73,7 @@ def test_it_gives_what_torchs_gives(
 def test_keywords_and_views(card: Card, session: Session) -> None:
     q, k, v = inputs()
     with served(session):
-        F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=None, dropout_p=0.0)
+        attend(query=q, key=k, value=v, attn_mask=None, dropout_p=0.0)
     (seen, asked_by), *_ = card.seen
     assert [t.data_ptr() for t in (seen.q, seen.k, seen.v)] == [t.data_ptr() for t in (q, k, v)]
     assert seen.q.shape == (2, 9, 4, 16) and asked_by is session
@@ -82,9 +82,9 @@ def test_keywords_and_views(card: Card, session: Session) -> None:
 @pytest.mark.parametrize("heads_k", [1, 2])
 def test_fewer_heads_of_keys(card: Card, session: Session, heads_k: int) -> None:
     q, k, v = inputs(heads_k)
-    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    expected = attend(q, k, v, enable_gqa=True)
     with served(session):
-        made = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        made = attend(q, k, v, enable_gqa=True)
     assert len(card.seen) == 1
     torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
 
@@ -97,48 +97,46 @@ def _wanting(index: int) -> Callable[[], Any]:
     def call() -> Any:
         given = [*inputs(), draw(2, 1, 9, 7)]
         given[index].requires_grad_(True)
-        return F.scaled_dot_product_attention(*given)
+        return attend(*given)
 
     return call
 
 
 def _traced() -> Any:
     q, k, v = inputs()
-    return torch.jit.trace(lambda x: F.scaled_dot_product_attention(x, k, v), (q,))(q)
+    return torch.jit.trace(lambda x: attend(x, k, v), (q,))(q)
 
 
 TORCHS: dict[str, tuple[Callable[[], Any], str]] = {
     "causal": (
-        lambda: F.scaled_dot_product_attention(*inputs(), is_causal=True),
+        lambda: attend(*inputs(), is_causal=True),
         "a causal mask is asked for",
     ),
     "three dimensions": (
-        lambda: F.scaled_dot_product_attention(*(t[0] for t in inputs())),
+        lambda: attend(*(t[0] for t in inputs())),
         "q, k and v are not (batch, heads, seq, head_dim)",
     ),
     "wider values": (
-        lambda: F.scaled_dot_product_attention(*inputs()[:2], draw(2, 4, 7, 24)),
+        lambda: attend(*inputs()[:2], draw(2, 4, 7, 24)),
         "k and v must have one shape",
     ),
     "one batch for all": (
-        lambda: F.scaled_dot_product_attention(inputs()[0], *(t[:1] for t in inputs()[1:])),
+        lambda: attend(inputs()[0], *(t[:1] for t in inputs()[1:])),
         "q and k must agree in all but seq",
     ),
     "double": (
-        lambda: F.scaled_dot_product_attention(*(t.double() for t in inputs())),
+        lambda: attend(*(t.double() for t in inputs())),
         "it is in float64",
     ),
     "gradients of q": (_wanting(0), "gradients are wanted"),
     "gradients of v": (_wanting(2), "gradients are wanted"),
     "gradients of the mask": (_wanting(3), "gradients are wanted"),
     "a subclass": (
-        lambda: F.scaled_dot_product_attention(
-            *(t.as_subclass(Marked) for t in inputs())
-        ).as_subclass(torch.Tensor),
+        lambda: attend(*(t.as_subclass(Marked) for t in inputs())).as_subclass(torch.Tensor),
         "an input is no plain tensor",
     ),
     "vmap": (
-        lambda: torch.vmap(F.scaled_dot_product_attention)(*(t[None] for t in inputs())),
+        lambda: torch.vmap(attend)(*(t[None] for t in inputs())),
         "torch.func transforms it",
     ),
     "a trace": (_traced, "torch.jit traces it"),
@@ -160,7 +158,7 @@ def test_what_stays_torchs(card: Card, session: Session, name: str) -> None:
 
 def test_dropout_is_torchs(card: Card, session: Session) -> None:
     with served(session):
-        F.scaled_dot_product_attention(*inputs(), dropout_p=0.5)
+        attend(*inputs(), dropout_p=0.5)
     assert not card.seen and "dropout is asked for" in events(session)
 
 
@@ -171,7 +169,7 @@ def test_what_autocast_computes_in_another_dtype_is_torchs(
     for dtype, calls in ((torch.float16, 0), (torch.float32, 1)):
         monkeypatch.setattr(sdpa, "_autocast_dtype", lambda dtype=dtype: dtype)
         with served(session):
-            F.scaled_dot_product_attention(*inputs())
+            attend(*inputs())
         assert len(card.seen) == calls
     assert "autocast asks for another dtype" in events(session)
 
@@ -180,17 +178,17 @@ def test_what_autocast_computes_in_another_dtype_is_torchs(
     "error", [KeyError("x"), torch.cuda.OutOfMemoryError("HIP out of memory")], ids=repr
 )
 def test_an_error_of_ours_costs_nothing(card: Card, session: Session, error: Exception) -> None:
-    expected = F.scaled_dot_product_attention(*inputs())
+    expected = attend(*inputs())
     card.fails = error
     with served(session):
-        assert torch.equal(F.scaled_dot_product_attention(*inputs()), expected)
+        assert torch.equal(attend(*inputs()), expected)
     assert "ours failed: " in events(session)
 
 
 def test_a_callers_mistake_is_torchs_error(card: Card, session: Session) -> None:
     q, k, v = inputs()
     with served(session), pytest.raises(RuntimeError, match="(?i)size|shape"):
-        F.scaled_dot_product_attention(q, k[..., :8], v)
+        attend(q, k[..., :8], v)
 
 
 # --- for how long, and for whom
@@ -203,7 +201,7 @@ def test_only_inside(card: Card, session: Session) -> None:
         assert sdpa.is_serving()
         raise ZeroDivisionError
     assert not sdpa.is_serving()
-    F.scaled_dot_product_attention(*inputs())
+    attend(*inputs())
     assert not card.seen
 
 
@@ -211,14 +209,14 @@ def test_the_innermost_session_counts(card: Card, session: Session) -> None:
     inner = Session(report=Report())
     with served(session):
         with served(inner):
-            F.scaled_dot_product_attention(*inputs())
-        F.scaled_dot_product_attention(*inputs())
+            attend(*inputs())
+        attend(*inputs())
     assert [who for _, who in card.seen] == [inner, session]
 
 
 def test_other_threads_are_left_alone(card: Card, session: Session) -> None:
     with served(session):
-        thread = threading.Thread(target=lambda: F.scaled_dot_product_attention(*inputs()))
+        thread = threading.Thread(target=lambda: attend(*inputs()))
         thread.start()
         thread.join()
     assert not card.seen
@@ -231,12 +229,12 @@ def test_what_is_compiled_is_traced_through_torchs(card: Card, session: Session)
         graphs.append([node.target for node in graph.graph.nodes])
         return graph.forward
 
-    def attend(x: torch.Tensor) -> torch.Tensor:
+    def attending(x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(x + 1, x, x)
 
     torch._dynamo.reset()
     with served(session), torch.no_grad():
-        torch.compile(attend, backend=keep, fullgraph=True)(inputs()[0])
+        torch.compile(attending, backend=keep, fullgraph=True)(inputs()[0])
     assert any(sdpa.SDPA in targets for targets in graphs)
 
 
@@ -261,7 +259,7 @@ def test_our_kernel_reads_the_tensors_as_they_lie(
 ) -> None:
     q, k, v = (t.half() for t in inputs(head_dim=head_dim))
     with served(session):
-        made = F.scaled_dot_product_attention(q, k, v)
+        made = attend(q, k, v)
     assert made.shape == (2, 4, 9, head_dim)
     assert made.transpose(1, 2).is_contiguous(), "as (B, S, H*D), which models ask for next"
     params = AttentionParams.from_buffer_copy(launches.seen[-1][3])
@@ -271,15 +269,15 @@ def test_our_kernel_reads_the_tensors_as_they_lie(
 def test_a_head_that_no_kernel_takes_is_torchs(launches: Launches, session: Session) -> None:
     q, k, v = (t.half() for t in inputs(head_dim=20))
     with served(session):
-        made = F.scaled_dot_product_attention(q, k, v)
-    assert torch.equal(made, F.scaled_dot_product_attention(q, k, v))
+        made = attend(q, k, v)
+    assert torch.equal(made, attend(q, k, v))
     assert "20" in events(session) and not launches.seen
 
 
 def test_nothing_is_begun_on_the_cpu(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "begin", lambda: 1 // 0)
     with served(session, wait=True) as mode:
-        made = F.scaled_dot_product_attention(*inputs())
+        made = attend(*inputs())
     assert mode.session.patient
-    assert torch.equal(made, F.scaled_dot_product_attention(*inputs()))
+    assert torch.equal(made, attend(*inputs()))
     assert "no GPU: this is the CPU" in events(session)

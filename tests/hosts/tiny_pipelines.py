@@ -146,9 +146,7 @@ def wan() -> Any:
         cross_attn_norm=True,
         qk_norm="rms_norm_across_heads",
     )
-    vae = diffusers.AutoencoderKLWan(
-        base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1
-    )
+    vae = diffusers.AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
     return diffusers.WanPipeline(
         tokenizer=None,
         text_encoder=None,
@@ -182,7 +180,14 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 def asked(name: str, pipeline: Any, steps: int = 2) -> torch.Tensor:
     """What the pipeline makes of a prompt: a picture, of Wan the latent of one."""
-    dtype = (getattr(pipeline, "transformer", None) or pipeline.unet).dtype
+    model = getattr(pipeline, "transformer", None) or pipeline.unet
+    result = pipeline(**prompt_of(name, model.dtype, steps))
+    found: torch.Tensor = result.frames if name == "Wan" else result.images
+    return found
+
+
+def prompt_of(name: str, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
+    """What the pipeline is asked for, always the same."""
     given: dict[str, Any] = {"prompt_embeds": _draw(1, TOKENS, 32).to(dtype)}
     if name in GUIDED:
         given["negative_prompt_embeds"] = _draw(1, TOKENS, 32).to(dtype) * 0.5
@@ -192,13 +197,11 @@ def asked(name: str, pipeline: Any, steps: int = 2) -> torch.Tensor:
             given["negative_pooled_prompt_embeds"] = given["pooled_prompt_embeds"] * 0.5
     if name == "Wan":
         given["num_frames"] = 5
-    given["output_type"] = "latent" if name == "Wan" else "pt"
-    made = pipeline(
-        height=SIDE,
-        width=SIDE,
-        num_inference_steps=steps,
-        generator=torch.Generator("cpu").manual_seed(0),
+    return {
         **given,
-    )
-    found: torch.Tensor = made.frames if name == "Wan" else made.images
-    return found
+        "output_type": "latent" if name == "Wan" else "pt",
+        "height": SIDE,
+        "width": SIDE,
+        "num_inference_steps": steps,
+        "generator": torch.Generator("cpu").manual_seed(0),
+    }
