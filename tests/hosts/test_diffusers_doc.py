@@ -42,7 +42,7 @@ def test_a_pipeline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     made = run("A pipeline")
-    assert made["picture"].size == (64, 64)
+    assert made["picture"].size == (128, 128)
     assert "16 attentions have a processor of ours, 0 keep theirs" in capsys.readouterr().out
     assert made["switch"].patch.replaced == 16
     assert not any("forward" in vars(m) for m in made["pipeline"].vae.modules())

@@ -6,15 +6,13 @@ what is looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.hosts import optional
 
-COMPONENTS = ("unet", "vae", "controlnet", "transformer", "transformer_2", "prior", "decoder")
-"""Of a pipeline that does not list its own."""
 CALLED = ("scaled_dot_product_attention", "dispatch_attention_fn")
 """What a processor calls that can be served as it is: torch's function, or diffusers' choice among
 attention backends, of which "native" is torch's function.
@@ -33,11 +31,9 @@ def attention_modules(pipeline: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def models(pipeline: Any) -> list[torch.nn.Module]:
-    """The pipeline's components that are modules; text encoders have no processors."""
-    own = getattr(pipeline, "components", None)
-    names = dict.fromkeys((*COMPONENTS, *(own if isinstance(own, Mapping) else ())))
-    found = (getattr(pipeline, name, None) for name in names)
-    return [model for model in found if isinstance(model, torch.nn.Module)]
+    """What hangs on the pipeline and is a module; text encoders have no processors."""
+    parts = getattr(pipeline, "__dict__", {}).values()
+    return [part for part in parts if isinstance(part, torch.nn.Module)]
 
 
 def _within(
