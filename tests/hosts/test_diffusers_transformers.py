@@ -132,6 +132,20 @@ def test_a_mask_reaches_ours(exact: Card) -> None:
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SERVED)
+def test_our_kernel_makes_the_same_pictures(name: str) -> None:
+    """In bf16, where a model's own rounding is far coarser than the difference of two kernels."""
+    pipeline, mine = tiny.made(name, torch.bfloat16).to("cuda"), session()
+    plain = tiny.asked(name, pipeline).float()
+    with patched(pipeline, vae=False, session=mine, wait=True) as patch:
+        made = tiny.asked(name, pipeline).float()
+    rows = [row for row in mine.report.snapshot()["rows"] if row["op"] == "attention"]
+    assert {row["variant"] for row in rows if " D16 " not in row["problem"]} == {"rocm_sd"}
+    assert sum(row["calls"] for row in rows) >= 2 * ATTENTIONS[name] and patch.served
+    assert float((made - plain).abs().mean()) < 0.05 * float(plain.std())
+
+
 # --- for how long
 
 

@@ -181,9 +181,14 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> Any:
 def asked(name: str, pipeline: Any, steps: int = 2) -> torch.Tensor:
     """What the pipeline makes of a prompt: a picture, of Wan the latent of one."""
     model = getattr(pipeline, "transformer", None) or pipeline.unet
-    result = pipeline(**prompt_of(name, model.dtype, steps))
+    given = prompt_of(name, model.dtype, steps)
+    result = pipeline(**{key: _on(model.device, value) for key, value in given.items()})
     found: torch.Tensor = result.frames if name == "Wan" else result.images
     return found
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def prompt_of(name: str, dtype: torch.dtype, steps: int = 2) -> dict[str, Any]:
