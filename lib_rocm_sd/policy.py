@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,34 +34,72 @@ def by_name(level: str) -> Policy:
     return LEVELS[level]
 
 
-@dataclass(frozen=True)
+def _it_can() -> bool:
+    return True
+
+
 class Candidate:
-    """A variant that can do the work. Times are measured ones; None where nothing was measured.
-    `preference`: on this device, where it is not the variant's.
+    """A variant that may do the work. `workspace()`: the bytes that it takes. `time_us`: measured;
+    None where nothing was. `preference`: on this device, where it is not the variant's. `can()`:
+    False for one that refuses.
     """
 
-    variant: Any
-    workspace_bytes: int
-    time_us: float | None = None
-    preference: int | None = None
+    __slots__ = ("_bytes", "can", "expected", "time_us", "variant", "workspace")
+
+    def __init__(
+        self,
+        variant: Any,
+        workspace: Callable[[], int],
+        time_us: float | None = None,
+        preference: int | None = None,
+        can: Callable[[], bool] = _it_can,
+    ) -> None:
+        self.variant, self.workspace, self.time_us, self.can = variant, workspace, time_us, can
+        self.expected = -(variant.preference if preference is None else preference)
+        self._bytes: int | None = None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Asked once."""
+        if self._bytes is None:
+            self._bytes = self.workspace()
+        return self._bytes
 
 
-def rank(policy: Policy, candidates: Sequence[Candidate], free_bytes: int) -> list[Candidate]:
-    """`candidates`, first choice first; equals keep their order. `free_bytes` of the device."""
+def rank(policy: Policy, candidates: Iterable[Candidate], free_bytes: int) -> Iterator[Candidate]:
+    """Those that can, first choice first; equals keep their order. `free_bytes` of the device.
+
+    Where they rank by expectation, one is asked whether it can, and what it needs, when its turn
+    comes: few turns come, and a new size of a picture asks a hundred times.
+    """
+    if policy.rank_by == "expected":
+        yield from _by_expectation(policy, candidates, free_bytes)
+        return
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        own = candidate.preference
-        expected = -(candidate.variant.preference if own is None else own)
         space = candidate.workspace_bytes
         if policy.rank_by == "workspace":
-            return (space, expected)
+            return (space, candidate.expected)
         if limit(policy, candidate, free_bytes):
-            return (1, space, expected)
-        if policy.rank_by == "measured" and candidate.time_us is not None:
+            return (1, space, candidate.expected)
+        if candidate.time_us is not None:
             return (0, 0, candidate.time_us)
-        return (0, 1, expected)
+        return (0, 1, candidate.expected)
 
-    return sorted(candidates, key=key)
+    yield from sorted((each for each in candidates if each.can()), key=key)
+
+
+def _by_expectation(
+    policy: Policy, candidates: Iterable[Candidate], free_bytes: int
+) -> Iterator[Candidate]:
+    large: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda each: each.expected):
+        if candidate.can():
+            if not limit(policy, candidate, free_bytes):
+                yield candidate
+            else:
+                large.append(candidate)
+    yield from sorted(large, key=lambda each: each.workspace_bytes)
 
 
 def limit(policy: Policy, candidate: Candidate, free_bytes: int) -> list[str]:

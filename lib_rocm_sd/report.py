@@ -48,7 +48,7 @@ class UsedRow:
         self.variant = variant
         self.config = config
         self.why = ""
-        self.reasons: dict[str, list[str]] = {}
+        self.reasons: Mapping[str, Sequence[str]] = {}
         self.calls = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Report:
         reasons: Mapping[str, Sequence[str]] | None = None,
     ) -> UsedRow:
         """The row to count calls in, made when first asked for. `part`: of the model, as the caller
-        says; `reasons`: of those not used.
+        says; `reasons`: of those not used, read when somebody looks.
         """
         with self._lock:
             key = (part, op.name, problem, variant, config)
@@ -104,7 +104,7 @@ class Report:
             self._keep(key, row)
             row.why = why
             log.info("%s: %s runs %s (%s)", op.name, variant, problem, why)
-            row.reasons = {name: list(texts) for name, texts in (reasons or {}).items()}
+            row.reasons = {} if reasons is None else reasons
             return row
 
     def describe(self, device: str, level: str) -> None:
@@ -175,9 +175,9 @@ class Report:
         """Of too many the oldest one goes, first of those without calls."""
         self._kept[key] = row
         if len(self._kept) > ROWS_KEPT:
-            others = [known for known in self._kept if known != key]
-            idle = (known for known in others if not self._kept[known].calls)
-            del self._kept[next(idle, others[0])]
+            idle = (known for known, old in self._kept.items() if not old.calls and old is not row)
+            oldest = next(iter(self._kept))
+            del self._kept[next(idle, oldest)]
 
     def _used(self) -> list[UsedRow]:
         return [row for row in list(self._rows.values()) if row.calls]

@@ -363,7 +363,7 @@ def _problem(
         lacking.append(_line(error))
     checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
     if plan is not None:
-        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": plan.refusals}
+        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": dict(plan.refusals)}
     row["self_tests"] = {
         variant: {
             "error": check.error if check.error < float("inf") else None,

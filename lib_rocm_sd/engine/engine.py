@@ -138,7 +138,7 @@ class Engine:
 
         def plan() -> VariantPlan:
             with self._lock:
-                return self._planner.plan(session, op, problem, device, {})
+                return self._planner.plan(session, op, problem, device)
 
         return self._awaited(session, plan)
 
@@ -283,8 +283,9 @@ class Engine:
         if empty:
             row = report.row(session.part, op, problem, "zeros", None, "an input has no elements")
             return Route(zeros(op), row, problem, device)
-        extra = {variant.name: variant.input_refusals(inputs) for variant in op.variants}
-        plan = self._planner.plan(session, op, problem, device, extra)
+        plan = self._planner.plan(
+            session, op, problem, device, lambda variant: variant.input_refusals(inputs)
+        )
         variant = plan.variant
         row = report.row(
             session.part, op, problem, variant.name, plan.config, plan.why, plan.refusals

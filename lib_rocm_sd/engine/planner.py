@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import measure, selftest
+from lib_rocm_sd.engine.answers import Answers, Ask, Others
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
@@ -29,8 +31,12 @@ class VariantPlan:
 
     variant: Variant[Any, Any]
     config: Any
-    refusals: dict[str, list[str]]
+    refusals: Mapping[str, list[str]]
     why: str
+
+
+def _nothing_further(variant: Variant[Any, Any]) -> Sequence[str]:
+    return ()
 
 
 SECOND_LOOK_S = 0.1
@@ -69,6 +75,7 @@ class Planner:
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
         self._times: dict[Hashable, measure.Times] = {}
         self._tried: set[Hashable] = set()
+        self._noted: dict[Hashable, list[str]] = {}
 
     def plan(
         self,
@@ -76,47 +83,54 @@ class Planner:
         op: Op[Any, Any],
         problem: Any,
         device: torch.device,
-        extra: Mapping[str, Sequence[str]],
+        further: Ask = _nothing_further,
     ) -> VariantPlan:
-        """The first verified variant in the policy's order; `extra` adds refusals by variant name.
+        """The first verified variant in the policy's order; `further` may refuse one, too.
 
         Raises NotSupportedError when none is left.
         """
-        asked = {v.name: self.refusals(op, v, problem, device) for v in op.variants}
-        able = [variant for variant in op.variants if not asked[variant.name]]
-        policy, like = session.policy, op.measured_as(problem)
-        times = self.times(session, op, like, device) if session.measures else {}
-        refusals = {name: [*why, *extra.get(name, ())] for name, why in asked.items()}
-        arch, us = self.identify(device).arch, {name: times[name].time_us for name in times}
+        policy, arch = session.policy, self.identify(device).arch
+        barred = self._against_ours(device)
+
+        def ask(variant: Variant[Any, Any]) -> Sequence[str]:
+            return barred if variant.ours and barred else variant.refusals(arch, problem)
+
+        answers, times, at = Answers(op, ask, further), {}, ""
+        if session.measures:
+            like = op.measured_as(problem)
+            times = self.times(session, op, like, device)
+            at = "" if like == problem else f", for {like}"
         candidates = [
-            Candidate(v, v.workspace(problem), us.get(v.name), v.preference_for(arch, problem))
-            for v in able
-            if not refusals[v.name]
+            Candidate(
+                variant,
+                partial(variant.workspace, problem),
+                times[variant.name].time_us if variant.name in times else None,
+                variant.preference_for(arch, problem),
+                partial(answers.accepts, variant),
+            )
+            for variant in op.variants
         ]
         free = self._free(device, session.headroom_bytes)
-        ranked = rank(policy, candidates, free)
         configs = {name: timing.config for name, timing in times.items()}
-        chosen, config = self._first_verified(
-            session, op, problem, device, ranked, configs, refusals
-        )
-        for other in ranked:
-            if other is not chosen and not refusals[other.variant.name]:
-                behind = limit(policy, other, free) or [f"comes after {chosen.variant.name}"]
-                refusals[other.variant.name] = behind
-        others = {name: why for name, why in refusals.items() if name != chosen.variant.name}
-        at = "" if like == problem else f", for {like}"
+        ranked = rank(policy, candidates, free)
+        found = self._first_verified(session, op, problem, device, ranked, configs, answers)
+        answers.close()
+        if found is None:
+            raise NotSupportedError(problem, answers.all())
+        chosen, config = found
+        others = Others(answers, chosen, candidates, policy, free)
         return VariantPlan(chosen.variant, config, others, _why(policy, chosen, free, at))
 
     def refusals(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
-        info = self.identify(device)
-        if variant.ours:
-            why = list(info.reasons) or self.launcher_of(device)[1]
-            if why:
-                return why
-        return variant.refusals(info.arch, problem)
+        why = self._against_ours(device) if variant.ours else []
+        return why or variant.refusals(self.identify(device).arch, problem)
+
+    def _against_ours(self, device: torch.device) -> list[str]:
+        """Why no kernel of ours can run on `device`."""
+        return list(self.identify(device).reasons) or self.launcher_of(device)[1]
 
     def launch(self, variant: Variant[Any, Any], device: torch.device) -> Launch | None:
         """What launches kernels of ours on `device`; None for a variant that needs none."""
@@ -146,30 +160,32 @@ class Planner:
         Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
         Raises only "out of memory".
         """
-        asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
         reason = self._quarantine.get(_class(op, variant, config, problem, device))
-        reason = reason or self._gated(session, asked)
+        asked = None
+        if self.gate is not None and variant.ours:
+            asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
+            reason = reason or self._gated(session, self.gate, asked)
         if reason:
             return [reason]
-        for test in op.test_problems(problem):
+        for test in _tests(op.test_problems, problem):
             key = (op.name, variant.name, config, test, device)
-            if key not in self._checks:
+            check = self._checks.get(key)
+            if check is None:
                 if is_recording(device):
                     return ["was not self-tested before the graph capture began"]
-                self._checks[key] = self._check(asked, test)
-            failed = self._checks[key].reason
-            if failed:
-                reason = f"self-test failed: {failed}"
+                launch = self.launch(variant, device)
+                asked = asked or Asked(op, variant, config, problem, device, launch)
+                check = self._checks[key] = self._check(asked, test)
+            if check.reason:
+                reason = f"self-test failed: {check.reason}"
                 self.quarantine(op, variant, config, problem, device, reason)
                 self.tell(session, op, variant, device, reason)
                 return [reason]
         return []
 
-    def _gated(self, session: Session, asked: Asked) -> str:
+    def _gated(self, session: Session, gate: Gatekeeper, asked: Asked) -> str:
         """Why the gate does not let the class be launched here; empty where it does."""
-        if self.gate is None or not asked.variant.ours:
-            return ""
-        refusal = self.gate.refusal(asked)
+        refusal = gate.refusal(asked)
         if refusal is None:
             return ""
         if refusal.waits:
@@ -186,7 +202,7 @@ class Planner:
         how = (op, asked.variant, asked.config, asked.launch, test, asked.device)
         if self.gate is None or not asked.variant.ours:
             return selftest.check(*how)
-        names_class = test == op.test_problems(asked.problem)[0]
+        names_class = test == _tests(op.test_problems, asked.problem)[0]
         if names_class and self._looked_s >= SECOND_LOOK_S and self.gate.vouches(asked):
             return Check(0.0, op.tolerance(test))
         begin = self._clock()
@@ -210,7 +226,9 @@ class Planner:
         """
         config = self.default_config(variant, problem, device)
         failed = self.verify(session, op, variant, config, problem, device)
-        keys = [(op.name, variant.name, config, t, device) for t in op.test_problems(problem)]
+        keys = [
+            (op.name, variant.name, config, t, device) for t in _tests(op.test_problems, problem)
+        ]
         done = [self._checks[key] for key in keys if key in self._checks]
         if not done:
             return Check(math.inf, op.tolerance(problem), "; ".join(failed))
@@ -297,33 +315,50 @@ class Planner:
         op: Op[Any, Any],
         problem: Any,
         device: torch.device,
-        ranked: Sequence[Candidate],
+        ranked: Iterable[Candidate],
         tuned: Mapping[str, Any],
-        refusals: dict[str, list[str]],
-    ) -> tuple[Candidate, Any]:
-        """The first candidate that passes its self-test; notes in `refusals` why others did not."""
+        answers: Answers,
+    ) -> tuple[Candidate, Any] | None:
+        """The first candidate that passes its self-test; `answers` has why others did not."""
+        able = []
         for candidate in ranked:
             variant = candidate.variant
-            for note in variant.notes(self.identify(device).arch, problem):
+            able.append(candidate)
+            for note in self._notes(op, variant, problem, device):
                 session.report.event(note)
             defaults = self.defaults(variant, problem, device)
             for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
                 why = self.verify(session, op, variant, config, problem, device)
                 if not why:
                     return candidate, config
-                refusals[variant.name] += why
+                answers.add(variant, why)
         if is_recording(device):
-            for candidate in ranked:
+            for candidate in able:
                 if not candidate.variant.ours:
                     return candidate, self.default_config(candidate.variant, problem, device)
-        raise NotSupportedError(problem, refusals)
+        return None
+
+    def _notes(
+        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
+    ) -> list[str]:
+        """What is noted of the class; asked once."""
+        key = _class(op, variant, None, problem, device)
+        if key not in self._noted:
+            self._noted[key] = variant.notes(self.identify(device).arch, problem)
+        return self._noted[key]
 
 
 def _class(
     op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, device: torch.device
 ) -> Hashable:
     """What is barred together: a variant's config, for all problems like `problem`."""
-    return (op.name, variant.name, config, op.test_problems(problem)[0], device)
+    return (op.name, variant.name, config, _tests(op.test_problems, problem)[0], device)
+
+
+@lru_cache(maxsize=256)
+def _tests(ask: Callable[[Any], Sequence[Any]], problem: Any) -> Sequence[Any]:
+    """`Op.test_problems`, of which one plan asks several times."""
+    return ask(problem)
 
 
 def _why(policy: Policy, chosen: Candidate, free: int, measured_at: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -137,7 +137,7 @@ def _row(
         job.clean()
 
 
-def _refusal(refusals: dict[str, list[str]]) -> str:
+def _refusal(refusals: Mapping[str, list[str]]) -> str:
     ours = [variant.name for variant in ATTENTION.variants if variant.ours]
     said = [text for name in ours for text in refusals.get(name, [])]
     return "; ".join(dict.fromkeys(said)) or "another method is planned here"

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from lib_rocm_sd.policy import AUTO, LEVELS, MEMORY, PERFORMANCE, Candidate, by_name, limit, rank
+from lib_rocm_sd.policy import (
+    AUTO,
+    LEVELS,
+    MEMORY,
+    PERFORMANCE,
+    Candidate,
+    Policy,
+    by_name,
+    limit,
+    rank,
+)
 
 MIB = 1 << 20
 
 
 def candidate(
-    name: str, preference: int = 0, workspace_mib: int = 0, time_us: float | None = None
+    name: str,
+    preference: int = 0,
+    workspace_mib: int = 0,
+    time_us: float | None = None,
+    **more: Any,
 ) -> Candidate:
     variant = SimpleNamespace(name=name, preference=preference)
-    return Candidate(variant, workspace_mib * MIB, time_us)
+    return Candidate(variant, lambda: workspace_mib * MIB, time_us, **more)
 
 
-def names(ranked: list[Candidate]) -> list[str]:
+def names(ranked: Iterable[Candidate]) -> list[str]:
     return [item.variant.name for item in ranked]
 
 
@@ -29,9 +44,10 @@ def test_auto_takes_the_highest_preference() -> None:
 
 
 def test_a_preference_for_this_device_is_taken_in_place_of_the_variants() -> None:
-    found = [candidate("ours", 9), candidate("library", 5)]
+    library, ours = candidate("library", 5), SimpleNamespace(name="ours", preference=9)
+    found = [Candidate(ours, int), library]
     assert names(rank(AUTO, found, MIB)) == ["ours", "library"]
-    found[0] = replace(found[0], preference=1)
+    found = [Candidate(ours, int, preference=1), library]
     assert names(rank(AUTO, found, MIB)) == ["library", "ours"]
     assert names(rank(MEMORY, found, MIB)) == ["library", "ours"]
 
@@ -48,6 +64,32 @@ def test_auto_puts_what_needs_more_than_half_of_the_free_memory_last_by_workspac
         "needs 900 MiB of workspace; Auto allows 500 MiB now"
     ]
     assert limit(AUTO, items[2], 1000 * MIB) == []
+
+
+def test_nobody_is_asked_before_its_turn_comes() -> None:
+    asked = []
+
+    def asking(name: str, preference: int, can: bool = True) -> Candidate:
+        def told(what: Any) -> Any:
+            asked.append(name)
+            return what
+
+        variant = SimpleNamespace(name=name, preference=preference)
+        return Candidate(variant, lambda: told(MIB), can=lambda: told(can))
+
+    items = [asking("last", 1), asking("no", 9, can=False), asking("first", 5)]
+    ranked = rank(AUTO, items, 1000 * MIB)
+    assert next(ranked).variant.name == "first"
+    assert asked == ["no", "first", "first"]
+    assert names(ranked) == ["last"]
+    assert limit(AUTO, items[2], 1000 * MIB) == []
+    assert asked == ["no", "first", "first", "last", "last"]
+
+
+@pytest.mark.parametrize("policy", LEVELS.values(), ids=LEVELS)
+def test_what_refuses_is_left_out(policy: Policy) -> None:
+    items = [candidate("no", 9, can=lambda: False), candidate("yes", 1)]
+    assert names(rank(policy, items, MIB)) == ["yes"]
 
 
 def test_auto_ignores_measured_times() -> None:
