@@ -111,10 +111,10 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         y = residual if p.in_place and residual is not None else x.new_empty((1, p.all_columns))
         first = _params(p, cut, x, layers, residual, y, None)
         first.out_stride = _step(y) if p.in_place else p.all_columns
-        launches = self._launches(p, cut, config)
+        launches, device = self._launches(p, cut, config), x.device
 
         def prepared(params: ctypes.Structure) -> Callable[[], None]:
-            return in_a_row([prepare(*each, params, x.device) for each in launches])
+            return in_a_row([prepare(*each, params, device) for each in launches])
 
         return BoundLinear(p, cut.parts, first, prepared, self.run)
 
