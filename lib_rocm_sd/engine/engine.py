@@ -243,8 +243,8 @@ class Engine:
         """The route of `key`: planned, and kept unless it is a makeshift: during a graph capture,
         or where what Performance ranks by could not be measured now.
         """
-        problem, device = op.problem_of(inputs), tensors_of(inputs)[0].device
-        empty = any(tensor.numel() == 0 for tensor in tensors_of(inputs))
+        problem, tensors = op.problem_of(inputs), tensors_of(inputs)
+        device, empty = tensors[0].device, any(not tensor.numel() for tensor in tensors)
         lasting = not is_recording(device)
         if session.measures and not empty:
             lasting = self._measurer.measured(session, op, problem, device)
@@ -253,7 +253,7 @@ class Engine:
             with self._lock:
                 route = self._routes.get(key)
                 if route is None:
-                    route = self._route(op, problem, inputs, session, empty)
+                    route = self._route(op, problem, inputs, session, device, empty)
                     if lasting:
                         if len(self._routes) >= MOST_ROUTES:
                             self._routes = {}
@@ -275,10 +275,15 @@ class Engine:
         return ask()
 
     def _route(
-        self, op: Op[Any, Any], problem: Any, inputs: Any, session: Session, empty: bool
+        self,
+        op: Op[Any, Any],
+        problem: Any,
+        inputs: Any,
+        session: Session,
+        device: torch.device,
+        empty: bool,
     ) -> Route:
-        device, report = tensors_of(inputs)[0].device, session.report
-        info = self._planner.identify(device)
+        report, info = session.report, self._planner.identify(device)
         report.describe(f"{info.name} ({info.gfx or info.backend})", session.level)
         if empty:
             row = report.row(session.part, op, problem, "zeros", None, "an input has no elements")

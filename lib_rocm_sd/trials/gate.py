@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,8 @@ from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
 
 STOPPED_S = 15.0
+MOST_SUBJECTS = 256
+"""Kept at a time: those of the plans that are being made."""
 WAITS = "is being tried in a process of its own first"
 
 Say = Callable[[str], None]
@@ -100,6 +102,7 @@ class Gate:
         self._places: dict[torch.device, Place | None] = {}
         self._known: dict[tuple[Place, Identity], _Known] = {}
         self._digests: dict[tuple[KernelSpec, str], str] = {}
+        self._subjects: dict[Hashable, Subject] = {}
         self._queue: list[tuple[Place, Subject, bool]] = []
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
@@ -189,7 +192,7 @@ class Gate:
         place = self._place(asked.device, asked.launch)
         if place is None:
             return None
-        subject = _subject(asked, place)
+        subject = self._subject(asked, place)
         with self._lock:
             return self._answer(place, subject).refusal
 
@@ -201,7 +204,7 @@ class Gate:
         place = self._place(asked.device, asked.launch)
         if place is None:
             return None
-        subject = _subject(asked, place)
+        subject = self._subject(asked, place)
         once = (place, subject.identity, stage)
         known = self._known.get((place, subject.identity))
         if known is None or not known.key or once in self._launched:
@@ -213,7 +216,7 @@ class Gate:
         place = self._place(asked.device, asked.launch)
         if place is None or not verdicts.names_fault(reason):
             return
-        known = self._known.get((place, _subject(asked, place).identity))
+        known = self._known.get((place, self._subject(asked, place).identity))
         if known is not None and known.key and known.refusal is None:
             said = f"in the program itself, though not in its trial: {reason}"
             made = Verdict(str(known.subject), FAULTED, said, device=str(place))
@@ -225,6 +228,17 @@ class Gate:
         if device not in self._places:
             self._places[device] = self._place_of(device, launch)
         return self._places[device]
+
+    def _subject(self, asked: Asked, place: Place) -> Subject:
+        """The class; found once for what a plan asks about and then launches."""
+        key = (asked.op.name, asked.variant.name, asked.config, asked.problem, place)
+        found = self._subjects.get(key)
+        if found is None:
+            if len(self._subjects) >= MOST_SUBJECTS:
+                self._subjects = {}
+            made = (asked.op, asked.variant, asked.config, asked.problem, place.arch)
+            found = self._subjects[key] = Subject.of(*made)
+        return found
 
     def _answer(self, place: Place, subject: Subject) -> _Known:
         """The lock is held."""
@@ -363,10 +377,6 @@ def _barred(known: _Known) -> bool:
 
 def _waits(known: _Known | None) -> bool:
     return known is not None and known.refusal is not None and known.refusal.waits
-
-
-def _subject(asked: Asked, place: Place) -> Subject:
-    return Subject.of(asked.op, asked.variant, asked.config, asked.problem, place.arch)
 
 
 def _of_line(line: Any) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lib_rocm_sd import cache
@@ -40,12 +41,12 @@ class Subject:
         specs = [spec for one in each for spec in variant.specs(arch, one, config)]
         return cls(op, variant, config, problem, tuple(dict.fromkeys(specs)))
 
-    @property
+    @cached_property
     def first(self) -> Any:
         """The problem that names the class."""
         return self.op.test_problems(self.problem)[0]
 
-    @property
+    @cached_property
     def identity(self) -> tuple[Any, ...]:
         """Equal for one class."""
         return (self.op.name, self.variant.name, self.config, self.first, self.specs)

@@ -274,3 +274,27 @@ def test_it_asks_while_another_thread_plans(world: World) -> None:
     assert not any(thread.is_alive() for thread in threads)
     world.settled()
     assert [world.run(float(factor)) for factor in range(2, 6)] == ["rocm_sd"] * 4
+
+
+def test_a_class_is_made_out_once_for_each_problem(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate is asked when a plan is made, and again when it is launched first."""
+    world.run()
+    world.settled()
+    made: list[Any] = []
+    make = Subject.of
+
+    def counted(*words: Any) -> Subject:
+        made.append(words[3])
+        return make(*words)
+
+    monkeypatch.setattr(Subject, "of", counted)
+    for _ in range(2):
+        world.user.engine.renew()
+        assert world.run() == "rocm_sd"
+    assert made == []
+    world.gate._subjects.clear()
+    world.user.engine.renew()
+    assert world.run() == "rocm_sd"
+    assert len(made) == 1
