@@ -160,6 +160,7 @@ class Planner:
         Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
         Raises only "out of memory".
         """
+        config = variant.tested_as(config)
         reason = self._quarantine.get(_class(op, variant, config, problem, device))
         asked = None
         if self.gate is not None and variant.ours:
@@ -226,8 +227,9 @@ class Planner:
         """
         config = self.default_config(variant, problem, device)
         failed = self.verify(session, op, variant, config, problem, device)
+        tested = variant.tested_as(config)
         keys = [
-            (op.name, variant.name, config, t, device) for t in _tests(op.test_problems, problem)
+            (op.name, variant.name, tested, t, device) for t in _tests(op.test_problems, problem)
         ]
         done = [self._checks[key] for key in keys if key in self._checks]
         if not done:
@@ -352,7 +354,8 @@ def _class(
     op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, device: torch.device
 ) -> Hashable:
     """What is barred together: a variant's config, for all problems like `problem`."""
-    return (op.name, variant.name, config, _tests(op.test_problems, problem)[0], device)
+    named_by = _tests(op.test_problems, problem)[0]
+    return (op.name, variant.name, variant.tested_as(config), named_by, device)
 
 
 @lru_cache(maxsize=256)

@@ -107,6 +107,12 @@ class Variant(ABC, Generic[P, I]):
         """What is tried where nothing was measured: the first config; the safe one, if another."""
         return self.configs(arch, problem)[:1]
 
+    def tested_as(self, config: Any) -> Any:
+        """What stands for `config` in self-tests and trials: a config with the same kernels, of
+        which it differs by arguments only.
+        """
+        return config
+
     def notes(self, arch: Arch | None, problem: P) -> list[str]:
         """What is wrong with what the order of `configs` rests on; told once."""
         return []

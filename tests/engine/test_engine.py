@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -350,3 +351,26 @@ def test_what_is_wrong_with_a_table_is_told_once() -> None:
     for rows in (10, 20):
         engine.plan(Doubling(rows, 8), CPU, op)
     assert report.snapshot()["events"] == ["the table is ignored"]
+
+
+def test_what_stands_for_a_config_is_tested_in_its_place() -> None:
+    """Two sizes are posed to it once, and each is computed with its own config."""
+
+    class Counting(Doubler):
+        def configs(self, arch: Any, problem: Doubling) -> Sequence[Any]:
+            return (Tile(problem.rows),)
+
+        def defaults(self, arch: Any, problem: Doubling) -> Sequence[Any]:
+            return self.configs(arch, problem)
+
+        def tested_as(self, config: Any) -> Any:
+            return Tile(0)
+
+    variant = Counting("only")
+    user, _ = engine_of()
+    op = op_of(variant)
+    for rows in (4, 8, 4):
+        assert torch.equal(user.run(op, X[:rows]), 2 * X[:rows])
+    tested = [seen for seen in variant.seen if seen[1] == Tile(0)]
+    assert len(tested) == SELF_TESTS
+    assert [config.size for _, config, _ in variant.seen if config.size] == [4, 8, 4]

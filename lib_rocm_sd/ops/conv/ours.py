@@ -13,6 +13,7 @@ of which a packed copy would be most of the UNet once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -95,6 +96,10 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
         return split.configs(arch, form_of(problem), problem) if arch else ()
+
+    def tested_as(self, config: ConvConfig) -> ConvConfig:
+        """Over how many work-groups channels are split is an argument."""
+        return config if config.splits <= 2 else replace(config, splits=2)
 
     def specs(self, arch: Arch, problem: ConvProblem, config: ConvConfig) -> Sequence[KernelSpec]:
         merge = (merge_spec(MERGE), finalize_spec(MERGE)) if problem.statistics else ()

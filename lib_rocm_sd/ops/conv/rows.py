@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.base import KernelSpec
@@ -71,8 +71,7 @@ def configs(arch: Arch, form: ConvForm, layer: Layer) -> tuple[ConvConfig, ...]:
     """
     if not layer.chunk:
         return ()
-    sizes = [_config(arch, size, layer.chunk) for size in _sizes(arch, form, layer)]
-    sizes.sort(key=lambda config: _computed(config, layer))  # equals keep their order
+    sizes = _by_work(arch, form, layer)
     found: list[ConvConfig] = []
     for config in dict.fromkeys(sizes):
         count = _splits(layer, config, kernel.wanted_groups(arch))
@@ -80,6 +79,12 @@ def configs(arch: Arch, form: ConvForm, layer: Layer) -> tuple[ConvConfig, ...]:
         counts = (count, 2 * count, count // 2, 1) if first else (count, 1)
         found += [replace(config, splits=n) for n in counts if 1 <= n <= _most(layer)]
     return tuple(dict.fromkeys(found))
+
+
+def _by_work(arch: Arch, form: ConvForm, layer: Layer) -> list[ConvConfig]:
+    """Unsplit, what computes least first; equals keep their order."""
+    sizes = [_config(arch, size, layer.chunk) for size in _sizes(arch, form, layer)]
+    return sorted(sizes, key=lambda config: _computed(config, layer))
 
 
 def _sizes(arch: Arch, form: ConvForm, layer: Layer) -> tuple[_Size, ...]:
@@ -115,11 +120,20 @@ def _splits(layer: Layer, config: ConvConfig, wanted: int) -> int:
     return max(1, min(_most(layer), wanted // _groups(config, layer)))
 
 
+@lru_cache(maxsize=1024)
 def most_splits(layer: Layer) -> int:
     """Of what runs unmeasured, on any card."""
-    form = ConvForm()
-    each = {arch.matrix: arch for arch in table().values() if not arch.integrated}.values()
-    return max((configs(arch, form, layer)[0].splits for arch in each if layer.chunk), default=1)
+    form, found = ConvForm(), 1
+    for arch in _one_of_each() if layer.chunk else ():
+        config = _by_work(arch, form, layer)[0]
+        found = max(found, _splits(layer, config, kernel.wanted_groups(arch)))
+    return found
+
+
+@cache
+def _one_of_each() -> tuple[Arch, ...]:
+    """A GPU with each kind of matrix unit; graphics within a processor apart."""
+    return tuple({arch.matrix: arch for arch in table().values() if not arch.integrated}.values())
 
 
 def launched() -> Iterator[tuple[ConvForm, Layer]]:
