@@ -160,7 +160,7 @@ class Planner:
         Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
         Raises only "out of memory".
         """
-        config = variant.tested_as(config)
+        config = _tested(variant, config)
         reason = self._quarantine.get(_class(op, variant, config, problem, device))
         asked = None
         if self.gate is not None and variant.ours:
@@ -227,7 +227,7 @@ class Planner:
         """
         config = self.default_config(variant, problem, device)
         failed = self.verify(session, op, variant, config, problem, device)
-        tested = variant.tested_as(config)
+        tested = _tested(variant, config)
         keys = [
             (op.name, variant.name, tested, t, device) for t in _tests(op.test_problems, problem)
         ]
@@ -355,7 +355,12 @@ def _class(
 ) -> Hashable:
     """What is barred together: a variant's config, for all problems like `problem`."""
     named_by = _tests(op.test_problems, problem)[0]
-    return (op.name, variant.name, variant.tested_as(config), named_by, device)
+    return (op.name, variant.name, _tested(variant, config), named_by, device)
+
+
+def _tested(variant: Variant[Any, Any], config: Any) -> Any:
+    """The config that is tested for `config`."""
+    return None if config is None else variant.tested_as(config)
 
 
 @lru_cache(maxsize=256)

@@ -109,7 +109,7 @@ class Variant(ABC, Generic[P, I]):
 
     def tested_as(self, config: Any) -> Any:
         """What stands for `config` in self-tests and trials: a config with the same kernels, of
-        which it differs by arguments only.
+        which it differs by arguments only. Not asked where a variant has none.
         """
         return config
 

@@ -37,7 +37,7 @@ class Subject:
         cls, op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, arch: Arch
     ) -> Subject:
         """The class of `problem`."""
-        config = variant.tested_as(config)
+        config = None if config is None else variant.tested_as(config)
         each = (problem, *op.test_problems(problem))
         specs = [spec for one in each for spec in variant.specs(arch, one, config)]
         return cls(op, variant, config, problem, tuple(dict.fromkeys(specs)))
