@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 from torch import nn
 
@@ -39,13 +40,16 @@ class KindReport:
 
 
 class UnetTakeover:
-    """The blocks of one UNet, from `take_over` to `give_back`. See `take_over` below."""
+    """The blocks of one UNet, from `take_over` to `give_back`. See `take_over` below.
+
+    The models are held weakly, their blocks not.
+    """
 
     def __init__(self, models: Sequence[nn.Module], session: Session, hook: Hook) -> None:
-        self._models = tuple(models)
+        self._models = tuple(map(ref, models))
         self._session, self._hook = session, hook
-        self._weights = UnetWeights()
-        self._embeddings = Embeddings(hook.ready, session)
+        self._weights = UnetWeights(hook.tells)
+        self._embeddings = Embeddings(hook.ready, session, hook.tells)
         self._means = Means(self._weights, hook.attention, self._embeddings)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
@@ -59,7 +63,8 @@ class UnetTakeover:
         """
         self._is_on = True
         self._elsewhere.clear()
-        found = [item for model in self._models for item in found_in(model)]
+        models = [model for model in (known() for known in self._models) if model is not None]
+        found = [item for model in models for item in found_in(model)]
         gone = set(self._stand_ins) - {module for module, _, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
@@ -89,6 +94,15 @@ class UnetTakeover:
             stand_in.take_out()
         else:
             stand_in.put_in()
+
+    def weights_changed(self) -> None:
+        """Other values may be in the parameters: forget what was made of them."""
+        self._weights.forget()
+        self._embeddings.forget()
+
+    def step_begins(self) -> None:
+        """The UNet is about to be called, with a new time embedding."""
+        self._embeddings.step_begins()
 
     @property
     def is_on(self) -> bool:
@@ -143,7 +157,8 @@ def take_over(
 ) -> UnetTakeover:
     """Compute the blocks of a UNet, or of several models, by our programs until `give_back()`.
 
-    Known are ldm's and sgm's UNetModel and diffusers' UNet2DConditionModel, in half precision.
+    Known are UNetModel of ldm, sgm and ComfyUI, and diffusers' UNet2DConditionModel, in half
+    precision.
     A block that is not known, or whose forward another has replaced, is left alone; so is a call
     that a block was not read for: with gradients, in training, of another dtype, traced.
     """

@@ -14,6 +14,7 @@ from lib_rocm_sd.policy import AUTO, LEVELS
 CATEGORY = "ROCm SD"
 MODES = {"Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.policy calls them."""
+UNET_MODES = {"Off": False, "Auto": True}
 MOST_MIB = 1 << 20
 Inputs = dict[str, dict[str, Any]]
 
@@ -35,12 +36,18 @@ _LEVEL = (list(LEVELS), {"default": AUTO.name})
 
 
 class RocmSdModel:
-    """MODEL in, a clone out whose attention is ours."""
+    """MODEL in, a clone out whose attention is ours, and its UNet's blocks where asked for.
+
+    `unet` is optional, so that workflows of before it was there stay valid.
+    """
 
     CATEGORY = CATEGORY
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "run"
-    DESCRIPTION = "Attention of this model by ROCm SD's kernels; ComfyUI's own where they cannot."
+    DESCRIPTION = (
+        "Attention of this model by ROCm SD's kernels, and the blocks of a UNet if asked for; "
+        "ComfyUI's own where they cannot."
+    )
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
@@ -49,13 +56,14 @@ class RocmSdModel:
                 "model": ("MODEL",),
                 "level": _LEVEL,
                 "attention": ("BOOLEAN", {"default": True}),
-            }
+            },
+            "optional": {"unet": (list(UNET_MODES), {"default": "Off"})},
         }
 
-    def run(self, model: Any, level: str, attention: bool) -> tuple[Any]:
+    def run(self, model: Any, level: str, attention: bool, unet: str = "Off") -> tuple[Any]:
         from lib_rocm_sd.hosts.comfyui.model import optimized
 
-        return (optimized(model, level, attention),)
+        return (optimized(model, level, attention, UNET_MODES[unet]),)
 
 
 class RocmSdVae:
