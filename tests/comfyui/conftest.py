@@ -24,6 +24,9 @@ MODULES = {
     "sd": "comfy.sd",
     "base": "comfy.model_base",
     "patcher": "comfy.model_patcher",
+    "unet": "comfy.ldm.modules.diffusionmodules.openaimodel",
+    "ops": "comfy.ops",
+    "extension": "comfy.patcher_extension",
 }
 
 

@@ -71,7 +71,19 @@ def running(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [python, "main.py", "--cpu", "--port", str(port), "--base-directory", str(folder)]
+    page = folder / "page"  # asked over HTTP alone, it needs none
+    page.mkdir()
+    words = [
+        python,
+        "main.py",
+        "--front-end-root",
+        str(page),
+        "--cpu",
+        "--port",
+        str(port),
+        "--base-directory",
+        str(folder),
+    ]
     words += ["--database-url", "sqlite:///:memory:", "--disable-metadata"]
     log = folder / "log.txt"
     known = {**os.environ, **environment}

@@ -44,6 +44,8 @@ PLACE = 5
 _lock = threading.RLock()
 _known: WeakKeyDictionary[nn.Module, Blocks] = WeakKeyDictionary()
 _here = threading.local()
+_last: list[ref[Blocks]] = []
+"""Whose blocks were ours last."""
 
 
 class ModelCall:
@@ -83,6 +85,7 @@ class ModelCall:
             if blocks is None:
                 blocks = _known[unet] = Blocks(unet)
             blocks.begin(model, options or {}, self.session)
+            _last[:] = [ref(blocks)]
         return blocks
 
 
@@ -219,7 +222,8 @@ def weights_of(model: Any) -> Any:
     return tuple(getattr(model, name, None) for name in names)
 
 
-def rows() -> list[KindReport]:
-    """The blocks of all UNets that are there and were ours."""
+def rows() -> tuple[KindReport, ...]:
+    """The blocks of the UNet whose blocks were ours last, if it is still there."""
     with _lock:
-        return [row for blocks in list(_known.values()) for row in blocks.look()]
+        blocks = _last[0]() if _last else None
+        return () if blocks is None else blocks.look()

@@ -1,13 +1,17 @@
-"""Double of comfy/model_base.py (Comfy-Org/ComfyUI a125cd84): a model that is one attention."""
+"""Double of comfy/model_base.py (Comfy-Org/ComfyUI a125cd84): a model, one attention if not told
+otherwise.
+"""
 
 import torch
 from comfy.ldm.modules.attention import CrossAttention
+from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 
 class BaseModel(torch.nn.Module):
     def __init__(self, model_config, model_type=None, device=None, unet_model=CrossAttention):
         super().__init__()
         self.diffusion_model = unet_model(**model_config)
+        self.device, self.current_patcher = device, None
 
     def apply_model(
         self,
@@ -19,4 +23,17 @@ class BaseModel(torch.nn.Module):
         transformer_options={},  # noqa: B006
         **kwargs,
     ):
-        return self.diffusion_model(x, c_crossattn, transformer_options=transformer_options)
+        wrappers = get_all_wrappers(WrappersMP.APPLY_MODEL, transformer_options)
+        executor = WrapperExecutor.new_class_executor(self._apply_model, self, wrappers)
+        return executor.execute(x, t, c_concat, c_crossattn, control, transformer_options, **kwargs)
+
+    def _apply_model(self, x, t, c_concat, c_crossattn, control, transformer_options, **kwargs):
+        if t is None:
+            return self.diffusion_model(x, c_crossattn, transformer_options=transformer_options)
+        return self.diffusion_model(
+            x.to(self.diffusion_model.dtype),
+            t,
+            context=c_crossattn,
+            control=control,
+            transformer_options=transformer_options,
+        ).float()
