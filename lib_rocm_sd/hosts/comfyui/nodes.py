@@ -123,15 +123,45 @@ class RocmSdStatus:
         return {"ui": {"text": [said]}, "result": (said,)}
 
 
+class RocmSdSpeedTest:
+    """Times of attention, and of what is connected: the VAE's decoder, a step of the model."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ("IMAGE", "STRING", "STRING")
+    RETURN_NAMES = ("plot", "json", "markdown")
+    FUNCTION = "run"
+    OUTPUT_NODE = True
+    DESCRIPTION = "How fast ROCm SD is on this card, beside ComfyUI's own and other methods."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {
+            "required": {"preset": (["quick", "standard"], {"default": "quick"}), "level": _LEVEL},
+            "optional": {"model": ("MODEL",), "vae": ("VAE",)},
+        }
+
+    @classmethod
+    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
+        return float("nan")
+
+    def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:
+        from lib_rocm_sd.hosts.comfyui import speed_node
+
+        plot, content, text = speed_node.run(preset, level, model, vae)
+        return {"ui": {"text": [text]}, "result": (plot, content, text)}
+
+
 CLASSES: dict[str, type] = {
     "RocmSdModel": RocmSdModel,
     "RocmSdVae": RocmSdVae,
     "RocmSdStatus": RocmSdStatus,
+    "RocmSdSpeedTest": RocmSdSpeedTest,
 }
 NAMES = {
     "RocmSdModel": "ROCm SD Optimization",
     "RocmSdVae": "ROCm SD VAE",
     "RocmSdStatus": "ROCm SD status",
+    "RocmSdSpeedTest": "ROCm SD speed test",
 }
 
 
