@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,6 @@ def running(
 ) -> Iterator[Server]:
     """ComfyUI of `checkout`, all that it writes under `folder`; `ours`: with this custom node."""
     nodes = {"tiny_models": TINY, **({"rocm_sd": ROOT} if ours else {})}
-    known = {**environment, "PYTHONPATH": os.environ.get("ROCM_SD_COMFYUI_PATH", "")}
+    known = {**environment, "PYTHONPATH": ""}
     with comfyui_process.running(checkout, python, folder, nodes, environment=known) as server:
         yield server

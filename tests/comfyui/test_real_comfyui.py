@@ -127,6 +127,29 @@ def test_without_a_card_the_nodes_change_nothing_and_say_why(
     assert "Ours: " not in said
 
 
+def test_the_speed_test_gives_its_result_and_says_what_did_not_run(installed: Server) -> None:
+    made = installed.make(
+        {
+            "1": WITHOUT_NODES["1"],
+            "2": {
+                "class_type": "RocmSdSpeedTest",
+                "inputs": {
+                    **{"preset": "quick", "level": "Auto"},
+                    **{"model": ["1", 0], "vae": ["1", 2]},
+                },
+            },
+            "3": {
+                "class_type": "SaveImage",
+                "inputs": {"images": ["2", 0], "filename_prefix": "speed"},
+            },
+        }
+    )
+    said = made.texts["2"]
+    for part in ("**attention**", "**vae**", "**step**", "ComfyUI's current", "no GPU"):
+        assert part in said.replace("&#39;", "'")
+    assert made.picture.startswith(b"\x89PNG")
+
+
 def test_the_start_option_changes_nothing_without_a_card(
     checkout: Path, python: str, tmp_path: Path, without: bytes
 ) -> None:
