@@ -42,7 +42,7 @@ def transformer_call(
 
     def given(index: int) -> dict[str, Any]:
         options["activations_shape"], options["block_index"] = list(x.shape), index
-        return {**found.given(index), "transformer_options": options}
+        return {**found.given(index), "transformer_options": dict(options)}  # of this block
 
     return TransformerCall(x, given, found.answer)
 

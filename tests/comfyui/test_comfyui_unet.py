@@ -357,6 +357,14 @@ def test_what_is_no_unet_is_left(comfy: Any, card: None) -> None:
     assert left() == {f"UNet: {why}": 1}
 
 
+def test_a_compiled_model_is_left(model: Any, card: None) -> None:
+    theirs, clone = step(model), with_ours(model)
+    wrappers = clone.model_options["transformer_options"]["wrappers"]["apply_model"]
+    wrappers["torch.compile"] = [calls_on]
+    assert torch.equal(step(clone), theirs)
+    assert left() == {"UNet: torch.compile computes this model": 1}
+
+
 def test_a_comfyui_without_wrappers_says_so(comfy: Any, model: Any) -> None:
     del comfy.extension.WrappersMP.APPLY_MODEL
     assert with_ours(model).model_options == {"transformer_options": {}}

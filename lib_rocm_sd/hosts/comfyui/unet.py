@@ -38,6 +38,8 @@ PART = "UNet"
 BLOCKS = "UNet, transformer blocks"
 NAME = "UNetModel"
 HOME = "comfy.ldm.modules.diffusionmodules.openaimodel"
+COMPILED = "torch.compile"
+"""As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
 PLACE = 5
 """Of `transformer_options` among apply_model's arguments."""
 
@@ -74,9 +76,9 @@ class ModelCall:
         return made
 
     def _begun(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Blocks | None:
-        options = args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")
+        options = (args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")) or {}
         unet: Any = getattr(model, "diffusion_model", None)
-        why = obstacle(unet) or "; ".join(unusable(args[0].device))
+        why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
         if why:
             tally.leave(UNET, why)
             return None
@@ -84,7 +86,7 @@ class ModelCall:
             blocks = _known.get(unet)
             if blocks is None:
                 blocks = _known[unet] = Blocks(unet)
-            blocks.begin(model, options or {}, self.session)
+            blocks.begin(model, options, self.session)
             _last[:] = [ref(blocks)]
         return blocks
 
@@ -198,6 +200,13 @@ def obstacle(unet: Any) -> str:
     if cls.__name__ == NAME and cls.__module__ == HOME:
         return ""
     return f"this model is {cls.__name__} of {cls.__module__}, not a UNet"
+
+
+def compiled(options: Mapping[str, Any]) -> str:
+    """Why blocks are not called one by one, where torch.compile has made one program of them."""
+    wrappers = options.get("wrappers", {})
+    names = {name for named in wrappers.values() for name in named}
+    return f"{COMPILED} computes this model" if COMPILED in names else ""
 
 
 def unusable(device: torch.device) -> list[str]:
