@@ -15,7 +15,7 @@ from lib_rocm_sd.hosts.comfyui import chart, nodes, speedtest
 from lib_rocm_sd.hosts.comfyui import unet as comfy_unet
 from lib_rocm_sd.speedtest.result import Document, SpeedRow
 from tests.comfyui.test_comfyui_nodes import vae_of
-from tests.comfyui.test_comfyui_unet import forwards, model_of, step
+from tests.comfyui.unet_steps import forwards, model_of, step
 
 
 @pytest.fixture(autouse=True)

@@ -18,81 +18,21 @@ from lib_rocm_sd.hosts.comfyui.model import optimized
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.unet import compute
 from tests.comfyui.conftest import left
+from tests.comfyui.unet_steps import (
+    TOTALS,
+    counts,
+    forwards,
+    model_of,
+    near,
+    step,
+    strides,
+    with_ours,
+)
 from tests.unet.unet_models import draw, errors
-
-BF16 = torch.bfloat16
-SIGMAS = torch.ones(2)
-"""By which a run of a sampler is known."""
-X, TIMES, CONTEXT = draw(2, 4, 8, 8), torch.tensor([500.0, 500.0]), draw(2, 7, 48).to(BF16)
-TOTALS = {
-    "residual block": 5,
-    "transformer": 2,
-    "transformer block": 4,
-    "upsampling": 1,
-    "downsampling": 1,
-    "first and last layers": 2,
-}
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU may compute blocks, by torch's own operations."""
-    monkeypatch.setattr(ours, "unusable", lambda device: [])
-
-
-@pytest.fixture
-def model(comfy: Any) -> Any:
-    return model_of(comfy)
-
-
-def model_of(comfy: Any, **config: Any) -> Any:
-    """As a loader node makes one: amid inference mode, and in training mode."""
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        kind = comfy.unet.UNetModel
-        base = comfy.base.BaseModel({"dtype": BF16, **config}, unet_model=kind)
-        for parameter in base.parameters():
-            parameter.requires_grad_(False)
-    assert base.training and next(base.parameters()).is_inference()
-    return comfy.patcher.ModelPatcher(base, None, None)
-
-
-def with_ours(model: Any, level: str = "Auto") -> Any:
-    return optimized(model, level, attention=False, unet=True)
-
-
-@torch.inference_mode()
-def step(model: Any, x: torch.Tensor = X, **given: Any) -> torch.Tensor:
-    """A step of a sampler: the model's weights as its patches say, its options in a copy."""
-    if model.model.current_patcher is not model:
-        model.patch_model()
-    model.model.current_patcher = model
-    options = {"sample_sigmas": SIGMAS, **model.model_options["transformer_options"]}
-    context = CONTEXT[: x.shape[0]]
-    made: torch.Tensor = model.model.apply_model(
-        x, TIMES[: x.shape[0]], c_crossattn=context, transformer_options=options, **given
-    )
-    return made
-
-
-def near(made: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return errors(made, theirs)[0] < 0.04 and not torch.equal(made, theirs)
-
-
-def counts() -> dict[str, int]:
-    return {row.kind: row.ours for row in ours.rows()}
-
-
-def strides(model: Any) -> list[tuple[int, ...]]:
-    return [parameter.stride() for parameter in model.model.parameters()]
-
-
-def forwards(model: Any) -> list[Any]:
-    return [module for module in model.model.modules() if "forward" in vars(module)]
 
 
 @pytest.mark.parametrize("linear", [False, True], ids=["by convolutions", "by linear layers"])
-def test_all_blocks_are_ours_in_the_clone_alone(comfy: Any, card: None, linear: bool) -> None:
+def test_all_blocks_are_ours_in_the_clone_alone(comfy: Any, blocks: None, linear: bool) -> None:
     model = model_of(comfy, linear=linear)
     theirs, before = step(model), strides(model)
     clone = with_ours(model)
@@ -107,7 +47,7 @@ def test_all_blocks_are_ours_in_the_clone_alone(comfy: Any, card: None, linear: 
     assert counts() == TOTALS  # as they were last
 
 
-def test_a_clone_of_the_clone_has_it_until_it_is_off(model: Any, card: None) -> None:
+def test_a_clone_of_the_clone_has_it_until_it_is_off(model: Any, blocks: None) -> None:
     theirs, clone = step(model), with_ours(model).clone()
     clone.model_options["transformer_options"]["wrappers"]["apply_model"]["others"] = [calls_on]
     assert near(step(clone), theirs)
@@ -120,7 +60,7 @@ def calls_on(executor: Any, *args: Any, **kwargs: Any) -> Any:
     return executor(*args, **kwargs)
 
 
-def test_another_level_takes_over_anew(model: Any, card: None) -> None:
+def test_another_level_takes_over_anew(model: Any, blocks: None) -> None:
     step(with_ours(model))
     first = ours._known[model.model.diffusion_model]._taken
     step(with_ours(model, "Memory"))
@@ -129,7 +69,7 @@ def test_another_level_takes_over_anew(model: Any, card: None) -> None:
     assert second._session.level == "Memory" and counts() == TOTALS
 
 
-def test_two_models_do_not_know_each_other(comfy: Any, card: None) -> None:
+def test_two_models_do_not_know_each_other(comfy: Any, blocks: None) -> None:
     one, other = model_of(comfy), model_of(comfy)
     theirs = step(other)
     clone = with_ours(one)
@@ -137,7 +77,7 @@ def test_two_models_do_not_know_each_other(comfy: Any, card: None) -> None:
     assert torch.equal(step(other), theirs) and forwards(one)
 
 
-def test_a_call_of_another_thread_meanwhile_is_comfyuis(model: Any, card: None) -> None:
+def test_a_call_of_another_thread_meanwhile_is_comfyuis(model: Any, blocks: None) -> None:
     """It has our blocks and the strides of their weights under its feet, and asks none of them."""
     theirs, made = step(model), []
 
@@ -155,93 +95,13 @@ def test_a_call_of_another_thread_meanwhile_is_comfyuis(model: Any, card: None) 
     assert tally.ours["UNet"] == 2 and torch.equal(step(model), theirs)
 
 
-def test_a_model_that_is_gone_is_not_kept(comfy: Any, card: None) -> None:
+def test_a_model_that_is_gone_is_not_kept(comfy: Any, blocks: None) -> None:
     model = model_of(comfy)
     step(with_ours(model))
     kept = weakref.ref(model.model.diffusion_model)
     del model
     gc.collect()
     assert kept() is None
-
-
-# --- weights
-
-
-def lora(model: Any, seed: int = 1) -> dict[str, torch.Tensor]:
-    """For every weight and bias of a layer in a block."""
-    named = model.model.named_parameters()
-    return {
-        key: 0.1 * draw(*p.shape, seed=seed + n)
-        for n, (key, p) in enumerate(named)
-        if "blocks" in key and "norm" not in key
-    }
-
-
-def test_a_lora_in_the_weights_is_heeded(model: Any, card: None) -> None:
-    theirs, added = step(model), model.clone()
-    added.add_patches(lora(model))
-    other = step(added)
-    assert not near(other, theirs)
-    for one, expected in ((model, theirs), (added, other), (model, theirs)):
-        assert near(step(with_ours(one)), expected)
-
-
-def test_weights_that_were_put_aside_lie_as_before_too(model: Any, card: None) -> None:
-    """ComfyUI puts a LoRA's backup back when nothing of ours is there any more."""
-    theirs, before, added = step(model), strides(model), model.clone()
-    added.add_patches(lora(model))
-    other = step(added)
-    step(with_ours(model))
-    clone = with_ours(added)
-    step(clone)
-    assert torch.equal(step(added), other)
-    assert torch.equal(step(model), theirs) and strides(model) == before
-
-
-def test_values_that_changed_in_place_are_read(model: Any, card: None) -> None:
-    """As ComfyUI's hooks of weights do it: it says so by its hooks, or by its patches' name."""
-    clone, block = with_ours(model), model.model.diffusion_model.middle_block[0]
-    step(clone)
-    for change in ("hooks", "uuid"):
-        with torch.inference_mode():
-            for layer in (block.out_layers[3], block.emb_layers[1]):
-                layer.bias.data.add_(8 * draw(*layer.bias.shape))
-        if change == "hooks":
-            clone.current_hooks = object()
-        else:
-            clone.current_hooks, model.model.current_weight_patches_uuid = None, object()
-        made = step(clone)
-        fresh = step(model)
-        assert near(made, fresh), change
-        step(clone)
-
-
-def test_layers_that_bring_their_weights_are_comfyuis(model: Any, card: None) -> None:
-    theirs, clone = step(model), with_ours(model)
-    block = model.model.diffusion_model.middle_block[0]
-    step(clone)
-    conv = block.in_layers[2]
-    conv.prev_comfy_cast_weights, conv.comfy_cast_weights = False, True
-    assert near(step(clone), theirs) and counts()["residual block"] == 4
-    assert "brings its weights from elsewhere in each call" in str(ours.rows()[0])
-    conv.comfy_cast_weights = conv.prev_comfy_cast_weights
-    del conv.prev_comfy_cast_weights
-    step(clone)
-    assert counts() == TOTALS
-    conv.weight_function = []
-    step(clone)
-    conv.weight_function.append(lambda weight: 2 * weight)
-    doubled = step(clone)
-    assert counts()["residual block"] == 4
-    assert near(doubled, step(model)) and not near(doubled, theirs)
-
-
-def test_casting_layers_are_comfyuis(comfy: Any, card: None) -> None:
-    model = model_of(comfy, operations=comfy.ops.manual_cast)
-    theirs = step(model)
-    assert torch.equal(step(with_ours(model)), theirs)
-    assert set(counts().values()) == {0}
-    assert all("brings its weights from elsewhere" in str(row) for row in ours.rows())
 
 
 # --- what comes with a call
@@ -262,7 +122,7 @@ PATCHES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_blocks_that_are_patched_within_are_comfyuis(model: Any, card: None, name: str) -> None:
+def test_blocks_that_are_patched_within_are_comfyuis(model: Any, blocks: None, name: str) -> None:
     own, changed = step(model), patched(model, **{name: PATCHES[name]})
     theirs = step(changed)
     assert near(step(with_ours(changed)), theirs) and not near(theirs, own)
@@ -270,7 +130,7 @@ def test_blocks_that_are_patched_within_are_comfyuis(model: Any, card: None, nam
 
 
 @pytest.mark.parametrize("place", [("input", 1), ("input", 1, 1)], ids=["both", "one of two"])
-def test_a_replaced_attention_is_anothers(model: Any, card: None, place: tuple[Any, ...]) -> None:
+def test_a_replaced_attention_is_anothers(model: Any, blocks: None, place: tuple[Any, ...]) -> None:
     asked: list[Any] = []
 
     def replaced(q: Any, k: Any, v: Any, options: Any) -> Any:
@@ -286,7 +146,7 @@ def test_a_replaced_attention_is_anothers(model: Any, card: None, place: tuple[A
     assert "attn2 is replaced in this model" in next(iter(left()))
 
 
-def test_what_comes_between_blocks_works(model: Any, card: None) -> None:
+def test_what_comes_between_blocks_works(model: Any, blocks: None) -> None:
     def halves(h: torch.Tensor, other: torch.Tensor, options: Any) -> Any:
         h[:, : h.shape[1] // 2] *= 1.5
         return h, other * 0.5
@@ -298,13 +158,13 @@ def test_what_comes_between_blocks_works(model: Any, card: None) -> None:
 
 
 @pytest.mark.parametrize("size", [(8, 10), (6, 7)])
-def test_pictures_of_odd_sizes(model: Any, card: None, size: tuple[int, int]) -> None:
+def test_pictures_of_odd_sizes(model: Any, blocks: None, size: tuple[int, int]) -> None:
     x = draw(1, 4, *size)
     assert near(step(with_ours(model), x), step(model, x))
 
 
 def test_attention_in_blocks_is_ours_where_the_node_says_so(
-    model: Any, card: None, monkeypatch: pytest.MonkeyPatch
+    model: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
     attention = compute.attention
@@ -321,7 +181,7 @@ def test_attention_in_blocks_is_ours_where_the_node_says_so(
 
 
 def test_time_embeddings_are_made_together_and_anew_in_each_step(
-    model: Any, card: None, monkeypatch: pytest.MonkeyPatch
+    model: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joint: list[int] = []
     linear = compute.linear
@@ -347,7 +207,7 @@ def test_without_a_card_it_is_comfyuis_to_the_bit(model: Any) -> None:
     assert left() == {"UNet: no GPU: this is the CPU": 1}
 
 
-def test_what_is_no_unet_is_left(comfy: Any, card: None) -> None:
+def test_what_is_no_unet_is_left(comfy: Any, blocks: None) -> None:
     model = comfy.patcher.ModelPatcher(
         comfy.base.BaseModel({"query_dim": 32, "heads": 4, "dim_head": 8}), None, None
     )
@@ -357,7 +217,7 @@ def test_what_is_no_unet_is_left(comfy: Any, card: None) -> None:
     assert left() == {f"UNet: {why}": 1}
 
 
-def test_a_compiled_model_is_left(model: Any, card: None) -> None:
+def test_a_compiled_model_is_left(model: Any, blocks: None) -> None:
     theirs, clone = step(model), with_ours(model)
     wrappers = clone.model_options["transformer_options"]["wrappers"]["apply_model"]
     wrappers["torch.compile"] = [calls_on]
@@ -373,7 +233,7 @@ def test_a_comfyui_without_wrappers_says_so(comfy: Any, model: Any) -> None:
 
 @pytest.mark.parametrize("where", ["begin", "take_over"])
 def test_an_error_of_ours_costs_no_picture(
-    model: Any, card: None, where: str, monkeypatch: pytest.MonkeyPatch
+    model: Any, blocks: None, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs, owner = step(model), ours.Blocks if where == "begin" else ours.UnetTakeover
     monkeypatch.setattr(owner, where, lambda *args, **kwargs: 1 // 0)
@@ -385,7 +245,7 @@ def test_an_error_of_ours_costs_no_picture(
     ("error", "stays"), [(MemoryError("no memory"), True), (RuntimeError("launch failed"), False)]
 )
 def test_a_block_at_which_ours_fails_is_comfyuis(
-    model: Any, card: None, error: Exception, stays: bool, monkeypatch: pytest.MonkeyPatch
+    model: Any, blocks: None, error: Exception, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of memory, it is asked again in the next call."""
     theirs, clone, conv = step(model), with_ours(model), compute.conv
@@ -403,7 +263,7 @@ def test_a_block_at_which_ours_fails_is_comfyuis(
 
 
 def test_what_failed_is_tried_again_in_the_next_run(
-    model: Any, card: None, monkeypatch: pytest.MonkeyPatch
+    model: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clone, sigmas = with_ours(model), [torch.ones(2), torch.ones(2)]
     options = clone.model_options["transformer_options"]
@@ -418,7 +278,7 @@ def test_what_failed_is_tried_again_in_the_next_run(
     assert counts() == TOTALS
 
 
-def test_the_status_tells_of_blocks(model: Any, card: None) -> None:
+def test_the_status_tells_of_blocks(model: Any, blocks: None) -> None:
     step(with_ours(model))
     said = status.text()
     assert "UNet, residual blocks: 5 of 5 are ours" in said and "Ours: UNet, 1 call" in said
