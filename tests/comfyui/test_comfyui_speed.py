@@ -15,7 +15,7 @@ from lib_rocm_sd.hosts.comfyui import chart, nodes, speedtest
 from lib_rocm_sd.hosts.comfyui import unet as comfy_unet
 from lib_rocm_sd.speedtest.result import Document, SpeedRow
 from tests.comfyui.test_comfyui_nodes import vae_of
-from tests.comfyui.unet_steps import forwards, model_of, step
+from tests.comfyui.unet_steps import forwards, model_of, step, with_ours
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,22 @@ def test_a_step_is_ours_where_it_can_be(comfy: Any, monkeypatch: pytest.MonkeyPa
     )
     step(model)
     assert not forwards(model)
+
+
+def test_a_step_is_the_models_with_its_patches(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both of its rows, and without what a node of ours has set already."""
+    monkeypatch.setattr(comfy_unet, "unusable", lambda device: [])
+    seen: list[bool] = []
+
+    def patch(h: Any, other: Any, options: Any) -> Any:
+        seen.append("wrappers" in options and any(options["wrappers"]["apply_model"]))
+        return h, other
+
+    model = with_ours(model_of(comfy))
+    model.model_options["transformer_options"]["patches"] = {"output_block_patch": [patch]}
+    _, content, _ = run(model)
+    assert len(rows(content, "step")) == 2 and set(seen) == {True, False}
+    assert not any(row["reason"] for row in rows(content, "step").values())
 
 
 def test_what_is_no_unet_says_so(comfy: Any) -> None:

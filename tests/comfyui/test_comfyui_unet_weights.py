@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from lib_rocm_sd.hosts.comfyui import strides as strides_of
 from lib_rocm_sd.hosts.comfyui import unet as ours
+from lib_rocm_sd.unet import weights
+from tests.comfyui.conftest import left
 from tests.comfyui.unet_steps import (
     TOTALS,
     counts,
+    forwards,
     lora,
     model_of,
     near,
@@ -17,7 +22,7 @@ from tests.comfyui.unet_steps import (
     strides,
     with_ours,
 )
-from tests.unet.unet_models import draw
+from tests.unet.unet_models import draw, errors
 
 
 def test_a_lora_in_the_weights_is_heeded(model: Any, blocks: None) -> None:
@@ -39,6 +44,26 @@ def test_weights_that_were_put_aside_lie_as_before_too(model: Any, blocks: None)
     step(clone)
     assert torch.equal(step(added), other)
     assert torch.equal(step(model), theirs) and strides(model) == before
+
+
+def test_weights_that_cannot_be_laid_as_before_fail_nothing(
+    model: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their values are right; what is short of memory is told."""
+    theirs = step(model)
+    step(with_ours(model))
+
+    def fails(*args: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    for owner in (weights, strides_of):
+        monkeypatch.setattr(owner, "restride", fails)
+    assert errors(step(model), theirs)[0] < 0.04 and not forwards(model)
+    assert any("its weights lie otherwise than before" in why for why in left())
+
+
+def test_a_comfyui_that_does_not_name_its_patches_is_not_trusted() -> None:
+    assert ours.weights_of(object()) is None
 
 
 def test_values_that_changed_in_place_are_read(model: Any, blocks: None) -> None:

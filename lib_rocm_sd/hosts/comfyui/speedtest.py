@@ -108,10 +108,13 @@ class Comfy:
 
 
 def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
-    """A step of `BaseModel.apply_model`, without options of ours and with them."""
+    """A step of `BaseModel.apply_model` by the model's options, without ours and with them."""
     model, dtype = patcher.model, next(patcher.model.diffusion_model.parameters()).dtype
-    ours = optimized(patcher, level, attention=True, unet=True).model_options[OPTIONS]
-    wanted: list[Any] = [{}]
+    ours, theirs = (
+        optimized(patcher, level, attention=on, unet=on).model_options[OPTIONS]
+        for on in (True, False)
+    )
+    wanted = [theirs]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
@@ -123,7 +126,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
         try:
             yield
         finally:
-            wanted[0] = {}
+            wanted[0] = theirs
 
     @contextmanager
     def with_ours() -> Iterator[None]:
@@ -136,7 +139,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
     return Denoiser(
         call,
         lambda size: arguments(model, device, size),
-        lambda: with_options({}),
+        lambda: with_options(theirs),
         with_ours,
         str(dtype).removeprefix("torch."),
     )

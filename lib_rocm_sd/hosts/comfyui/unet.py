@@ -163,14 +163,16 @@ class Blocks:
         return False
 
     def give_back(self) -> None:
-        """Leave the UNet as it is without us."""
+        """Leave the UNet as it is without us. Never raises."""
         self.look()
-        taken, self._taken, strides, self._strides = self._taken, None, self._strides, None
+        held, self._taken, self._strides = (self._taken, self._strides), None, None
         self._by = self._weights = self._run = None
-        if taken is not None:
-            taken.give_back()
-        if strides is not None:
-            strides.give_back()
+        for each in held:
+            try:
+                if each is not None:
+                    each.give_back()
+            except Exception as error:  # short of memory: the values are right all the same
+                tally.leave(UNET, f"its weights lie otherwise than before: {trouble.once(error)}")
 
     def look(self) -> tuple[KindReport, ...]:
         """The blocks as they are now, or were last."""
@@ -228,6 +230,8 @@ def weights_of(model: Any) -> Any:
     if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
         return None
     names = ("current_weight_patches_uuid", "model_loaded_weight_memory", "lowvram_patch_counter")
+    if not hasattr(model, names[0]):
+        return None
     return tuple(getattr(model, name, None) for name in names)
 
 
