@@ -12,11 +12,22 @@ _CONV_CLASSES = {
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
 }
-_LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
+_LINEAR_CLASSES = {
+    "torch.nn.modules.linear.Linear",
+    "diffusers.models.lora.LoRACompatibleLinear",
+    "comfy.ops.disable_weight_init.Linear",
+}
 _COMFY_GROUP_NORM = "comfy.ops.disable_weight_init.GroupNorm"
+_LAYER_NORM_CLASSES = {
+    "torch.nn.modules.normalization.LayerNorm",
+    "comfy.ops.disable_weight_init.LayerNorm",
+}
+_COMFY_CASTS = ("comfy_cast_weights", "weight_function", "bias_function")
+"""Of ComfyUI's layers: whether, and how, they make their weights in each call."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
+_CASTS = "brings its weights from elsewhere in each call"
 
 
 class UnknownModuleError(ValueError):
@@ -114,7 +125,7 @@ class Findings:
         `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
         """
         if not isinstance(module, nn.Conv2d) or _path(module) not in _CONV_CLASSES:
-            self.add(f"{name} is {_described(module)}, not a Conv2d")
+            self._other_class(module, name, "Conv2d")
             return None
         if padding is None:
             padding = 1 if (kernel, stride) == (3, 1) else 0
@@ -135,9 +146,11 @@ class Findings:
     def linear(self, module: Any, name: str) -> nn.Linear | None:
         """`module` if it is a plain Linear, with or without a bias."""
         if not isinstance(module, nn.Linear) or _path(module) not in _LINEAR_CLASSES:
-            self.add(f"{name} is {_described(module)}, not a Linear")
+            self._other_class(module, name, "Linear")
             return None
         self._plain(module, name, {})
+        if type(module) is not nn.Linear:
+            self._class_forward(type(module), name)
         return module
 
     def projection(self, module: Any, name: str) -> nn.Module | None:
@@ -149,7 +162,7 @@ class Findings:
     def group_norm(self, module: Any, name: str) -> nn.GroupNorm | None:
         """`module` if it is a GroupNorm with weight and bias."""
         if not isinstance(module, nn.GroupNorm) or not _is_group_norm(module):
-            self.add(f"{name} is {_described(module)}, not a GroupNorm")
+            self._other_class(module, name, "GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
         if type(module) is not nn.GroupNorm:
@@ -158,10 +171,12 @@ class Findings:
 
     def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
         """`module` if it is a LayerNorm of the last dimension, with weight; a bias is optional."""
-        if type(module) is not nn.LayerNorm:
-            self.add(f"{name} is {_described(module)}, not a LayerNorm")
+        if not isinstance(module, nn.LayerNorm) or _path(module) not in _LAYER_NORM_CLASSES:
+            self._other_class(module, name, "LayerNorm")
             return None
         self._plain(module, name, {"elementwise_affine": True})
+        if type(module) is not nn.LayerNorm:
+            self._class_forward(type(module), name)
         if len(module.normalized_shape) != 1:
             self.add(f"{name} is over {len(module.normalized_shape)} dimensions")
         return module
@@ -201,15 +216,27 @@ class Findings:
         own = vars(module)
         self.watched += [(own, key, own.get(key)) for key in keys]
 
+    def _other_class(self, module: Any, name: str, wanted: str) -> None:
+        """Notes a module of another class than `wanted`; of the same name are ComfyUI's that cast
+        their weights.
+        """
+        if type(module).__name__ == wanted and getattr(module, "comfy_cast_weights", False):
+            self.add(f"{name} {_CASTS}")
+        else:
+            self.add(f"{name} is {_described(module)}, not a {wanted}")
+
     def _plain(self, module: nn.Module, name: str, expected: dict[str, Any]) -> None:
         self.untouched(module, name)
         self.settings(module, name, expected)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
         if getattr(module, "comfy_cast_weights", False):
-            self.add(f"{name} brings its weights from elsewhere in each call")
+            self.add(f"{name} {_CASTS}")
         if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
             self.add(f"{name} has its weights changed in each call")
+        if hasattr(module, "comfy_cast_weights"):
+            own = vars(module)
+            self.watched += [(own, key, _as_it_is(own.get(key))) for key in _COMFY_CASTS]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
         for key in [*children, *sorted(extra - {"weight", "bias"})]:
@@ -232,6 +259,11 @@ def _is_group_norm(module: nn.Module) -> bool:
 
 def _path(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _as_it_is(value: Any) -> Any:
+    """A list's members as they are now."""
+    return list(value) if isinstance(value, list) else value
 
 
 def _described(module: Any) -> str:

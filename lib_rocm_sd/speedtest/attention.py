@@ -72,8 +72,9 @@ def rows(job: Job) -> Iterator[SpeedRow]:
 def _methods(job: Job) -> dict[str, Attention | None]:
     """By the name in the table, ours first; None is ours, which depends on the problem."""
     found: dict[str, Attention | None] = {"rocm_sd": None}
+    whose = getattr(job.side, "host_name", "WebUI")
     for name, method in job.side.attention_methods().items():
-        found[f"WebUI's current ({name})"] = method
+        found[f"{whose}'s current ({name})"] = method
     variants: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (*METHODS, SdpaAttention())
     for variant in variants:
         name = SDP if variant.name == "sdpa" else variant.name

@@ -59,7 +59,10 @@ class Denoiser:
 
 
 class HostSide(Protocol):
-    """The program around a speed test. All but `busy` is called in the test's own thread."""
+    """The program around a speed test. All but `busy` is called in the test's own thread.
+
+    One that is not a WebUI may have a `host_name`.
+    """
 
     @property
     def device(self) -> torch.device:

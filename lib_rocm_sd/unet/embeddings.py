@@ -17,7 +17,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.weights import fact, laid, slots_of
+from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
 
 _Facts = tuple[Any, ...]
 
@@ -26,16 +26,22 @@ class Embeddings:
     """`layers`: the Linears that are given SiLU of the same embedding, each by its own block.
 
     `ready(layers)`: makes their weights those that are wanted, or says why ours must not read them.
+    `told`: see Hook.tells.
     """
 
     def __init__(
-        self, ready: Callable[[Sequence[nn.Module]], str], session: Session, graphs: Graphs
+        self,
+        ready: Callable[[Sequence[nn.Module]], str],
+        session: Session,
+        graphs: Graphs,
+        told: bool = False,
     ) -> None:
         self._ready, self._session, self._graphs = ready, session, graphs
+        self._told = told
         self._places = Places()
         self.layers: tuple[nn.Linear, ...] = ()
         self._of: torch.Tensor | None = None
-        self._version = 0
+        self._version: int | None = 0
         self._active: torch.Tensor | None = None
         self._made: dict[nn.Linear, tuple[_Facts, torch.Tensor]] = {}
 
@@ -43,20 +49,24 @@ class Embeddings:
         """(N, Co) of emb (N, E): `layer` of it, after SiLU if wanted. Rows may be strided."""
         if not silu:
             return self._alone(emb, layer)
-        if emb.is_inference():
+        if emb.is_inference() and not self._told:
             return self._alone(nn.functional.silu(emb), layer)
-        if self._active is None or emb is not self._of or emb._version != self._version:
+        if self._active is None or emb is not self._of or version_of(emb) != self._version:
             self._begin(emb)
         known = self._made.get(layer)
-        if known is not None and known[0] == _facts(layer):
+        if known is not None and known[0] == self._facts(layer):
             return known[1]
         assert self._active is not None
         return self._alone(self._active, layer)
 
     def forget(self) -> None:
+        self.step_begins()
+        self._places.forget()
+
+    def step_begins(self) -> None:
+        """What was made of an embedding is not looked at again."""
         self._of = self._active = None
         self._made = {}
-        self._places.forget()
 
     def _alone(self, active: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
         return compute.linear(begin(self._session, Routes()), "alone", active, layer)
@@ -65,11 +75,11 @@ class Embeddings:
         """A step begins with a new embedding."""
         self._made = {}
         active = self._active = nn.functional.silu(emb)
-        self._of, self._version = emb, emb._version
+        self._of, self._version = emb, version_of(emb)
         layers = [layer for layer in self.layers if _fits(layer, emb)]
         if len(layers) < 2 or self._ready(layers):
             return
-        facts = [_facts(layer) for layer in layers]
+        facts = [self._facts(layer) for layer in layers]
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
         routes = self._places.of((*shaped, *laid(slots_of(layers))))
         calls = begin(self._session, routes, self._graphs)
@@ -79,6 +89,10 @@ class Embeddings:
             joint = calls.recorded(partial(_joint, layers), {"embedding": emb}, tuple(layers))
             parts = [*joint.split([layer.out_features for layer in layers], -1)]
         self._made = dict(zip(layers, zip(facts, parts, strict=True), strict=True))
+
+    def _facts(self, layer: nn.Linear) -> _Facts:
+        own = layer._parameters
+        return fact(own["weight"], self._told), fact(own["bias"], self._told)
 
 
 def _parts(layers: Sequence[nn.Linear], calls: Calls, active: torch.Tensor) -> list[torch.Tensor]:
@@ -101,8 +115,3 @@ def _fits(layer: nn.Linear, emb: torch.Tensor) -> bool:
     weight: Any = layer._parameters["weight"]
     same = weight.device == emb.device and weight.dtype == emb.dtype
     return same and weight.shape[1] == emb.shape[-1]
-
-
-def _facts(layer: nn.Linear) -> _Facts:
-    own = layer._parameters
-    return fact(own["weight"]), fact(own["bias"])

@@ -12,6 +12,18 @@ class Hook:
 
     hosts_own: tuple[str, ...] = ()
     """Python modules whose forwards, put into the classes of blocks, compute what those do."""
+    rests: bool = False
+    """Whether its UNets are at rest even in training mode, which it never leaves."""
+    tells: bool = False
+    """Whether it calls `UnetTakeover.weights_changed` whenever weights may have changed, and
+    `step_begins` before each step. So inference tensors, which count no changes, can be ours.
+    """
+    spares: bool = False
+    """Whether the module itself finishes a call at which ours ran out of memory."""
+
+    def serves(self) -> bool:
+        """Whether calls are to be ours now, in this thread. Asked first, before each block."""
+        return True
 
     @property
     def graphs(self) -> bool | None:

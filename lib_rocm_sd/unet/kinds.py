@@ -12,7 +12,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.watch import Watch
-from lib_rocm_sd.unet import blocks, read_diffusers, read_ldm
+from lib_rocm_sd.unet import blocks, read_comfy, read_diffusers, read_ldm
 from lib_rocm_sd.unet.parts import Parts, Transformer
 from lib_rocm_sd.unet.weights import Slots, obstacles, slots_of
 
@@ -83,11 +83,13 @@ _NAMES = {
 _BY_FAMILY: Mapping[str, tuple[Kind, ...]] = {
     "ldm": _kinds(read_ldm),
     "sgm": _kinds(read_ldm),
+    "comfy": _kinds(read_comfy),
     "diffusers": _kinds(read_diffusers),
 }
 _ENDS = {
     "ldm": ("input_blocks.0.0", "out"),
     "sgm": ("input_blocks.0.0", "out"),
+    "comfy": ("input_blocks.0.0", "out"),
     "diffusers": ("conv_in", "conv_norm_out", "conv_out"),
 }
 """Where a UNet's first and last layers are."""
@@ -126,7 +128,7 @@ def _known(module: nn.Module) -> tuple[Kind, str] | None:
     """Its kind and family, by its class or one that it is derived from."""
     for cls in type(module).__mro__:
         family = cls.__module__.partition(".")[0]
-        names = _NAMES.get("ldm" if family == "sgm" else family, ())
+        names = _NAMES.get("ldm" if family in ("sgm", "comfy") else family, ())
         if cls.__name__ in names:
             return _BY_FAMILY[family][names.index(cls.__name__)], family
     return None
@@ -145,12 +147,18 @@ def _at(model: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
-def read(module: nn.Module, kind: Kind, family: str, hosts_own: Iterable[str] = ()) -> Reading:
-    """`module` as it is now. `hosts_own`: see Findings."""
+def read(
+    module: nn.Module,
+    kind: Kind,
+    family: str,
+    hosts_own: Iterable[str] = (),
+    told: bool = False,
+) -> Reading:
+    """`module` as it is now. `hosts_own`: see Findings. `told`: see Hook.tells."""
     found = Findings(family, hosts_own)
     parts: Parts | None = kind.read(found, module)
     leaves = [] if parts is None else parts.leaves()
-    _check_parameters(found, leaves)
+    _check_parameters(found, leaves, told)
     modules = list(_seen(module, parts))
     watch = Watch(modules, found.watched)
     reasons = tuple(found.reasons)
@@ -174,7 +182,7 @@ def _seen(module: nn.Module, parts: Parts | None) -> Iterator[nn.Module]:
     return walk(module)
 
 
-def _check_parameters(found: Findings, leaves: Iterable[nn.Module]) -> None:
+def _check_parameters(found: Findings, leaves: Iterable[nn.Module], told: bool) -> None:
     """One half dtype, on one device; convolutions that can be laid anew."""
     dtypes, devices = set(), set()
     for leaf in leaves:
@@ -182,7 +190,7 @@ def _check_parameters(found: Findings, leaves: Iterable[nn.Module]) -> None:
             dtypes.add(parameter.dtype)
             devices.add(parameter.device)
         if isinstance(leaf, nn.Conv2d) and leaf.kernel_size != (1, 1):
-            for reason in obstacles(leaf.weight):
+            for reason in obstacles(leaf.weight, told):
                 found.add(reason)
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     if not dtypes <= set(HALVES) or len(dtypes) > 1:

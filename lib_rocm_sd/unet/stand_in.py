@@ -11,6 +11,7 @@ from torch.nn.modules import module as _of_all
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
@@ -72,11 +73,14 @@ class BlockStandIn(StandIn):
     def _read(self) -> Reading:
         """What calls lead to follows from it too, beside their facts."""
         self._places.forget()
-        return read(self.module, self.kind, self._family, self._hook.hosts_own)
+        hook = self._hook
+        return read(self.module, self.kind, self._family, hook.hosts_own, hook.tells)
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the module was read for, on an image or tokens like its weights."""
-        if self._barred or self.module.training:
+        if not self._hook.serves() or self._barred:
+            return None
+        if self.module.training and not self._hook.rests:
             return None
         reading = self.reading
         if reading.parts is None:
@@ -113,6 +117,14 @@ class BlockStandIn(StandIn):
         return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
 
     def serve(self, asked: Any) -> Any:
+        try:
+            return self._serve(asked)
+        except (RuntimeError, MemoryError) as error:
+            if not self._hook.spares or not is_out_of_memory(error):
+                raise
+        raise UnknownModuleError(("ours ran out of memory",))
+
+    def _serve(self, asked: Any) -> Any:
         reading, routes = self._reading, self._routes(asked)
         if not routes and self._means.weights.lay(reading.leaves):
             routes = self._routes(asked)

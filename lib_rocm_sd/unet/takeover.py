@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -42,14 +43,17 @@ class KindReport:
 
 
 class UnetTakeover:
-    """The blocks of one UNet, from `take_over` to `give_back`. See `take_over` below."""
+    """The blocks of one UNet, from `take_over` to `give_back`. See `take_over` below.
+
+    The models are held weakly, their blocks not.
+    """
 
     def __init__(self, models: Sequence[nn.Module], session: Session, hook: Hook) -> None:
-        self._models = tuple(models)
+        self._models = tuple(map(ref, models))
         self._session, self._hook = session, hook
-        self._weights = UnetWeights()
+        self._weights = UnetWeights(hook.tells)
         self.graphs = Graphs(session.report.event, hook.graphs)
-        self._embeddings = Embeddings(hook.ready, session, self.graphs)
+        self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
         self._means = Means(
             self._weights, hook.attention, self._embeddings, self.graphs, self._inner
         )
@@ -65,7 +69,8 @@ class UnetTakeover:
         """
         self._is_on = True
         self._elsewhere.clear()
-        found = [item for model in self._models for item in found_in(model)]
+        models = [model for model in (known() for known in self._models) if model is not None]
+        found = [item for model in models for item in found_in(model)]
         gone = set(self._stand_ins) - {module for module, _, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
@@ -99,6 +104,15 @@ class UnetTakeover:
     def _inner(self, module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
         stand_in = self._stand_ins.get(module)
         return None if stand_in is None else stand_in.inner(x, given)
+
+    def weights_changed(self) -> None:
+        """Other values may be in the parameters: forget what was made of them."""
+        self._weights.forget()
+        self._embeddings.forget()
+
+    def step_begins(self) -> None:
+        """The UNet is about to be called, with a new time embedding."""
+        self._embeddings.step_begins()
 
     @property
     def is_on(self) -> bool:
@@ -154,7 +168,8 @@ def take_over(
 ) -> UnetTakeover:
     """Compute the blocks of a UNet, or of several models, by our programs until `give_back()`.
 
-    Known are ldm's and sgm's UNetModel and diffusers' UNet2DConditionModel, in half precision.
+    Known are UNetModel of ldm, sgm and ComfyUI, and diffusers' UNet2DConditionModel, in half
+    precision.
     A block that is not known, or whose forward another has replaced, is left alone; so is a call
     that a block was not read for: with gradients, in training, of another dtype, traced.
     """

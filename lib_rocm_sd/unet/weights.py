@@ -35,9 +35,10 @@ class _Made:
 
 
 class UnetWeights:
-    """The convolutions of one UNet, ready to be computed with."""
+    """The convolutions of one UNet, ready to be computed with. `told`: see Hook.tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: bool = False) -> None:
+        self._told = told
         self._laid: dict[nn.Module, _Laid] = {}
         self._made: dict[nn.Module, _Made] = {}
 
@@ -49,7 +50,7 @@ class UnetWeights:
         """
         self.lay((conv,))
         added = None if shortcut is None else shortcut.bias
-        facts = (fact(conv.weight), fact(conv.bias), fact(added))
+        facts = tuple(fact(tensor, self._told) for tensor in (conv.weight, conv.bias, added))
         known = self._made.get(conv)
         if known is not None and known.facts == facts:
             return known.weights
@@ -99,7 +100,7 @@ class UnetWeights:
             if current is None or parameter is not current:
                 continue
             if current.is_contiguous(memory_format=torch.channels_last):
-                _restride(current, laid.strides)
+                restride(current, laid.strides)
         self._laid.clear()
 
     def _lay(self, conv: nn.Conv2d) -> None:
@@ -108,26 +109,27 @@ class UnetWeights:
         if known is not None:
             known.remove_hook()
         strides = weight.stride()
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(weight.is_inference()), torch.no_grad():
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         handle = conv._register_state_dict_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
         self._laid[conv] = _Laid(ref(weight), strides, handle.remove)
 
 
-def obstacles(parameter: torch.Tensor) -> list[str]:
-    """Why a convolution's weight cannot be laid anew in place."""
+def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
+    """Why a convolution's weight cannot be laid anew in place. `told`: see Hook.tells."""
     found = []
-    if parameter.is_inference():
+    if parameter.is_inference() and not told:
         found.append("its weights were made in inference mode")
-    elif parameter.device.type != "meta":
+    if parameter.device.type != "meta":
         values = parameter.numel() * parameter.element_size()
         if parameter.untyped_storage().nbytes() > values:
             found.append("its weights share their memory with others")
     return found
 
 
-def _restride(parameter: torch.Tensor, strides: tuple[int, ...]) -> None:
-    with torch.inference_mode(False), torch.no_grad():
+def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
+    """Lay a parameter anew in place: its values stay, and whether it is an inference tensor."""
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
         data = parameter.data
         again = torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
         parameter.data = again.copy_(data)
@@ -159,13 +161,21 @@ def laid(slots: Slots) -> tuple[Any, ...]:
     return (*[p.data_ptr() for p in own], *[p.dtype for p in own])
 
 
-def fact(tensor: torch.Tensor | None) -> _Fact:
-    """Two are equal only if the tensor is the same and has not changed."""
+def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
+    """Two are equal only if the tensor is the same and has not changed: if it is an inference
+    tensor, as far as is `told` (see Hook.tells).
+    """
     if tensor is None:
         return ()
-    if tensor.is_inference():
+    version = version_of(tensor)
+    if version is None and not told:
         return (object(),)
-    return (id(tensor), tensor._version, tensor.data_ptr(), tensor.dtype)
+    return (id(tensor), version, tensor.data_ptr(), tensor.dtype)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often it was changed; None for an inference tensor, which does not count it."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _tensors_of(weights: ConvWeights) -> list[torch.Tensor]:

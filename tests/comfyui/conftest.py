@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts.comfyui import everywhere
+from lib_rocm_sd.hosts.comfyui import everywhere, unet
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from tests.comfyui.play import Engine, play
+from tests.comfyui.unet_steps import model_of
 
 DOUBLE = Path(__file__).parent / "double"
 MODULES = {
@@ -24,6 +25,9 @@ MODULES = {
     "sd": "comfy.sd",
     "base": "comfy.model_base",
     "patcher": "comfy.model_patcher",
+    "unet": "comfy.ldm.modules.diffusionmodules.openaimodel",
+    "ops": "comfy.ops",
+    "extension": "comfy.patcher_extension",
 }
 
 
@@ -49,6 +53,18 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def card(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The CPU is a card of ours."""
     return play(monkeypatch.setattr)
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU may compute a UNet's blocks, by torch's own operations."""
+    monkeypatch.setattr(unet, "unusable", lambda device: [])
+
+
+@pytest.fixture
+def model(comfy: Any) -> Any:
+    """One whose diffusion_model is a UNet."""
+    return model_of(comfy)
 
 
 def left() -> dict[str, int]:

@@ -11,8 +11,9 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.hosts.comfyui import attention, coder
+from lib_rocm_sd.hosts.comfyui import attention, coder, unet
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.unet import kinds, stand_in
 
 CARD = DeviceInfo(0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", by_gfx("gfx1100"))
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -40,13 +41,15 @@ class Engine:
 
 
 def play(put: Callable[[Any, str, Any], Any]) -> Engine:
-    """The CPU is a card of ours, for attention by `Engine`, for the VAE by torch's convolutions.
-    `put` sets attributes.
+    """The CPU is a card of ours, for attention by `Engine`, for the VAE and the UNet's blocks by
+    torch's operations. `put` sets attributes.
     """
     made = Engine()
     for module in (attention, coder):
         put(module, "identify", lambda device: CARD)
+    for module in (attention, coder, kinds, stand_in):
         put(module, "HALVES", FLOATS)
+    put(unet, "unusable", lambda device: [])
     put(attention, "engine", made)
     put(coder, "usable", lambda device: [])
     return made

@@ -217,7 +217,7 @@ def test_float32_is_comfyuis(vae: Any, card: Engine, monkeypatch: pytest.MonkeyP
 
 CHANGES: dict[str, Any] = {
     "brings its weights from elsewhere": lambda conv: setattr(conv, "comfy_cast_weights", True),
-    "has its weights changed": lambda conv: setattr(conv, "weight_function", [print]),
+    "has its weights changed": lambda conv: setattr(conv, "weight_function", [torch.clone]),
     "conv_in.forward has been replaced": lambda conv: setattr(conv, "forward", lambda x: x),
 }
 

@@ -22,6 +22,7 @@ OWN = {
     "a smaller model": (
         "comfy/sd.py::WIDTHS",
         "comfy/model_base.py::BaseModel.__init__",
+        "comfy/ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
     ),
 }
 """What the double has for itself, beside names with an underscore."""
@@ -51,16 +52,18 @@ WITHOUT_NODES: dict[str, Any] = {
     "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
     "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "test"}},
 }
+AGAIN = {"class_type": "RocmSdStatus", "inputs": {}}
+"""Makes a workflow another one, which is not taken from the server's cache as a whole."""
 STATUS = {"12": {"class_type": "RocmSdStatus", "inputs": {"after": ["6", 0]}}}
 
 
-def with_nodes(mode: str) -> dict[str, Any]:
+def with_nodes(mode: str, unet: str = "Off") -> dict[str, Any]:
     """The same workflow through our nodes, and the status after it."""
     switches: dict[str, Any] = {"level": "Auto", "budget_mib": 0, "decode": True, "encode": True}
     made = {key: {**node, "inputs": dict(node["inputs"])} for key, node in WITHOUT_NODES.items()}
     made["10"] = {
         "class_type": "RocmSdModel",
-        "inputs": {"model": ["1", 0], "level": "Auto", "attention": True},
+        "inputs": {"model": ["1", 0], "level": "Auto", "attention": True, "unet": unet},
     }
     made["11"] = {"class_type": "RocmSdVae", "inputs": {"vae": ["1", 2], "mode": mode, **switches}}
     made["3"]["inputs"]["model"] = ["10", 0]
@@ -115,13 +118,36 @@ def test_installed_it_changes_nothing(installed: Server, without: bytes) -> None
 def test_without_a_card_the_nodes_change_nothing_and_say_why(
     installed: Server, without: bytes, mode: str
 ) -> None:
-    made = installed.make(with_nodes(mode))
+    made = installed.make(with_nodes(mode, "Auto"))
     assert made.picture == without
     said = made.texts["12"]
     assert said.startswith("Not active: no supported GPU (this is the CPU)")
-    for part in ("attention", "VAE decode", "VAE encode"):
+    for part in ("attention", "UNet", "VAE decode", "VAE encode"):
         assert f"ComfyUI's own: {part}, " in said
     assert "Ours: " not in said
+
+
+def test_the_speed_test_gives_its_result_and_says_what_did_not_run(installed: Server) -> None:
+    made = installed.make(
+        {
+            "1": WITHOUT_NODES["1"],
+            "2": {
+                "class_type": "RocmSdSpeedTest",
+                "inputs": {
+                    **{"preset": "quick", "level": "Auto"},
+                    **{"model": ["1", 0], "vae": ["1", 2]},
+                },
+            },
+            "3": {
+                "class_type": "SaveImage",
+                "inputs": {"images": ["2", 0], "filename_prefix": "speed"},
+            },
+        }
+    )
+    said = made.texts["2"]
+    for part in ("**attention**", "**vae**", "**step**", "ComfyUI's current", "no GPU"):
+        assert part in said.replace("&#39;", "'")
+    assert made.picture.startswith(b"\x89PNG")
 
 
 def test_the_start_option_changes_nothing_without_a_card(
@@ -136,14 +162,19 @@ def test_the_start_option_changes_nothing_without_a_card(
 def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
     checkout: Path, python: str, tmp_path: Path, without: bytes
 ) -> None:
-    """Attention in float64, the VAE by our program with torch's convolutions: off by rounding."""
+    """Attention in float64, the VAE and the UNet by our programs with torch's operations: off by
+    rounding. Once the UNet's blocks are not asked for, nothing of them is left.
+    """
     with running(checkout, python, tmp_path / "card", ROCM_SD_PLAY="1") as server:
-        made = [server.make(with_nodes(mode)) for mode in ("Auto", "Always banded")]
-        own = server.make(WITHOUT_NODES).picture
+        ways = (("Auto", "Off"), ("Always banded", "Off"), ("Auto", "Auto"))
+        made = [server.make(with_nodes(*way)) for way in ways]
+        own = server.make({**WITHOUT_NODES, "8": AGAIN}).picture
     assert own == without
-    said = made[1].texts["12"]
-    for part in ("attention", "VAE decode", "VAE encode"):
+    assert "Ours: UNet, " not in made[1].texts["12"]
+    said = made[2].texts["12"]
+    for part in ("attention", "UNet", "VAE decode", "VAE encode"):
         assert f"Ours: {part}, " in said
+    assert "UNet, transformer blocks: 7 of 7 are ours" in said
     assert "ComfyUI's own: " not in said
     for each in made:
         assert largest_difference(each.picture, without) <= 1

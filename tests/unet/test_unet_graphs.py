@@ -87,9 +87,9 @@ def test_settings_that_change_are_read(unet: Any, inputs: Any, desk: Desk, recor
             module.heads, module.scale = 2 * module.heads, module.scale * 2**0.5
     made = steps(unet, inputs)
     assert not torch.equal(made[3], before[3])
-    fresh = take_over(copy.deepcopy(unet), Session.of("Auto", report=Report()))
-    assert fresh.report() != []
-    assert same(steps(fresh._models[0], inputs), made)
+    copied = copy.deepcopy(unet)
+    assert take_over(copied, Session.of("Auto", report=Report())).report() != []
+    assert same(steps(copied, inputs), made)
 
 
 def test_a_block_with_a_hook_is_called(unet: Any, inputs: Any, desk: Desk) -> None:

@@ -14,6 +14,7 @@ from lib_rocm_sd.policy import AUTO, LEVELS
 CATEGORY = "ROCm SD"
 MODES = {"Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.policy calls them."""
+UNET_MODES = {"Off": False, "Auto": True}
 MOST_MIB = 1 << 20
 Inputs = dict[str, dict[str, Any]]
 
@@ -35,12 +36,18 @@ _LEVEL = (list(LEVELS), {"default": AUTO.name})
 
 
 class RocmSdModel:
-    """MODEL in, a clone out whose attention is ours."""
+    """MODEL in, a clone out whose attention is ours, and its UNet's blocks where asked for.
+
+    `unet` is optional, so that workflows of before it was there stay valid.
+    """
 
     CATEGORY = CATEGORY
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "run"
-    DESCRIPTION = "Attention of this model by ROCm SD's kernels; ComfyUI's own where they cannot."
+    DESCRIPTION = (
+        "Attention of this model by ROCm SD's kernels, and the blocks of a UNet if asked for; "
+        "ComfyUI's own where they cannot."
+    )
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
@@ -49,13 +56,14 @@ class RocmSdModel:
                 "model": ("MODEL",),
                 "level": _LEVEL,
                 "attention": ("BOOLEAN", {"default": True}),
-            }
+            },
+            "optional": {"unet": (list(UNET_MODES), {"default": "Off"})},
         }
 
-    def run(self, model: Any, level: str, attention: bool) -> tuple[Any]:
+    def run(self, model: Any, level: str, attention: bool, unet: str = "Off") -> tuple[Any]:
         from lib_rocm_sd.hosts.comfyui.model import optimized
 
-        return (optimized(model, level, attention),)
+        return (optimized(model, level, attention, UNET_MODES[unet]),)
 
 
 class RocmSdVae:
@@ -115,15 +123,45 @@ class RocmSdStatus:
         return {"ui": {"text": [said]}, "result": (said,)}
 
 
+class RocmSdSpeedTest:
+    """Times of attention, and of what is connected: the VAE's decoder, a step of the model."""
+
+    CATEGORY = CATEGORY
+    RETURN_TYPES = ("IMAGE", "STRING", "STRING")
+    RETURN_NAMES = ("plot", "json", "markdown")
+    FUNCTION = "run"
+    OUTPUT_NODE = True
+    DESCRIPTION = "How fast ROCm SD is on this card, beside ComfyUI's own and other methods."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {
+            "required": {"preset": (["quick", "standard"], {"default": "quick"}), "level": _LEVEL},
+            "optional": {"model": ("MODEL",), "vae": ("VAE",)},
+        }
+
+    @classmethod
+    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
+        return float("nan")
+
+    def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:
+        from lib_rocm_sd.hosts.comfyui import speed_node
+
+        plot, content, text = speed_node.run(preset, level, model, vae)
+        return {"ui": {"text": [text]}, "result": (plot, content, text)}
+
+
 CLASSES: dict[str, type] = {
     "RocmSdModel": RocmSdModel,
     "RocmSdVae": RocmSdVae,
     "RocmSdStatus": RocmSdStatus,
+    "RocmSdSpeedTest": RocmSdSpeedTest,
 }
 NAMES = {
     "RocmSdModel": "ROCm SD Optimization",
     "RocmSdVae": "ROCm SD VAE",
     "RocmSdStatus": "ROCm SD status",
+    "RocmSdSpeedTest": "ROCm SD speed test",
 }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui import host, unet
 from lib_rocm_sd.hosts.comfyui.coder import usable
 from lib_rocm_sd.hosts.comfyui.tally import LEFT, tally
 from lib_rocm_sd.report import report
-from lib_rocm_sd.ui.rows import counted, rows_of
+from lib_rocm_sd.ui.rows import counted, of_blocks, rows_of
+from lib_rocm_sd.ui.status import StatusRow
 
 OTHERWISE = "ComfyUI computes everything by itself"
 
@@ -30,8 +31,9 @@ def _lines() -> list[str]:
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
     for rows in rows_of(report.snapshot()).values():
         for row in rows:
-            lines.append(f"{row.operation}: {row.runs}")
-            lines += [f"  not {reason}" for reason in row.why]
+            lines += _said(row, "not ")
+    for of in unet.rows():
+        lines += _said(of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}))
     lines += [f"Ours: {what}, {counted(count, 'call')}" for what, count in tally.ours.items()]
     lines += [
         f"ComfyUI's own: {what}, {counted(count, 'call')}: {reason}"
@@ -40,3 +42,7 @@ def _lines() -> list[str]:
     events = report.snapshot()["events"]
     lines += [f"Event: {message}" for message in events if not message.startswith(LEFT)]
     return lines
+
+
+def _said(row: StatusRow, before: str = "") -> list[str]:
+    return [f"{row.operation}: {row.runs}", *(f"  {before}{reason}" for reason in row.why)]

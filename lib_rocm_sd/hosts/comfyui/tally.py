@@ -7,7 +7,7 @@ from collections import Counter
 
 from lib_rocm_sd.report import Report, report
 
-ATTENTION = "attention"
+ATTENTION, UNET = "attention", "UNet"
 LEFT = "left to ComfyUI's own code: "
 """How the report's events about calls begin."""
 

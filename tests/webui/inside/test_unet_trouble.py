@@ -185,7 +185,7 @@ def test_what_could_not_be_given_back_is_given_back_later(
     before = bytes_of(webui)
     webui.txt2img(*AUTO)
     weights = webui.library("unet.weights")
-    whole, calls = weights._restride, []
+    whole, calls = weights.restride, []
 
     def fails(*args: Any) -> None:
         calls.append(1)
@@ -193,7 +193,7 @@ def test_what_could_not_be_given_back_is_given_back_later(
             raise torch.cuda.OutOfMemoryError("planted")
         whole(*args)
 
-    monkeypatch.setattr(weights, "_restride", fails)
+    monkeypatch.setattr(weights, "restride", fails)
     webui.txt2img(False)
     assert untouched(webui) and bytes_of(webui) == before
     assert not session_of(webui).trouble

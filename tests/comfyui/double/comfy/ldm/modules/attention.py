@@ -59,10 +59,12 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads, self.attn_precision = heads, attn_precision
         width, other = heads * dim_head, context_dim or query_dim
-        self.to_q = operations.Linear(query_dim, width, bias=False)
-        self.to_k = operations.Linear(other, width, bias=False)
-        self.to_v = operations.Linear(other, width, bias=False)
-        self.to_out = nn.Sequential(operations.Linear(width, query_dim), nn.Dropout(dropout))
+        made = {"dtype": dtype, "device": device}
+        self.to_q = operations.Linear(query_dim, width, bias=False, **made)
+        self.to_k = operations.Linear(other, width, bias=False, **made)
+        self.to_v = operations.Linear(other, width, bias=False, **made)
+        last = operations.Linear(width, query_dim, **made)
+        self.to_out = nn.Sequential(last, nn.Dropout(dropout))
 
     def forward(self, x, context=None, value=None, mask=None, transformer_options={}):  # noqa: B006
         context = x if context is None else context
@@ -75,3 +77,142 @@ class CrossAttention(nn.Module):
         if mask is not None:
             options["mask"] = mask
         return self.to_out(optimized_attention(q, k, v, self.heads, **options))
+
+
+class GEGLU(nn.Module):
+    def __init__(self, dim_in, dim_out, dtype=None, device=None, operations=ops):
+        super().__init__()
+        self.proj = operations.Linear(dim_in, 2 * dim_out, dtype=dtype, device=device)
+
+    def forward(self, x):
+        first, second = self.proj(x).chunk(2, -1)
+        return first * F.gelu(second)
+
+
+class FeedForward(nn.Module):
+    def __init__(
+        self,
+        dim,
+        dim_out=None,
+        mult=4,
+        glu=False,
+        dropout=0.0,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        layer = operations.Linear(mult * dim, dim_out or dim, dtype=dtype, device=device)
+        gated = GEGLU(dim, mult * dim, dtype, device, operations)
+        self.net = nn.Sequential(gated, nn.Dropout(dropout), layer)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class BasicTransformerBlock(nn.Module):
+    """The real one has a patch before, instead of and after each attention; here some of them."""
+
+    def __init__(
+        self,
+        dim,
+        n_heads,
+        d_head,
+        dropout=0.0,
+        context_dim=None,
+        gated_ff=True,
+        checkpoint=True,
+        ff_in=False,
+        inner_dim=None,
+        disable_self_attn=False,
+        disable_temporal_crossattention=False,
+        switch_temporal_ca_to_sa=False,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        made = {"dtype": dtype, "device": device, "operations": operations}
+        self.ff_in, self.is_res, self.disable_self_attn = False, True, disable_self_attn
+        self.switch_temporal_ca_to_sa = switch_temporal_ca_to_sa
+        self.n_heads, self.d_head = n_heads, d_head
+        self.attn1 = CrossAttention(dim, None, n_heads, d_head, **made)
+        self.ff = FeedForward(dim, glu=gated_ff, **made)
+        self.attn2 = CrossAttention(dim, context_dim, n_heads, d_head, **made)
+        self.norm2, self.norm1, self.norm3 = (
+            operations.LayerNorm(dim, dtype=dtype, device=device) for _ in range(3)
+        )
+
+    def forward(self, x, context=None, transformer_options={}):  # noqa: B006
+        patches = transformer_options.get("patches", {})
+        normed, given, value = self.norm1(x), None, None
+        if "attn1_patch" in patches:
+            given = value = normed
+        for patch in patches.get("attn1_patch", []):
+            normed, given, value = patch(normed, given, value, transformer_options)
+        x = x + self._attend("attn1", normed, given, value, transformer_options)
+        for patch in patches.get("middle_patch", []):
+            x = patch(x, transformer_options)
+        made = self._attend("attn2", self.norm2(x), context, None, transformer_options)
+        for patch in patches.get("attn2_output_patch", []):
+            made = patch(made, transformer_options)
+        x = x + made
+        return x + self.ff(self.norm3(x))
+
+    def _attend(self, name, x, context, value, options):
+        module, place = getattr(self, name), options.get("block")
+        replaced = options.get("patches_replace", {}).get(name, {})
+        patch = place and (replaced.get((*place, options["block_index"])) or replaced.get(place))
+        if not patch:
+            return module(x, context=context, value=value, transformer_options=options)
+        value = context if value is None else value
+        q, k, v = module.to_q(x), module.to_k(context), module.to_v(value)
+        return module.to_out(patch(q, k, v, {**options, "n_heads": self.n_heads}))
+
+
+class SpatialTransformer(nn.Module):
+    def __init__(
+        self,
+        in_channels,
+        n_heads,
+        d_head,
+        depth=1,
+        dropout=0.0,
+        context_dim=None,
+        disable_self_attn=False,
+        use_linear=False,
+        use_checkpoint=True,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        made = {"dtype": dtype, "device": device}
+        self.in_channels, self.use_linear = in_channels, use_linear
+        self.norm = operations.GroupNorm(8, in_channels, 1e-6, **made)
+        inner, layer = n_heads * d_head, operations.Linear if use_linear else operations.Conv2d
+        size = {} if use_linear else {"kernel_size": 1}
+        self.proj_in = layer(in_channels, inner, **size, **made)
+        self.transformer_blocks = nn.ModuleList(
+            BasicTransformerBlock(
+                inner, n_heads, d_head, context_dim=context_dim, operations=operations, **made
+            )
+            for _ in range(depth)
+        )
+        self.proj_out = layer(inner, in_channels, **size, **made)
+
+    def forward(self, x, context=None, transformer_options={}):  # noqa: B006
+        height, width = x.shape[2:]
+        transformer_options["activations_shape"] = list(x.shape)
+        h = self.norm(x)
+        h = h if self.use_linear else self.proj_in(h)
+        h = h.flatten(2).mT.contiguous()
+        h = self.proj_in(h) if self.use_linear else h
+        for index, block in enumerate(self.transformer_blocks):
+            transformer_options["block_index"] = index
+            h = block(h, context=context, transformer_options=transformer_options)
+        h = self.proj_out(h) if self.use_linear else h
+        h = h.mT.unflatten(2, (height, width)).contiguous()
+        return x + (h if self.use_linear else self.proj_out(h))

@@ -1,0 +1,213 @@
+"""The speed test of the model and the VAE that are given to its node.
+
+The node waits for it, so ComfyUI does nothing else meanwhile. Whole pictures are not made: a step
+of the model is called as samplers call it. Read in Comfy-Org/ComfyUI a125cd84 (0.3.64):
+comfy/model_base.py, comfy/model_management.py, comfy/ldm/modules/attention.py, folder_paths.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
+from lib_rocm_sd.hosts.comfyui.model import OPTIONS, optimized
+from lib_rocm_sd.hosts.comfyui.vae import given
+from lib_rocm_sd.runtime import background
+from lib_rocm_sd.speedtest import result
+from lib_rocm_sd.speedtest.request import Request
+from lib_rocm_sd.speedtest.result import Document
+from lib_rocm_sd.speedtest.session import session as speed
+from lib_rocm_sd.speedtest.side import Attention, Denoiser, Picture
+
+FOLDER = "rocm-sd-speed-test"
+BATCH, TOKENS, FACTOR = 2, 77, 8
+"""The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""
+TIME = 500.0
+POLL_S, READY_S = 0.2, 600.0
+PARTS_OF_PROGRESS = 100
+
+
+class Comfy:
+    """The HostSide of one node's inputs; `model` a ModelPatcher, `vae` a comfy.sd.VAE, or None."""
+
+    host_name = "ComfyUI"
+
+    def __init__(self, model: Any, vae: Any, level: str) -> None:
+        self._model, self._vae, self._level = model, vae, level
+
+    @property
+    def device(self) -> torch.device:
+        return host.device()
+
+    @property
+    def session(self) -> Session:
+        return sessions.of(self._level)
+
+    def busy(self) -> str:
+        return "kernels are being compiled or tried; run it again later" if at_work() else ""
+
+    def queue(self) -> AbstractContextManager[Any]:
+        """The node is ComfyUI's work at the moment."""
+        return nullcontext()
+
+    def attention_methods(self) -> dict[str, Attention]:
+        """What ComfyUI was started with."""
+        theirs = host.attribute("comfy.ldm.modules.attention", "optimized_attention")
+        if not callable(theirs):
+            return {}
+
+        def method(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            apart = (t.transpose(1, 2) for t in (q, k, v))
+            return theirs(*apart, q.shape[2], skip_reshape=True)
+
+        return {getattr(theirs, "__name__", "its own"): method}
+
+    def vae(self) -> Any:
+        decoder = getattr(given(getattr(self._vae, "first_stage_model", None)), "decoder", None)
+        return decoder if isinstance(decoder, nn.Module) else None
+
+    def unet(self) -> Denoiser | None:
+        model = getattr(self._model, "model", None)
+        why = unet.obstacle(getattr(model, "diffusion_model", None))
+        if model is None or why:
+            raise ValueError(why or "no model is given")
+        return denoiser(self._model, self.device, self._level)
+
+    def image(
+        self,
+        steps: int,
+        size: int,
+        enabled: bool,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+        unet: bool = False,
+    ) -> Picture:
+        raise ValueError("whole pictures are made by workflows")
+
+    def output_directory(self) -> Path | None:
+        asked = host.attribute("folder_paths", "get_output_directory")
+        return Path(asked()) / FOLDER if callable(asked) else None
+
+    def load(self) -> None:
+        """Have ComfyUI bring both to the device."""
+        patchers = [getattr(self._vae, "patcher", None), self._model]
+        found = [patcher for patcher in patchers if patcher is not None]
+        loads = host.attribute("comfy.model_management", "load_models_gpu")
+        if found and callable(loads):
+            loads(found)
+
+
+def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
+    """A step of `BaseModel.apply_model` by the model's options, without ours and with them."""
+    model, dtype = patcher.model, next(patcher.model.diffusion_model.parameters()).dtype
+    ours, theirs = (
+        optimized(patcher, level, attention=on, unet=on).model_options[OPTIONS]
+        for on in (True, False)
+    )
+    wanted = [theirs]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            return model.apply_model(*args, transformer_options=dict(wanted[0]), **kwargs)
+
+    @contextmanager
+    def with_options(options: Any) -> Iterator[None]:
+        wanted[0] = options
+        try:
+            yield
+        finally:
+            wanted[0] = theirs
+
+    @contextmanager
+    def with_ours() -> Iterator[None]:
+        why = "; ".join(unet.unusable(device))
+        if why:
+            raise ValueError(f"the UNet's blocks are not ours: {why}")
+        with with_options(ours):
+            yield
+
+    return Denoiser(
+        call,
+        lambda size: arguments(model, device, size),
+        lambda: with_options(theirs),
+        with_ours,
+        str(dtype).removeprefix("torch."),
+    )
+
+
+def arguments(
+    model: Any, device: torch.device, size: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of a step amid sampling, from a seed. ValueError where it is not known how it is called."""
+    generator = torch.Generator("cpu").manual_seed(size)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    cross = next(
+        (m for name, m in model.diffusion_model.named_modules() if name.endswith("attn2")), None
+    )
+    first = next((m for m in model.diffusion_model.modules() if isinstance(m, nn.Conv2d)), None)
+    width = getattr(getattr(cross, "to_k", None), "in_features", None)
+    if first is None or width is None:
+        raise ValueError("it is not known how this model is called")
+    side, own = -(-size // FACTOR), 4
+    sigma = model.model_sampling.sigma(torch.tensor([TIME])).to(device).float().expand(BATCH)
+    more: dict[str, Any] = {"c_crossattn": draw(BATCH, TOKENS, width)}
+    if first.in_channels > own:
+        more["c_concat"] = draw(BATCH, first.in_channels - own, side, side)
+    if getattr(model, "adm_channels", 0):
+        more["y"] = draw(BATCH, model.adm_channels)
+    return (draw(BATCH, own, side, side) * sigma.view(-1, 1, 1, 1), sigma), more
+
+
+def at_work() -> bool:
+    """Whether kernels are compiled, or tried by children, which takes the card's time."""
+    state = getattr(engine.gate, "state", None)
+    return background.state().running or bool(state is not None and state().running)
+
+
+def run(model: Any, vae: Any, level: str, preset: str) -> Document:
+    """A whole test, shown on the node. Raises what ComfyUI raises once the user presses Cancel;
+    ValueError or Busy with a reason.
+    """
+    side = Comfy(model, vae, level)
+    parts = ("attention", *(["vae"] if vae is not None else []), *(["step"] if model else []))
+    side.load()
+    _get_ready(side.device)
+    ident = speed.start(Request(parts, preset), side)
+    show = host.progress_bar()
+    try:
+        while not speed.wait(POLL_S):
+            show(round(PARTS_OF_PROGRESS * speed.progress().fraction), PARTS_OF_PROGRESS)
+            host.stop_if_interrupted()
+    except host.Cancelled as cancelled:
+        raise cancelled.error from None
+    finally:
+        speed.cancel()
+        speed.wait()
+    content = speed.result(ident)
+    assert content is not None
+    return result.of(content)
+
+
+def _get_ready(device: torch.device) -> None:
+    """Wait until nothing is compiled or tried any more."""
+    if identify(device).reasons:
+        return
+    end = time.monotonic() + READY_S
+    for begin in (coder.usable, unet.unusable):
+        begin(device)
+        while at_work() and time.monotonic() < end:
+            host.stop_if_interrupted()
+            time.sleep(POLL_S)

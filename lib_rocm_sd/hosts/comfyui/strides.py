@@ -1,0 +1,48 @@
+"""How a UNet's convolution weights lay before ours ran, and that they do so again afterwards.
+
+Beside what a take-over itself gives back: ComfyUI replaces parameters when it merges a LoRA into
+them, keeps those that were there as a backup, and puts them back later. Read in Comfy-Org/ComfyUI
+a125cd84 (0.3.64): comfy/model_patcher.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.unet.weights import restride
+
+
+class Strides:
+    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first."""
+
+    def __init__(self, model: Any, unet: nn.Module) -> None:
+        self._model = ref(model)
+        self._plain = [module for module in unet.modules() if _is_plain(module)]
+
+    def give_back(self) -> None:
+        for weight in (*(conv._parameters.get("weight") for conv in self._plain), *self._kept()):
+            if isinstance(weight, torch.Tensor) and weight.ndim == 4 and not weight.is_contiguous():
+                shape = torch.empty(weight.shape, device="meta")
+                restride(weight, shape.stride())
+
+    def _kept(self) -> Iterator[Any]:
+        """The backups of these weights, which all clones of a model share."""
+        model = self._model()
+        backup = getattr(getattr(model, "current_patcher", None), "backup", None) or {}
+        if model is None or not backup:
+            return
+        plain = set(self._plain)
+        names = {name for name, module in model.named_modules() if module in plain}
+        for key, kept in backup.items():
+            if key.removesuffix(".weight") in names:
+                yield getattr(kept, "weight", None)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return isinstance(module, nn.Conv2d) and weight is not None and weight.is_contiguous()

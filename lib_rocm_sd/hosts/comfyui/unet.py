@@ -1,0 +1,242 @@
+"""A model's UNet blocks: ours in the calls of one model's clone, ComfyUI's in all others.
+
+All clones share one nn.Module. What makes a call ours is in the clone's options: a wrapper around
+`BaseModel.apply_model`, which says so for its thread while the call runs. Blocks stay taken over
+between calls, for weights of convolutions are laid anew. The first call without the wrapper finds
+its blocks in the modules' places, and gives all of it back before anything is computed.
+
+Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_base.py, comfy/model_patcher.py,
+comfy/patcher_extension.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import gate, trouble
+from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
+from lib_rocm_sd.hosts.comfyui.strides import Strides
+from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.unet import read_comfy
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
+
+PART = "UNet"
+"""Of the report's rows, as attention's in the WebUI."""
+BLOCKS = "UNet, transformer blocks"
+NAME = "UNetModel"
+HOME = "comfy.ldm.modules.diffusionmodules.openaimodel"
+COMPILED = "torch.compile"
+"""As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
+PLACE = 5
+"""Of `transformer_options` among apply_model's arguments."""
+
+_lock = threading.RLock()
+_known: WeakKeyDictionary[nn.Module, Blocks] = WeakKeyDictionary()
+_here = threading.local()
+_last: list[ref[Blocks]] = []
+"""Whose blocks were ours last."""
+
+
+class ModelCall:
+    """A wrapper of `BaseModel.apply_model`: the UNet's blocks are ours while it runs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
+        return self
+
+    def __copy__(self) -> ModelCall:
+        return self
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            blocks = self._begun(executor.class_obj, args, kwargs)
+        except Exception as error:
+            tally.leave(UNET, f"ours failed: {trouble.once(error)}")
+            blocks = None
+        if blocks is None:
+            return executor(*args, **kwargs)
+        with blocks.serving():
+            made = executor(*args, **kwargs)
+        tally.served(UNET)
+        return made
+
+    def _begun(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Blocks | None:
+        options = (args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")) or {}
+        unet: Any = getattr(model, "diffusion_model", None)
+        why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
+        if why:
+            tally.leave(UNET, why)
+            return None
+        with _lock:
+            blocks = _known.get(unet)
+            if blocks is None:
+                blocks = _known[unet] = Blocks(unet)
+            blocks.begin(model, options, self.session)
+            _last[:] = [ref(blocks)]
+        return blocks
+
+
+class Blocks:
+    """Those of one UNet, which is not held."""
+
+    def __init__(self, unet: nn.Module) -> None:
+        self._unet = ref(unet)
+        self._taken: UnetTakeover | None = None
+        self._by: Session | None = None
+        self._strides: Strides | None = None
+        self._weights: Any = None
+        self._run: Any = None
+        self._calls = 0
+        self.attends = ""
+        """Why attention in blocks is called as it is; empty where it is ours."""
+        self.rows: tuple[KindReport, ...] = ()
+        """As they were when they were last ours."""
+
+    def begin(self, model: Any, options: Mapping[str, Any], session: Session) -> None:
+        """The UNet is about to be called for a model, by its options."""
+        unet, run = self._unet(), options.get("sample_sigmas")
+        assert unet is not None
+        if self._taken is not None and self._by is not session:
+            self.give_back()
+        if self._taken is None:
+            self._strides = Strides(model, unet)
+            self._taken = UnetTakeover([unet], session.of_part(PART), ComfyHook(self))
+            self._by, self._run = session, run
+            self._taken.take_over()
+        elif run is None or run is not self._run:  # what failed in the last one is tried again
+            self._taken.take_over(anew=False)
+            self._run = run
+        weights = weights_of(model)
+        if weights is None or weights != self._weights:
+            self._taken.weights_changed()
+        self._weights = weights
+        self._taken.step_begins()
+        self._look_at(options)
+
+    def _look_at(self, options: Mapping[str, Any]) -> None:
+        self.attends = "" if isinstance(options.get(KEY), Override) else "attention is ComfyUI's"
+        patches = read_comfy.patches_of(options)
+        if patches:
+            tally.leave(BLOCKS, f"{', '.join(patches)} of this model")
+        replaced = [k for k in read_comfy.REPLACED if options.get("patches_replace", {}).get(k)]
+        if replaced:
+            tally.leave(BLOCKS, f"where {', '.join(replaced)} is replaced in this model")
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Calls of blocks are ours in this thread."""
+        before = getattr(_here, "blocks", None)
+        with _lock:
+            self._calls += 1
+        _here.blocks = self
+        try:
+            yield
+        finally:
+            _here.blocks = before
+            with _lock:
+                self._calls -= 1
+
+    def serves(self) -> bool:
+        """Whether a block is asked amid a call of ours. If not, all is given back, unless such a
+        call runs in another thread.
+        """
+        if getattr(_here, "blocks", None) is self:
+            return True
+        with _lock:
+            if not self._calls:
+                self.give_back()
+        return False
+
+    def give_back(self) -> None:
+        """Leave the UNet as it is without us. Never raises."""
+        self.look()
+        held, self._taken, self._strides = (self._taken, self._strides), None, None
+        self._by = self._weights = self._run = None
+        for each in held:
+            try:
+                if each is not None:
+                    each.give_back()
+            except Exception as error:  # short of memory: the values are right all the same
+                tally.leave(UNET, f"its weights lie otherwise than before: {trouble.once(error)}")
+
+    def look(self) -> tuple[KindReport, ...]:
+        """The blocks as they are now, or were last."""
+        if self._taken is not None and self._taken.is_on:
+            self.rows = tuple(self._taken.report())
+        return self.rows
+
+
+class ComfyHook(Hook):
+    """ComfyUI computes under inference mode, with models that it never sets to evaluation."""
+
+    rests = tells = spares = True
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+
+    def serves(self) -> bool:
+        return self._blocks.serves()
+
+    def attention(self, module: nn.Module) -> str:
+        return self._blocks.attends
+
+
+def obstacle(unet: Any) -> str:
+    """Why no block of this model can be taken over; empty where some can."""
+    cls = type(unet)
+    if cls.__name__ == NAME and cls.__module__ == HOME:
+        return ""
+    return f"this model is {cls.__name__} of {cls.__module__}, not a UNet"
+
+
+def compiled(options: Mapping[str, Any]) -> str:
+    """Why blocks are not called one by one, where torch.compile has made one program of them."""
+    wrappers = options.get("wrappers", {})
+    names = {name for named in wrappers.values() for name in named}
+    return f"{COMPILED} computes this model" if COMPILED in names else ""
+
+
+def unusable(device: torch.device) -> list[str]:
+    """Why our kernels cannot compute blocks on a device; starts to compile and try at the first
+    use.
+    """
+    unfit = list(identify(device).reasons)
+    if unfit:
+        return unfit
+    if engine.gate is None:
+        gate.begin(host.say)
+    known = engine.known(device, LAYER_NORM)
+    return engine.usable(device, LAYER_NORM) if known is None else known
+
+
+def weights_of(model: Any) -> Any:
+    """Equal only while ComfyUI has put no other values into the weights; None where it might."""
+    patcher = getattr(model, "current_patcher", None)
+    if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
+        return None
+    names = ("current_weight_patches_uuid", "model_loaded_weight_memory", "lowvram_patch_counter")
+    if not hasattr(model, names[0]):
+        return None
+    return tuple(getattr(model, name, None) for name in names)
+
+
+def rows() -> tuple[KindReport, ...]:
+    """The blocks of the UNet whose blocks were ours last, if it is still there."""
+    with _lock:
+        blocks = _last[0]() if _last else None
+        return () if blocks is None else blocks.look()

@@ -1,0 +1,83 @@
+"""The blocks of ComfyUI's UNetModel: ldm's, with options that come with each call.
+
+Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/ldm/modules/attention.py,
+comfy/ldm/modules/diffusionmodules/openaimodel.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lib_rocm_sd.modules.findings import Findings
+from lib_rocm_sd.unet import read_ldm
+from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, TransformerCall
+
+resnet, resnet_call = read_ldm.resnet, read_ldm.resnet_call
+transformer, resample = read_ldm.transformer, read_ldm.resample
+end, end_call = read_ldm.end, read_ldm.end_call
+
+Options = Mapping[str, Any]
+PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")
+"""Of a model's `patches`, those that a transformer block calls within; the others come between."""
+REPLACED = ("attn1", "attn2")
+"""Of a model's `patches_replace`, what a transformer block looks for."""
+
+
+def patches_of(options: Options) -> list[str]:
+    """What is called within every transformer block."""
+    given = options.get("patches", {})
+    return [name for name in PATCHES if name in given]
+
+
+def transformer_call(
+    module: Any, x: Any, context: Any = None, transformer_options: Any = None
+) -> TransformerCall | None:
+    """One context, or a list with one for each block."""
+    options = {} if transformer_options is None else transformer_options
+    found = read_ldm.transformer_call(module, x, context)
+    count = len(module.transformer_blocks)
+    if found is None or (isinstance(context, list) and len(context) != count):
+        return None
+
+    def given(index: int) -> dict[str, Any]:
+        options["activations_shape"], options["block_index"] = list(x.shape), index
+        return {**found.given(index), "transformer_options": dict(options)}  # of this block
+
+    return TransformerCall(x, given, found.answer)
+
+
+def block(found: Findings, module: Any) -> Block | None:
+    made = read_ldm.block(found, module)
+    found.settings(module, "block", {"switch_temporal_ca_to_sa": False, "is_res": True})
+    return made
+
+
+def block_call(
+    module: Any, x: Any, context: Any = None, transformer_options: Any = None
+) -> BlockCall | None:
+    """What is patched within is not for us."""
+    options = {} if transformer_options is None else transformer_options
+    if patches_of(options) or _replaced(options):
+        return None
+    more = {"value": None, "transformer_options": options}
+    return BlockCall(x, context, {"context": None, **more}, {"context": context, **more})
+
+
+def _replaced(options: Options) -> bool:
+    """Whether an attention of the block that runs is another's: by its place or its layer's."""
+    place = options.get("block")
+    if place is None:
+        return False
+    places = ((place[0], place[1], options.get("block_index", 0)), place)
+    replaced = options.get("patches_replace", {})
+    return any(one in replaced.get(name, {}) for name in REPLACED for one in places)
+
+
+def resample_call(module: Any, x: Any, output_shape: Any = None) -> ImageCall | None:
+    """Upsampling to another size than twice the image's is not for us."""
+    if output_shape is not None:
+        twice = [2 * size for size in x.shape[2:]]
+        if list(output_shape[2:]) != twice:
+            return None
+    return ImageCall(x)
