@@ -11,9 +11,20 @@ _CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
+    "ldm_patched.modules.ops.disable_weight_init.Conv2d",
+    "backend.operations.ForgeOperations.Conv2d",
 }
 _LINEAR_CLASSES = {"torch.nn.modules.linear.Linear", "diffusers.models.lora.LoRACompatibleLinear"}
-_COMFY_GROUP_NORM = "comfy.ops.disable_weight_init.GroupNorm"
+_GROUP_NORM_CLASSES = {
+    "torch.nn.modules.normalization.GroupNorm",
+    "comfy.ops.disable_weight_init.GroupNorm",
+    "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
+    "backend.operations.ForgeOperations.GroupNorm",
+}
+_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", "parameters_manual_cast")
+"""What ComfyUI, reForge and Forge call a layer's flag that says so."""
+_CHANGES = ("forge_online_loras", "scale_weight")
+"""What a layer of Forge's has where its weights are not what is computed with."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
@@ -206,9 +217,11 @@ class Findings:
         self.settings(module, name, expected)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
-        if getattr(module, "comfy_cast_weights", False):
+        if any(getattr(module, key, False) for key in _CASTS):
             self.add(f"{name} brings its weights from elsewhere in each call")
-        if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+        if any(getattr(module, key, None) is not None for key in _CHANGES) or any(
+            getattr(module, key, None) for key in ("weight_function", "bias_function")
+        ):
             self.add(f"{name} has its weights changed in each call")
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
@@ -227,7 +240,7 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
 def _is_group_norm(module: nn.Module) -> bool:
     cls, (name, home) = type(module), _GROUP_NORM_32
     of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
-    return cls is nn.GroupNorm or of_ldm or _path(module) == _COMFY_GROUP_NORM
+    return of_ldm or _path(module) in _GROUP_NORM_CLASSES
 
 
 def _path(module: nn.Module) -> str:

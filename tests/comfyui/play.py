@@ -11,7 +11,8 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.hosts.comfyui import attention, coder
+from lib_rocm_sd.hosts import packed
+from lib_rocm_sd.hosts.comfyui import coder
 from lib_rocm_sd.ops.attention.formula import reference
 
 CARD = DeviceInfo(0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", by_gfx("gfx1100"))
@@ -44,9 +45,9 @@ def play(put: Callable[[Any, str, Any], Any]) -> Engine:
     `put` sets attributes.
     """
     made = Engine()
-    for module in (attention, coder):
+    for module in (packed, coder):
         put(module, "identify", lambda device: CARD)
         put(module, "HALVES", FLOATS)
-    put(attention, "engine", made)
+    put(packed, "engine", made)
     put(coder, "usable", lambda device: [])
     return made
