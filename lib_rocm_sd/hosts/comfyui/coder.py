@@ -115,7 +115,6 @@ class Coder(StandIn):
 
         Kernels are compiled and tested now where they were not. Raises as Program.prepare does.
         """
-        policy = wish.session.policy
         return needed_bytes(
             *(self.program, self.module, height, width, dtype, device),
             session=wish.session,
