@@ -23,6 +23,7 @@ CHECKOUT = WEBUI.parents[1]
 ROOTS = ("backend", "ldm_patched", "modules_forge")
 KINDS = {"forge": ("backend", "forge_double"), "reforge": ("ldm_patched", "reforge_double")}
 """The package that each has, and the double of it."""
+ARGUMENTS = {"forge": "backend.args", "reforge": "ldm_patched.modules.args_parser"}
 
 
 def _inside() -> Any:
@@ -72,6 +73,10 @@ class Forge:
             importlib.import_module("forge_help").make_forge(webui, self)
             before(webui)
 
+        if real() is not None:
+            options["cuda"] = False
+            importlib.import_module("absent").allow_absent()
+            self.arguments.always_cpu = True
         self.webui = self._begin(before=prepare, dtype=dtype, **options)
         return self.webui
 
@@ -81,6 +86,11 @@ class Forge:
         return importlib.import_module(
             "backend.attention" if self.kind == "forge" else "ldm_patched.ldm.modules.attention"
         )
+
+    @property
+    def arguments(self) -> Any:
+        """Its command line's; forgotten with it."""
+        return importlib.import_module(ARGUMENTS[self.kind]).args
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,6 +121,5 @@ def forge(
     monkeypatch.syspath_prepend(str(place or WEBUI / double))
     if place is not None:
         monkeypatch.syspath_prepend(str(place / "packages_3rdparty"))
-        monkeypatch.setattr(sys, "argv", ["launch.py", "--always-cpu"])
     yield Forge(request.param, start)
     forget()

@@ -108,6 +108,7 @@ def _reforges(dtype: torch.dtype) -> tuple[nn.Module, Any, float]:
     attention: Any = importlib.import_module("ldm_patched.ldm.modules.attention")
     autoencoder: Any = importlib.import_module("ldm_patched.ldm.models.autoencoder")
     sd: Any = importlib.import_module("ldm_patched.modules.sd")
+    patcher: Any = importlib.import_module("ldm_patched.modules.model_patcher")
     config = {
         "double_z": True,
         "z_channels": 4,
@@ -135,9 +136,15 @@ def _reforges(dtype: torch.dtype) -> tuple[nn.Module, Any, float]:
         upscale_ratio=8,
         latent_dim=2,
         extra_1d_channel=None,
+        packed_latent_channels=None,
+        latent_scale_factor=1.0,
+        latent_shift_factor=0.0,
+        latent_bn_running_mean=None,
+        latent_bn_running_var=None,
         disable_offload=False,
-        patcher=SimpleNamespace(model_options={}),
     )
+    cpu = torch.device("cpu")
+    vae.patcher = patcher.ModelPatcher(vae.first_stage_model, cpu, cpu)
     return Unet(attention.CrossAttention), vae, 0.18215
 
 

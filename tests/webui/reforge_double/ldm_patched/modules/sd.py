@@ -10,9 +10,7 @@ from ldm_patched.modules import model_management
 
 
 class VAE:
-    def __init__(
-        self, sd=None, device=None, config=None, dtype=None, metadata=None, no_init=False
-    ):
+    def __init__(self, sd=None, device=None, config=None, dtype=None, metadata=None, no_init=False):
         assert no_init
         self.disable_offload = False
 

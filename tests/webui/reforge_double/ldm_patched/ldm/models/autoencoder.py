@@ -26,7 +26,7 @@ class AutoencoderKL(nn.Module):
         self.quant_conv = ops.Conv2d(2 * z, 2 * embed_dim, 1)
         self.post_quant_conv = ops.Conv2d(embed_dim, z, 1)
 
-    def encode(self, x, return_reg_log=False, unregularized=False):
+    def encode(self, x, return_reg_log=False):
         return DiagonalGaussianDistribution(self.quant_conv(self.encoder(x))).sample()
 
     def decode(self, z, **decoder_kwargs):
