@@ -17,7 +17,7 @@ from lib_rocm_sd.hosts.forge.kinds import Kind
 
 HOME = "tiny_forge.attention"
 KIND = Kind(HOME, ("chosen",), "of_vae", "", "", ("tiny_forge.text",))
-SOURCE = f"""
+SOURCE = """
 def plain(q): return "plain"
 def frugal(q): return "frugal"
 def of_vae(q): return "of the VAE"
@@ -56,7 +56,8 @@ def home(make: Make) -> Any:
 @pytest.fixture
 def bindings() -> Bindings:
     def ours(theirs: Any, name: str) -> Function:
-        return Function(theirs, lambda q: f"ours for {name}", Owner())
+        compute: Any = lambda q: f"ours for {name}"  # noqa: E731
+        return Function(theirs, compute, Owner())
 
     return Bindings(ours)
 

@@ -35,6 +35,7 @@ def say_once(message: str) -> None:
 def device() -> torch.device:
     """The device that the WebUI computes on."""
     found = attribute("modules.devices", "device") or attribute("modules.shared", "device")
+    found = found or (kinds.device() if forge() is not None else None)
     return torch.device("cpu") if found is None else torch.device(found)
 
 

@@ -110,7 +110,7 @@ class Seam(ABC):
     @property
     @abstractmethod
     def is_applied(self) -> bool:
-        """Whether attention is ours, were it not for Enable, the settings and what is waited for."""
+        """Whether attention is ours, were it not for Enable, settings and what is waited for."""
 
     @property
     @abstractmethod

@@ -82,6 +82,13 @@ _module: Callable[[str], ModuleType | None] = cache(optional.module)
 """A module that is not there is looked for once."""
 
 
+def device() -> Any:
+    """The device that this Forge computes on; None where it does not say."""
+    kind = find()
+    asked = optional.attribute(kind.memory, "get_torch_device") if kind else None
+    return asked() if callable(asked) else None
+
+
 def flag(*names: str) -> bool:
     """Whether one of these command-line flags of a Forge is given; False where this is none."""
     kind = find()

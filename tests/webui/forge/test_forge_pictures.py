@@ -128,7 +128,8 @@ def test_out_of_memory_becomes_forges_tiles(forge: Any, gpu: FakeGpu, monkeypatc
         return whole(self, image, **kwargs)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(program, "__call__", short)
-    assert webui.txt2img(True).images
+    size = 160  # a real Forge's tiles have to be wider than what of them is blended
+    assert webui.txt2img(True, width=size, height=size, steps=1).images
     assert len(sizes) > 1 and not webui.errors_reported
 
 
@@ -167,3 +168,34 @@ def test_packed_weights_stay_where_forge_leaves_models(forge: Any, gpu: FakeGpu)
     forge.arguments.always_gpu = True
     webui.txt2img(True)
     assert any(kept())
+
+
+CHANGED = {
+    "forge": {"parameters_manual_cast": True, "forge_online_loras": {"weight": []}},
+    "reforge": {"ldm_patched_cast_weights": True},
+}
+"""What layers have whose weights are not what is computed with, as they lie."""
+
+
+def test_a_vae_whose_weights_are_not_its_own_is_forges(forge: Any, gpu: FakeGpu) -> None:
+    webui = forge(gpu=gpu)
+    expected = webui.txt2img(True, "Auto", "Off", steps=1)
+    conv = webui.shared.sd_model.forge_objects.vae.first_stage_model.decoder.conv_in
+    for name, value in CHANGED[forge.kind].items():
+        before = vars(conv).get(name)
+        setattr(conv, name, value)
+        result = webui.txt2img(True, steps=1)
+        assert same(result, expected) and 'ROCm SD VAE: "Auto, left to the WebUI"' in result.info
+        assert "weights" in webui.status and "each call" in webui.status
+        if before is None:
+            delattr(conv, name)
+        else:
+            setattr(conv, name, before)
+    assert "whole frame" in webui.txt2img(True, steps=1).info
+
+
+def test_the_device_is_asked_of_forge_where_nobody_else_knows(forge: Any) -> None:
+    webui = forge(cuda=False)
+    del webui.devices.device, webui.shared.device
+    assert webui.library("hosts.a1111.host").device() == torch.device("cpu")
+    assert webui.library("hosts.forge.kinds").device() == torch.device("cpu")

@@ -11,6 +11,10 @@ _asked = []
 _free_bytes = 1 << 34
 
 
+def get_torch_device():
+    return torch.device("cpu")
+
+
 def load_models_gpu(
     models,
     memory_required=0,
