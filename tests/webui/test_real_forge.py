@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.webui.environments import FORGE, FORGE_BACKEND, prepare
-from tests.webui.inside_run import WEBUI, run_inside
+from tests.webui.inside_run import DOUBLE, WEBUI, run_inside
 from tests.webui.surface import Mirror
 
 DOUBLES = {"backend": "forge_double", "ldm_patched": "reforge_double"}
 SINCE = {"backend": "backend/nn/chroma.py", "ldm_patched": "ldm_patched/modules/rmsnorm.py"}
 """A file that older ones lack, which have other signatures than those that were read."""
+SCRIPT_API = (
+    *("modules/scripts.py", "modules/script_callbacks.py", "modules/script_loading.py"),
+    *("modules/call_queue.py", "modules/shared.py", "modules/devices.py", "modules/cache.py"),
+    *("modules/paths_internal.py", "modules/extensions.py", "modules/sd_unet.py"),
+)
+"""What the script, the page and the settings use of a WebUI, and the double mirrors."""
 OWN = {"backend/nn/vae.py::IntegratedAutoencoderKL.config": "given there by diffusers"}
 """What the doubles have for themselves, beside names with an underscore."""
 
@@ -39,6 +45,12 @@ def test_double_mirrors_the_real_one(checkout: Path, package: str) -> None:
     found = Mirror(WEBUI / DOUBLES[package], checkout).differences(package)
     assert {name: how for name, how in found.items() if name not in OWN} == {}
     assert {name for name in OWN if name.startswith(f"{package}/")} <= found.keys()
+
+
+def test_the_script_api_is_a1111s(checkout: Path) -> None:
+    found = Mirror(DOUBLE, checkout).differences("modules")
+    asked = {name: how for name, how in found.items() if name.startswith(SCRIPT_API)}
+    assert asked.keys() <= {"modules/script_callbacks.py::on_list_optimizers"}, asked
 
 
 @pytest.mark.slow
