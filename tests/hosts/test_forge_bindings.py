@@ -133,7 +133,7 @@ def test_who_was_there_before_stays_and_is_named(make: Make, home: Any, bindings
     assert home.chosen is another and unet.chosen is home.plain
 
 
-def test_who_comes_after_stays_and_is_named(home: Any, bindings: Bindings) -> None:
+def test_who_comes_after_stays_and_is_named(make: Make, home: Any, bindings: Bindings) -> None:
     bindings.put(KIND)
     ours = home.chosen
 
@@ -141,6 +141,10 @@ def test_who_comes_after_stays_and_is_named(home: Any, bindings: Bindings) -> No
         return f"wrapped {ours(q)}"
 
     home.chosen = wraps
+    assert list(bindings.displaced_by().values()) == [[f"{HOME}.chosen"]]
+    late = make("tiny_forge.late", chosen=home.plain)
+    bindings.put(KIND)  # looks again
+    assert home.chosen is wraps and late.chosen is ours
     assert list(bindings.displaced_by().values()) == [[f"{HOME}.chosen"]]
     bindings.take()
     assert home.chosen is wraps

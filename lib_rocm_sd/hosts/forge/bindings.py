@@ -79,7 +79,7 @@ class Bindings:
             other = displaced_by(patch)
             if other is not None:
                 sitting.append((named(other), _place(patch.owner.__name__, patch.name)))
-        for name, place in sitting:
+        for name, place in dict.fromkeys(sitting):
             found.setdefault(name, []).append(place)
         return found
 

@@ -41,7 +41,7 @@ class ForgeSeam(Seam):
 
     @property
     def in_use(self) -> str | None:
-        return host.NAME if self.works else self._theirs(self._kind.packed[0]).__name__
+        return host.NAME if self.works else self._name
 
     def why_another(self) -> str:
         return "it has not been looked at yet; reload the UI."
@@ -50,13 +50,17 @@ class ForgeSeam(Seam):
         return self._bindings.displaced_by()
 
     def hosts_attention(self) -> str:
-        return f"the WebUI's {self._theirs(self._kind.packed[0]).__name__}"
+        return f"the WebUI's {self._name}"
 
     def methods(self) -> dict[str, Attention]:
         theirs = self._theirs(self._kind.packed[0])
-        name = str(getattr(theirs, "__name__", "attention")).removeprefix("attention_")
         of_vae = self._theirs(self._kind.spatial) if self._kind.spatial else None
-        return {name: method(theirs, of_vae)}
+        return {self._name.removeprefix("attention_"): method(theirs, of_vae)}
+
+    @property
+    def _name(self) -> str:
+        """Of the function that the UNet would call without us."""
+        return str(getattr(self._theirs(self._kind.packed[0]), "__name__", "attention"))
 
     def _theirs(self, name: str) -> Any:
         return given(host.attribute(self._kind.attention, name))
