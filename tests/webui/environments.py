@@ -70,6 +70,7 @@ FORGE_BACKEND = Environment(
         "--no-deps",  # torch is the interpreter's
         "diffusers==0.31.0",
         "einops",
+        "huggingface-guess",
         "huggingface-hub==0.36.*",
         "psutil",
         "sentencepiece",

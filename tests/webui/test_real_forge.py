@@ -1,20 +1,26 @@
-"""The doubles of Forge and reForge against a real one, whose checkout ROCM_SD_FORGE names; and our
-host in its real attention, layers and VAE, on the CPU, with the WebUI's double around them.
+"""The doubles of Forge and reForge against a real one, whose checkout ROCM_SD_FORGE names; our host
+in its real attention, layers and VAE, on the CPU, with the WebUI's double around them; and in a
+whole one.
 
 Forge, reForge, or Forge Classic; one that has both packages is tried as both.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.webui.environments import FORGE, FORGE_BACKEND, prepare
+from tests.webui.environments import CHECKOUT, FORGE, FORGE_BACKEND, REAL, prepare
 from tests.webui.inside_run import DOUBLE, WEBUI, run_inside
 from tests.webui.surface import Mirror
 
+WHOLE_LIMIT_S = 300
 DOUBLES = {"backend": "forge_double", "ldm_patched": "reforge_double"}
 SINCE = {"backend": "backend/nn/chroma.py", "ldm_patched": "ldm_patched/modules/rmsnorm.py"}
 """A file that older ones lack, which have other signatures than those that were read."""
@@ -64,3 +70,55 @@ def test_inside_the_real_one(
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(FORGE_BACKEND.folder / "pycache"))
     output = run_inside("forge", FORGE, tmp_path, first=FORGE_BACKEND)
     assert " passed" in output
+
+
+@pytest.fixture(scope="module")
+def environments(checkout: Path) -> list[str]:
+    """Folders of packages for a whole Forge."""
+    if not (checkout / "backend").is_dir():
+        pytest.skip("only a Forge with a backend is started as a whole")
+    wanted = (FORGE_BACKEND, FORGE, REAL)
+    for why in map(prepare, wanted):
+        if why:
+            pytest.skip(why)
+    return [str(environment.folder) for environment in wanted]
+
+
+def whole(checkout: Path, environments: list[str], data: Path, *, ours: bool, card: bool) -> Any:
+    """What a whole Forge says that is started with data of its own: forge/whole.py."""
+    extensions = data / "extensions"
+    extensions.mkdir(parents=True)
+    if ours:
+        (extensions / "rocm-sd").symlink_to(CHECKOUT, target_is_directory=True)
+    words = [str(WEBUI / "forge" / "whole.py"), str(checkout), str(data), *["card"] * card]
+    paths = [*environments, str(WEBUI / "inside")]
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ROCM_SD_INSIDE": str(checkout)}
+    known |= {"PYTHONPYCACHEPREFIX": str(FORGE_BACKEND.folder / "pycache")}
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=WHOLE_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads((data / "found.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) -> None:
+    def run(name: str, **options: bool) -> Any:
+        return whole(checkout, environments, tmp_path / name, **options)
+
+    without = run("without", ours=False, card=False)["first"]
+    plain = run("on a CPU", ours=True, card=False)
+    assert plain["first"] == plain["on"] == plain["off"] == without
+    assert plain["status"].startswith("Not active: no supported GPU (this is the CPU)")
+
+    played = run("on a card", ours=True, card=True)
+    assert played["off"]["pixels"] == without["pixels"] and "ROCm SD: off" in played["off"]["info"]
+    assert played["first"] == played["on"] and played["on"]["pixels"] != without["pixels"]
+    assert 'ROCm SD: "Auto, attention: rocm_sd"' in played["on"]["info"]
+    assert 'ROCm SD VAE: "Auto, whole frame, conv: torch"' in played["on"]["info"]
+    assert played["status"].startswith("Attention runs on our kernel (gfx1100).")

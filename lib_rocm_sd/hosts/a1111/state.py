@@ -20,6 +20,8 @@ from lib_rocm_sd.hosts.forge import (
     seam as forge_seam,
 )
 
+OTHERWISE = "the WebUI's own attention is used"
+
 
 def optimizer() -> Any:
     """Where attention becomes ours, a Seam; None in a WebUI that has no place for it."""
@@ -49,7 +51,7 @@ def _status() -> str:
         )
     ours = optimizer()
     device = host.device()
-    line = engine.status_line(device)
+    line = engine.status_line(device, OTHERWISE)
     text = line[:1].upper() + line[1:] + "."
     if engine.usable(device):
         return text
