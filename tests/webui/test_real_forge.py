@@ -54,6 +54,8 @@ def test_double_mirrors_the_real_one(checkout: Path, package: str) -> None:
 
 
 def test_the_script_api_is_a1111s(checkout: Path) -> None:
+    if not any((checkout / file).is_file() for file in SINCE.values()):
+        pytest.skip("the checkout is older than what was read")
     found = Mirror(DOUBLE, checkout).differences("modules")
     asked = {name: how for name, how in found.items() if name.startswith(SCRIPT_API)}
     assert asked.keys() <= {"modules/script_callbacks.py::on_list_optimizers"}, asked
