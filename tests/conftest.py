@@ -40,6 +40,7 @@ LONGEST = (
     ),
     *("test_amdgpu_host", "test_machine_code", "test_browser_accordion", "test_amdgpu_counts"),
     *("test_browser_reload", "test_demo", "test_tiny_model", "test_compilers", "test_doctor"),
+    "test_forge_host",
 )
 """Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.

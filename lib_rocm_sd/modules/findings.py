@@ -11,23 +11,34 @@ _CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
+    "ldm_patched.modules.ops.disable_weight_init.Conv2d",
+    "backend.operations.ForgeOperations.Conv2d",
 }
 _LINEAR_CLASSES = {
     "torch.nn.modules.linear.Linear",
     "diffusers.models.lora.LoRACompatibleLinear",
     "comfy.ops.disable_weight_init.Linear",
 }
-_COMFY_GROUP_NORM = "comfy.ops.disable_weight_init.GroupNorm"
 _LAYER_NORM_CLASSES = {
     "torch.nn.modules.normalization.LayerNorm",
     "comfy.ops.disable_weight_init.LayerNorm",
 }
 _COMFY_CASTS = ("comfy_cast_weights", "weight_function", "bias_function")
 """Of ComfyUI's layers: whether, and how, they make their weights in each call."""
+_GROUP_NORM_CLASSES = {
+    "torch.nn.modules.normalization.GroupNorm",
+    "comfy.ops.disable_weight_init.GroupNorm",
+    "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
+    "backend.operations.ForgeOperations.GroupNorm",
+}
+_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", "parameters_manual_cast")
+"""What ComfyUI, reForge and Forge call a layer's flag that says so."""
+_CHANGES = ("forge_online_loras", "scale_weight")
+"""What a layer of Forge's has where its weights are not what is computed with."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
-_CASTS = "brings its weights from elsewhere in each call"
+_BRINGS = "brings its weights from elsewhere in each call"
 
 
 class UnknownModuleError(ValueError):
@@ -217,11 +228,12 @@ class Findings:
         self.watched += [(own, key, own.get(key)) for key in keys]
 
     def _other_class(self, module: Any, name: str, wanted: str) -> None:
-        """Notes a module of another class than `wanted`; of the same name are ComfyUI's that cast
+        """Notes a module of another class than `wanted`; of the same name are a host's that cast
         their weights.
         """
-        if type(module).__name__ == wanted and getattr(module, "comfy_cast_weights", False):
-            self.add(f"{name} {_CASTS}")
+        casts = any(getattr(module, key, False) for key in _CASTS)
+        if type(module).__name__ == wanted and casts:
+            self.add(f"{name} {_BRINGS}")
         else:
             self.add(f"{name} is {_described(module)}, not a {wanted}")
 
@@ -230,9 +242,11 @@ class Findings:
         self.settings(module, name, expected)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
-        if getattr(module, "comfy_cast_weights", False):
-            self.add(f"{name} {_CASTS}")
-        if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+        if any(getattr(module, key, False) for key in _CASTS):
+            self.add(f"{name} {_BRINGS}")
+        if any(getattr(module, key, None) is not None for key in _CHANGES) or any(
+            getattr(module, key, None) for key in ("weight_function", "bias_function")
+        ):
             self.add(f"{name} has its weights changed in each call")
         if hasattr(module, "comfy_cast_weights"):
             own = vars(module)
@@ -254,7 +268,7 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
 def _is_group_norm(module: nn.Module) -> bool:
     cls, (name, home) = type(module), _GROUP_NORM_32
     of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
-    return cls is nn.GroupNorm or of_ldm or _path(module) == _COMFY_GROUP_NORM
+    return of_ldm or _path(module) in _GROUP_NORM_CLASSES
 
 
 def _path(module: nn.Module) -> str:

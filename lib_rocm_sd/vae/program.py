@@ -100,11 +100,14 @@ class Program:
         """Look at the module; forget what was made of it where it has changed. Gives `reasons`."""
         self._structure = Structure(self._module)
         recipe = read(self._module)
-        if self._outdated(recipe) or not self._same_weights():
+        if self._outdated(recipe) or not self._same_weights(known=True):
             self._recipe = recipe
             self._signature = Signature(recipe.leaves)
             self._scale, self._hopeless = 0, False
             self._plans, self._kinds, self._held = {}, {}, {}
+            self.release()
+        elif not self._same_weights():  # inference tensors may hold others in the same places
+            self._hopeless = False
             self.release()
         return self.reasons
 

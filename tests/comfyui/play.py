@@ -11,7 +11,8 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.hosts.comfyui import attention, coder, unet
+from lib_rocm_sd.hosts import packed
+from lib_rocm_sd.hosts.comfyui import coder, unet
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.unet import kinds, stand_in
 
@@ -45,11 +46,11 @@ def play(put: Callable[[Any, str, Any], Any]) -> Engine:
     torch's operations. `put` sets attributes.
     """
     made = Engine()
-    for module in (attention, coder):
+    for module in (packed, coder):
         put(module, "identify", lambda device: CARD)
-    for module in (attention, coder, kinds, stand_in):
+    for module in (packed, coder, kinds, stand_in):
         put(module, "HALVES", FLOATS)
     put(unet, "unusable", lambda device: [])
-    put(attention, "engine", made)
+    put(packed, "engine", made)
     put(coder, "usable", lambda device: [])
     return made

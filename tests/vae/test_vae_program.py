@@ -299,6 +299,22 @@ def test_the_scale_is_remembered_until_the_weights_change() -> None:
 
 
 @needs_half
+def test_of_inference_tensors_scale_and_plans_are_remembered() -> None:
+    """As Forge and ComfyUI have them: what they hold is read anew, where they lie is known."""
+    with torch.inference_mode():
+        module = loud("ldm decoder", 8e4).half()
+        x = image("ldm decoder", 8, 8).half()
+    program = Program(module)
+    program(x)
+    found, plans, tries = program.scales, dict(program._plans), []
+    assert found.stream < 1 and plans
+    once = program._within
+    program._within = lambda *a, **k: tries.append(program.scales) or once(*a, **k)  # type: ignore[method-assign, func-returns-value]
+    program(x)
+    assert tries == [found] and program._plans == plans
+
+
+@needs_half
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_nan_in_the_input_comes_out_and_is_reported_once(dtype: torch.dtype) -> None:
     module = coder("ldm decoder").to(dtype)

@@ -63,6 +63,21 @@ FORGE = Environment(
         "huggingface-hub==0.26.2",
     ),
 )
+# What a real Forge's backend imports beside FORGE's, whose huggingface-hub it hides.
+FORGE_BACKEND = Environment(
+    "forge",
+    (
+        "--no-deps",  # torch is the interpreter's
+        "diffusers==0.31.0",
+        "einops",
+        "huggingface-guess",
+        "huggingface-hub==0.36.*",
+        "psutil",
+        "sentencepiece",
+        "tokenizers==0.22.*",
+        "transformers==4.57.*",
+    ),
+)
 # What the start of a real WebUI needs beside A1111's. inside/real_parts.py stubs the rest.
 REAL = Environment(
     "webui",

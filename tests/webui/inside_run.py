@@ -21,15 +21,22 @@ REAL_LIMIT_S = 3600
 
 
 def run_inside(
-    folder: str, environment: Environment, tmp_path: Path, *options: str, real: Path | None = None
+    folder: str,
+    environment: Environment,
+    tmp_path: Path,
+    *options: str,
+    real: Path | None = None,
+    first: Environment | None = None,
 ) -> str:
     """Pytest's output for a folder of tests/webui, all of whose tests must pass.
 
     Skips where torch or the environment cannot be had. `options` are pytest's. `real`: the checkout
-    of a WebUI that is started in place of the double; `options` then say which tests.
+    of a WebUI that is started in place of the double; `options` then say which tests. `first`: an
+    environment that hides packages of the other.
     """
     pytest.importorskip("torch", reason="torch is not installed")
     environments = [REAL, environment] if real else [environment]
+    environments = [first, *environments] if first else environments
     for reason in map(prepare, environments):
         if reason:
             pytest.skip(reason)

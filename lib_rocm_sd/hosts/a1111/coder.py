@@ -16,12 +16,14 @@ from torch.nn import functional
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall
 from lib_rocm_sd.vae.program import Program
 
@@ -124,18 +126,41 @@ class CoderStandIn(StandIn):
         if not isinstance(image, torch.Tensor):
             return f"it is called with a {type(image).__name__}"
         weights = next(self.module.parameters())
-        if weights.dtype not in _HALVES:
-            return float32_reason(weights.dtype)
         why = super().refusal(image)
-        return why or "; ".join(engine.usable(weights.device, CONVS["3x3"]))
+        return why or _unfit(weights.dtype, weights.device)
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""
         try:
             with self._alone():
                 return self._run(asked, self._wish)
+        except (RuntimeError, MemoryError) as error:
+            hosts = host.out_of_memory()
+            if hosts is None or isinstance(error, hosts) or not is_out_of_memory(error):
+                raise
+            raise hosts(str(error)) from None
         finally:
             self._tidy()
+
+    def needed_bytes(
+        self, height: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> int | None:
+        """Device memory that has to be free for one image; None where the module's own will run.
+
+        Kernels are compiled and tested now where they were not. Raises as Program.prepare does.
+        """
+        if not self.is_put_in or self._barred or _unfit(dtype, device):
+            return None
+        with self._alone():
+            program, wish = self._made(), self._wish
+            if program.reasons and program.refresh():
+                return None
+            return needed_bytes(
+                *(program, self.module, height, width, dtype, device),
+                session=self._session(),
+                mode=wish.mode,
+                budget_bytes=wish.budget_bytes,
+            )
 
     def failed(self, error: Exception) -> str:
         """Bars ours until the next generation; a live preview that fails is its own matter."""
@@ -165,10 +190,13 @@ class CoderStandIn(StandIn):
         finally:
             self._lock.release()
 
-    def _run(self, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
+    def _made(self) -> Program:
         if self._program is None:
             self._program = Program(self.module)
-        program, turn = self._program, self._turn
+        return self._program
+
+    def _run(self, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
+        program, turn = self._made(), self._turn
         try:
             if turn.stopped and self.role == "decoder" and turn.is_here:
                 return self._rough(program, image, wish)
@@ -263,11 +291,23 @@ class Watch:
         return bool(getattr(self._state, "interrupted", False))
 
 
+def _unfit(dtype: torch.dtype, device: torch.device) -> str:
+    """Why ours cannot run with weights of this dtype on a device; empty where it can."""
+    if dtype not in _HALVES:
+        return float32_reason(dtype)
+    return "; ".join(engine.usable(device, CONVS["3x3"]))
+
+
 def float32_reason(dtype: torch.dtype | None = torch.float32) -> str:
-    """Why a VAE whose weights are `dtype` is the WebUI's; names the flag that asks for it."""
+    """Why a VAE whose weights are `dtype` is the WebUI's; names the flag that asks for it, or a
+    Forge's, which asks for half.
+    """
     flags: Any = host.attribute("modules.shared", "cmd_opts")
     asked = [name for name in ("no_half_vae", "no_half") if getattr(flags, name, False)]
     name = str(dtype).removeprefix("torch.")
+    half = host.half_vae_flag()
+    if half:
+        return f"its weights are {name}; with {half} it can be ours, and does not overflow"
     if not asked:
         return f"its weights are {name}"
     flag = "--" + asked[0].replace("_", "-")

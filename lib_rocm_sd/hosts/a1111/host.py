@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.hosts.forge import kinds
 from lib_rocm_sd.hosts.optional import attribute, module
 
 NAME = "ROCm SD"
@@ -34,11 +35,23 @@ def say_once(message: str) -> None:
 def device() -> torch.device:
     """The device that the WebUI computes on."""
     found = attribute("modules.devices", "device") or attribute("modules.shared", "device")
+    found = found or (kinds.device() if forge() is not None else None)
     return torch.device("cpu") if found is None else torch.device(found)
 
 
 def shortcomings() -> list[str]:
-    """Why this WebUI has no place for an attention optimizer; empty when it has."""
+    """Why this WebUI has no place for our attention; empty where it is A1111's or a Forge."""
+    lacking = _without_optimizers()
+    return [*lacking, *kinds.shortcomings()] if lacking and forge() is None else []
+
+
+def forge() -> kinds.Kind | None:
+    """Which of the Forges this is; None where optimizers can be listed, or where it is no Forge."""
+    return kinds.find() if _without_optimizers() else None
+
+
+def _without_optimizers() -> list[str]:
+    """Why this WebUI has no place for an attention optimizer."""
     found = []
     if attribute("modules.sd_hijack_optimizations", "SdOptimization") is None:
         found.append("it has no SdOptimization")
@@ -157,6 +170,32 @@ def loaded_model() -> Any:
     return attribute("modules.sd_models", "model_data", "sd_model")
 
 
+def vae_of(model: Any) -> Any:
+    """The VAE of a loaded model: the module that has a decoder and an encoder; None if none."""
+    of_forge = getattr(kinds.vae_of(model), "first_stage_model", None)
+    return getattr(model, "first_stage_model", None) if of_forge is None else of_forge
+
+
+def unet_of(model: Any) -> torch.nn.Module | None:
+    """The UNet of a loaded model."""
+    unet = kinds.unet_of(model) or getattr(getattr(model, "model", None), "diffusion_model", None)
+    return unet if isinstance(unet, torch.nn.Module) else None
+
+
 def is_short_of_memory() -> bool:
-    """True with --lowvram and --medvram, where models are moved out of the GPU after use."""
+    """True where models are moved out of the GPU after use: with --lowvram and --medvram, and by a
+    Forge's memory management, which does not know of what we keep there.
+    """
+    if forge() is not None:
+        return not kinds.keeps_all_on_the_gpu()
     return bool(getattr(loaded_model(), "lowvram", False))
+
+
+def half_vae_flag() -> str:
+    """The flag of a Forge that keeps a VAE's weights in half; empty elsewhere."""
+    return kinds.half_vae_flag() if forge() is not None else ""
+
+
+def out_of_memory() -> type[Exception] | None:
+    """What a Forge takes for "out of memory", in answer to which it tiles; None elsewhere."""
+    return kinds.out_of_memory() if forge() is not None else None

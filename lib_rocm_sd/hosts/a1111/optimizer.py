@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import attention, background, host
-from lib_rocm_sd.hosts.a1111.background import ATTENTION
+from lib_rocm_sd.hosts.a1111 import attention, host
+from lib_rocm_sd.hosts.a1111.method import Method
+from lib_rocm_sd.hosts.a1111.seam import Seam
 from lib_rocm_sd.modules import patches
+from lib_rocm_sd.speedtest.side import Attention
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
 listed, which is on supported devices only."""
 
 
-class RocmSdOptimization:
+class RocmSdOptimization(Seam):
     """Mixed with the WebUI's SdOptimization by `make`.
 
-    While `aside` or `waits` is set, our forwards call those of the optimizer that the WebUI would
-    have picked without us; whoever has wrapped ours stays where it is. `waits`: the kernels are
-    being compiled or tried, or proved useless. It is in the WebUI's list meanwhile, so that
-    "Automatic" and the setting stay as they will be.
+    While it stands aside, our forwards call those of the optimizer that the WebUI would have picked
+    without us; whoever has wrapped ours stays where it is. It is in the WebUI's list while it
+    waits, so that "Automatic" and the setting stay as they will be.
     """
 
     name = host.NAME
@@ -36,80 +34,79 @@ class RocmSdOptimization:
     priority = PRIORITY
 
     def __init__(self) -> None:
-        self.aside = False
-        self.waits = False
-        self.stands_aside = True
-        """Read by our forwards at each call."""
+        super().__init__()
         self._stand_in: Any = None
         self._patches: list[patches.Patch] = []
         self._hosts_own: dict[type, host.Forward] = {}
-        self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too
         self._cross = attention.cross_attention(self)
         self._block = attention.attn_block(self)
 
     def is_available(self) -> bool:
-        """Device supported, and kernels compiled and tested, or just on the way. Never raises.
+        """Asked by the WebUI, which keeps in its list who says yes."""
+        return not self.check()
 
-        What has to be compiled and tried is, in the background; `settle` is called when it is.
+    def begin(self) -> None:
+        """After "Reload UI", apply ours where it is chosen.
+
+        Before a model was loaded there is nothing to do: loading one applies the WebUI's choice.
         """
-        reasons = self._compile()
-        if not reasons and not self.waits:
-            reasons = self._unusable()
-            if reasons and engine.waits(host.device()):
-                reasons = []
-                self._wait()
-        if reasons:
-            host.say_once(f"not used on this machine: {'; '.join(reasons)}")
-        return not reasons
+        current = host.current_optimizer()
+        if current is not None and current is not self and host.choice() is self:
+            host.apply_choice()
 
-    def compile_again(self) -> None:
-        """Begin as at the WebUI's start, after caches and failures were forgotten."""
-        if not self._compile() and not self.waits:
-            self._when_ready()
+    def leave(self) -> None:
+        listed = host.optimizers()
+        listed[:] = [item for item in listed if item is not self]
+        if host.current_optimizer() is self:
+            host.apply_choice()
+        self.aside = False
 
-    def settle(self) -> None:
-        """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its
-        turn; nothing where more is to be waited for.
-        """
-        try:
-            with host.between_generations():
-                reasons = self._unusable()
-                if not reasons:
-                    self._take_over()
-                elif not (background.waits(ATTENTION) or engine.waits(host.device())):
-                    self._withdraw(reasons)
-        except Exception as error:
-            host.say_once(f"not used: {trouble.once(error)}")
+    @property
+    def is_applied(self) -> bool:
+        return host.current_optimizer() is self
 
-    def _compile(self) -> list[str]:
-        """Start what is missing and note whether there is anything to wait for."""
-        try:
-            background.begin(self._when_ready)
-        except Exception as error:
-            return [trouble.once(error)]
-        with self._lock:
-            self.waits = background.waits(ATTENTION)
-            self._refresh()
-        return []
+    @property
+    def is_chosen(self) -> bool:
+        return (host.current_optimizer() or host.choice()) is self
 
-    def _wait(self) -> None:
-        with self._lock:
-            self.waits = True
-            self._refresh()
+    @property
+    def in_use(self) -> str | None:
+        return getattr(host.current_optimizer(), "name", None)
 
-    def _when_ready(self) -> None:
-        threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()
+    def why_another(self) -> str:
+        opts: Any = host.attribute("modules.shared", "opts")
+        selection = getattr(opts, host.SETTING, "Automatic")
+        chosen: Any = host.current_optimizer() or host.choice()
+        name = "none" if chosen is None else f"'{chosen.title()}'"
+        ours = f"'{self.title()}'"  # type: ignore[attr-defined]
+        if self not in host.optimizers():
+            return f"the WebUI has not listed {ours} yet; reload the UI."
+        if selection == "Automatic":
+            return (
+                f"a command-line flag makes 'Automatic' pick {name}; choose {ours} in "
+                "Settings > Optimizations > Cross attention optimization."
+            )
+        return (
+            f"Settings > Optimizations > Cross attention optimization is '{selection}'; choose "
+            f"'Automatic' or {ours} there."
+        )
 
-    def _unusable(self) -> list[str]:
-        """Why our kernels cannot be used, after compiling and testing what was not yet."""
-        try:
-            device = host.device()
-            info = identify(device)
-            if not info.reasons:
-                host.say_once(f"checking the attention kernel for {info.gfx}")
-            return engine.usable(device)
-        except Exception as error:
-            return [trouble.once(error)]
+    def hosts_attention(self) -> str:
+        chosen = self._other()
+        return f"the WebUI's {chosen.title()}" if chosen is not None else ""
+
+    def methods(self) -> dict[str, Attention]:
+        cross, block = host.attention_classes()
+        if not cross or not block:
+            return {}
+        other = self._other()
+        name = "none" if other is None else str(other.name)
+        return {name: Method(cross[0], block[0], self.hosts_own if self.is_applied else None)}
+
+    def _other(self) -> Any:
+        """The optimizer that the WebUI has, or would have without us; None for none."""
+        current = host.current_optimizer()
+        return host.choice(without=self) if current is None or current is self else current
 
     def _take_over(self) -> None:
         """What the WebUI would have done if we had been ready when it asked."""
@@ -127,9 +124,8 @@ class RocmSdOptimization:
         if waited and host.current_optimizer() is self:
             host.say("attention runs on our kernel from now on")
 
-    def _withdraw(self, reasons: list[str]) -> None:
+    def _withdraw(self) -> None:
         """Leave the WebUI's list. Wherever we are applied all the same, we stand aside."""
-        host.say_once(f"not used on this machine: {'; '.join(reasons)}")
         with self._lock:
             self.waits = True
             self._refresh()
@@ -162,19 +158,7 @@ class RocmSdOptimization:
             self._patches = []
             self._refresh()
 
-    def step_aside(self, aside: bool) -> None:
-        """Let what the WebUI would have picked without us work, until called with False."""
-        with self._lock:
-            self.aside = aside
-            self._refresh()
-
-    @property
-    def works(self) -> bool:
-        """Whether attention is ours at the moment, were it not for other extensions."""
-        return host.current_optimizer() is self and not self.stands_aside
-
     def displaced_by(self) -> dict[str, list[str]]:
-        """Who sits where our forwards were put, by name, and in which classes."""
         found: dict[str, list[str]] = {}
         for patch in list(self._patches):
             other = patches.displaced_by(patch)
@@ -186,7 +170,7 @@ class RocmSdOptimization:
         return found
 
     def _refresh(self) -> None:
-        """Make the flag that our forwards read, and the stand-in's other traces, hold."""
+        """The flag that our forwards read, and the stand-in's other traces."""
         if not self._patches:
             self.stands_aside, self._hosts_own = True, {}
         elif not (self.aside or self.waits):

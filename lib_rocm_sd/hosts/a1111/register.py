@@ -1,4 +1,4 @@
-"""AUTOMATIC1111's WebUI and its AMD fork: registers, and leaves no trace when unloaded.
+"""AUTOMATIC1111's WebUI, its forks and the Forges: registers, and leaves no trace when unloaded.
 
 The WebUI has our folder on sys.path only while it executes scripts/rocm_sd.py, so all is imported
 from here. It executes that file again at each "Reload UI" but never imports this library again:
@@ -48,8 +48,9 @@ def register() -> type:
         host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
     else:
         a1111_trials.begin()
-        host.add_callback("list_optimizers", list_optimizer)
-        host.add_callback("before_ui", take_over)
+        if host.forge() is None:
+            host.add_callback("list_optimizers", list_optimizer)
+        host.add_callback("before_ui", begin)
         host.add_callback("script_unloaded", unload)
         host.add_callback("model_loaded", a1111_vae.model_loaded)
         host.add_callback("model_loaded", a1111_unet.model_loaded)
@@ -69,17 +70,11 @@ def list_optimizer(listed: list[Any]) -> None:
         listed.append(ours)
 
 
-def take_over() -> None:
-    """Callback, before the UI is created: after "Reload UI", apply ours where it is chosen.
-
-    Before a model was loaded there is nothing to do: loading one applies the WebUI's choice.
-    """
+def begin() -> None:
+    """Callback, before the UI is created, also after "Reload UI"."""
     ours = a1111_state.optimizer()
-    current = host.current_optimizer()
-    if ours is None or current is None or current is ours:
-        return
-    if host.choice() is ours:
-        host.apply_choice()
+    if ours is not None:
+        ours.begin()
 
 
 def app_started(demo: Any, app: Any) -> None:
@@ -98,10 +93,5 @@ def unload() -> None:
     a1111_vae.session.end()
     a1111_unet.session.end()
     ours = a1111_state.optimizer()
-    if ours is None:
-        return
-    listed = host.optimizers()
-    listed[:] = [item for item in listed if item is not ours]
-    if host.current_optimizer() is ours:
-        host.apply_choice()
-    ours.aside = False
+    if ours is not None:
+        ours.leave()

@@ -98,7 +98,7 @@ def _note(p: Any, asked: Options) -> None:
     optimizer, written = state.optimizer(), p.extra_generation_params
     if optimizer is None:
         return
-    if host.current_optimizer() is optimizer:
+    if optimizer.is_applied:
         left = attention.calls.left_to_host
         ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:

@@ -37,7 +37,6 @@ from lib_rocm_sd.hosts.a1111 import (
 from lib_rocm_sd.hosts.a1111 import (
     vae as a1111_vae,
 )
-from lib_rocm_sd.hosts.a1111.method import Method
 from lib_rocm_sd.hosts.a1111.steps import Steps
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.speedtest.session import session
@@ -109,22 +108,15 @@ class WebUI:
     def attention_methods(self) -> dict[str, Attention]:
         """What the WebUI computes attention by without us, called as a layer of the UNet does."""
         ours = a1111_state.optimizer()
-        cross, block = host.attention_classes()
-        if not cross or not block:
-            return {}
-        current = host.current_optimizer()
-        if current is None or current is ours:
-            current = host.choice(without=ours)
-        applied = ours is not None and host.current_optimizer() is ours
-        name = "none" if current is None else str(current.name)
-        return {name: Method(cross[0], block[0], ours.hosts_own if applied else None)}
+        found: dict[str, Attention] = {} if ours is None else ours.methods()
+        return found
 
     def vae(self) -> Any:
         """With --lowvram and --medvram moved to the GPU, until a picture is made or the end."""
         model = host.loaded_model()
         if model is None:
             raise ValueError(NO_CHECKPOINT)
-        decoder = getattr(getattr(model, "first_stage_model", None), "decoder", None)
+        decoder = getattr(host.vae_of(model), "decoder", None)
         if not isinstance(decoder, nn.Module):
             return None
         self._move_here(decoder)
@@ -136,7 +128,7 @@ class WebUI:
         model = host.loaded_model()
         if model is None:
             raise ValueError(NO_CHECKPOINT)
-        unet = a1111_unet.unet_of(model)
+        unet = host.unet_of(model)
         why = a1111_unet.obstacle(unet)
         if unet is None or why:
             raise ValueError(why)
@@ -294,7 +286,7 @@ def _why_nothing() -> str:
     """Why the extension on would change nothing; empty where it does something."""
     ours = a1111_state.optimizer()
     allowed = a1111_settings.current().attention
-    if allowed and ours is not None and host.current_optimizer() is ours:
+    if allowed and ours is not None and ours.is_applied:
         return ""
     why = a1111_vae.refusals() if not host.shortcomings() else host.shortcomings()
     if not why:

@@ -1,4 +1,4 @@
-"""Our optimizer in this WebUI, and its status line: what will run, or why nothing will."""
+"""Attention of this WebUI, and its status line: what will run, or why nothing will."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from lib_rocm_sd.hosts.a1111 import (
 from lib_rocm_sd.hosts.a1111 import (
     vae as a1111_vae,
 )
+from lib_rocm_sd.hosts.forge import (
+    seam as forge_seam,
+)
+
+OTHERWISE = "the WebUI's own attention is used"
 
 
 def optimizer() -> Any:
-    """Our entry for the WebUI's list of optimizers; None in a WebUI that has no such list."""
+    """Where attention becomes ours, a Seam; None in a WebUI that has no place for it."""
     if host.shortcomings():
         return None
+    forge = host.forge()
+    if forge is not None:
+        return forge_seam.make(forge)
     return a1111_optimizer.make(host.attribute("modules.sd_hijack_optimizations", "SdOptimization"))
 
 
@@ -43,7 +51,7 @@ def _status() -> str:
         )
     ours = optimizer()
     device = host.device()
-    line = engine.status_line(device)
+    line = engine.status_line(device, OTHERWISE)
     text = line[:1].upper() + line[1:] + "."
     if engine.usable(device):
         return text
@@ -52,33 +60,14 @@ def _status() -> str:
             "Ready, but not in use: Settings > ROCm SD > Operations that may be replaced does not "
             f"have '{a1111_settings.ATTENTION}'."
         )
-    chosen = host.current_optimizer() or host.choice()
-    if chosen is ours:
+    if ours.is_chosen:
         taken = displaced()
         return f"{text} But {taken}: ours gets only the calls that it passes on." if taken else text
-    return f"Ready, but not in use: {why_another(chosen, ours)}"
+    return f"Ready, but not in use: {ours.why_another()}"
 
 
 def displaced() -> str:
     """Who has taken the place of our attention, and where; empty where nobody has."""
     ours = optimizer()
-    found = ours.displaced_by() if host.current_optimizer() is ours else {}
+    found = ours.displaced_by() if ours.is_applied else {}
     return ", ".join(f"{name} has replaced {' and '.join(where)}" for name, where in found.items())
-
-
-def why_another(chosen: Any, ours: Any) -> str:
-    """Why the WebUI uses the optimizer `chosen` and not `ours`, and what to do about it."""
-    opts: Any = host.attribute("modules.shared", "opts")
-    selection = getattr(opts, host.SETTING, "Automatic")
-    name = "none" if chosen is None else f"'{chosen.title()}'"
-    if ours not in host.optimizers():
-        return f"the WebUI has not listed '{ours.title()}' yet; reload the UI."
-    if selection == "Automatic":
-        return (
-            f"a command-line flag makes 'Automatic' pick {name}; choose '{ours.title()}' in "
-            "Settings > Optimizations > Cross attention optimization."
-        )
-    return (
-        f"Settings > Optimizations > Cross attention optimization is '{selection}'; choose "
-        f"'Automatic' or '{ours.title()}' there."
-    )

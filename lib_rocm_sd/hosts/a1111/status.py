@@ -131,9 +131,9 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
         return tuple(unusable)
     if not settings.current().attention:
         return ("Settings > ROCm SD excludes attention",)
-    ours, chosen = state.optimizer(), host.current_optimizer() or host.choice()
-    if chosen is not ours:
-        return (state.why_another(chosen, ours),)
+    ours: Any = state.optimizer()
+    if not ours.is_chosen:
+        return (ours.why_another(),)
     taken = state.displaced()
     return (
         (taken,)
@@ -221,9 +221,7 @@ def _hosts_attention() -> str:
     if state.displaced():
         return "another extension's code"
     ours: Any = state.optimizer()
-    current = host.current_optimizer()
-    chosen = current if current is not None and current is not ours else host.choice(without=ours)
-    return f"the WebUI's {chosen.title()}" if chosen is not None else THE_WEBUIS
+    return ours.hosts_attention() or THE_WEBUIS
 
 
 def _speed_tab() -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.speedtest.side import Cancelled
@@ -25,8 +24,7 @@ class Steps:
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        unet = getattr(getattr(model, "model", None), "diffusion_model", None)
-        self._unet = unet if isinstance(unet, nn.Module) else None
+        self._unet = host.unet_of(model)
         self._steps = steps
         self._device = device
         self._progress = progress

@@ -31,6 +31,7 @@ PART = "UNet"
 """Of the report's rows, as attention's."""
 NO_CHECKPOINT = "no checkpoint is loaded"
 UNKNOWN = "this checkpoint's UNet has no block of a known kind"
+A_FORGES = "a Forge's stay its own: its weights may be quantised, patched or moved in each call"
 ANOTHERS = "the SD Unet in Settings > Stable Diffusion makes the steps"
 
 
@@ -70,7 +71,7 @@ class UnetSession:
         """Callback of the sampler: the refiner may have become the model, also one that was loaded
         before, of which nobody tells.
         """
-        unet = unet_of(host.loaded_model())
+        unet = host.unet_of(host.loaded_model())
         if self._wish is not None and (unet is not self._unet or self._other_weights):
             with self._lock:
                 self._hold(host.loaded_model())
@@ -105,7 +106,7 @@ class UnetSession:
     def _hold(self, model: Any) -> None:
         """Let the blocks be whose they are to be. Whatever goes wrong leaves them to the WebUI."""
         begins, self._begins = self._begins, False
-        unet = unet_of(model)
+        unet = host.unet_of(model)
         if begins or self._wish is None or unet is not self._hopeless:
             self.trouble, self._hopeless = "", None
         try:
@@ -171,14 +172,15 @@ class UnetSession:
         return replace(row, partly={**row.partly, why: row.ours}) if why and row.ours else row
 
 
-def unet_of(model: Any) -> nn.Module | None:
-    """The UNet of a loaded checkpoint."""
-    unet = getattr(getattr(model, "model", None), "diffusion_model", None)
-    return unet if isinstance(unet, nn.Module) else None
+def left_alone() -> list[str]:
+    """Why blocks are never taken over in this WebUI; empty where they are."""
+    return [A_FORGES] if host.forge() is not None else []
 
 
 def obstacle(unet: nn.Module | None) -> str:
     """Why no block can be taken over now; empty where some can."""
+    if left_alone():
+        return A_FORGES
     if unet is None:
         return NO_CHECKPOINT
     if host.attribute("modules.sd_unet", "current_unet") is not None:
@@ -190,6 +192,8 @@ def refusals() -> list[str]:
     """Why our kernels cannot compute blocks here, by the one that each level launches in each of
     them; compiles and tests at the first use.
     """
+    if left_alone():
+        return left_alone()
     try:
         device = host.device()
         if not identify(device).reasons:

@@ -20,6 +20,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, VaeWish, float32_reason
+from lib_rocm_sd.hosts.forge.estimates import Estimates
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ui.options import VAE_MODES, Options
 
@@ -33,6 +34,7 @@ class VaeSession:
         self._lock = threading.RLock()
         self._coders: weakref.WeakKeyDictionary[nn.Module, tuple[CoderStandIn, ...]]
         self._coders = weakref.WeakKeyDictionary()
+        self._estimates = Estimates()
         self._wish: VaeWish | None = None
         self._told: set[str] = set()
         self.turn = Turn()
@@ -82,7 +84,7 @@ class VaeSession:
                 self._put_into(model, self._wish)
 
     def _put_into(self, model: Any, wish: VaeWish) -> None:
-        vae = getattr(model, "first_stage_model", None)
+        vae = host.vae_of(model)
         if not isinstance(vae, nn.Module):
             return
         known = self._coders.get(vae, ())
@@ -101,8 +103,10 @@ class VaeSession:
                 coder.serve_from(wish, self.turn)
             else:
                 coder.take_out()
+        self._estimates.put(model, known)
 
     def _take_out(self) -> None:
+        self._estimates.take()
         for coder in self._all():
             coder.take_out()
 

@@ -13,13 +13,13 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.attention import HALVES
 from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.packed import HALVES
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.policy import MEMORY
 from lib_rocm_sd.vae.bands import Interrupted
-from lib_rocm_sd.vae.policy import FREE_SHARE, shortfall
+from lib_rocm_sd.vae.estimate import needed_bytes
+from lib_rocm_sd.vae.policy import shortfall
 from lib_rocm_sd.vae.program import PARTS, Program
 
 
@@ -115,17 +115,12 @@ class Coder(StandIn):
 
         Kernels are compiled and tested now where they were not. Raises as Program.prepare does.
         """
-        policy = wish.session.policy
-        whole = wish.mode == "auto" and wish.budget_bytes is None and policy is not MEMORY
-        plan = self.program.prepare(
-            *(height, width, dtype, device),
+        return needed_bytes(
+            *(self.program, self.module, height, width, dtype, device),
             session=wish.session,
-            mode="whole" if whole else wish.mode,
+            mode=wish.mode,
             budget_bytes=wish.budget_bytes,
         )
-        packed = sum(tensor.numel() for tensor in self.module.parameters()) * dtype.itemsize
-        share = (policy.workspace_share or FREE_SHARE) if whole else 1.0
-        return packed + int(plan.peak_bytes / share)
 
 
 def usable(device: torch.device) -> list[str]:

@@ -1,0 +1,174 @@
+"""A whole real Forge: started on the CPU, with its page, and asked for pictures of a small model.
+
+python whole.py CHECKOUT DATA [card]: DATA is its data folder, with the extension in it or not;
+`card`: the CPU plays a card of ours. What came of it is in DATA/found.json.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+HALF = torch.bfloat16
+ROOT, DATA, CARD = Path(sys.argv[1]), Path(sys.argv[2]), len(sys.argv) > 3
+STUBS = ("basicsr", "gfpgan", "joblib", "peft", "pywt", "realesrgan", "insightface", "loadimg")
+FLAGS = "--always-cpu --skip-version-check --no-download-sd-model --skip-torch-cuda-test"
+UNET: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1],
+    "channel_mult": (1, 2),
+    "num_heads": 2,
+    "use_spatial_transformer": True,
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": 24,
+}
+VAE: dict[str, Any] = {
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [32] * 4,
+    "layers_per_block": 1,
+}
+
+
+def start() -> Any:
+    """The WebUI's `modules`, when its page is made."""
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1", COVERAGE_RUN="1")
+    builtin = sorted(path.name for path in (ROOT / "extensions-builtin").iterdir())
+    settings = {"disabled_extensions": builtin, "samples_save": False}
+    (DATA / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    inside: Any = importlib.import_module("real_parts")
+    inside.STUBS.update(STUBS)
+    inside.STUBS.difference_update(("accelerate", "diffusers"))
+    sys.meta_path.insert(0, inside.Stubs())
+    sys.path.insert(0, str(ROOT))
+    sys.argv = ["launch.py", "--data-dir", str(DATA), *FLAGS.split()]
+    os.chdir(ROOT)
+    importlib.import_module("modules_forge.initialization").initialize_forge()
+    initialize: Any = importlib.import_module("modules.initialize")
+    initialize.imports()
+    if CARD:
+        gpu = importlib.import_module("conftest").FakeGpu()
+        gpu.convs = True
+        gpu.install(DATA / "extensions" / "rocm-sd")
+    initialize.initialize()
+    modules = SimpleNamespace(
+        **{
+            name: importlib.import_module(f"modules.{name}")
+            for name in ("processing", "script_callbacks", "scripts", "sd_models", "shared", "ui")
+        }
+    )
+    modules.script_callbacks.before_ui_callback()
+    modules.shared.demo = modules.ui.create_ui()
+    modules.script_callbacks.app_started_callback(modules.shared.demo, None)
+    return modules
+
+
+def load(modules: Any) -> None:
+    """A small model becomes the one that is loaded."""
+    engine, data = _engine(), modules.sd_models.model_data
+    data.set_sd_model(engine)
+    data.forge_hash = str(data.forge_loading_parameters)
+    modules.script_callbacks.model_loaded_callback(engine)
+
+
+def picture(modules: Any, *args: Any) -> dict[str, Any]:
+    """A txt2img; `args` are this extension's arguments."""
+    runner = modules.scripts.scripts_txt2img
+    fields = {"steps": 3, "width": 64, "height": 64, "sampler_name": "Euler", "seed": 1}
+    p = modules.processing.StableDiffusionProcessingTxt2Img(
+        prompt="a red circle", cfg_scale=5.0, do_not_save_grid=True, **fields
+    )
+    p.is_api, p.scripts = True, runner
+    values: list[Any] = [0, *[None] * max(script.args_to or 0 for script in runner.scripts)]
+    for script in runner.alwayson_scripts:
+        if "ROCm SD" in script.title():
+            values[script.args_from : script.args_from + len(args)] = args
+    p.script_args = tuple(values)
+    made = modules.processing.process_images(p)
+    return {"pixels": zlib.crc32(made.images[0].tobytes()), "info": made.infotexts[0]}
+
+
+def _engine() -> Any:
+    """An engine of Forge's with its own UNet and VAE, and prompts that are made of numbers."""
+    base: Any = importlib.import_module("backend.diffusion_engine.base")
+    operations: Any = importlib.import_module("backend.operations")
+    prediction: Any = importlib.import_module("backend.modules.k_prediction")
+    unets: Any = importlib.import_module("backend.nn.unet")
+    vaes: Any = importlib.import_module("backend.nn.vae")
+    cpu = torch.device("cpu")
+    with operations.using_forge_operations(device=cpu, dtype=HALF):
+        unet = unets.IntegratedUNet2DConditionModel(**UNET)
+        vae = vaes.IntegratedAutoencoderKL(**VAE)
+    _fill(unet)
+    _fill(vae)
+    unet.load_device = unet.offload_device = unet.initial_device = cpu
+    unet.storage_dtype = unet.computation_dtype = HALF
+    config = SimpleNamespace(inpaint_model=lambda: False)
+    patcher = importlib.import_module("backend.patcher.unet").UnetPatcher.from_model(
+        unet, None, config, k_predictor=prediction.Prediction(prediction_type="epsilon")
+    )
+    own = importlib.import_module("backend.patcher.vae").VAE(model=vae, dtype=HALF)
+
+    class Engine(base.ForgeDiffusionEngine):  # type: ignore[misc]
+        def get_learned_conditioning(self, prompt: list[str]) -> torch.Tensor:
+            seeds = (torch.Generator().manual_seed(zlib.crc32(str(p).encode())) for p in prompt)
+            return torch.stack([torch.randn((77, UNET["context_dim"]), generator=g) for g in seeds])
+
+        @torch.inference_mode()
+        def decode_first_stage(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.forge_objects.vae.decode(vae.process_out(x))
+            return (made.movedim(-1, 1) * 2.0 - 1.0).to(x)  # type: ignore[no-any-return]
+
+    made = Engine(config, {})
+    made.forge_objects = base.ForgeObjects(unet=patcher, clip=None, vae=own, clipvision=None)
+    made.forge_objects_original = made.forge_objects.shallow_copy()
+    made.forge_objects_after_applying_lora = made.forge_objects.shallow_copy()
+    name = dict.fromkeys(("name", "model_name", "name_for_extra", "title", "short_title"), "small")
+    made.sd_checkpoint_info = SimpleNamespace(**name, filename="small", shorthash="0", metadata={})
+    made.is_sd1, made.sd_model_hash, made.filename = True, "0", "small"
+    made.comments, made.extra_generation_params = [], {}
+    return made
+
+
+def _fill(module: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for layer in module.modules():
+        if hasattr(layer, "dummy"):  # Forge makes these when it loads weights
+            sizes: Any = (layer.out_features, layer.in_features)
+            layer.weight = torch.nn.Parameter(torch.empty(sizes, dtype=HALF))
+            layer.bias = torch.nn.Parameter(torch.empty(sizes[:1], dtype=HALF))
+            del layer.dummy
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            size = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
+            is_gain = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(values * size + (1.0 if is_gain else 0.0))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    modules = start()
+    load(modules)
+    found: dict[str, Any] = {"first": picture(modules)}
+    if (DATA / "extensions" / "rocm-sd").exists():
+        state: Any = importlib.import_module("lib_rocm_sd.hosts.a1111.state")
+        found |= {"on": picture(modules, True), "off": picture(modules, False)}
+        found["status"] = state.status()
+    (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
