@@ -21,6 +21,7 @@ LAYERS = (
     ("engine",),
     ("trials",),
     ("functional", "calls"),
+    ("torch_ops",),
     ("modules",),
     ("vae", "unet"),
     ("shipped", "first_trials"),
