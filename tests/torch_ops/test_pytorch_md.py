@@ -45,4 +45,7 @@ def test_its_examples_run(
     assert names["mixed"].shape == (2, 64, 320) and names["total"].shape == (2, 64, 320)
     assert names["pixels"].shape == (1, 16, 16, 128)
     assert names["made"].shape == (2, 96, 64)
-    assert "q (2, 64, 8, 40) torch.float32 cpu" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "q (2, 64, 8, 40) torch.float32 cpu" in out
+    (name,) = re.findall(r"^`(rocm_sd \| .*)`\. torch", TEXT, re.MULTILINE)
+    assert repr([name]) in out
