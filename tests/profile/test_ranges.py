@@ -29,8 +29,8 @@ def test_a_call_is_a_range_of_its_op_problem_and_variant(opened: list[str]) -> N
         assert torch.equal(user.run(op, X), X * 2)
         route = engine.route(op, op.make_inputs(op.usual[0][1], X.device, 0), user.session)
         engine.follow(route, op, op.make_inputs(op.usual[0][1], X.device, 0), user.session)
-    name = "rocm_sd | toy | doubling: Doubling(rows={}, width=8, dtype='float32') | plain"  # noqa: UP032
-    names = [name.format(rows) for rows in (10, 40)]
+    begin, end = "rocm_sd | toy | doubling: Doubling(rows=", ", width=8, dtype='float32') | plain"
+    names = [f"{begin}{rows}{end}" for rows in (10, 40)]
     assert opened == [names[0], "<", names[1], "<"]
     assert set(names) <= {event.name for event in profile.events()}
     assert ranges.read_name(names[0]) == ("toy", names[0].split(" | ")[2], "plain")

@@ -158,7 +158,7 @@ def test_a_transformer_block_of_diffusers_keeps_attention_whole() -> None:
 
 
 def test_a_unet_of_diffusers_is_one_graph() -> None:
-    """The least that has both attentions, on the way down."""
+    """The least that has both attentions. Blocks of ours stand aside while it is traced."""
     pytest.importorskip("diffusers", reason="diffusers is not installed")
     from diffusers import UNet2DConditionModel
 
@@ -175,10 +175,13 @@ def test_a_unet_of_diffusers_is_one_graph() -> None:
         attention_head_dim=2,
         norm_num_groups=4,
     )
-    unet.eval().requires_grad_(False)
+    unet.eval().requires_grad_(False).to(torch.bfloat16)
     compiled = Compiled(unet)
-    x, text, time = torch.randn(2, 4, 8, 8), torch.randn(2, 7, 8), torch.tensor(3)
-    with patched(SimpleNamespace(unet=unet), vae=False, unet=True), torch.no_grad():
-        right = unet(x, time, text).sample
-        assert torch.allclose(compiled(x, time, text).sample, right, atol=1e-5)
+    x, text = (torch.randn(size).bfloat16() for size in ((2, 4, 8, 8), (2, 7, 8)))
+    with patched(SimpleNamespace(unet=unet), vae=False), torch.no_grad():
+        right = unet(x, torch.tensor(3), text).sample
+    with patched(SimpleNamespace(unet=unet), vae=False, unet=True) as patch, torch.no_grad():
+        assert all(row.ours == row.total for row in patch.unet.rows())
+        made = compiled(x, torch.tensor(3), text).sample
+        assert torch.allclose(made, right, atol=0.01 * float(right.abs().max()))
     assert compiled.kept == ["attention", "attention"]
