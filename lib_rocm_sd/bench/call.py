@@ -81,7 +81,7 @@ def measured(
     calls: int,
     limit_s: float,
 ) -> list[CallRow]:
-    """`sides`: by name, the variant behind it and the call."""
+    """A row per side. `sides`: by name, the variant behind it and the call."""
     rows: list[CallRow] = []
     with torch.no_grad():
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)

@@ -23,8 +23,10 @@ from lib_rocm_sd.torch_ops.torch_op import Made, TorchOp
 NAMESPACE = "rocm_sd"
 KEEPS_WHOLE = hasattr(torch.library, "register_fake")
 """torch 2.4 and newer: only there torch.compile is given the operators."""
-_WITH_KEYSET = "with_keyset" in inspect.signature(Library.impl).parameters
 _after_autograd: Any = getattr(torch._C, "_after_autograd_keyset", None)
+_WITH_KEYSET = (
+    "with_keyset" in inspect.signature(Library.impl).parameters and _after_autograd is not None
+)
 _below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 _any_wants: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
 
@@ -41,7 +43,7 @@ def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
         if _WITH_KEYSET:
             library.impl(row.name, _followed(row, overload), "Autograd", with_keyset=True)
         else:
-            library.impl(row.name, _followed_before_2_4(row, overload), "Autograd")
+            library.impl(row.name, _followed_without_keyset(row, overload), "Autograd")
     return library
 
 
@@ -50,16 +52,16 @@ def _computing(row: TorchOp) -> Callable[..., Made]:
     posed, result = row.kept or row.posed, row.result
 
     def compute(x: torch.Tensor, *others: Any) -> Made:
-        if autocasts():
-            with torch.autocast(x.device.type, enabled=False):
-                return computed(x, *others)
-        return computed(x, *others)
-
-    def computed(x: torch.Tensor, *others: Any) -> Made:
         op, inputs = posed(x, *others)
         return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), inputs, x)
 
-    return compute
+    def shielded(x: torch.Tensor, *others: Any) -> Made:
+        if not autocasts():
+            return compute(x, *others)
+        with torch.autocast(x.device.type, enabled=False):
+            return compute(x, *others)
+
+    return shielded
 
 
 def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
@@ -86,7 +88,7 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
     return follow
 
 
-def _followed_before_2_4(row: TorchOp, overload: Any) -> Callable[..., Made]:
+def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]:
     def follow(*arguments: Any) -> Made:
         if torch.is_grad_enabled() and _wants(arguments):
             made: Made = _Recomputed.apply(row, overload, *arguments)
@@ -128,7 +130,8 @@ class _Recomputed(torch.autograd.Function):
             for other, kept in zip(ctx.others, ctx.is_tensor, strict=True)
         ]
         wanted = ctx.needs_input_grad[2:]
-        return None, None, *gradients(ctx.row, arguments, wanted, grads)
+        with torch.autocast(arguments[0].device.type, enabled=False):
+            return None, None, *gradients(ctx.row, arguments, wanted, grads)
 
 
 def gradients(

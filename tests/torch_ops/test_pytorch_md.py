@@ -35,8 +35,18 @@ def test_its_examples_run(
     pytest.importorskip("diffusers", reason="diffusers is not installed")
     if not torch_ops.KEEPS_WHOLE:
         pytest.skip("this torch is not given the operators (before 2.4)")
+    try:
+        from torch._dynamo.backends.registry import lookup_backend
+    except ImportError as error:
+        pytest.skip(f"torch.compile cannot be used here: {error}")
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    graphs: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     names: dict[str, Any] = {}
     examples = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(examples) >= 6
@@ -45,6 +55,13 @@ def test_its_examples_run(
     assert names["mixed"].shape == (2, 64, 320) and names["total"].shape == (2, 64, 320)
     assert names["pixels"].shape == (1, 16, 16, 128)
     assert names["made"].shape == (2, 96, 64)
+    assert {graph.count("rocm_sd.attention.default") for graph in graphs} == {2}
+    x, text = torch.randn(2, 35, 64), torch.randn(2, 77, 48)
+    with names["patched"](names["pipeline"], vae=False), torch.no_grad():
+        made, right = (
+            f(x, encoder_hidden_states=text) for f in (names["compiled"], names["block"])
+        )
+    assert torch.allclose(made, right, atol=1e-5)
     out = capsys.readouterr().out
     assert "q (2, 64, 8, 40) torch.float32 cpu" in out
     (name,) = re.findall(r"^`(rocm_sd \| .*)`\. torch", TEXT, re.MULTILINE)

@@ -97,6 +97,12 @@ def test_autocast_has_no_say() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         made = torch.ops.rocm_sd.linear(x, weight)
     assert torch.equal(made, functional.linear(x, weight))
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+        x.requires_grad_()
+        made = torch.ops.rocm_sd.linear(x, weight)
+        (found,) = torch.autograd.grad(made, x, torch.ones_like(made))
+    assert made.dtype == found.dtype == torch.float32
+    assert torch.allclose(found, weight.sum(0), atol=1e-6)
 
 
 def test_no_webui_registers_them() -> None:

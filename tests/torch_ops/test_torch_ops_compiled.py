@@ -1,4 +1,7 @@
-"""torch.compile: operators stay whole in one graph, for all sizes; mistakes are told."""
+"""torch.compile: operators stay whole in one graph, for all sizes; mistakes are told.
+
+A transformer block of diffusers is the example of docs/pytorch.md, see test_pytorch_md.py.
+"""
 
 from __future__ import annotations
 
@@ -139,22 +142,6 @@ def test_a_mistake_is_told_as_without_it() -> None:
         Compiled(call, fullgraph=False)(q)
     with pytest.raises(RuntimeError, match="k and v must have one shape.*torch.float32 cpu"):
         Compiled(call, dynamic=False)(q)
-
-
-def test_a_transformer_block_of_diffusers_keeps_attention_whole() -> None:
-    pytest.importorskip("diffusers", reason="diffusers is not installed")
-    from diffusers.models.attention import BasicTransformerBlock
-
-    from lib_rocm_sd.hosts.diffusers import patched
-
-    block = BasicTransformerBlock(32, 4, 8, cross_attention_dim=48).eval().requires_grad_(False)
-    compiled = Compiled(block)
-    with patched(SimpleNamespace(unet=block), vae=False), torch.no_grad():
-        for tokens in (16, 35):
-            x, text = torch.randn(2, tokens, 32), torch.randn(2, 77, 48)
-            made = compiled(x, encoder_hidden_states=text)
-            assert torch.allclose(made, block(x, encoder_hidden_states=text), atol=1e-5)
-    assert compiled.kept == ["attention", "attention"]
 
 
 def test_a_unet_of_diffusers_is_one_graph() -> None:
