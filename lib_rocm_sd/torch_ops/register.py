@@ -1,7 +1,7 @@
 """Makes operators of rows of the table: schema, computation, shapes, gradients.
 
-`Library.define` and `impl` with an autograd kernel of our own: a call then costs the CPU half of
-what `torch.library.custom_op` takes (`python -m lib_rocm_sd bench door`).
+`Library.define` and `impl` with an autograd kernel of our own: `torch.library.custom_op` and
+`register_autograd` cost the CPU more for each call (`python -m lib_rocm_sd bench door`).
 """
 
 from __future__ import annotations
