@@ -1,4 +1,4 @@
-"""python -m lib_rocm_sd doctor | compile | inspect | bench | demo | tune | results.
+"""python -m lib_rocm_sd doctor | compile | inspect | bench | profile | demo | tune | results.
 
 A command's module is imported when it is asked for.
 """
@@ -28,6 +28,10 @@ COMMANDS = {
         "registers, spills, LDS and occupancy of the compiled kernels",
     ),
     "bench": ("lib_rocm_sd.commands.bench", "measure the kernels on this machine's GPU"),
+    "profile": (
+        "lib_rocm_sd.profile.command",
+        "where a picture's time goes, by kind of work and by part of the model",
+    ),
     "demo": (
         "lib_rocm_sd.demo.command",
         "the same pictures without and with the kernels, side by side",

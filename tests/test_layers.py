@@ -20,7 +20,8 @@ LAYERS = (
     ("machine",),
     ("engine",),
     ("trials",),
-    ("functional", "graphs", "calls"),
+    ("functional", "graphs", "calls", "ranges"),
+    ("torch_ops",),
     ("modules",),
     ("vae", "unet"),
     ("shipped", "first_trials"),
@@ -28,7 +29,7 @@ LAYERS = (
     ("speedtest",),
     ("ui",),
     ("hosts",),
-    ("tune", "doctor", "demo", "results", "commands"),
+    ("tune", "doctor", "demo", "profile", "results", "commands"),
     ("__main__",),
 )
 """From the ground up: a module may import from its own layer and from those before it."""

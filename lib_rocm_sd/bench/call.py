@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,23 @@ def measure(
     limit_s: float = math.inf,
 ) -> list[CallRow]:
     """A row per side, in one run: batches of the sides take turns, until `limit_s` is over."""
+    with torch.no_grad():
+        sides = _sides(problem, device, engine)
+    return measured(label, problem, device, sides, calls, limit_s)
+
+
+def measured(
+    label: str,
+    problem: AttentionProblem,
+    device: torch.device,
+    sides: Mapping[str, tuple[str, Side]],
+    calls: int,
+    limit_s: float,
+) -> list[CallRow]:
+    """A row per side. `sides`: by name, the variant behind it and the call."""
     rows: list[CallRow] = []
     with torch.no_grad():
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
-        sides = _sides(problem, device, engine)
         times: dict[str, list[float]] = {name: [] for name in sides}
         failed: dict[str, str] = {}
         counts: dict[str, int] = {}
@@ -163,22 +176,31 @@ def runs(args: argparse.Namespace) -> int:
     return args.runs or (QUICK_CALLS if args.quick else CALLS)
 
 
+def limit_s(args: argparse.Namespace) -> float:
+    """How long a problem may take."""
+    return math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
+
+
 def run(
     args: argparse.Namespace, device: torch.device, machine: dict[str, Any], heading: str
 ) -> int:
     """Measure, print a table, write JSON."""
     engine = Engine()
     rows: list[CallRow] = []
-    limit_s = math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
     progress = Countdown([1.0] * len(PROBLEMS))
     for label, problem in PROBLEMS:
         progress.next(f"{label}: {problem}")
-        rows += measure(label, problem, device, engine, runs(args), limit_s)
+        rows += measure(label, problem, device, engine, runs(args), limit_s(args))
     print(render(heading, rows))
-    if args.json:
-        document = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(args.json, machine, rows)
     return 0
+
+
+def write(path: str | None, machine: dict[str, Any], rows: Sequence[CallRow]) -> None:
+    """The result as JSON, where one is asked for."""
+    if path:
+        document = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def render(heading: str, rows: Sequence[CallRow]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, group_norm, layer_norm, linear, rows
+from lib_rocm_sd.bench import call, door, group_norm, layer_norm, linear, rows
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.unet import command as unet
@@ -26,8 +26,10 @@ from lib_rocm_sd.ops.base import Launch
 RUNS = attention.RUNS
 TABLES: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm, "linear": linear}
 """Ops that have a table of their own: problems, what each takes, rows, text."""
-OPS = ("attention", "call", *TABLES, "unet", "vae", "speed")
-"""`call`: what attention costs the CPU; `speed`: the speed test that the WebUI's tab runs."""
+OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed")
+"""`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
+`speed`: the speed test that the WebUI's tab runs.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs",
         type=int,
-        help=f"timed calls per row (default {RUNS}, of vae {vae.RUNS}, of call {call.CALLS})",
+        help=f"timed calls per row (default {RUNS}, of vae {vae.RUNS}, of call, door {call.CALLS})",
     )
     parser.add_argument("--quick", action="store_true", help="less of it, and fewer runs")
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
@@ -76,8 +78,9 @@ def main(args: argparse.Namespace) -> int:
     info = identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
     machine = _machine(device, info, _runs(args))
-    if args.op == "call":
-        return call.run(args, device, machine, _heading(machine))
+    if args.op in ("call", "door"):
+        timed = call if args.op == "call" else door
+        return timed.run(args, device, machine, _heading(machine))
     if args.op in TABLES:
         return _table(args, device, info, launch, machine)
     if args.op == "unet":
@@ -102,7 +105,7 @@ def _make_small(args: argparse.Namespace) -> None:
     """Without a GPU, and unless something else is asked for: a try of seconds."""
     if args.source or args.small or args.quick or args.case or args.sizes:
         return
-    args.small, args.quick = args.op != "call", True
+    args.small, args.quick = args.op not in ("call", "door"), True
     if args.op == "vae":
         args.ways, args.roles = args.ways or ["auto", "eager"], args.roles or ["decoder"]
     say(
@@ -116,7 +119,7 @@ def _runs(args: argparse.Namespace) -> int:
     """Timed calls of a row, at most."""
     if args.op == "vae":
         return vae.runs(args)
-    if args.op == "call":
+    if args.op in ("call", "door"):
         return call.runs(args)
     if args.op == "unet":
         return unet.runs(args)

@@ -78,8 +78,25 @@ def tensors_of(inputs: Any) -> list[torch.Tensor]:
     return [item for item in inputs if isinstance(item, torch.Tensor)]
 
 
+doors: dict[str, Callable[[Any], Any]] = {}
+"""By the name of an op, what calls it as an operator of torch's, with the op's inputs; None is what
+it gives where the operator does not do that. Filled where torch_ops/ is imported.
+"""
+
+
 def traced(op: Op[Any, Any], inputs: Any) -> Any:
-    """Under torch.compile: the first variant made of torch calls, which can be traced."""
+    """Under torch.compile: the operator of the op, which its graphs keep whole, else torch calls.
+
+    A caller's mistake is the ValueError that it always is, of which a full graph names the text.
+    """
+    op.problem_of(inputs)
+    door = doors.get(op.name)
+    made = None if door is None else door(inputs)
+    return by_torch(op, inputs) if made is None else made
+
+
+def by_torch(op: Op[Any, Any], inputs: Any) -> Any:
+    """By the first variant made of torch calls, which can be traced and differentiated."""
     problem = op.problem_of(inputs)
     for variant in op.variants:
         if not variant.ours and not variant.refusals(None, problem):

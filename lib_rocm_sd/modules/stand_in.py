@@ -32,6 +32,7 @@ class StandIn(ABC):
         self.module = module
         self._patch: Patch | None = None
         self._serving = False
+        self._traced = type(module).forward
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.module, "forward")
@@ -49,6 +50,7 @@ class StandIn(ABC):
                 self._serving = False
                 return named(current)
             self._patch = put(self.module, "forward", self)
+        self._traced = type(self.module).forward  # some classes cannot be asked while tracing
         self._serving = True
         return ""
 
@@ -59,7 +61,9 @@ class StandIn(ABC):
             take(self._patch)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or not self.is_put_in:
+        if _is_compiling():
+            return self._traced(self.module, *args, **kwargs)
+        if not self.is_put_in:
             return self.theirs(*args, **kwargs)
         asked = self.asked(*args, **kwargs)
         if asked is None:

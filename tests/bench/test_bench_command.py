@@ -13,7 +13,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.bench import progress
 from lib_rocm_sd.commands import bench
 
-OPS = ("attention", "call", "group_norm", "layer_norm", "linear", "vae")
+OPS = ("attention", "call", "door", "group_norm", "layer_norm", "linear", "vae")
 
 
 @pytest.mark.parametrize("op", [*OPS, "speed"])
@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         return 0
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for module in (bench.attention, bench.call, bench.vae):
+    for module in (bench.attention, bench.call, bench.door, bench.vae):
         monkeypatch.setattr(module, "run", keep)
     monkeypatch.setattr(bench, "_table", keep)
     return found
@@ -68,7 +68,7 @@ def test_without_a_gpu_a_small_try_that_says_so(
 ) -> None:
     assert bench.main(parsed(op)) == 0
     (args,) = asked
-    assert args.quick and args.small == (op != "call")
+    assert args.quick and args.small == (op not in ("call", "door"))
     said = capsys.readouterr().err
     assert "no GPU" in said and "--device cpu" in said
 

@@ -124,8 +124,9 @@ def _mask_errors(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> list[s
     fits = len(padded) == 4 and all(
         size in (1, whole) for size, whole in zip(padded, full, strict=False)
     )
+    if not fits:  # sizes are written down here only: torch.compile would take them as fixed
+        return [f"the mask must broadcast to (batch, heads, seq_q, seq_k) = {full}"]
     return reasons(
-        (not fits, f"the mask must broadcast to (batch, heads, seq_q, seq_k) = {full}"),
         (mask.device != q.device, "the mask must be on the device of q"),
         (
             mask.dtype not in DTYPE_NAMES,

@@ -185,7 +185,7 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
-    return _problem(
+    facts = (
         kind,
         x.shape,
         DTYPE_NAMES[x.dtype],
@@ -199,6 +199,10 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         None if embedding is None else embedding.shape,
         weights.in_rows,
     )
+    try:
+        return _problem(*facts)
+    except TypeError:  # symbols for sizes cannot be looked up
+        return _problem.__wrapped__(*facts)
 
 
 @lru_cache(maxsize=1024)
@@ -216,7 +220,9 @@ def _problem(
     embedding: torch.Size | None,
     in_rows: bool,
 ) -> ConvProblem:
-    """What `problem_of` gives for tensors of these shapes."""
+    """What `problem_of` gives for tensors of these shapes. Sizes may be symbols: they are written
+    down where something is wrong and nowhere else, since torch.compile would take them as fixed.
+    """
     batch, height, width, channels = x
     made, taken = weight[:2]
     rows, columns = out_size(kind, height, width)
@@ -227,30 +233,27 @@ def _problem(
             channels != taken if in_rows else channels % 16 or channels < taken,
             f"{channels} channels for a weight of {taken}",
         ),
-        (rows < 1 or columns < 1, f"{height} x {width} is too small for {kind}"),
-        (
-            norm is not None and norm != (batch, channels, 2),
-            f"norm must be (N, Ci, 2): {None if norm is None else tuple(norm)}",
-        ),
+        (rows < 1 or columns < 1, f"x is too small for {kind}"),
+        (norm is not None and norm != (batch, channels, 2), "norm must be (N, Ci, 2)"),
         (
             shortcut is not None and shortcut[:3] != (batch, rows, columns),
-            f"shortcut must be (N, {rows}, {columns}, C)",
+            "shortcut must be (N, Ho, Wo, C)",
         ),
         (
             groups is not None and (groups < 1 or made % groups != 0),
             f"{made} channels do not divide into the next norm's {groups} groups",
         ),
-        (
-            embedding is not None and embedding != (batch, made),
-            f"embedding must be (N, Co): {None if embedding is None else tuple(embedding)}",
-        ),
+        (embedding is not None and embedding != (batch, made), "embedding must be (N, Co)"),
         (
             in_rows and shortcut_weight not in (None, (made, shortcut[3] if shortcut else 0)),
-            f"a shortcut's weight must be (Co, Cs): {shortcut_weight and tuple(shortcut_weight)}",
+            "a shortcut's weight must be (Co, Cs)",
         ),
     )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: x {tuple(x)}")
+        given = dict(x=x, weight=weight, norm=norm, shortcut=shortcut, embedding=embedding)
+        given["shortcut's weight"] = shortcut_weight
+        shapes = (f"{name} {tuple(shape)}" for name, shape in given.items() if shape is not None)
+        raise ValueError(f"{'; '.join(wrong)}: {', '.join(shapes)}")
     how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)

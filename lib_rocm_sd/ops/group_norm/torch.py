@@ -55,7 +55,7 @@ class TorchFinalize(_Torch):
 
 
 class TorchNorm(_Torch):
-    """Statistics and their merge by torch's operators."""
+    """Statistics, of each image in one part, and their merge by torch's operators."""
 
     def workspace(self, problem: NormProblem) -> int:
         return 2 * problem.image_bytes
@@ -63,7 +63,8 @@ class TorchNorm(_Torch):
     def run(
         self, launch: Launch | None, config: None, problem: NormProblem, inputs: NormInputs
     ) -> torch.Tensor:
-        return formula.norm_from(formula.statistics_of(inputs.x), *inputs[1:])
+        pixels = inputs.x.permute(0, 2, 3, 1).flatten(1, 2)
+        return formula.norm_from(formula.moments_of(pixels[:, None]), *inputs[1:])
 
 
 class TorchApply(_Torch):

@@ -1,0 +1,55 @@
+"""`rocm_sd::linear`."""
+
+from __future__ import annotations
+
+import torch
+
+from lib_rocm_sd.ops.linear.call import inputs_of
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, output_shape
+from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp
+
+
+def _posed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gate: bool = False,
+    weight_1: torch.Tensor | None = None,
+    bias_1: torch.Tensor | None = None,
+    weight_2: torch.Tensor | None = None,
+    bias_2: torch.Tensor | None = None,
+) -> Posed:
+    """Weights and biases one by one, for a list of tensors costs each call more."""
+    layers = [(weight, bias)]
+    layers += [(w, b) for w, b in ((weight_1, bias_1), (weight_2, bias_2)) if w is not None]
+    weights, biases = zip(*layers, strict=True)
+    return LINEAR, inputs_of(x, weights, biases, residual, gate, None)
+
+
+def _empty(problem: LinearProblem, inputs: LinearInputs) -> torch.Tensor:
+    return inputs.x.new_empty(output_shape(problem))
+
+
+def _unflattened(made: torch.Tensor, inputs: LinearInputs, x: torch.Tensor) -> torch.Tensor:
+    """(rows, columns) as x has its rows."""
+    return made.contiguous().view(*x.shape[:-1], made.shape[1])
+
+
+ROWS = TorchOp(
+    "linear",
+    "(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, bool gate=False, "
+    "Tensor? weight_1=None, Tensor? bias_1=None, Tensor? weight_2=None, Tensor? bias_2=None) "
+    "-> Tensor",
+    _posed,
+    _empty,
+    _unflattened,
+)
+
+
+def linear_door(inputs: LinearInputs) -> torch.Tensor:
+    """The operator, called with the op's inputs. What is to be written over is written after."""
+    x, weight, bias, residual, out, *others, gate = inputs
+    made: torch.Tensor = torch.ops.rocm_sd.linear.default(x, weight, bias, residual, gate, *others)
+    return made if out is None else out.copy_(made)

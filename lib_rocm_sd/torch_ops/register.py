@@ -1,0 +1,157 @@
+"""Makes operators of rows of the table: schema, computation, shapes, gradients.
+
+`Library.define` and `impl` with an autograd kernel of our own: `torch.library.custom_op` and
+`register_autograd` cost the CPU more for each call (`python -m lib_rocm_sd bench door`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from lib_rocm_sd.calls import autocasts
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.route import by_torch
+from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.torch_ops.shapes import shapes_of
+from lib_rocm_sd.torch_ops.torch_op import Made, TorchOp
+
+NAMESPACE = "rocm_sd"
+KEEPS_WHOLE = hasattr(torch.library, "register_fake")
+"""torch 2.4 and newer: only there torch.compile is given the operators."""
+_after_autograd: Any = getattr(torch._C, "_after_autograd_keyset", None)
+_WITH_KEYSET = (
+    "with_keyset" in inspect.signature(Library.impl).parameters and _after_autograd is not None
+)
+_below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+_any_wants: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
+
+
+def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
+    """The library that has an operator for each row. They are there as long as it lives."""
+    library = Library(namespace, "DEF")
+    for row in rows:
+        library.define(row.name + row.schema)
+        overload = getattr(getattr(torch.ops, namespace), row.name).default
+        for key in ("CPU", "CUDA"):
+            library.impl(row.name, _computing(row), key)
+        _register_shapes(library, row, f"{namespace}::{row.name}")
+        if _WITH_KEYSET:
+            library.impl(row.name, _followed(row, overload), "Autograd", with_keyset=True)
+        else:
+            library.impl(row.name, _followed_without_keyset(row, overload), "Autograd")
+    return library
+
+
+def _computing(row: TorchOp) -> Callable[..., Made]:
+    """By the engine, as functional.py does it."""
+    posed, result = row.kept or row.posed, row.result
+
+    def compute(x: torch.Tensor, *others: Any) -> Made:
+        op, inputs = posed(x, *others)
+        return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), inputs, x)
+
+    def shielded(x: torch.Tensor, *others: Any) -> Made:
+        if not autocasts():
+            return compute(x, *others)
+        with torch.autocast(x.device.type, enabled=False):
+            return compute(x, *others)
+
+    return shielded
+
+
+def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
+    def shapes(*arguments: Any) -> Made:
+        return shapes_of(row, arguments)
+
+    if KEEPS_WHOLE:
+        torch.library.register_fake(name, shapes, lib=library)
+    else:
+        torch.library.impl_abstract(name, shapes, lib=library)
+
+
+def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
+    """Calls the operator below autograd, and has autograd follow where a gradient is wanted."""
+    after = _after_autograd
+
+    def follow(keyset: Any, *arguments: Any) -> Made:
+        if torch.is_grad_enabled() and _wants(arguments):
+            made: Made = _Recomputed.apply(row, overload, *arguments)
+            return made
+        below: Made = overload.redispatch(keyset & after, *arguments)
+        return below
+
+    return follow
+
+
+def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]:
+    def follow(*arguments: Any) -> Made:
+        if torch.is_grad_enabled() and _wants(arguments):
+            made: Made = _Recomputed.apply(row, overload, *arguments)
+            return made
+        with _below_autograd():
+            below: Made = overload(*arguments)
+        return below
+
+    return follow
+
+
+def _wants(arguments: Sequence[Any]) -> bool:
+    """Whether the gradient of any of them is wanted."""
+    if _any_wants is not None:
+        return _any_wants(*arguments)
+    return any(isinstance(item, torch.Tensor) and item.requires_grad for item in arguments)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Gradients by torch: in the backward pass the call is made again by torch's own operators, of
+    which autograd knows the gradients. Nothing but the arguments is kept until then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, row: TorchOp, overload: Any, *arguments: Any) -> Any:
+        is_tensor = [isinstance(item, torch.Tensor) for item in arguments]
+        ctx.save_for_backward(*(t for t, kept in zip(arguments, is_tensor, strict=True) if kept))
+        ctx.row = row
+        ctx.others = [None if kept else t for t, kept in zip(arguments, is_tensor, strict=True)]
+        ctx.is_tensor = is_tensor
+        with _below_autograd():
+            return overload(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        saved = iter(ctx.saved_tensors)
+        arguments = [
+            next(saved) if kept else other
+            for other, kept in zip(ctx.others, ctx.is_tensor, strict=True)
+        ]
+        wanted = ctx.needs_input_grad[2:]
+        with torch.autocast(arguments[0].device.type, enabled=False):
+            return None, None, *gradients(ctx.row, arguments, wanted, grads)
+
+
+def gradients(
+    row: TorchOp, arguments: Sequence[Any], wanted: Sequence[bool], grads: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of the arguments for those of the results, None where none is wanted.
+
+    Where grad mode is on, as for the gradient of a gradient, they can be followed themselves.
+    """
+    again, own = torch.is_grad_enabled(), list(arguments)
+    places = [place for place, want in enumerate(wanted) if want]
+    with torch.enable_grad():
+        for place in places:  # one tensor may be given twice
+            own[place] = own[place].view_as(own[place])
+        op, inputs = row.posed(*own)
+        made = row.result(by_torch(op, inputs), inputs, own[0])
+    outputs = (made,) if isinstance(made, torch.Tensor) else made
+    chosen = [own[place] for place in places]
+    found = torch.autograd.grad(outputs, chosen, grads, create_graph=again, allow_unused=True)
+    every: list[torch.Tensor | None] = [None] * len(own)
+    for place, gradient in zip(places, found, strict=True):
+        every[place] = gradient
+    return every

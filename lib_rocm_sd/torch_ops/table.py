@@ -1,0 +1,35 @@
+"""Every operator once, and how to call one with the inputs of the op that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.torch_ops import attention, conv, group_norm, layer_norm, linear
+from lib_rocm_sd.torch_ops.torch_op import TorchOp
+
+OPS: tuple[TorchOp, ...] = (
+    attention.ATTEND,
+    conv.CONV,
+    conv.CONV_AND_NORM,
+    group_norm.OF,
+    group_norm.SILU,
+    layer_norm.PLAIN,
+    layer_norm.ADDED,
+    linear.ROWS,
+)
+DOORS: dict[str, Callable[[Any], Any]] = {
+    ATTENTION.name: attention.attention_door,
+    GROUP_NORM_SILU.name: group_norm.group_norm_silu_door,
+    NORM.name: group_norm.group_norm_of_door,
+    LAYER_NORM.name: layer_norm.layer_norm_door,
+    LINEAR.name: linear.linear_door,
+    **{op.name: partial(conv.conv_door, kind) for kind, op in CONVS.items()},
+}
+"""By the name of an op of ops/. The other ops of group norm are steps of these."""

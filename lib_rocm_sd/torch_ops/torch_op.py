@@ -1,0 +1,38 @@
+"""What is said of one operator; register.py makes the operator of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.base import Op
+
+Posed = tuple[Op[Any, Any], Any]
+"""An op of ops/ and its inputs."""
+Made = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TorchOp:
+    """`rocm_sd::name` with the arguments and results that `schema` says.
+
+    `posed(*arguments)`: the op that computes it, and that op's inputs. `empty(problem, inputs)`:
+    tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
+    as the operator gives it; x is the first argument. It may hold no memory of an argument.
+    `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
+    """
+
+    name: str
+    schema: str
+    posed: Callable[..., Posed]
+    empty: Callable[[Any, Any], Made]
+    result: Callable[[Any, Any, torch.Tensor], Made]
+    kept: Callable[..., Posed] | None = None
+
+
+def as_made(made: torch.Tensor, inputs: Any, x: torch.Tensor) -> torch.Tensor:
+    """The result of an op that gives one dense tensor."""
+    return made.contiguous()

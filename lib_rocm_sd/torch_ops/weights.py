@@ -1,0 +1,75 @@
+"""What is kept of a convolution's weights between two calls of its operator."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """`made` is without the weight itself, which would otherwise never be freed."""
+
+    weight: ref[torch.Tensor]
+    bias: ref[torch.Tensor] | None
+    facts: tuple[Any, ...]
+    made: ConvWeights
+
+
+class KeptWeights:
+    """ConvWeights of tensors that are given again and again, which are read as they lie.
+
+    Kept are the bias in float32, and a copy of weights that are not channels-last, as long as the
+    weight tensor lives. Writing through `.data` is the one change that is not seen, for torch does
+    not count it. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> ConvWeights:
+        facts = _facts(weight), None if bias is None else _facts(bias)
+        known = self._kept.get(id(weight))
+        if known is None or known.facts != facts or not _same(known, weight, bias):
+            made = ConvWeights(weight, bias, in_rows=True)
+            if any(counted is None for counted in facts[0]) or weight.is_inference():
+                return made
+            known = self._keep(weight, bias, facts, made)
+        found = copy.copy(known.made)
+        found.weight = weight
+        return found
+
+    def _keep(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        facts: tuple[Any, ...],
+        made: ConvWeights,
+    ) -> _Kept:
+        number, kept = id(weight), copy.copy(made)
+        del kept.weight
+        gone = ref(weight, lambda _: self._kept.pop(number, None))
+        known = _Kept(gone, None if bias is None else ref(bias), facts, kept)
+        self._kept[number] = known
+        return known
+
+
+def _same(known: _Kept, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """That they are the tensors themselves."""
+    mine = None if known.bias is None else known.bias()
+    return known.weight() is weight and mine is bias
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes where the tensor does. An inference tensor counts no versions."""
+    version = None if tensor.is_inference() else tensor._version
+    return version, tensor.data_ptr(), tensor.dtype, tensor.device, tensor.stride()

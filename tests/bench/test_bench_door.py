@@ -1,0 +1,34 @@
+"""`bench door`: every way of registering is timed, and the difference is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import door
+from lib_rocm_sd.bench.call import CallRow
+
+
+def test_every_way_is_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "door.json"
+    words = ["bench", "door", "--device", "cpu", "--runs", "3", "--json", str(file)]
+    assert __main__.main(words) == 0
+    out = capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    sides = [row["side"] for row in rows]
+    assert sides[:2] == [door.DIRECT, door.OURS]
+    assert len(sides) == (4 if hasattr(torch.library, "custom_op") else 2)
+    assert all(row["median_us"] > 0 and side in out for row, side in zip(rows, sides, strict=True))
+
+
+def test_a_door_costs_what_the_direct_call_does_not() -> None:
+    def row(side: str, median_us: float | None) -> CallRow:
+        return CallRow("one", "problem", side, "", median_us, reason="" if median_us else "failed")
+
+    said = door.told([row(door.DIRECT, 10.0), row(door.OURS, 14.25), row("other", None)])
+    assert said == f"the door of an operator costs a call: {door.OURS} 4.2 us"
+    assert "not timed" in door.told([row(door.DIRECT, None), row(door.OURS, 14.25)])

@@ -1,0 +1,173 @@
+"""Gradients of the operators: by differences in float64, in half beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd import torch_ops
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from tests.vae.vae_models import needs_half
+
+F64 = torch.float64
+ROCM: Any = torch.ops.rocm_sd
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=F64).requires_grad_()
+
+
+def image(*shape: int) -> torch.Tensor:
+    return drawn(*shape).detach().to(memory_format=torch.channels_last).requires_grad_()
+
+
+FORMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "attention": (
+        ROCM.attention,
+        (drawn(1, 3, 2, 4), drawn(1, 2, 2, 4), drawn(1, 2, 2, 4, seed=1)),
+    ),
+    "attention, added mask": (
+        lambda q, k, mask: ROCM.attention(q, k, k, mask, 0.7),
+        (drawn(1, 3, 1, 2), drawn(1, 2, 1, 2), drawn(3, 2)),
+    ),
+    "attention, a tensor given thrice": (lambda q: ROCM.attention(q, q, q), (drawn(1, 3, 1, 2),)),
+    "layer_norm": (ROCM.layer_norm, (drawn(3, 5), drawn(5), drawn(5, seed=1))),
+    "layer_norm_added": (
+        ROCM.layer_norm_added,
+        (drawn(2, 4), drawn(2, 4, seed=1), drawn(4), drawn(4, seed=1)),
+    ),
+    "linear": (ROCM.linear, (drawn(2, 3, 4), drawn(5, 4), drawn(5), drawn(2, 3, 5))),
+    "linear, gate": (
+        lambda x, w, b: ROCM.linear(x, w, b, None, True),
+        (drawn(3, 4), drawn(6, 4), drawn(6)),
+    ),
+    "linear, three weights": (
+        lambda x, a, b, c, d: ROCM.linear(x, a, None, None, False, b, d, c),
+        (drawn(2, 3), drawn(2, 3), drawn(3, 3), drawn(1, 3), drawn(3)),
+    ),
+    "group_norm_silu": (
+        lambda x, g, b: ROCM.group_norm_silu(x, g, b, 2),
+        (drawn(2, 4, 2, 3), drawn(4), drawn(4, seed=1)),
+    ),
+    "group_norm_silu, channels last": (
+        lambda x: ROCM.group_norm_silu(x, None, None, 2),
+        (image(1, 4, 2, 3),),
+    ),
+    "group_norm_of": (
+        lambda x, g, b: ROCM.group_norm_of(x, g, b, 2),
+        (drawn(2, 2, 3, 4), drawn(4), drawn(4, seed=1)),
+    ),
+    "conv": (
+        # Differences are made by writing to .data, of which what is kept of a bias knows nothing.
+        lambda x, w, b, n, s, t, e: ROCM.conv(x, w, b.clone(), "3x3", n, s, t, e),
+        (
+            *(drawn(1, 3, 2, 2), drawn(3, 2, 3, 3), drawn(3), drawn(1, 2, 2)),
+            *(drawn(1, 3, 2, 1), drawn(3, 1), drawn(1, 3)),
+        ),
+    ),
+    "conv, upsample": (
+        lambda x, w: ROCM.conv(x, w, None, "upsample"),
+        (drawn(1, 2, 2, 2), drawn(2, 2, 3, 3)),
+    ),
+    "conv_and_norm": (
+        lambda x, w, g, b: ROCM.conv_and_norm(x, w, None, g, b, 2, kind="3x3 stride 2"),
+        (drawn(1, 5, 5, 2), drawn(4, 2, 3, 3), drawn(4), drawn(4, seed=1)),
+    ),
+}
+
+
+def test_every_operator_has_a_form_here() -> None:
+    assert {name.partition(",")[0] for name in FORMS} == {row.name for row in torch_ops.OPS}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients_are_those_of_differences(name: str) -> None:
+    call, inputs = FORMS[name]
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["linear, gate", "layer_norm", "group_norm_silu"])
+def test_gradients_have_gradients(name: str) -> None:
+    call, inputs = FORMS[name]
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    x, weight = drawn(3, 4), drawn(5, 4).detach()
+    made = ROCM.linear(x, weight)
+    made.sum().backward()
+    assert x.grad is not None and weight.grad is None
+    assert not ROCM.linear(x.detach(), weight).requires_grad
+
+
+def test_a_kernel_that_knows_no_gradients_computes_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked without grad mode, since the operator's own gradients follow."""
+    asked: list[bool] = []
+
+    def refusals(self: Any, inputs: Any) -> list[str]:
+        asked.append(torch.is_grad_enabled())
+        return []
+
+    monkeypatch.setattr(MatrixAttention, "input_refusals", refusals)
+    q = drawn(1, 7, 3, 4)
+    assert ROCM.attention(q, q, q).requires_grad
+    assert asked == [False]
+
+
+def _group_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.group_norm(x, 4, gamma, beta))
+
+
+def _geglu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    value, gate = F.linear(x, weight, bias).chunk(2, -1)
+    return value * F.gelu(gate)
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+BESIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "attention": (ROCM.attention, _sdpa, ((2, 33, 2, 40), (2, 77, 2, 40), (2, 77, 2, 40))),
+    "layer_norm": (
+        lambda x, g, b: ROCM.layer_norm(x, g, b),
+        lambda x, g, b: F.layer_norm(x, x.shape[-1:], g, b),
+        ((64, 320), (320,), (320,)),
+    ),
+    "group_norm_silu": (
+        lambda x, g, b: ROCM.group_norm_silu(x, g, b, 4),
+        _group_norm,
+        ((2, 32, 9, 7), (32,), (32,)),
+    ),
+    "linear": (
+        lambda x, w, b: ROCM.linear(x, w, b, None, True),
+        _geglu,
+        ((64, 80), (96, 80), (96,)),
+    ),
+}
+
+
+@needs_half
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", BESIDE)
+def test_in_half_they_err_no_more_than_twice_as_torch(name: str, dtype: torch.dtype) -> None:
+    ours, theirs, shapes = BESIDE[name]
+    inputs = [drawn(*shape, seed=place) for place, shape in enumerate(shapes)]
+    halves = [item.detach().to(dtype).requires_grad_() for item in inputs]
+    exact = [item.detach().double().requires_grad_() for item in halves]
+    grad = drawn(*theirs(*exact).shape, seed=9).detach().to(dtype)
+    right = torch.autograd.grad(theirs(*exact), exact, grad.double())
+    found = torch.autograd.grad(ours(*halves), halves, grad)
+    beside = torch.autograd.grad(theirs(*halves), halves, grad)
+    for mine, other, true in zip(found, beside, right, strict=True):
+        assert mine.dtype == dtype
+        errors = [float((item.double() - true).abs().max()) for item in (mine, other)]
+        assert errors[0] <= 2 * errors[1] + 1e-9
