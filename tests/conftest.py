@@ -5,6 +5,7 @@ GPU tests skip with the engine's reason.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -109,8 +110,10 @@ def _settled() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """What is still frozen when Python ends counts as leaked for some libraries."""
-    gc.unfreeze()
+    """What is still frozen when Python ends counts as leaked for some libraries. Not earlier: when
+    it ends, pytest collects twice.
+    """
+    atexit.register(gc.unfreeze)
     shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 

@@ -28,7 +28,8 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     if small.any():
         suspect |= small & (total != 0) & _half_way_denormal(total)
     if suspect.any():
-        total = _nudged(total, product, c64, suspect)
+        parts = (np.broadcast_to(part, total.shape)[suspect] for part in (total, product, c64))
+        total[suspect] = _nudged(*parts)
     return total.astype(np.float32)
 
 
@@ -37,11 +38,10 @@ def _half_way_denormal(total: Array) -> Array:
     return units - np.floor(units) == 0.5
 
 
-def _nudged(total: Array, product: Array, c: Array, suspect: Array) -> Array:
-    product, c = np.broadcast_to(product, total.shape), np.broadcast_to(c, total.shape)
+def _nudged(total: Array, product: Array, c: Array) -> Array:
     back = total - product
     lost = (product - (total - back)) + (c - back)
-    move = suspect & np.isfinite(lost) & (lost != 0)
+    move = np.isfinite(lost) & (lost != 0)
     return np.where(move, np.nextafter(total, np.where(lost > 0, np.inf, -np.inf)), total)
 
 

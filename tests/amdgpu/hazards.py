@@ -52,7 +52,7 @@ class LdsMemory:
         if b.signalled.any():
             raise HazardError("LDS is touched between signalling a barrier and waiting for it")
         mine = (64 * b.epoch + b.wave).astype(np.int32)
-        mine = np.broadcast_to(mine[:, None], b.exec.shape)[b.exec][:, None]
+        mine = np.repeat(mine, np.count_nonzero(b.exec, axis=1))[:, None]
         count = max(1, size // 2)
         at: Array
         written: Array

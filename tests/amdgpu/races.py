@@ -108,11 +108,14 @@ def _regions(buffers: list[Buffer]) -> list[tuple[int, int]]:
 
 
 class _Table:
-    """By the number of a wave's access: key, epoch, place in its counter, counter, atomic."""
+    """By the number of a wave's access: key, epoch, place in its counter, counter, atomic; and the
+    keys once more, in a row.
+    """
 
     def __init__(self) -> None:
         self.rows = np.zeros((1 << 10, 5), np.int64)
-        self.rows[0, 0] = -1
+        self.keys = np.zeros(1 << 10, np.int64)
+        self.rows[0, 0] = self.keys[0] = -1
         self.filled = 0
 
     def fill(self, accesses: list[Access]) -> None:
@@ -121,8 +124,9 @@ class _Table:
             end = access.first + len(access.group)
             while end > len(self.rows):
                 self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+                self.keys = np.concatenate([self.keys, np.zeros_like(self.keys)])
             rows = self.rows[access.first : end]
-            rows[:, 0] = _WAVES * access.group + access.wave
+            rows[:, 0] = self.keys[access.first : end] = _WAVES * access.group + access.wave
             rows[:, 1], rows[:, 2] = access.epoch, access.seq
             rows[:, 3], rows[:, 4] = access.counter, access.atomic
         self.filled = len(accesses)
@@ -232,9 +236,13 @@ class Races:
     def _add_readers(self, shadow: _Shadow, places: Array, mine: Array) -> None:
         self.table.fill(self.accesses)
         before, too = shadow.read[places], shadow.read_too[places]
-        second = np.where(self._apart(before, mine) >= self._apart(too, mine), before, too)
-        shadow.read[places], shadow.read_too[places] = mine, second
+        shadow.read[places] = mine
+        if before.any() or too.any():
+            second = np.where(self._apart(before, mine) >= self._apart(too, mine), before, too)
+            shadow.read_too[places] = second
         top = shadow.read[places]
+        if np.array_equal(top, mine):
+            return
         apart = self._apart(mine, top) * (mine != top)  # several waves in one instruction
         for distance in (1, 2):
             more = (apart == distance) & (self._apart(shadow.read_too[places], top) < distance)
@@ -242,8 +250,9 @@ class Races:
 
     def _apart(self, one: Array, other: Array) -> Array:
         """0 the same wave or nobody, 1 the same group, 2 other groups."""
-        a, b = self.table.rows[one, 0], self.table.rows[other, 0]
-        apart = (a != b).view(np.int8) + (a // _WAVES != b // _WAVES).view(np.int8)
+        a, b = self.table.keys[one], self.table.keys[other]
+        differ = (a ^ b).view(np.uint64)
+        apart = (differ != 0).view(np.int8) + (differ >= np.uint64(_WAVES)).view(np.int8)
         apart[one == 0] = 0
         return apart
 

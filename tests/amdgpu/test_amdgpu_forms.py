@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.metadata import version
 
 import pytest
 
 pytest.importorskip("tinygrad", reason="it decodes instructions")
 
 from lib_rocm_sd.arch import by_gfx
+from tests import executed
 from tests.amdgpu import forms
 from tests.amdgpu.cases import shipped_specs
 from tests.amdgpu.decode import FAMILIES
@@ -19,6 +21,14 @@ from tests.amdgpu.test_amdgpu_kernels import GPUS
 EACH = 8
 
 
+def parts(gfx: str) -> tuple[str, tuple[object, ...]]:
+    """All that is compiled, our decoder with this test, and theirs."""
+    chosen = sorted(shipped_specs(gfx), key=repr)
+    decoder = executed.python("tests.amdgpu.test_amdgpu_forms")
+    return gfx, (gfx, chosen, executed.folders("kernels"), decoder, version("tinygrad"))
+
+
+@executed.known(by="clang", parts=parts)
 @pytest.mark.parametrize("gfx", [gfx for gfx in GPUS if FAMILIES[gfx] != "rdna2"])
 def test_forms_and_fields_are_tinygrads(gfx: str) -> None:
     """Of eight of each instruction in each of its forms, of one kernel of each entry."""

@@ -20,6 +20,7 @@ from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
 from lib_rocm_sd.runtime.codeobject import KernelResources
 from lib_rocm_sd.tune import file as tuned_file
+from tests import executed
 from tests.amdgpu.launch import missing
 from tools import key_loop
 from tools import tuned as model
@@ -100,6 +101,7 @@ def kept(gfx: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return (found[0], found[0]["entries"]) if found else ({}, [])
 
 
+@executed.known("attention.hip", by="clang")
 @pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
 def test_what_is_kept_spills_nothing_when_compiled(gfx: str) -> None:
     reason = missing(gfx)

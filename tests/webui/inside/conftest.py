@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
-make_cheaper()
+make_cheaper(ROOTS)
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
 if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
@@ -34,7 +34,8 @@ if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each comp
 
 def settle() -> None:
     """What is there now is left out of later garbage collections: gradio and torch keep megabytes
-    of each WebUI, and these would take ever longer.
+    of each WebUI, and these would take ever longer. For good: at the end pytest collects twice, and
+    Python once more, which took a quarter of all the time.
     """
     gc.collect()
     gc.freeze()
@@ -53,10 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     settle()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 def join(name: str) -> None:
