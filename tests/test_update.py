@@ -51,6 +51,6 @@ def test_names_that_users_have_saved_are_those_of_the_document() -> None:
     from lib_rocm_sd.ui import options
 
     keys = {value for name, value in vars(settings).items() if name.endswith("_KEY")}
-    saved = keys | {options.INFOTEXT_KEY, options.VAE_KEY}
-    assert len(saved) == 6
+    saved = keys | {options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY}
+    assert len(saved) == 8
     assert [name for name in sorted(saved) if f"`{name}`" not in DOCUMENT] == []

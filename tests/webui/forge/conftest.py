@@ -41,7 +41,6 @@ FakeGpu, WebUI = inside.FakeGpu, inside.WebUI
 start = inside.start
 gpu = inside.gpu
 pytest_collection_finish = inside.pytest_collection_finish
-pytest_unconfigure = inside.pytest_unconfigure
 
 
 def real() -> Path | None:

@@ -29,7 +29,6 @@ def _inside() -> Any:
 inside = _inside()
 start = inside.start
 pytest_collection_finish = inside.pytest_collection_finish
-pytest_unconfigure = inside.pytest_unconfigure
 
 
 class MachineGpu:
