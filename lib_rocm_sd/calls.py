@@ -21,6 +21,8 @@ from lib_rocm_sd.ops.base import Op
 
 MOST_FACTS = 8
 """Of one program: sizes of pictures, and of prompts, between which a sampler changes."""
+MOST_RECORDINGS = 2
+"""Of a program with the same facts: the prompt and the negative prompt may differ in length."""
 RUNS_BEFORE_RECORDING = 1
 """Of a program with the same facts: what is computed once is not worth a recording. As many follow
 one that did not succeed.
@@ -29,17 +31,17 @@ one that did not succeed.
 
 class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
-    `runs`: how often it was computed launch by launch. `recording`: of its launches. Equal only to
-    itself.
+    `runs`: how often it was computed launch by launch. `recordings`: of its launches, by what they
+    read beside what they are given. Equal only to itself.
     """
 
-    __slots__ = ("__weakref__", "left", "recording", "runs")
+    __slots__ = ("__weakref__", "left", "recordings", "runs")
 
     def __init__(self) -> None:
         super().__init__()
         self.left: str | None = None
         self.runs = 0
-        self.recording: Recording | None = None
+        self.recordings: dict[tuple[Any, ...], Recording] = {}
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -95,19 +97,23 @@ class Calls:
     ) -> torch.Tensor:
         """`compute(calls, **given)`: all of the program's calls, by a graph from the third time on.
 
-        It depends on nothing that may change but the facts, `given` and which objects `held` are.
+        It depends on nothing that may change but the facts, `given`, and which objects, or weak
+        references to objects, `held` are.
         """
         graphs, routes = self.graphs_of(next(iter(given.values())).device), self._routes
         if graphs is None:
             return compute(self, **given)
-        recording = routes.recording
-        if recording is not None and recording.held == held:
+        recording = routes.recordings.get(held)
+        if recording is not None:
             return graphs.replay(recording, given)
-        routes.recording, routes.runs = None, routes.runs + 1
+        routes.runs, drops = routes.runs + 1, engine.drops
         made = compute(self, **given)
-        if routes.runs > RUNS_BEFORE_RECORDING and graphs.may_record():
+        due = routes.runs > RUNS_BEFORE_RECORDING and drops == engine.drops
+        if due and graphs.may_record():
+            if len(routes.recordings) >= MOST_RECORDINGS:
+                routes.recordings = {}
             work = partial(_followed, routes, compute)
-            routes.recording = graphs.record(work, held, given, made, routes)
+            graphs.record(work, held, given, made, routes)
             routes.runs = 0
         return made
 
@@ -135,6 +141,9 @@ class _Kept(Calls):
         route = self._routes[place]
         self.rows.append(route.row)
         return route.run(route.launch, route.config, route.problem, inputs)
+
+    def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
+        return self._routes[place]
 
     def of(self, routes: Routes) -> Calls:
         return _Kept(routes, self.rows)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
@@ -23,15 +23,37 @@ from weakref import ref
 
 import torch
 
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.memory import recording, synchronize
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 
 VARIABLE = "ROCM_SD_GRAPHS"
+AMD_BACKENDS = ("hip", "zluda")
 FREE_RECORDINGS = 512
 """Of a take-over. More are made only where they were used: one for every so many replays."""
 REPLAYS_PER_RECORDING = 8
 """A recording takes the time of so many programs launched one by one, and some more."""
 ALIGNMENT = 256
 Compute = Callable[..., torch.Tensor]
+
+
+_pauses = 0
+_lock = threading.Lock()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Inside the `with` block everything is launched one by one, in all threads: for who looks at
+    launches.
+    """
+    global _pauses
+    with _lock:
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _pauses -= 1
 
 
 class Graph(Protocol):
@@ -54,8 +76,9 @@ class TorchGraph:
 
     def record(self, work: Callable[[], torch.Tensor]) -> None:
         """Other threads may allocate meanwhile."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with _recording, torch.cuda.stream(self._stream):
+        home = torch.cuda.current_stream(self._device)
+        with recording, torch.cuda.stream(self._stream):
+            self._stream.wait_stream(home)
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 self._made = _unowned(work())
@@ -91,30 +114,32 @@ def _unowned(tensor: torch.Tensor) -> torch.Tensor:
 class Slot:
     """Memory that stays, as one shape, for what programs are given under one name."""
 
-    __slots__ = ("_source", "_version", "tensor")
+    __slots__ = ("_at", "_source", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._source: Any = None
-        self._version = 0
+        self._at = (0, 0)
 
     def fill(self, given: torch.Tensor, buffer: _Buffer) -> None:
         """Copy `given`, unless it was the last one and has not changed."""
         counted = not given.is_inference()
         known = counted and buffer.holds is self and self._source() is given
-        if known and self._version == given._version:
+        if known and self._at == (given._version, given.data_ptr()):
             return
+        buffer.holds = None
         self.tensor.copy_(given)
-        buffer.holds = self if counted else None
         if counted:
-            self._source, self._version = ref(given), given._version
+            self._source, self._at = ref(given), (given._version, given.data_ptr())
+            buffer.holds = self
 
 
 class _Buffer:
     """Bytes that slots of one name share. `holds`: whose values are in it, if that is known."""
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
-        self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # else it could not be written to outside of it
+            self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         self.holds: Slot | None = None
         self._slots: dict[Any, Slot] = {}
 
@@ -122,8 +147,9 @@ class _Buffer:
         """With the shape, strides and dtype of `like`."""
         layout = (like.shape, like.stride(), like.dtype)
         if layout not in self._slots:
-            flat = self.memory[: _span_bytes(like)].view(like.dtype)
-            self._slots[layout] = Slot(flat.as_strided(like.shape, like.stride()))
+            with torch.inference_mode(False):
+                flat = self.memory[: _span_bytes(like)].view(like.dtype)
+                self._slots[layout] = Slot(flat.as_strided(like.shape, _strides(like)))
         return self._slots[layout]
 
 
@@ -139,6 +165,12 @@ class Recording:
     rows: list[Any]
     routes: Any
     """A weak reference to whom it belongs."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """False where nobody will replay it any more."""
+        routes = self.routes()
+        return routes is not None and routes.recordings.get(self.held) is self
 
     def replay(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         for name, (slot, buffer) in self.slots.items():
@@ -173,7 +205,7 @@ class DeviceGraphs:
     @property
     def is_here(self) -> bool:
         """Whether a replay is possible now."""
-        return stream_of(self._device) == self._home and is_free(self._device)
+        return not _pauses and stream_of(self._device) == self._home and is_free(self._device)
 
     def replay(self, recording: Recording, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with self._lock:
@@ -194,27 +226,28 @@ class DeviceGraphs:
         given: Mapping[str, torch.Tensor],
         expected: torch.Tensor,
         routes: Any,
-    ) -> Recording | None:
-        """Record `compute(**given)`, which gives its result and the rows of its calls. None where
-        that fails, or gives other bytes than `expected`; then nothing more is recorded. None also
-        where a place of it has no route yet (KeyError).
+    ) -> None:
+        """Record `compute(**given)` for `routes`; it gives its result and the rows of its calls.
+
+        If that fails, or gives other bytes than `expected`, nothing more is recorded. Nothing is
+        done where a place of it has no route yet (KeyError).
         """
         with self._lock:
-            self._sweep()
             self.recorded += 1
             try:
+                self._sweep()
                 made = self._recording(compute, held, given, routes)
                 same = _equal(made.replay(given), expected)
             except KeyError:
-                return None
+                return
             except FAILURES as error:
                 self._end(describe(error))
-                return None
-            if not same:
+                return
+            if same:
+                self._kept.append(made)
+                routes.recordings[held] = made
+            else:
                 self._end("a graph gave other values than its launches")
-                return None
-            self._kept.append(made)
-            return made
 
     def _recording(
         self, compute: Any, held: Any, given: Mapping[str, torch.Tensor], routes: Any
@@ -239,8 +272,8 @@ class DeviceGraphs:
         return buffer.slot(like), buffer
 
     def _sweep(self) -> None:
-        """Let go of recordings whose programs are gone, when none of them is running any more."""
-        gone = [made for made in self._kept if made.routes() is None]
+        """Let go of recordings that nobody wants, when none of them is running any more."""
+        gone = [made for made in self._kept if not made.is_wanted]
         if gone:
             synchronize(self._device)
             self._kept = [made for made in self._kept if made not in gone]
@@ -295,7 +328,7 @@ def obstacle(device: torch.device, wish: bool | None = None) -> str:
         return "graphs are for GPUs"
     if wish is False:
         return "graphs are off"
-    if torch.version.hip and wish is None:
+    if identify(device).backend in AMD_BACKENDS and wish is None:
         return "HIP's graphs are used only where they are asked for"
     if torch.__version__.startswith(("1.", "2.0.")):
         return "this torch's graphs would disturb other threads"
@@ -312,9 +345,6 @@ def graphs_of(device: torch.device) -> Callable[[], Graph]:
 def _recording_stream(device: torch.device) -> Any:
     """One for the process: torch keeps a workspace of its libraries for each stream, for good."""
     return torch.cuda.Stream(device)
-
-
-_recording = threading.Lock()
 
 
 def _stream_of(device: torch.device) -> int:
@@ -339,13 +369,16 @@ def is_free(device: torch.device) -> bool:
     return _current() == device.index and not torch.cuda.is_current_stream_capturing()
 
 
-def synchronize(device: torch.device) -> None:
-    torch.cuda.synchronize(device)
+def _strides(like: torch.Tensor) -> tuple[int, ...]:
+    """Those of `like`, or where it is expanded, of a copy."""
+    expanded = 0 in like.stride()
+    return torch.empty(like.shape, device="meta").stride() if expanded else like.stride()
 
 
 def _span_bytes(like: torch.Tensor) -> int:
     """From the first element to the last, rounded up."""
-    last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    strides = _strides(like)
+    last = sum((size - 1) * stride for size, stride in zip(like.shape, strides, strict=True))
     n_bytes = (last + 1) * like.element_size()
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 

@@ -20,6 +20,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.engine import engine as process_engine
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import paused
 from lib_rocm_sd.ops.base import Op
 
 PREFIX = "rocm_sd"
@@ -32,13 +33,16 @@ _watched: dict[Engine, int] = {}
 
 @contextmanager
 def ranges(engine: Engine = process_engine) -> Iterator[None]:
-    """Name the calls of `engine` inside the `with` block, in all threads."""
+    """Name the calls of `engine` inside the `with` block, in all threads. No graph is replayed
+    meanwhile: its launches have no names.
+    """
     with _lock:
         _watched[engine] = _watched.get(engine, 0) + 1
         if _watched[engine] == 1:
             vars(engine)["follow"] = _naming(engine.follow)
     try:
-        yield
+        with paused():
+            yield
     finally:
         with _lock:
             _watched[engine] -= 1

@@ -11,10 +11,12 @@ import torch
 
 from lib_rocm_sd import calls as calls_module
 from lib_rocm_sd import graphs as graphs_module
-from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.calls import MOST_RECORDINGS, Calls, Places, begin
+from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs import Graphs, obstacle
+from lib_rocm_sd.ranges import ranges
 from lib_rocm_sd.report import Report
 from tests.graph_tape import Desk, recording_cpu
 from tests.ops.toy_op import NO_GPU, Doubler, Inputs, op_of
@@ -149,6 +151,18 @@ def test_a_recording_that_fails_costs_nothing_but_graphs(
     assert "operation not permitted" in told[0]
 
 
+def test_named_calls_are_launched(desk: Desk, graphs: Graphs, engine: Engine) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    replayed = desk.replayed
+    with ranges(engine):
+        assert torch.equal(call(3 * X), 6 * X)
+    assert desk.replayed == replayed
+    call(X)
+    assert desk.replayed == replayed + 1
+
+
 @pytest.mark.parametrize("what", ["another stream", "a capture", "gradients"])
 def test_elsewhere_it_is_launched(desk: Desk, graphs: Graphs, what: str) -> None:
     call = program(graphs)
@@ -229,6 +243,108 @@ def test_a_call_without_a_route_is_recorded_later(desk: Desk, graphs: Graphs) ->
     assert graphs.known()[0].why == ""
 
 
+def test_a_route_that_is_only_looked_at_may_be_missing_too(desk: Desk, graphs: Graphs) -> None:
+    places = iter(["first", "second", *["third"] * 6])
+
+    def looking(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        place = next(places)
+        calls.route(place, DOUBLE, Inputs(x))
+        made: torch.Tensor = calls.run(place, DOUBLE, Inputs(x))
+        return made
+
+    call = program(graphs, compute=looking)
+    for _ in range(4):
+        assert torch.equal(call(X), 2 * X)
+    assert graphs.known()[0].why == ""
+
+
+def test_two_that_take_turns_are_both_recorded(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for number in range(20):
+        assert torch.equal(call(X, (number % 2,)), 2 * X)
+    assert desk.recorded == MOST_RECORDINGS
+    assert desk.replayed > 12
+
+
+def test_a_failure_amid_a_call_is_not_recorded(desk: Desk, graphs: Graphs, engine: Engine) -> None:
+    """The routes of that call are gone: what it would record is what has failed."""
+    fails = iter([False, True])
+
+    def failing(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        if next(fails, False):
+            engine.renew()
+        return doubled(calls, x)
+
+    call = program(graphs, compute=failing)
+    call(X)
+    call(X)
+    assert desk.recorded == 0
+    call(X)
+    call(X)
+    assert desk.recorded == 1 and graphs.known()[0].why == ""
+
+
+def test_what_nobody_wants_is_let_go(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for number in range(20):
+        for _ in range(3):
+            call(X, (number,))
+    assert len(graphs.known()[0]._kept) <= MOST_RECORDINGS + 1
+
+
+def test_an_interrupted_copy_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = torch.ones(8), torch.zeros(8)
+    buffer = graphs_module._Buffer(256, CPU)
+    slot = buffer.slot(one)
+    slot.fill(one, buffer)
+
+    def interrupted(item: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs_module, "ref", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            slot.fill(other, buffer)
+    slot.fill(one, buffer)
+    assert torch.equal(slot.tensor, one)
+
+
+def test_values_that_are_put_into_a_tensor_are_copied(graphs: Graphs) -> None:
+    added, call = torch.ones_like(X), program(graphs)
+    for number in range(1, 6):
+        assert torch.equal(call(X, added=added), 2 * X + number)
+        added.data = added.data + 1  # counts no version
+
+
+def test_an_expanded_tensor_is_taken(graphs: Graphs) -> None:
+    call = program(graphs)
+    for number in range(1, 6):
+        added = torch.full((1, 8), number).half().expand(10, 8)
+        assert torch.equal(call(X, added=added), 2 * X + number)
+    assert graphs.known()[0].why == "" and graphs.known()[0].replays > 2
+
+
+def test_a_wait_that_fails_costs_nothing_but_graphs(
+    desk: Desk, graphs: Graphs, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    engine.renew()
+
+    def failing(device: torch.device) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs_module, "synchronize", failing)
+    for made in graphs.known()[0]._kept:
+        tape: Any = made.graph
+        tape._work = None
+    del made, tape
+    for _ in range(3):
+        assert torch.equal(call(X), 2 * X)
+    assert "not permitted" in graphs.known()[0].why
+
+
 def test_forgetting_waits_for_what_runs(desk: Desk, graphs: Graphs) -> None:
     call = program(graphs)
     for _ in range(3):
@@ -242,20 +358,22 @@ OFF, HIPS = "graphs are off", "HIP's graphs are used only where they are asked f
 
 
 @pytest.mark.parametrize(
-    ("hip", "variable", "wish", "why"),
+    ("backend", "variable", "wish", "why"),
     [
-        (None, "", None, ""),
-        (None, "", False, OFF),
-        (None, "0", True, OFF),
-        ("7.2", "", None, HIPS),
-        ("7.2", "", True, ""),
-        ("7.2", "1", False, ""),
+        ("cuda", "", None, ""),
+        ("cuda", "", False, OFF),
+        ("cuda", "0", True, OFF),
+        ("hip", "", None, HIPS),
+        ("zluda", "", None, HIPS),
+        ("hip", "", True, ""),
+        ("hip", "1", False, ""),
     ],
 )
 def test_where_graphs_are_recorded(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, variable: str, wish: bool | None, why: str
+    monkeypatch: pytest.MonkeyPatch, backend: str, variable: str, wish: bool | None, why: str
 ) -> None:
-    monkeypatch.setattr(torch.version, "hip", hip)
+    info = DeviceInfo(0, "A card", backend, "", None)
+    monkeypatch.setattr(graphs_module, "identify", lambda device: info)
     monkeypatch.setenv("ROCM_SD_GRAPHS", variable)
     assert obstacle(torch.device("cuda", 0), wish) == why
     assert obstacle(CPU, wish) == "graphs are for GPUs"

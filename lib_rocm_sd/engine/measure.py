@@ -14,6 +14,7 @@ import torch
 
 from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.memory import synchronize
 from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
 from lib_rocm_sd.engine.timing import Call, queued, timed
 from lib_rocm_sd.ops.base import I, Launch, Op, Variant
@@ -159,7 +160,7 @@ def _submit_s(call: Call, device: torch.device) -> float:
     call(0)
     submit_s = perf_counter() - begin
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
     return submit_s
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,15 @@ import torch
 UNLIMITED_BYTES = 1 << 62
 FREE_KNOWN_S = 0.05
 """How long plans are made with the same free memory: a new size of an image needs many at once."""
+
+recording = threading.RLock()
+"""Held while launches are recorded: to wait for a device would fail meanwhile, and spoil it."""
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all that was launched on `device`, and for who records."""
+    with recording:
+        torch.cuda.synchronize(device)
 
 
 def is_recording(device: torch.device) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
-from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.engine.memory import is_recording, synchronize
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import Launch, Op, Variant
@@ -66,7 +66,7 @@ def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., A
             with watch:
                 output = run(launch, config, problem, inputs)
                 if route.device.type == "cuda":
-                    torch.cuda.synchronize(route.device)
+                    synchronize(route.device)
         route.run = run
         return output
 

@@ -9,6 +9,8 @@ from time import perf_counter
 
 import torch
 
+from lib_rocm_sd.engine.memory import synchronize
+
 MOST_BUSY_S = 0.1
 CYCLES = 1 << 20
 
@@ -24,12 +26,12 @@ def timed(call: Call, runs: int, device: torch.device) -> list[float]:
 def _timed_on_gpu(call: Call, runs: int, device: torch.device) -> list[float]:
     with torch.cuda.device(device):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
-        torch.cuda.synchronize(device)
+        synchronize(device)
         marks[0].record()
         for number in range(runs):
             call(number)
             marks[number + 1].record()
-        torch.cuda.synchronize(device)
+        synchronize(device)
     pairs = zip(marks, marks[1:], strict=False)
     return [1000.0 * begin.elapsed_time(end) for begin, end in pairs]
 
@@ -53,7 +55,7 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
     with torch.cuda.device(device):
         for _ in range(3):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
-            torch.cuda.synchronize(device)
+            synchronize(device)
             begin = perf_counter()
             keep_busy(device, min(1.5 * submit_s * runs + 2e-4, MOST_BUSY_S))
             marks[0].record()
@@ -62,7 +64,7 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
                 marks[number + 1].record()
             late = marks[0].query()
             needed_s = (perf_counter() - begin) / runs
-            torch.cuda.synchronize(device)
+            synchronize(device)
             if not late or needed_s * runs > MOST_BUSY_S:
                 break
             submit_s = max(submit_s, needed_s)

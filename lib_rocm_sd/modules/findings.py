@@ -176,6 +176,8 @@ class Findings:
             self._other_class(module, name, "GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
+        self.watch(module, "num_groups")
+        self.watch(module, "eps")
         if type(module) is not nn.GroupNorm:
             self._class_forward(type(module), name)
         return module
@@ -186,6 +188,7 @@ class Findings:
             self._other_class(module, name, "LayerNorm")
             return None
         self._plain(module, name, {"elementwise_affine": True})
+        self.watch(module, "eps")
         if type(module) is not nn.LayerNorm:
             self._class_forward(type(module), name)
         if len(module.normalized_shape) != 1:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -68,7 +69,8 @@ def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.
     if parts.embed is not None and call.emb is not None:
         given["embedding"] = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
     convs = (means.weights.of(parts.conv1), means.weights.of(parts.conv2, parts.shortcut))
-    return image(calls.recorded(partial(_resnet, parts, convs), given, convs))
+    held = tuple(map(ref, convs))
+    return image(calls.recorded(partial(_resnet, parts, convs), given, held))
 
 
 def _resnet(
@@ -261,7 +263,7 @@ def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> to
     """Upsampling or downsampling by two."""
     weights = means.weights.of(parts.conv)
     run = partial(_resample, parts, weights)
-    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (weights,)))
+    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (ref(weights),)))
 
 
 def _resample(parts: Resample, weights: ConvWeights, calls: Calls, x: torch.Tensor) -> torch.Tensor:
@@ -272,8 +274,8 @@ def _resample(parts: Resample, weights: ConvWeights, calls: Calls, x: torch.Tens
 def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """The first convolution, or the last norm, SiLU and convolution."""
     weights = None if parts.conv is None else means.weights.of(parts.conv)
-    run = partial(_ends, parts, weights)
-    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (weights,)))
+    run, held = partial(_ends, parts, weights), () if weights is None else (ref(weights),)
+    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, held))
 
 
 def _ends(parts: Ends, weights: ConvWeights | None, calls: Calls, x: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,10 @@ class BlockStandIn(StandIn):
         why = self._barred or self._left
         return self.reading.reasons or ((why,) if why else ())
 
+    def forget(self) -> None:
+        """Keep nothing of past calls: somebody may keep us."""
+        self._places.forget()
+
     def renew(self) -> None:
         """Read the module again, and forget what failed."""
         self._barred = self._left = ""

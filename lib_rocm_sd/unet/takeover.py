@@ -133,6 +133,7 @@ class UnetTakeover:
         self._is_on = False
         for stand_in in self._stand_ins.values():
             stand_in.take_out()
+            stand_in.forget()
         self._stand_ins.clear()
         self._elsewhere.clear()
         self._embeddings.forget()

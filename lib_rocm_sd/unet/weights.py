@@ -151,14 +151,13 @@ Slots = Sequence[tuple[dict[str, Any], str]]
 
 def slots_of(leaves: Iterable[nn.Module]) -> Slots:
     """Of all weights and biases that there are."""
-    found = [(leaf._parameters, name) for leaf in leaves for name in ("weight", "bias")]
-    return [(own, name) for own, name in found if own.get(name) is not None]
+    return [(leaf._parameters, name) for leaf in leaves for name in ("weight", "bias")]
 
 
 def laid(slots: Slots) -> tuple[Any, ...]:
     """How the parameters lie: equal as long as none was moved, replaced or made another dtype."""
-    own = [parameters[name] for parameters, name in slots]
-    return (*[p.data_ptr() for p in own], *[p.dtype for p in own])
+    own = [parameters.get(name) for parameters, name in slots]
+    return tuple([None if p is None else (p.data_ptr(), p.dtype) for p in own])
 
 
 def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:

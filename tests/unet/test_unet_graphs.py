@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import copy
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
+from torch import nn
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.graph_tape import Desk, recording_cpu
 from tests.unet import unet_models as models
@@ -22,7 +26,7 @@ one more makes the time embeddings.
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return recording_cpu(monkeypatch)
+    return recording_cpu(monkeypatch, baked=True)
 
 
 def steps(unet: Any, inputs: Any, count: int = 4) -> list[torch.Tensor]:
@@ -44,7 +48,7 @@ def test_a_recorded_step_is_the_launched_one(
     taken = taken_over(unet)
     launched = steps(unet, inputs)
     taken.give_back()
-    desk = recording_cpu(monkeypatch)
+    desk = recording_cpu(monkeypatch, baked=True)
     taken = taken_over(unet)
     assert same(steps(unet, inputs), launched)
     assert desk.recorded == PROGRAMS + 1
@@ -74,22 +78,121 @@ def test_weights_that_lie_elsewhere_are_recorded_anew(unet: Any, inputs: Any, de
     assert desk.recorded == 2 * (PROGRAMS + 1)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_settings_that_change_are_read(unet: Any, inputs: Any, desk: Desk, recorded: bool) -> None:
-    """Neither shapes nor places of weights tell of them."""
-    desk.capturing = not recorded
+def halve_groups(module: Any) -> None:
+    if isinstance(module, nn.GroupNorm):
+        module.num_groups //= 2
+
+
+def raise_eps(module: Any) -> None:
+    if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+        module.eps = 0.5
+
+
+def double_heads(module: Any) -> None:
+    if type(module).__name__ == "CrossAttention":
+        module.heads, module.scale = 2 * module.heads, module.scale * 2**0.5
+
+
+def give_biases(module: Any) -> None:
+    """As networks do to layers without one."""
+    if isinstance(module, nn.Linear) and module._parameters["bias"] is None:
+        made = torch.full((module.out_features,), 3.0, dtype=module.weight.dtype)
+        module.bias = nn.Parameter(made, requires_grad=False)
+
+
+def replace_biases(module: Any) -> None:
+    if isinstance(module, nn.LayerNorm):
+        module.bias = nn.Parameter(module.bias + 1, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "change", [halve_groups, raise_eps, double_heads, give_biases, replace_biases]
+)
+def test_what_changes_in_a_block_is_read(
+    unet: Any, inputs: Any, desk: Desk, change: Callable[[Any], None]
+) -> None:
+    """Neither shapes nor places of weights tell of all of it."""
     taken_over(unet)
     before = steps(unet, inputs)
     for module in unet.modules():
-        if isinstance(module, torch.nn.GroupNorm):
-            module.num_groups //= 2
-        if type(module).__name__ == "CrossAttention":
-            module.heads, module.scale = 2 * module.heads, module.scale * 2**0.5
+        change(module)
     made = steps(unet, inputs)
-    assert not torch.equal(made[3], before[3])
-    copied = copy.deepcopy(unet)
-    assert take_over(copied, Session.of("Auto", report=Report())).report() != []
-    assert same(steps(copied, inputs), made)
+    assert not torch.equal(made[0], before[0]) and not torch.equal(made[3], before[3])
+    desk.stream += 1
+    assert same(steps(unet, inputs), made)
+
+
+def test_a_bias_that_comes_and_goes_before_a_block_runs(unet: Any, inputs: Any, desk: Desk) -> None:
+    class Networks(Hook):
+        on = False
+
+        def ready(self, leaves: Sequence[nn.Module]) -> str:
+            for leaf in leaves:
+                if leaf in without and self.on:
+                    give_biases(leaf)
+                elif leaf in without:
+                    leaf._parameters["bias"] = None
+            return ""
+
+    without = {m for m in unet.modules() if isinstance(m, nn.Linear) and m.bias is None}
+    hook = Networks()
+    take_over(unet, Session.of("Auto", report=Report()), hook)
+    before = steps(unet, inputs)
+    hook.on = True
+    assert not any(map(torch.equal, steps(unet, inputs), before))
+    hook.on = False
+    assert same(steps(unet, inputs), before)
+
+
+def test_a_step_in_inference_mode_and_one_outside(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken = taken_over(unet)
+    with torch.inference_mode():
+        first = steps(unet, inputs)
+    assert same(steps(unet, inputs), first)
+    assert not any(row.left for row in taken.report())
+
+
+def test_prompts_of_two_lengths_in_turn(unet: Any, inputs: Any, desk: Desk) -> None:
+    taken_over(unet)
+    long = {**inputs, "context": torch.cat([inputs["context"]] * 2, 1)}
+    for _ in range(10):
+        models.step(unet, inputs)
+        models.step(unet, long)
+    assert desk.recorded < 2 * (PROGRAMS + 1)
+
+
+def test_weights_that_are_gone_are_freed(unet: Any, inputs: Any, desk: Desk) -> None:
+    desk.baked = False
+    taken = taken_over(unet)
+    steps(unet, inputs)
+    convs = [m for m in unet.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    old = [ref(conv.weight) for conv in convs]
+    for conv in convs:
+        conv.weight = nn.Parameter(conv.weight.detach().clone(), requires_grad=False)
+    steps(unet, inputs)
+    forget_python(taken)
+    assert not [each for each in old if each() is not None]
+
+
+def test_somebody_keeps_our_forward(unet: Any, inputs: Any, desk: Desk) -> None:
+    desk.baked = False
+    taken = taken_over(unet)
+    steps(unet, inputs)
+    block = next(m for m in unet.modules() if type(m).__name__ == "ResBlock")
+    kept = block.forward
+    forget_python(taken)
+    recordings = [ref(made) for made in taken.graphs.known()[0]._kept]
+    taken.give_back()
+    gc.collect()
+    assert kept is not None and not [each for each in recordings if each() is not None]
+
+
+def forget_python(taken: UnetTakeover) -> None:
+    """A device keeps no Python of what it has recorded."""
+    for made in taken.graphs.known()[0]._kept:
+        tape: Any = made.graph
+        tape._work = None
+    gc.collect()
 
 
 def test_a_block_with_a_hook_is_called(unet: Any, inputs: Any, desk: Desk) -> None:
