@@ -16,7 +16,8 @@ import torch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs import Compute, DeviceGraphs, Graphs, Recording
+from lib_rocm_sd.graphs.memory import Into, Result
+from lib_rocm_sd.graphs.programs import Compute, DeviceGraphs, Graphs, Recording
 from lib_rocm_sd.ops.base import Op
 
 MOST_FACTS = 8
@@ -32,16 +33,19 @@ one that did not succeed.
 class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
     `runs`: how often it was computed launch by launch. `recordings`: of its launches, by what they
-    read beside what they are given. Equal only to itself.
+    read beside what they are given. `moves`: what of that, or of what it makes, is not always in
+    the same place. `result`: where a recording made it that had to go. Equal only to itself.
     """
 
-    __slots__ = ("__weakref__", "left", "recordings", "runs")
+    __slots__ = ("__weakref__", "left", "moves", "recordings", "result", "runs")
 
     def __init__(self) -> None:
         super().__init__()
         self.left: str | None = None
         self.runs = 0
         self.recordings: dict[tuple[Any, ...], Recording] = {}
+        self.moves: frozenset[str] = frozenset()
+        self.result: Result | None = None
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -105,7 +109,10 @@ class Calls:
             return compute(self, **given)
         recording = routes.recordings.get(held)
         if recording is not None:
-            return graphs.replay(recording, given)
+            replayed = graphs.replay(recording, given)
+            if replayed is not None:
+                return replayed
+            routes.runs = RUNS_BEFORE_RECORDING
         routes.runs, drops = routes.runs + 1, engine.drops
         made = compute(self, **given)
         due = routes.runs > RUNS_BEFORE_RECORDING and drops == engine.drops
@@ -113,8 +120,8 @@ class Calls:
             if len(routes.recordings) >= MOST_RECORDINGS:
                 routes.recordings = {}
             work = partial(_followed, routes, compute)
-            graphs.record(work, held, given, made, routes)
             routes.runs = 0
+            return graphs.record(work, held, given, made, routes)
         return made
 
     def graphs_of(self, device: torch.device) -> DeviceGraphs | None:
@@ -130,17 +137,23 @@ class Calls:
 
 
 class _Kept(Calls):
-    """Calls whose routes are known, and of which only the launches count."""
+    """Calls whose routes are known, and of which only the launches count. The last of them makes
+    its result in `into`, if it can.
+    """
 
-    __slots__ = ("rows",)
+    __slots__ = ("_into", "_last", "rows")
 
-    def __init__(self, routes: Routes, rows: list[Any]) -> None:
-        self._routes, self.rows = routes, rows
+    def __init__(self, routes: Routes, rows: list[Any], into: torch.Tensor | None = None) -> None:
+        self._routes, self.rows, self._into = routes, rows, into
+        self._last = next(reversed(routes), None)
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         route = self._routes[place]
         self.rows.append(route.row)
-        return route.run(route.launch, route.config, route.problem, inputs)
+        if self._into is None or place != self._last:
+            return route.run(route.launch, route.config, route.problem, inputs)
+        with Into(self._into):
+            return route.run(route.launch, route.config, route.problem, inputs)
 
     def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
         return self._routes[place]
@@ -150,9 +163,9 @@ class _Kept(Calls):
 
 
 def _followed(
-    routes: Routes, compute: Compute, **given: torch.Tensor
+    routes: Routes, compute: Compute, into: torch.Tensor, **given: torch.Tensor
 ) -> tuple[torch.Tensor, list[Any]]:
-    calls = _Kept(routes, [])
+    calls = _Kept(routes, [], into)
     return compute(calls, **given), calls.rows
 
 

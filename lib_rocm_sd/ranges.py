@@ -20,7 +20,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.engine import engine as process_engine
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs import paused
+from lib_rocm_sd.graphs.device import paused
 from lib_rocm_sd.ops.base import Op
 
 PREFIX = "rocm_sd"

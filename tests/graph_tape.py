@@ -4,6 +4,7 @@ keeps torch's operations with their memory, as a device does.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from lib_rocm_sd import graphs
+from lib_rocm_sd.graphs import programs
+from lib_rocm_sd.graphs.memory import Result
 
 OFF = "graphs are off"
 
@@ -33,6 +35,7 @@ class Desk:
     spoil: Callable[[torch.Tensor], torch.Tensor] = field(default=lambda made: made)
     fault: Exception | None = None
     baked: bool = False
+    results: list[Result] = field(default_factory=list)
 
     def tape(self) -> Tape | Baked:
         return Baked(self) if self.baked else Tape(self)
@@ -46,21 +49,22 @@ class Desk:
 
 
 class Tape:
-    """Stands for a graph: mirrors lib_rocm_sd.graphs.Graph."""
+    """Stands for a graph: mirrors lib_rocm_sd.graphs.device.Graph."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def record(self, work: Callable[[], torch.Tensor]) -> None:
+    def record(self, work: Callable[[], object]) -> None:
         if self._desk.fault is not None:
             raise self._desk.fault
         self._work = work
         self._desk.recorded += 1
         work()
 
-    def replay(self) -> torch.Tensor:
+    def replay(self) -> None:
         self._desk.replayed += 1
-        return self._desk.spoil(self._work())
+        made: Any = self._work()
+        made.copy_(self._desk.spoil(made))
 
 
 class Baked:
@@ -68,40 +72,57 @@ class Baked:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._seen = _Seen()
-        self._made = torch.empty(0)
+        self._seen = _Seen(desk)
+        self._made: Any = None
 
-    def record(self, work: Callable[[], torch.Tensor]) -> None:
+    def record(self, work: Callable[[], object]) -> None:
         if self._desk.fault is not None:
             raise self._desk.fault
         self._desk.recorded += 1
         with self._seen:
-            self._made = _detached(work())
+            self._made = self._seen.kept(work())
 
-    def replay(self) -> torch.Tensor:
+    def replay(self) -> None:
         self._desk.replayed += 1
         for func, args, kwargs, made in self._seen.done:
             again = func(*args, **kwargs)
             for old, new in zip(_listed(made), _listed(again), strict=True):
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
-        return self._desk.spoil(self._made)
+        self._made.copy_(self._desk.spoil(self._made))
 
 
 class _Seen(TorchDispatchMode):
     """Notes what is computed, each tensor as its memory; not what only looks at memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, desk: Desk) -> None:
         super().__init__()
+        self._desk = desk
         self.done: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, named = tree_map(_detached, args), tree_map(_detached, kwargs or {})
+        if func is torch.ops.aten.set_.source_Storage_storage_offset:
+            return func(*args, **(kwargs or {}))
+        given, named = tree_map(self.kept, args), tree_map(self.kept, kwargs or {})
         made = func(*args, **(kwargs or {}))
         aliases = [r.alias_info for r in func._schema.returns if r.alias_info is not None]
         if all(alias.is_write for alias in aliases):
-            self.done.append((func, given, named, tree_map(_detached, made)))
+            self.done.append((func, given, named, tree_map(self.kept, made)))
         return made
+
+    def kept(self, item: Any) -> Any:
+        """Another tensor of the same memory; one that does not hold it where others lend it."""
+        if not isinstance(item, torch.Tensor):
+            return item
+        lent = any(result.holds(item) for result in self._desk.results)
+        return _unowned(item) if lent else _detached(item)
+
+
+def _unowned(item: torch.Tensor) -> torch.Tensor:
+    """Of the same memory, as a device sees it: by its address."""
+    values = 1 + sum((n - 1) * step for n, step in zip(item.shape, item.stride(), strict=True))
+    memory = (ctypes.c_char * (values * item.element_size())).from_address(item.data_ptr())
+    return torch.frombuffer(memory, dtype=item.dtype).as_strided(item.shape, item.stride())
 
 
 def _detached(item: Any) -> Any:
@@ -116,9 +137,15 @@ def _listed(made: Any) -> list[Any]:
 def recording_cpu(monkeypatch: pytest.MonkeyPatch, baked: bool = False) -> Desk:
     """From now on the CPU is a device that graphs are recorded on."""
     desk = Desk(baked=baked)
-    monkeypatch.setattr(graphs, "obstacle", lambda device, wish: OFF if wish is False else "")
-    monkeypatch.setattr(graphs, "stream_of", lambda device: desk.stream)
-    monkeypatch.setattr(graphs, "is_free", lambda device: not desk.capturing)
-    monkeypatch.setattr(graphs, "graphs_of", desk.new_pool)
-    monkeypatch.setattr(graphs, "synchronize", desk.wait)
+
+    def result(*given: Any) -> Result:
+        desk.results.append(Result(*given))
+        return desk.results[-1]
+
+    monkeypatch.setattr(programs, "obstacle", lambda device, wish: OFF if wish is False else "")
+    monkeypatch.setattr(programs, "stream_of", lambda device: desk.stream)
+    monkeypatch.setattr(programs, "is_free", lambda device: not desk.capturing)
+    monkeypatch.setattr(programs, "graphs_of", desk.new_pool)
+    monkeypatch.setattr(programs, "synchronize", desk.wait)
+    monkeypatch.setattr(programs, "Result", result)
     return desk

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Routes
-from lib_rocm_sd.graphs import Compute, Graphs
+from lib_rocm_sd.graphs.programs import Compute, Graphs
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.graphs import Graphs
+from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Inner, Means

@@ -10,7 +10,7 @@ import torch
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs import obstacle
+from lib_rocm_sd.graphs.device import obstacle
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.unet import unet_models as models

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from lib_rocm_sd import calls as calls_module
-from lib_rocm_sd import graphs as graphs_module
 from lib_rocm_sd.calls import MOST_RECORDINGS, Calls, Places, begin
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs import Graphs, obstacle
+from lib_rocm_sd.graphs import device as device_module
+from lib_rocm_sd.graphs import memory, programs
+from lib_rocm_sd.graphs.device import obstacle
+from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ranges import ranges
 from lib_rocm_sd.report import Report
 from tests.graph_tape import Desk, recording_cpu
@@ -203,12 +205,12 @@ def test_inference_tensors_are_always_copied(graphs: Graphs) -> None:
 def test_recordings_have_to_pay(
     desk: Desk, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs_module, "FREE_RECORDINGS", 2)
+    monkeypatch.setattr(programs, "FREE_RECORDINGS", 2)
     call = program(graphs)
     for number in range(40):
         assert torch.equal(call(X, (number // 2,)), 2 * X)
     assert desk.recorded == 2
-    for _ in range(2 * graphs_module.REPLAYS_PER_RECORDING):
+    for _ in range(2 * programs.REPLAYS_PER_RECORDING):
         call(X, ("stays",))
     assert desk.recorded == 2, "what was replayed has not paid for a third"
 
@@ -294,7 +296,7 @@ def test_what_nobody_wants_is_let_go(desk: Desk, graphs: Graphs) -> None:
 
 def test_an_interrupted_copy_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = torch.ones(8), torch.zeros(8)
-    buffer = graphs_module._Buffer(256, CPU)
+    buffer = memory.Buffer(256, CPU)
     slot = buffer.slot(one)
     slot.fill(one, buffer)
 
@@ -302,7 +304,7 @@ def test_an_interrupted_copy_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(graphs_module, "ref", interrupted)
+        patch.setattr(memory, "ref", interrupted)
         with pytest.raises(KeyboardInterrupt):
             slot.fill(other, buffer)
     slot.fill(one, buffer)
@@ -335,7 +337,7 @@ def test_a_wait_that_fails_costs_nothing_but_graphs(
     def failing(device: torch.device) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs_module, "synchronize", failing)
+    monkeypatch.setattr(programs, "synchronize", failing)
     for made in graphs.known()[0]._kept:
         tape: Any = made.graph
         tape._work = None
@@ -373,7 +375,7 @@ def test_where_graphs_are_recorded(
     monkeypatch: pytest.MonkeyPatch, backend: str, variable: str, wish: bool | None, why: str
 ) -> None:
     info = DeviceInfo(0, "A card", backend, "", None)
-    monkeypatch.setattr(graphs_module, "identify", lambda device: info)
+    monkeypatch.setattr(device_module, "identify", lambda device: info)
     monkeypatch.setenv("ROCM_SD_GRAPHS", variable)
     assert obstacle(torch.device("cuda", 0), wish) == why
     assert obstacle(CPU, wish) == "graphs are for GPUs"

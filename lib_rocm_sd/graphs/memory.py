@@ -1,0 +1,195 @@
+"""Memory that stays where it is, for graphs read and write the addresses of their recording.
+
+What a program is given is read where it lies, if it always lies there, as what another recorded
+program has made; else it is copied into a slot. What a program makes lies in a `Result`, which is
+lent to whom asked for it: it is not written to as long as anybody holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ALIGNMENT = 256
+LENT, OWN, COPIED = "lent", "own", "copied"
+_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+"""How many tensors, and others, share a storage."""
+_aten = torch.ops.aten
+
+
+class Layout(NamedTuple):
+    """How a tensor lies."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, like: torch.Tensor) -> Layout:
+        """That of `like`, or where it is expanded, of a copy."""
+        return cls(like.shape, _strides(like), like.dtype)
+
+
+class Slot:
+    """Memory that stays, as one shape, for what programs are given under one name."""
+
+    __slots__ = ("_at", "_source", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._source: Any = None
+        self._at = (0, 0)
+
+    def fill(self, given: torch.Tensor, buffer: Buffer) -> None:
+        """Copy `given`, unless it was the last one and has not changed."""
+        counted = not given.is_inference()
+        known = counted and buffer.holds is self and self._source() is given
+        if known and self._at == (given._version, given.data_ptr()):
+            return
+        buffer.holds = None
+        self.tensor.copy_(given)
+        if counted:
+            self._source, self._at = ref(given), (given._version, given.data_ptr())
+            buffer.holds = self
+
+
+class Buffer:
+    """Bytes that slots of one name share. `holds`: whose values are in it, if that is known."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        with torch.inference_mode(False):  # else it could not be written to outside of it
+            self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self.holds: Slot | None = None
+        self._slots: dict[Layout, Slot] = {}
+
+    def slot(self, like: torch.Tensor) -> Slot:
+        """With the shape, strides and dtype of `like`."""
+        layout = Layout.of(like)
+        if layout not in self._slots:
+            with torch.inference_mode(False):
+                flat = self.memory[: span_bytes(like)].view(like.dtype)
+                self._slots[layout] = Slot(flat.as_strided(layout.shape, layout.strides))
+        return self._slots[layout]
+
+
+class Copied:
+    """What a program is given is copied into a slot."""
+
+    __slots__ = ("_buffer", "_slot")
+
+    def __init__(self, slot: Slot, buffer: Buffer) -> None:
+        self._slot, self._buffer = slot, buffer
+
+    def takes(self, given: torch.Tensor) -> bool:
+        self._slot.fill(given, self._buffer)
+        return True
+
+
+class Direct:
+    """It is read where it lies. It is not held: whatever is given from there is read."""
+
+    __slots__ = ("_at", "_strides")
+
+    def __init__(self, given: torch.Tensor) -> None:
+        self._at, self._strides = given.data_ptr(), given.stride()
+
+    def takes(self, given: torch.Tensor) -> bool:
+        """False where it lies elsewhere."""
+        return given.data_ptr() == self._at and given.stride() == self._strides
+
+
+class Result:
+    """Memory for what programs make, one of them at a time. `use`: LENT, by several of them; lent,
+    but by its OWN program only; or COPIED for who asked. `lender`: who made what is in it.
+    """
+
+    def __init__(self, n_bytes: int, device: torch.device, use: str) -> None:
+        self.n_bytes, self.use = n_bytes, use
+        self.lender: object = None
+        with torch.inference_mode(False):
+            memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self._storage = memory.untyped_storage()
+        self._key = self._storage._cdata
+        self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._device = device
+        del memory
+        self._idle = 0 if _uses is None else _uses(self._key)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody still has a tensor in it; where this torch does not tell: True."""
+        return _uses is None or _uses(self._key) > self._idle
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` lies in it."""
+        return tensor.untyped_storage()._cdata == self._key
+
+    def tensor(self, layout: Layout) -> torch.Tensor:
+        """What is in it: a tensor that knows of no other in the same memory."""
+        nothing = self._nothing.get(layout.dtype)
+        if nothing is None:
+            with torch.inference_mode(False):
+                nothing = torch.empty(0, dtype=layout.dtype, device=self._device)
+            self._nothing[layout.dtype] = nothing
+        made: torch.Tensor = nothing.new_empty(0)
+        return made.set_(self._storage, 0, layout.shape, layout.strides)  # type: ignore[call-overload, no-any-return]
+
+
+class Into(TorchDispatchMode):
+    """What is computed inside makes its result in `target`, if it asks for memory of that size or
+    adds up as many values last; whoever looks has to compare addresses.
+    """
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self._target: torch.Tensor | None = target if target.is_contiguous() else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten.new_empty.default and not any(kwargs.values()):
+            here = self._taken(args[0], args[1])
+            if here is not None:
+                return here
+        if func is _aten.add.Tensor and not kwargs and _alike(*args):
+            here = self._taken(args[0], args[0].shape)
+            if here is not None:
+                return _aten.add.out(*args, out=here)
+        return func(*args, **kwargs)
+
+    def _taken(self, like: torch.Tensor, shape: Any) -> torch.Tensor | None:
+        """The target as `shape`, once."""
+        target = self._target
+        if target is None or like.dtype != target.dtype or like.device != target.device:
+            return None
+        if torch.Size(shape).numel() != target.numel():
+            return None
+        self._target = None
+        return target.view(shape)
+
+
+def _alike(*tensors: Any) -> bool:
+    """Whether both are dense tensors of one shape and dtype."""
+    if len(tensors) != 2 or not all(isinstance(each, torch.Tensor) for each in tensors):
+        return False
+    a, b = tensors
+    return a.shape == b.shape and a.dtype == b.dtype and a.is_contiguous() and b.is_contiguous()
+
+
+def span_bytes(like: torch.Tensor) -> int:
+    """From the first element to the last, rounded up."""
+    if not like.numel():
+        return 0
+    strides = _strides(like)
+    last = sum((size - 1) * stride for size, stride in zip(like.shape, strides, strict=True))
+    n_bytes = (last + 1) * like.element_size()
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _strides(like: torch.Tensor) -> tuple[int, ...]:
+    """Those of `like`, or where it is expanded, of a copy."""
+    expanded = 0 in like.stride()
+    return torch.empty(like.shape, device="meta").stride() if expanded else like.stride()

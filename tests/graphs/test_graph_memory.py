@@ -1,0 +1,249 @@
+"""Where recorded programs read and write: in each other's results where these stay, else copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lib_rocm_sd import calls as calls_module
+from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs import memory
+from lib_rocm_sd.graphs.memory import COPIED, LENT, OWN, Into, Layout, Result, span_bytes
+from lib_rocm_sd.graphs.programs import Graphs, Recording
+from lib_rocm_sd.report import Report
+from tests.graph_tape import Desk, recording_cpu
+from tests.ops.toy_op import NO_GPU, Doubler, Inputs, op_of
+
+X = torch.arange(80.0).reshape(10, 8).half()
+CPU = torch.device("cpu")
+DOUBLE = op_of(Doubler("only"))
+Program = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    own = Engine(identify=lambda device: NO_GPU, free=lambda device, headroom: 1 << 40)
+    monkeypatch.setattr(calls_module, "engine", own)
+    return own
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return recording_cpu(monkeypatch, baked=True)
+
+
+@pytest.fixture
+def graphs(desk: Desk) -> Graphs:
+    return Graphs(lambda text: None)
+
+
+def program(graphs: Graphs) -> Program:
+    """2 x, by launches or by a graph."""
+    places, session = Places(), Session.of("Auto", report=Report())
+
+    def doubled(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = calls.run("here", DOUBLE, Inputs(x))
+        return made
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        calls = begin(session, places.of((x.shape, x.stride())), graphs)
+        return calls.recorded(doubled, {"x": x})
+
+    return call
+
+
+def chain(graphs: Graphs, count: int = 3) -> Program:
+    """As many programs, each given what the one before has made."""
+    programs = [program(graphs) for _ in range(count)]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for each in programs:
+            x = each(x)
+        return x
+
+    return call
+
+
+def recordings(graphs: Graphs) -> list[Recording]:
+    return [each for each in graphs.known()[0]._kept if each.is_wanted]
+
+
+def reads(graphs: Graphs) -> list[str]:
+    return [type(each.reads["x"]).__name__ for each in recordings(graphs)]
+
+
+def uses(graphs: Graphs) -> list[str]:
+    return [each.result.use for each in recordings(graphs)]
+
+
+def test_a_program_reads_what_another_made_where_it_lies(desk: Desk, graphs: Graphs) -> None:
+    call, places = chain(graphs), set()
+    for factor in range(1, 8):
+        y = call(factor * X)
+        assert torch.equal(y, 8 * factor * X)
+        places.add(y.data_ptr()) if factor > 1 else None
+        del y
+    assert reads(graphs) == ["Copied", "Direct", "Direct"]
+    assert uses(graphs) == [LENT] * 3
+    assert len(places) == 1 and desk.recorded == 3
+    assert len(graphs.known()[0]._results) == 2, "the third writes where the first did"
+
+
+def test_what_somebody_holds_is_not_written_to(desk: Desk, graphs: Graphs) -> None:
+    call = chain(graphs)
+    held = [(factor, call(factor * X)) for factor in range(1, 9)]
+    for factor, y in held:
+        assert torch.equal(y, 8 * factor * X)
+    assert COPIED in uses(graphs)
+    assert desk.recorded < 8, "what is held again and again is copied at once"
+    recorded = desk.recorded
+    held += [(factor, call(factor * X)) for factor in range(9, 15)]
+    assert desk.recorded == recorded
+    for factor, y in held:
+        assert torch.equal(y, 8 * factor * X)
+
+
+def test_what_another_holds_in_the_same_place_moves_only_once(desk: Desk, graphs: Graphs) -> None:
+    first, second = program(graphs), program(graphs)
+    for _ in range(3):
+        first(X)
+        second(X)
+    assert {id(each.result) for each in recordings(graphs)} == {id(recordings(graphs)[0].result)}
+    for factor in range(1, 6):
+        held = first(factor * X)
+        assert torch.equal(second(3 * X), 6 * X)
+        assert torch.equal(held, 2 * factor * X)
+        del held
+    assert sorted(uses(graphs)) == [LENT, OWN]
+    assert desk.recorded == 3
+
+
+def test_what_is_suddenly_elsewhere_is_copied_from_then_on(desk: Desk, graphs: Graphs) -> None:
+    first, second = program(graphs), program(graphs)
+    for factor in range(1, 12):
+        between = first(factor * X)
+        if factor > 4:
+            between = between + 1  # as a ControlNet adds to it
+        assert torch.equal(second(between), 4 * factor * X + 2 * (factor > 4))
+        del between
+    assert reads(graphs) == ["Copied", "Copied"]
+    assert desk.recorded == 3
+
+
+def test_what_is_changed_in_place_is_read(graphs: Graphs) -> None:
+    first, second = program(graphs), program(graphs)
+    for factor in range(1, 6):
+        between = first(factor * X)
+        between += 1
+        assert torch.equal(second(between), 4 * factor * X + 2)
+        del between
+    assert reads(graphs)[1] == "Direct"
+
+
+def test_a_torch_that_does_not_tell_gets_copies(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_uses", None)
+    call = chain(graphs)
+    for factor in range(1, 9):
+        assert torch.equal(call(factor * X), 8 * factor * X)
+    assert set(uses(graphs)) == {COPIED}
+
+
+def test_memory_of_programs_that_are_gone_is_let_go(graphs: Graphs) -> None:
+    call = chain(graphs)
+    for _ in range(3):
+        call(X)
+    del call
+    wide = chain(graphs, 1)
+    for _ in range(3):
+        wide(torch.cat([X, X]))
+    assert [each.n_bytes for each in graphs.known()[0]._results] == [512]
+
+
+def test_a_result_is_held_by_whatever_shares_its_memory() -> None:
+    result, layout = Result(256, CPU, LENT), Layout.of(X[:4])
+    held = [result.is_held]
+    y = result.tensor(layout)
+    held.append(result.is_held)
+    assert result.holds(y) and not result.holds(X)
+    part = y[1:, 2:]
+    del y
+    held.append(result.is_held)
+    assert result.holds(part)
+    del part
+    held.append(result.is_held)
+    assert held == [False, True, True, False]
+    assert result.tensor(layout)._base is None
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_result_can_be_written_to(inference: bool) -> None:
+    result = Result(256, CPU, LENT)
+    with torch.inference_mode(inference):
+        y = result.tensor(Layout.of(X[:4]))
+        y.fill_(3)
+    assert result.tensor(Layout.of(X[:4])).eq(3).all()
+
+
+def into(work: Callable[[], torch.Tensor], target: torch.Tensor) -> bool:
+    """Whether the result of `work` is in `target`, as it has to be anyway."""
+    expected = work()
+    with Into(target):
+        made = work()
+    assert torch.equal(made, expected)
+    return made.data_ptr() == target.data_ptr()
+
+
+def filled(*shape: int, **more: Any) -> torch.Tensor:
+    return X.new_empty(shape, **more).fill_(2)
+
+
+@pytest.mark.parametrize(
+    ("work", "there"),
+    [
+        (lambda: filled(10, 8), True),
+        (lambda: filled(2, 5, 8), True),
+        (lambda: X + X, True),
+        (lambda: filled(10, 4), False),
+        (lambda: filled(10, 8, dtype=torch.float32), False),
+        (lambda: X + 1, False),
+        (lambda: X.t() + X.t(), False),
+        (lambda: X + X.float(), False),
+        (lambda: X * X, False),
+    ],
+)
+def test_a_result_is_made_where_it_is_wanted(work: Callable[[], torch.Tensor], there: bool) -> None:
+    assert into(work, torch.empty_like(X)) == there
+
+
+def test_two_of_the_size_do_not_share_the_place() -> None:
+    with Into(torch.empty_like(X)):
+        first, second = filled(10, 8), filled(10, 8)
+    second.zero_()
+    assert first.eq(2).all()
+
+
+def test_a_place_with_gaps_is_left_alone() -> None:
+    wide = torch.zeros(10, 16).half()
+    assert not into(lambda: filled(10, 8), wide[:, :8])
+    assert not wide.any()
+
+
+@pytest.mark.parametrize(
+    ("like", "n_bytes"),
+    [(X, 256), (X[:, ::2], 256), (X[:1].expand(40, 8), 768), (X[:0], 0), (X.float(), 512)],
+)
+def test_bytes_of_a_layout(like: torch.Tensor, n_bytes: int) -> None:
+    assert span_bytes(like) == n_bytes
