@@ -66,9 +66,11 @@ class Inner:
 def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """A residual block: two convolutions and what their norms need."""
     given = {"x": call.x.permute(0, 2, 3, 1)}
-    if parts.embed is not None and call.emb is not None:
-        given["embedding"] = means.embeddings.of(call.emb, parts.embed, parts.embed_silu)
-    convs = (means.weights.of(parts.conv1), means.weights.of(parts.conv2, parts.shortcut))
+    timed = parts.timed if call.emb is not None else None
+    if timed is not None and call.emb is not None:
+        given["embedding"] = means.embeddings.of(call.emb, timed, parts.embed_silu)
+    first = means.weights.of(parts.conv1, bare=timed is not None)
+    convs = (first, means.weights.of(parts.conv2, parts.shortcut))
     held = tuple(map(ref, convs))
     return image(calls.recorded(partial(_resnet, parts, convs), given, held))
 
@@ -80,7 +82,7 @@ def _resnet(
     x: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, H, W, C) and the embedding's addition (N, Co)."""
+    """Of x (N, H, W, C) and what the embedding adds (N, Co), the first bias with it."""
     x = x.contiguous()
     norm1 = compute.norm_of(calls, "norm1", x, parts.norm1)
     h, norm2 = compute.conv(

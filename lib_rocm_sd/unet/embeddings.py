@@ -1,6 +1,8 @@
-"""The time embedding, as every residual block of a step wants it: several of them by one launch.
+"""The time embedding, as every residual block of a step wants it: all of them by few launches.
 
-A layer's values are used only if neither it nor the embedding has changed since they were made.
+What a block adds to its first convolution is a layer of the embedding, and that convolution's bias.
+Both are added here, for all blocks at once. They are used only if neither the layer nor the bias
+nor the embedding has changed since.
 """
 
 from __future__ import annotations
@@ -17,13 +19,22 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.parts import Timed
 from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
 
 _Facts = tuple[Any, ...]
 
 
+class _Biases:
+    """Those of convolutions, side by side, as float32: equal only to itself."""
+
+    def __init__(self, facts: list[_Facts], timed: Sequence[Timed]) -> None:
+        self.facts = facts
+        self.values = torch.cat([_bias(each) for each in timed])
+
+
 class Embeddings:
-    """`layers`: the Linears that are given SiLU of the same embedding, each by its own block.
+    """`timed`: of the residual blocks that apply SiLU to the embedding.
 
     `ready(layers)`: makes their weights those that are wanted, or says why ours must not read them.
     `told`: see Hook.tells.
@@ -39,79 +50,95 @@ class Embeddings:
         self._ready, self._session, self._graphs = ready, session, graphs
         self._told = told
         self._places = Places()
-        self.layers: tuple[nn.Linear, ...] = ()
+        self.timed: tuple[Timed, ...] = ()
         self._of: torch.Tensor | None = None
         self._version: int | None = 0
-        self._active: torch.Tensor | None = None
-        self._made: dict[nn.Linear, tuple[_Facts, torch.Tensor]] = {}
+        self._biases: _Biases | None = None
+        self._made: dict[Timed, tuple[_Facts, torch.Tensor]] = {}
 
-    def of(self, emb: torch.Tensor, layer: nn.Linear, silu: bool) -> torch.Tensor:
-        """(N, Co) of emb (N, E): `layer` of it, after SiLU if wanted. Rows may be strided."""
+    def of(self, emb: torch.Tensor, timed: Timed, silu: bool) -> torch.Tensor:
+        """(N, Co) in float32 of emb (N, E), the convolution's bias added: the layer of it, after
+        SiLU if wanted. Rows may be strided.
+        """
         if not silu:
-            return self._alone(emb, layer)
+            return self._alone(emb, timed)
         if emb.is_inference() and not self._told:
-            return self._alone(nn.functional.silu(emb), layer)
-        if self._active is None or emb is not self._of or version_of(emb) != self._version:
+            return self._alone(nn.functional.silu(emb), timed)
+        if emb is not self._of or version_of(emb) != self._version:
             self._begin(emb)
-        known = self._made.get(layer)
-        if known is not None and known[0] == self._facts(layer):
+        known = self._made.get(timed)
+        if known is not None and known[0] == self._facts(timed):
             return known[1]
-        assert self._active is not None
-        return self._alone(self._active, layer)
+        return self._alone(nn.functional.silu(emb), timed)
 
     def forget(self) -> None:
         self.step_begins()
         self._places.forget()
+        self._biases = None
 
     def step_begins(self) -> None:
         """What was made of an embedding is not looked at again."""
-        self._of = self._active = None
+        self._of = None
         self._made = {}
 
-    def _alone(self, active: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-        return compute.linear(begin(self._session, Routes()), "alone", active, layer)
+    def _alone(self, active: torch.Tensor, timed: Timed) -> torch.Tensor:
+        made = compute.linear(begin(self._session, Routes()), "alone", active, timed.layer)
+        return made + _bias(timed)
 
     def _begin(self, emb: torch.Tensor) -> None:
         """A step begins with a new embedding."""
         self._made = {}
-        active = self._active = nn.functional.silu(emb)
         self._of, self._version = emb, version_of(emb)
-        layers = [layer for layer in self.layers if _fits(layer, emb)]
+        timed = [each for each in self.timed if _fits(each, emb)]
+        layers = [each.layer for each in timed]
         if len(layers) < 2 or self._ready(layers):
             return
-        facts = [self._facts(layer) for layer in layers]
+        facts = [self._facts(each) for each in timed]
+        biases = self._biases_of(timed)
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
         routes = self._places.of((*shaped, *laid(slots_of(layers))))
         calls = begin(self._session, routes, self._graphs)
-        if calls.graphs_of(emb.device) is None:
-            parts = _parts(layers, calls, active)
-        else:
-            joint = calls.recorded(partial(_joint, layers), {"embedding": emb}, tuple(layers))
-            parts = [*joint.split([layer.out_features for layer in layers], -1)]
-        self._made = dict(zip(layers, zip(facts, parts, strict=True), strict=True))
+        run = partial(_joint, layers, biases)
+        joint = calls.recorded(run, {"embedding": emb}, (*layers, biases))
+        parts = joint.split([layer.out_features for layer in layers], -1)
+        self._made = dict(zip(timed, zip(facts, parts, strict=True), strict=True))
 
-    def _facts(self, layer: nn.Linear) -> _Facts:
-        own = layer._parameters
-        return fact(own["weight"], self._told), fact(own["bias"], self._told)
+    def _biases_of(self, timed: Sequence[Timed]) -> _Biases:
+        """The same object as long as none has changed."""
+        facts = [fact(each.conv._parameters["bias"], self._told) for each in timed]
+        if self._biases is None or self._biases.facts != facts:
+            self._biases = _Biases(facts, timed)
+        return self._biases
+
+    def _facts(self, timed: Timed) -> _Facts:
+        own, bias = timed.layer._parameters, timed.conv._parameters["bias"]
+        return tuple(fact(each, self._told) for each in (own["weight"], own["bias"], bias))
 
 
-def _parts(layers: Sequence[nn.Linear], calls: Calls, active: torch.Tensor) -> list[torch.Tensor]:
-    """What each layer makes of `active`, some of them by one launch."""
-    parts: list[torch.Tensor] = []
+def _joint(
+    layers: Sequence[nn.Linear], biases: _Biases, calls: Calls, embedding: torch.Tensor
+) -> torch.Tensor:
+    """What `layers` make of SiLU of `embedding`, side by side, some of them by one launch; and
+    `biases`.
+    """
+    active, parts = nn.functional.silu(embedding), []
     for first in range(0, len(layers), MOST_WEIGHTS):
         some = layers[first : first + MOST_WEIGHTS]
-        joint = compute.linear(calls, str(first), active, *some)
-        parts += joint.split([layer.out_features for layer in some], -1)
-    return parts
+        parts.append(compute.linear(calls, str(first), active, *some))
+    return torch.cat(parts, -1) + biases.values
 
 
-def _joint(layers: Sequence[nn.Linear], calls: Calls, embedding: torch.Tensor) -> torch.Tensor:
-    """What `layers` make of SiLU of `embedding`, side by side."""
-    return torch.cat(_parts(layers, calls, nn.functional.silu(embedding)), -1)
+def _bias(timed: Timed) -> torch.Tensor:
+    """Of the convolution, in float32 and where the layer is."""
+    weight: Any = timed.layer._parameters["weight"]
+    bias = timed.conv._parameters["bias"]
+    if bias is None:
+        return weight.new_zeros(timed.conv.out_channels, dtype=torch.float32)
+    return bias.detach().to(weight.device, torch.float32)
 
 
-def _fits(layer: nn.Linear, emb: torch.Tensor) -> bool:
+def _fits(timed: Timed, emb: torch.Tensor) -> bool:
     """False for a layer that is not where the embedding is, as while models are moved in parts."""
-    weight: Any = layer._parameters["weight"]
+    weight: Any = timed.layer._parameters["weight"]
     same = weight.device == emb.device and weight.dtype == emb.dtype
     return same and weight.shape[1] == emb.shape[-1]

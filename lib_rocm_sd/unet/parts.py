@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+
+class Timed(NamedTuple):
+    """A layer of the time embedding, and the convolution that its values are added to."""
+
+    layer: nn.Linear
+    conv: nn.Conv2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +35,10 @@ class Resnet:
     norm2: nn.GroupNorm
     conv2: nn.Conv2d
     shortcut: nn.Conv2d | None
+
+    @property
+    def timed(self) -> Timed | None:
+        return None if self.embed is None else Timed(self.embed, self.conv1)
 
     def leaves(self) -> list[nn.Module]:
         found = (self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.shortcut)

@@ -19,7 +19,7 @@ from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
-from lib_rocm_sd.unet.parts import Resnet
+from lib_rocm_sd.unet.parts import Resnet, Timed
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -76,14 +76,14 @@ class UnetTakeover:
             self._stand_ins.pop(module).take_out()
         for module, kind, family in found:
             self._take(module, kind, family, anew)
-        self._embeddings.layers = tuple(self._embedding_layers())
+        self._embeddings.timed = tuple(self._timed())
 
-    def _embedding_layers(self) -> Iterator[nn.Linear]:
-        """Those of residual blocks that are ours."""
+    def _timed(self) -> Iterator[Timed]:
+        """Of residual blocks that are ours."""
         for stand_in in self._stand_ins.values():
             parts = stand_in.reading.parts
             if isinstance(parts, Resnet) and parts.embed_silu and stand_in.is_put_in:
-                yield from [] if parts.embed is None else [parts.embed]
+                yield from [] if parts.timed is None else [parts.timed]
 
     def _take(self, module: nn.Module, kind: Kind, family: str, anew: bool) -> None:
         current = vars(module).get("forward")

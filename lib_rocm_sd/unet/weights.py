@@ -40,22 +40,26 @@ class UnetWeights:
     def __init__(self, told: bool = False) -> None:
         self._told = told
         self._laid: dict[nn.Module, _Laid] = {}
-        self._made: dict[nn.Module, _Made] = {}
+        self._made: dict[tuple[nn.Module, bool], _Made] = {}
 
-    def of(self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None) -> ConvWeights:
+    def of(
+        self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None, bare: bool = False
+    ) -> ConvWeights:
         """Weight and bias of a 3x3 convolution; the bias of the 1x1 `shortcut` is added to it.
+        `bare`: without its bias, which comes with the time embedding.
 
         The same object while neither has changed. What it has beside the parameters themselves is
         that bias, in float32 and in their dtype: a parameter that is moved takes its memory along.
         """
         self.lay((conv,))
+        own = None if bare else conv.bias
         added = None if shortcut is None else shortcut.bias
-        facts = tuple(fact(tensor, self._told) for tensor in (conv.weight, conv.bias, added))
-        known = self._made.get(conv)
+        facts = tuple(fact(tensor, self._told) for tensor in (conv.weight, own, added))
+        known = self._made.get((conv, bare))
         if known is not None and known.facts == facts:
             return known.weights
-        made = ConvWeights(conv.weight, conv.bias, None, added, in_rows=True)
-        self._made[conv] = _Made(facts, made)
+        made = ConvWeights(conv.weight, own, None, added, in_rows=True)
+        self._made[conv, bare] = _Made(facts, made)
         return made
 
     def lay(self, leaves: Iterable[nn.Module]) -> bool:
@@ -78,7 +82,7 @@ class UnetWeights:
     def _kept(self) -> list[torch.Tensor]:
         theirs = {
             parameter.untyped_storage()._cdata
-            for conv in self._made
+            for conv, _ in self._made
             for parameter in conv.parameters()
         }
         made = [item for known in self._made.values() for item in _tensors_of(known.weights)]

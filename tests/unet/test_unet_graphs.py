@@ -107,8 +107,25 @@ def replace_biases(module: Any) -> None:
         module.bias = nn.Parameter(module.bias + 1, requires_grad=False)
 
 
+def change_first_biases(module: Any) -> None:
+    """Which the time embedding brings along."""
+    if type(module).__name__ == "ResBlock":
+        with torch.no_grad():
+            module.in_layers[2].bias.add_(1)
+
+
+def replace_first_biases(module: Any) -> None:
+    if type(module).__name__ == "ResBlock":
+        conv = module.in_layers[2]
+        conv.bias = nn.Parameter(conv.bias + 1, requires_grad=False)
+
+
 @pytest.mark.parametrize(
-    "change", [halve_groups, raise_eps, double_heads, give_biases, replace_biases]
+    "change",
+    [
+        *(halve_groups, raise_eps, double_heads, give_biases, replace_biases),
+        *(change_first_biases, replace_first_biases),
+    ],
 )
 def test_what_changes_in_a_block_is_read(
     unet: Any, inputs: Any, desk: Desk, change: Callable[[Any], None]

@@ -66,18 +66,22 @@ def test_time_embeddings_are_made_together(
     joint = models.step(unet, inputs)
     assert counts[:3] == [3, 3, 2]
     assert len(counts) == 3 + 8 * 7 + 4 * 2
-    taken._embeddings.layers = ()
+    taken._embeddings.timed = ()
     assert torch.equal(models.step(unet, inputs), joint)
 
 
-def test_an_embedding_layer_that_changes_amid_a_step_is_read_again(unet: Any, inputs: Any) -> None:
+@pytest.mark.parametrize("what", ["the layer", "the convolution's bias"])
+def test_an_embedding_layer_that_changes_amid_a_step_is_read_again(
+    unet: Any, inputs: Any, what: str
+) -> None:
     taken = take_over(unet)
     before = models.step(unet, inputs)
-    layer = unet.output_blocks[3][0].emb_layers[1]
+    block = unet.output_blocks[3][0]
+    changes = block.emb_layers[1].weight if what == "the layer" else block.in_layers[2].bias
 
     def change(*_: Any) -> None:
         with torch.no_grad():
-            layer.weight.add_(0.5)
+            changes.add_(0.5)
 
     handle = unet.middle_block.register_forward_hook(change)
     changed = models.step(unet, inputs)
