@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Routes
-from lib_rocm_sd.graphs.programs import Compute, Graphs
+from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings
@@ -56,9 +56,11 @@ class Means:
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """A block of ours amid its transformer: `run(calls, x, context)`, whose calls have `routes`."""
+    """A block of ours amid its transformer: `run(calls, x, context, added, goes_on)`, whose calls
+    have `routes`; as _block.
+    """
 
-    run: Compute
+    run: Callable[..., Any]
     routes: Routes
     context: torch.Tensor | None
 
@@ -95,15 +97,12 @@ def _resnet(
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
     """A transformer over an image's pixels. Its blocks are called as modules, ours or not, unless
-    all of it can be one recording.
+    all of it can be one program.
     """
-    inner = _inner(parts, call, means) if calls.graphs_of(call.x.device) else None
+    inner = _inner(parts, call, means)
     x = call.x.permute(0, 2, 3, 1)
     if inner is None:
-        theirs = [
-            partial(_called, each, given=call.given(i)) for i, each in enumerate(parts.blocks)
-        ]
-        return call.answer(image(_transformer(parts, theirs, calls, x)))
+        return call.answer(image(_transformer(parts, partial(_in_turn, parts, call), calls, x)))
     given = {"x": x}
     if inner[0].context is not None:
         given["context"] = inner[0].context
@@ -113,18 +112,16 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
 
 def _transformer(
     parts: Transformer,
-    blocks: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+    blocks: Callable[[torch.Tensor], torch.Tensor],
     calls: Calls,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """Of x (N, H, W, C)."""
+    """Of x (N, H, W, C). `blocks`: all of them, of (N, tokens, C)."""
     x = x.contiguous()
     batch, height, width, channels = x.shape
     tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
     h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
-    h = h.view(batch, height * width, -1)
-    for block in blocks:
-        h = block(h)
+    h = blocks(h.view(batch, height * width, -1))
     h = h.to(x.dtype).reshape(batch * height * width, -1)
     y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=x.view(-1, channels))
     return y.view(batch, height, width, -1)
@@ -138,12 +135,25 @@ def _joined(
     context: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same with its blocks as parts of it."""
-    blocks = [partial(_run, each.run, calls.of(each.routes), context) for each in inner]
-    return _transformer(parts, blocks, calls, x)
+    return _transformer(parts, partial(_in_one, inner, calls, context), calls, x)
 
 
-def _run(run: Compute, calls: Calls, context: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    return run(calls, x, context)
+def _in_turn(parts: Transformer, call: TransformerCall, x: torch.Tensor) -> torch.Tensor:
+    """What its blocks make of x, called as modules."""
+    for index, module in enumerate(parts.blocks):
+        x = _called(module, x, call.given(index))
+    return x
+
+
+def _in_one(
+    inner: Sequence[Inner], calls: Calls, context: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    """The same by their programs. What is still to be added after one, the next one's norm adds."""
+    added = None
+    for index, each in enumerate(inner):
+        goes_on = index + 1 < len(inner)
+        x, added = each.run(calls.of(each.routes), x, context, added, goes_on)
+    return x
 
 
 def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner] | None:
@@ -168,14 +178,23 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
     given = {"x": call.x}
     if context is not None:
         given["context"] = context
-    return calls.recorded(run, given) if is_ours else run(calls, **given)
+    whole = partial(_alone, run)
+    return calls.recorded(whole, given) if is_ours else whole(calls, **given)
+
+
+def _alone(
+    run: Callable[..., Any], calls: Calls, x: torch.Tensor, context: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A block that is called as a module."""
+    made: torch.Tensor = run(calls, x, context)[0]
+    return made
 
 
 def planned(
     parts: Block, call: BlockCall, means: Means
-) -> tuple[Compute, torch.Tensor | None, bool]:
-    """What computes a block of `calls`, x and a context; that context, and whether no module of the
-    host is called amid it.
+) -> tuple[Callable[..., Any], torch.Tensor | None, bool]:
+    """What computes a block, as `_block` of `calls` and what follows; the context that it is to be
+    given, and whether no module of the host is called amid it.
     """
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
     cross = None
@@ -194,13 +213,18 @@ def _block(
     calls: Calls,
     x: torch.Tensor,
     context: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Of x (N, tokens, C) and what `cross` reads; None: x. `own`, `cross` None: the host's modules
-    are called. In between x is (N * tokens, C).
+    added: torch.Tensor | None = None,
+    goes_on: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of x (N, tokens, C), plus `added` (N * tokens, C), and what `cross` reads; None: x. `own`,
+    `cross` None: the host's modules are called. In between x is (N * tokens, C).
+
+    Gives what it makes and None; or if another block `goes_on`, that and what it is to add.
     """
-    shape, batch, added = x.shape, x.shape[0], None
+    shape, batch = x.shape, x.shape[0]
     x = x.reshape(-1, shape[2])
-    normed, x = compute.layer_norm(calls, "norm1", x, parts.norm1)
+    normed, x = compute.layer_norm(calls, "norm1", x, parts.norm1, added)
+    added = None
     if own is not None:
         x, added = _attended(calls, "own", own, normed, normed, x, batch)
     else:
@@ -214,9 +238,12 @@ def _block(
             added = _theirs(parts.attn2, normed, shape, call.cross)
     normed, x = compute.layer_norm(calls, "norm3", x, parts.norm3, added)
     if parts.feed_forward is None:
-        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
+        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape), None
     h = compute.linear(calls, "gated", normed, parts.feed_forward.gated, gate=True)
-    return compute.linear(calls, "ff", h, parts.feed_forward.out, residual=x).view(shape)
+    if goes_on:
+        made, rest = compute.linear_added(calls, "ff.added", h, parts.feed_forward.out, x)
+        return (made.view(shape), None) if rest is None else (rest.view(shape), made)
+    return compute.linear(calls, "ff", h, parts.feed_forward.out, residual=x).view(shape), None
 
 
 def _may_attend(

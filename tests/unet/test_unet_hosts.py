@@ -70,6 +70,28 @@ def test_time_embeddings_are_made_together(
     assert torch.equal(models.step(unet, inputs), joint)
 
 
+def test_the_next_block_adds_what_one_leaves(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's product would take a pass of its own for it."""
+    places, layer_norm = [], compute.layer_norm
+
+    def noted(calls: Any, place: str, x: Any, norm: Any, added: Any = None) -> Any:
+        places.append((place, added is not None))
+        return layer_norm(calls, place, x, norm, added)
+
+    monkeypatch.setattr(compute, "layer_norm", noted)
+    taken = take_over(unet)
+    models.step(unet, inputs)
+    assert places.count(("norm1", True)) == places.count(("norm1", False)) == 4
+    blocks = [m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock"]
+    blocks[0].register_forward_hook(lambda *given: None)
+    del places[:]
+    models.step(unet, inputs)
+    assert places.count(("norm1", True)) == 3, "who looks at a block gets all of it"
+    taken.give_back()
+
+
 @pytest.mark.parametrize("what", ["the layer", "the convolution's bias"])
 def test_an_embedding_layer_that_changes_amid_a_step_is_read_again(
     unet: Any, inputs: Any, what: str
