@@ -34,7 +34,7 @@ class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
     `runs`: how often it was computed launch by launch. `recordings`: of its launches, by what they
     read beside what they are given. `moves`: what of that, or of what it makes, is not always in
-    the same place. `result`: where a recording made it that had to go. Equal only to itself.
+    the same place. `result`: where it was recorded last. Equal only to itself.
     """
 
     __slots__ = ("__weakref__", "left", "moves", "recordings", "result", "runs")
@@ -112,6 +112,8 @@ class Calls:
             replayed = graphs.replay(recording, given)
             if replayed is not None:
                 return replayed
+            if held in routes.recordings:
+                return compute(self, **given)
             routes.runs = RUNS_BEFORE_RECORDING
         routes.runs, drops = routes.runs + 1, engine.drops
         made = compute(self, **given)

@@ -7,6 +7,7 @@ lent to whom asked for it: it is not written to as long as anybody holds it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
@@ -89,19 +90,6 @@ class Copied:
         return True
 
 
-class Direct:
-    """It is read where it lies. It is not held: whatever is given from there is read."""
-
-    __slots__ = ("_at", "_strides")
-
-    def __init__(self, given: torch.Tensor) -> None:
-        self._at, self._strides = given.data_ptr(), given.stride()
-
-    def takes(self, given: torch.Tensor) -> bool:
-        """False where it lies elsewhere."""
-        return given.data_ptr() == self._at and given.stride() == self._strides
-
-
 class Result:
     """Memory for what programs make, one of them at a time. `use`: LENT, by several of them; lent,
     but by its OWN program only; or COPIED for who asked. `lender`: who made what is in it.
@@ -113,30 +101,64 @@ class Result:
         with torch.inference_mode(False):
             memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         self._storage = memory.untyped_storage()
-        self._key = self._storage._cdata
+        self._key, self._at = self._storage._cdata, self._storage.data_ptr()
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
         self._device = device
         del memory
-        self._idle = 0 if _uses is None else _uses(self._key)
+        self._idle = 0 if _uses is None else _uses(self._key), sys.getrefcount(self._storage)
 
     @property
     def is_held(self) -> bool:
         """Whether anybody still has a tensor in it; where this torch does not tell: True."""
-        return _uses is None or _uses(self._key) > self._idle
+        if _uses is None or sys.getrefcount(self._storage) > self._idle[1]:
+            return True
+        return _uses(self._key) > self._idle[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """False once somebody has resized what was lent: it lies elsewhere now."""
+        return self._storage.data_ptr() == self._at and self._storage.nbytes() == self.n_bytes
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in it."""
         return tensor.untyped_storage()._cdata == self._key
 
-    def tensor(self, layout: Layout) -> torch.Tensor:
-        """What is in it: a tensor that knows of no other in the same memory."""
+    def tensor(self, layout: Layout, at: int | None = None) -> torch.Tensor:
+        """What is in it, from its beginning or from the address `at` on: a tensor that knows of no
+        other in the same memory.
+        """
         nothing = self._nothing.get(layout.dtype)
         if nothing is None:
             with torch.inference_mode(False):
                 nothing = torch.empty(0, dtype=layout.dtype, device=self._device)
             self._nothing[layout.dtype] = nothing
+        first = 0 if at is None else (at - self._at) // layout.dtype.itemsize
         made: torch.Tensor = nothing.new_empty(0)
-        return made.set_(self._storage, 0, layout.shape, layout.strides)  # type: ignore[call-overload, no-any-return]
+        return made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload, no-any-return]
+
+
+class Direct:
+    """It is read where it lies, in `result`. What lies elsewhere for once is copied there."""
+
+    __slots__ = ("_at", "_layout", "_strides", "result")
+
+    def __init__(self, result: Result, given: torch.Tensor) -> None:
+        self.result, self._layout = result, Layout.of(given)
+        self._at, self._strides = given.data_ptr(), given.stride()
+
+    @staticmethod
+    def suits(given: torch.Tensor) -> bool:
+        """False for a tensor whose elements share memory."""
+        return 0 not in given.stride()
+
+    def takes(self, given: torch.Tensor) -> bool:
+        """False where it lies elsewhere, and somebody holds what is in its place."""
+        if given.data_ptr() == self._at and given.stride() == self._strides:
+            return True
+        if self.result.is_held or not self.result.is_whole:
+            return False
+        self.result.tensor(self._layout, self._at).copy_(given)
+        return True
 
 
 class Into(TorchDispatchMode):

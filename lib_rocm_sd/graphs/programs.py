@@ -35,6 +35,8 @@ FREE_RECORDINGS = 512
 """Of a take-over. More are made only where they were used: one for every so many replays."""
 REPLAYS_PER_RECORDING = 8
 """A recording takes the time of so many programs launched one by one, and some more."""
+MISSES = 2
+"""After so many, a recording is made anew that does not need what was not in its place."""
 Compute = Callable[..., torch.Tensor]
 Recorded = Callable[..., tuple[torch.Tensor, list[Any]]]
 Reads = Mapping[str, Copied | Direct]
@@ -56,18 +58,28 @@ class Recording:
     rows: list[Any]
     routes: Any
     """A weak reference to whom it belongs."""
+    misses: int = 0
 
     @property
     def is_wanted(self) -> bool:
         """False where nobody will replay it any more."""
         routes = self.routes()
-        return routes is not None and routes.recordings.get(self.held) is self
+        gone = any(isinstance(each, ref) and each() is None for each in self.held)
+        return not gone and routes is not None and routes.recordings.get(self.held) is self
+
+    @property
+    def memory(self) -> list[Result]:
+        """Where it reads and writes."""
+        reads = [read.result for read in self.reads.values() if isinstance(read, Direct)]
+        return [*reads, self.result]
 
     def obstacle(self, given: Mapping[str, torch.Tensor]) -> str | None:
         """The name of what is not where it was when this was recorded. What is copied is copied."""
         for name, read in self.reads.items():
             if not read.takes(given[name]):
                 return name
+        if not self.result.is_whole:
+            return RESULT
         if self.result.use == COPIED or not self.result.is_held:
             return None
         return RESULT if self.result.lender is self.routes else OTHERS
@@ -116,13 +128,15 @@ class DeviceGraphs:
     def replay(
         self, recording: Recording, given: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """None where something is not in its place. Then it is to be recorded anew, so that it need
-        not be there.
+        """None where something is not in its place. When that happens again, it is to be recorded
+        anew, so that it need not be there.
         """
         with self._lock:
             name = recording.obstacle(given)
             if name is not None:
-                _leave(recording, name)
+                recording.misses += 1
+                if recording.misses >= MISSES and self.may_record():
+                    _leave(recording, name)
                 return None
             made = recording.replay()
         for row in recording.rows:
@@ -166,7 +180,7 @@ class DeviceGraphs:
                 self._end("a graph gave other values than its launches")
                 return expected
             self._kept.append(recording)
-            routes.recordings[held] = recording
+            routes.recordings[held], routes.result = recording, recording.result
             return made
 
     def _recording(
@@ -198,8 +212,9 @@ class DeviceGraphs:
         reads: dict[str, Copied | Direct] = {}
         inputs = dict(given)
         for name, tensor in given.items():
-            if name not in moves and any(each.holds(tensor) for each in self._results):
-                reads[name] = Direct(tensor)
+            lent = next((each for each in self._results if each.holds(tensor)), None)
+            if lent is not None and name not in moves and Direct.suits(tensor):
+                reads[name] = Direct(lent, tensor)
                 continue
             buffer, wanted = self._buffers.get(name), span_bytes(tensor)
             if buffer is None or buffer.memory.numel() < wanted:
@@ -209,11 +224,16 @@ class DeviceGraphs:
         return reads, inputs
 
     def _result(self, like: torch.Tensor, routes: Any) -> Result:
-        """Memory that nobody holds: where it was before, if possible."""
+        """Memory that nobody holds: where it was before, else the smallest that is large enough and
+        not much larger, for what is kept in it keeps all of it.
+        """
         wanted, use = span_bytes(like), _use(routes.moves)
+        shared = [each for each in self._results if use != OWN]
+        shared.sort(key=lambda each: each.n_bytes)
         before = [] if routes.result is None else [routes.result]
-        for made in before + [each for each in self._results if use != OWN]:
-            if made.n_bytes == wanted and made.use == use and (use == COPIED or not made.is_held):
+        for made in before + shared:
+            fits = wanted <= made.n_bytes <= 2 * wanted and made.use == use and made.is_whole
+            if fits and (use == COPIED or not made.is_held):
                 break
         else:
             made = Result(wanted, self._device, use)
@@ -227,8 +247,9 @@ class DeviceGraphs:
         if gone:
             synchronize(self._device)
             self._kept = [made for made in self._kept if made not in gone]
-            used = {id(made.result) for made in self._kept}
-            self._results = [each for each in self._results if id(each) in used]
+            wanted = [routes.result for routes in (made.routes() for made in gone) if routes]
+            wanted += [each for made in self._kept for each in made.memory]
+            self._results = [each for each in self._results if each in wanted]
         if not self._kept:  # torch ends their memory with the last of them
             self._new = graphs_of(self._device)
 
@@ -280,7 +301,9 @@ def _leave(recording: Recording, name: str) -> None:
     """It is no longer wanted as it is: `name` moves."""
     routes = recording.routes()
     routes.recordings.pop(recording.held, None)
-    routes.moves, routes.result = routes.moves | {name}, recording.result
+    routes.moves = routes.moves | {name}
+    if name in (RESULT, OTHERS):
+        routes.result = None
 
 
 def _equal(made: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Routes
+from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
@@ -99,32 +100,23 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     """A transformer over an image's pixels. Its blocks are called as modules, ours or not, unless
     all of it can be one program.
     """
-    inner = _inner(parts, call, means)
     x = call.x.permute(0, 2, 3, 1)
-    if inner is None:
-        return call.answer(image(_transformer(parts, partial(_in_turn, parts, call), calls, x)))
-    given = {"x": x}
-    if inner[0].context is not None:
-        given["context"] = inner[0].context
-    run = partial(_joined, parts, inner)
-    return call.answer(image(calls.recorded(run, given, tuple(each.routes for each in inner))))
-
-
-def _transformer(
-    parts: Transformer,
-    blocks: Callable[[torch.Tensor], torch.Tensor],
-    calls: Calls,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    """Of x (N, H, W, C). `blocks`: all of them, of (N, tokens, C)."""
-    x = x.contiguous()
-    batch, height, width, channels = x.shape
-    tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
-    h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
-    h = blocks(h.view(batch, height * width, -1))
-    h = h.to(x.dtype).reshape(batch * height * width, -1)
-    y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=x.view(-1, channels))
-    return y.view(batch, height, width, -1)
+    inner = _inner(parts, call, means)
+    if inner is not None:
+        given = {"x": x}
+        if inner[0].context is not None:
+            given["context"] = inner[0].context
+        run = partial(_joined, parts, inner)
+        held = tuple(each.routes for each in inner)
+        try:
+            return call.answer(image(calls.recorded(run, given, held)))
+        except FAILURES as error:
+            if is_out_of_memory(error):
+                raise  # else the block that it was bars itself, called as a module
+    h, x = _into_tokens(parts, calls, x)
+    for index, module in enumerate(parts.blocks):
+        h = _called(module, h, call.given(index))
+    return call.answer(image(_from_tokens(parts, calls, h, x)))
 
 
 def _joined(
@@ -134,26 +126,36 @@ def _joined(
     x: torch.Tensor,
     context: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same with its blocks as parts of it."""
-    return _transformer(parts, partial(_in_one, inner, calls, context), calls, x)
-
-
-def _in_turn(parts: Transformer, call: TransformerCall, x: torch.Tensor) -> torch.Tensor:
-    """What its blocks make of x, called as modules."""
-    for index, module in enumerate(parts.blocks):
-        x = _called(module, x, call.given(index))
-    return x
-
-
-def _in_one(
-    inner: Sequence[Inner], calls: Calls, context: torch.Tensor | None, x: torch.Tensor
-) -> torch.Tensor:
-    """The same by their programs. What is still to be added after one, the next one's norm adds."""
+    """Of x (N, H, W, C), by its blocks' programs. What is still to be added after one, the next
+    one's norm adds.
+    """
+    h, x = _into_tokens(parts, calls, x)
     added = None
     for index, each in enumerate(inner):
         goes_on = index + 1 < len(inner)
-        x, added = each.run(calls.of(each.routes), x, context, added, goes_on)
-    return x
+        h, added = each.run(calls.of(each.routes), h, context, added, goes_on)
+    return _from_tokens(parts, calls, h, x)
+
+
+def _into_tokens(
+    parts: Transformer, calls: Calls, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the first block is given (N, tokens, E) of x (N, H, W, C); and x, dense."""
+    x = x.contiguous()
+    batch, height, width, channels = x.shape
+    tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
+    h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
+    return h.view(batch, height * width, -1), x
+
+
+def _from_tokens(
+    parts: Transformer, calls: Calls, h: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """What the last block gave, h (N, tokens, E), as an image like x, added to it."""
+    channels = x.shape[3]
+    h = h.to(x.dtype).reshape(-1, h.shape[2])
+    y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=x.view(-1, channels))
+    return y.view(*x.shape[:3], -1)
 
 
 def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner] | None:

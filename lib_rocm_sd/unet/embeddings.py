@@ -8,6 +8,7 @@ nor the embedding has changed since.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,22 @@ _Facts = tuple[Any, ...]
 class _Biases:
     """Those of convolutions, side by side, as float32: equal only to itself."""
 
-    def __init__(self, facts: list[_Facts], timed: Sequence[Timed]) -> None:
-        self.facts = facts
+    def __init__(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> None:
+        self._of = tuple(timed), tuple(facts)
         self.values = torch.cat([_bias(each) for each in timed])
+
+    def are_of(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> bool:
+        """Whether these are they, unchanged."""
+        return self._of == (tuple(timed), tuple(facts))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What was made of an embedding, that had this version: by block, with the facts of then."""
+
+    emb: torch.Tensor
+    version: int | None
+    made: dict[Timed, tuple[_Facts, torch.Tensor]]
 
 
 class Embeddings:
@@ -51,10 +65,9 @@ class Embeddings:
         self._told = told
         self._places = Places()
         self.timed: tuple[Timed, ...] = ()
-        self._of: torch.Tensor | None = None
-        self._version: int | None = 0
+        self._step: _Step | None = None
         self._biases: _Biases | None = None
-        self._made: dict[Timed, tuple[_Facts, torch.Tensor]] = {}
+        self._alone_with: dict[Timed, tuple[_Facts, torch.Tensor]] = {}
 
     def of(self, emb: torch.Tensor, timed: Timed, silu: bool) -> torch.Tensor:
         """(N, Co) in float32 of emb (N, E), the convolution's bias added: the layer of it, after
@@ -64,9 +77,11 @@ class Embeddings:
             return self._alone(emb, timed)
         if emb.is_inference() and not self._told:
             return self._alone(nn.functional.silu(emb), timed)
-        if emb is not self._of or version_of(emb) != self._version:
-            self._begin(emb)
-        known = self._made.get(timed)
+        step = self._step
+        if step is None or emb is not step.emb or version_of(emb) != step.version:
+            step = self._step = None  # what is held is not written to
+            step = self._step = _Step(emb, version_of(emb), self._made(emb))
+        known = step.made.get(timed)
         if known is not None and known[0] == self._facts(timed):
             return known[1]
         return self._alone(nn.functional.silu(emb), timed)
@@ -75,24 +90,26 @@ class Embeddings:
         self.step_begins()
         self._places.forget()
         self._biases = None
+        self._alone_with = {}
 
     def step_begins(self) -> None:
         """What was made of an embedding is not looked at again."""
-        self._of = None
-        self._made = {}
+        self._step = None
 
     def _alone(self, active: torch.Tensor, timed: Timed) -> torch.Tensor:
         made = compute.linear(begin(self._session, Routes()), "alone", active, timed.layer)
-        return made + _bias(timed)
+        fact_now = self._bias_fact(timed)
+        known = self._alone_with.get(timed)
+        if known is None or known[0] != fact_now:
+            known = self._alone_with[timed] = fact_now, _bias(timed)
+        return made + known[1]
 
-    def _begin(self, emb: torch.Tensor) -> None:
-        """A step begins with a new embedding."""
-        self._made = {}
-        self._of, self._version = emb, version_of(emb)
-        timed = [each for each in self.timed if _fits(each, emb)]
+    def _made(self, emb: torch.Tensor) -> dict[Timed, tuple[_Facts, torch.Tensor]]:
+        """Of a new embedding, for all blocks; empty where that cannot be."""
+        timed = [each for each in self.timed if self._fits(each, emb)]
         layers = [each.layer for each in timed]
         if len(layers) < 2 or self._ready(layers):
-            return
+            return {}
         facts = [self._facts(each) for each in timed]
         biases = self._biases_of(timed)
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
@@ -101,18 +118,32 @@ class Embeddings:
         run = partial(_joint, layers, biases)
         joint = calls.recorded(run, {"embedding": emb}, (*layers, biases))
         parts = joint.split([layer.out_features for layer in layers], -1)
-        self._made = dict(zip(timed, zip(facts, parts, strict=True), strict=True))
+        return dict(zip(timed, zip(facts, parts, strict=True), strict=True))
 
     def _biases_of(self, timed: Sequence[Timed]) -> _Biases:
         """The same object as long as none has changed."""
-        facts = [fact(each.conv._parameters["bias"], self._told) for each in timed]
-        if self._biases is None or self._biases.facts != facts:
-            self._biases = _Biases(facts, timed)
+        facts = [self._bias_fact(each) for each in timed]
+        if self._biases is None or not self._biases.are_of(timed, facts):
+            self._biases = _Biases(timed, facts)
         return self._biases
 
+    def _bias_fact(self, timed: Timed) -> _Facts:
+        return fact(timed.conv._parameters["bias"], self._told)
+
     def _facts(self, timed: Timed) -> _Facts:
-        own, bias = timed.layer._parameters, timed.conv._parameters["bias"]
-        return tuple(fact(each, self._told) for each in (own["weight"], own["bias"], bias))
+        own = timed.layer._parameters
+        return (*(fact(own[n], self._told) for n in ("weight", "bias")), self._bias_fact(timed))
+
+    def _fits(self, timed: Timed, emb: torch.Tensor) -> bool:
+        """False for a layer that is not where the embedding is, as while models are moved in parts,
+        and for a bias that may change unnoticed.
+        """
+        weight: Any = timed.layer._parameters["weight"]
+        bias = timed.conv._parameters["bias"]
+        if bias is not None and bias.is_inference() and not self._told:
+            return False
+        same = weight.device == emb.device and weight.dtype == emb.dtype
+        return same and weight.shape[1] == emb.shape[-1]
 
 
 def _joint(
@@ -135,10 +166,3 @@ def _bias(timed: Timed) -> torch.Tensor:
     if bias is None:
         return weight.new_zeros(timed.conv.out_channels, dtype=torch.float32)
     return bias.detach().to(weight.device, torch.float32)
-
-
-def _fits(timed: Timed, emb: torch.Tensor) -> bool:
-    """False for a layer that is not where the embedding is, as while models are moved in parts."""
-    weight: Any = timed.layer._parameters["weight"]
-    same = weight.device == emb.device and weight.dtype == emb.dtype
-    return same and weight.shape[1] == emb.shape[-1]

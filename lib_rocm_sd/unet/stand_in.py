@@ -126,6 +126,7 @@ class BlockStandIn(StandIn):
         except (RuntimeError, MemoryError) as error:
             if not self._hook.spares or not is_out_of_memory(error):
                 raise
+        self._means.graphs.forget()
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _serve(self, asked: Any) -> Any:

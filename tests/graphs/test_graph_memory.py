@@ -12,7 +12,7 @@ from lib_rocm_sd import calls as calls_module
 from lib_rocm_sd.calls import Calls, Places, begin
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs import memory
+from lib_rocm_sd.graphs import memory, programs
 from lib_rocm_sd.graphs.memory import COPIED, LENT, OWN, Into, Layout, Result, span_bytes
 from lib_rocm_sd.graphs.programs import Graphs, Recording
 from lib_rocm_sd.report import Report
@@ -129,7 +129,7 @@ def test_what_another_holds_in_the_same_place_moves_only_once(desk: Desk, graphs
     assert desk.recorded == 3
 
 
-def test_what_is_suddenly_elsewhere_is_copied_from_then_on(desk: Desk, graphs: Graphs) -> None:
+def test_what_is_elsewhere_for_once_is_copied_to_its_place(desk: Desk, graphs: Graphs) -> None:
     first, second = program(graphs), program(graphs)
     for factor in range(1, 12):
         between = first(factor * X)
@@ -137,8 +137,80 @@ def test_what_is_suddenly_elsewhere_is_copied_from_then_on(desk: Desk, graphs: G
             between = between + 1  # as a ControlNet adds to it
         assert torch.equal(second(between), 4 * factor * X + 2 * (factor > 4))
         del between
+    assert reads(graphs) == ["Copied", "Direct"]
+    assert desk.recorded == 2
+
+
+def test_where_its_place_is_not_free_it_is_copied_elsewhere(desk: Desk, graphs: Graphs) -> None:
+    first, second = program(graphs), program(graphs)
+    for factor in range(1, 12):
+        kept = first(factor * X)
+        between = kept + 1 if factor > 4 else kept
+        assert torch.equal(second(between), 4 * factor * X + 2 * (factor > 4))
+        assert torch.equal(kept, 2 * factor * X)
+        del between, kept
     assert reads(graphs) == ["Copied", "Copied"]
     assert desk.recorded == 3
+
+
+def test_a_place_taken_once_costs_one_recording_nothing(desk: Desk, graphs: Graphs) -> None:
+    call, kept = chain(graphs), X
+    for factor in range(1, 12):
+        y = call(factor * X)
+        assert torch.equal(y, 8 * factor * X)
+        if factor == 5:
+            kept = y
+        if factor == 6:
+            kept = X
+        del y
+    assert desk.recorded == 3 and uses(graphs) == [LENT] * 3
+    assert kept is X
+
+
+def test_what_was_resized_is_not_lent_again(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    for factor in range(1, 9):
+        y = call(factor * X)
+        assert torch.equal(y, 2 * factor * X)
+        if factor == 4:
+            y.resize_(4096)
+        del y
+    assert all(each.result.is_whole for each in recordings(graphs))
+
+
+def test_without_a_budget_one_miss_is_one_launch(
+    desk: Desk, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = program(graphs)
+    for _ in range(3):
+        call(X)
+    monkeypatch.setattr(programs, "FREE_RECORDINGS", 0)
+    held = [call(X) for _ in range(5)]
+    replayed = desk.replayed
+    del held
+    for factor in range(1, 5):
+        assert torch.equal(call(factor * X), 2 * factor * X)
+    assert desk.replayed == replayed + 4
+
+
+def test_recorded_anew_it_lies_where_it_lay(desk: Desk, graphs: Graphs, engine: Engine) -> None:
+    """As when networks give convolutions other biases: who reads it finds it."""
+    places, session, held = Places(), Session.of("Auto", report=Report()), [object()]
+
+    def doubled(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = calls.run("here", DOUBLE, Inputs(x))
+        return made
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        calls = begin(session, places.of((x.shape, x.stride())), graphs)
+        return calls.recorded(doubled, {"x": x}, (held[0],))
+
+    second, third = program(graphs), program(graphs)
+    for number in range(12):
+        if number % 4 == 3:
+            held[0] = object()
+        assert torch.equal(third(second(first(X))), 8 * X)
+    assert sorted(reads(graphs)) == ["Copied", "Direct", "Direct"]
 
 
 def test_what_is_changed_in_place_is_read(graphs: Graphs) -> None:
