@@ -22,8 +22,8 @@ Open = Callable[..., Visit]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them start servers and a browser; the WebUI with gradio 4 is started on one day for all
-    that a file looks at in it.
+    """All of them start servers and a browser. The WebUI with gradio 4 is started on one day for
+    all that a file looks at.
     """
     for item in items:
         if Path(__file__).parent not in item.path.parents:

@@ -133,7 +133,7 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
 
 
 def batched(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The inputs of some steps as those of one: batches behind one another, a time for each image."""
+    """The inputs of some steps as one step's: batches in a row, a time for each image."""
     made: dict[str, Any] = {}
     for name, first in steps[0].items():
         every = [step[name] for step in steps]
