@@ -185,25 +185,6 @@ def windows_adapters() -> "list[str]":
     return names
 
 
-def label(spec: "KernelSpec") -> str:
-    """What a person calls this kernel."""
-    values = dict(spec.defines)
-    words = [Path(spec.source).stem]
-    words += [spec.entry[len("group_norm_") :]] if spec.entry.startswith("group_norm_") else []
-    words += [f"head_dim {values['HEAD_DIM']}"] if "HEAD_DIM" in values else []
-    words += [spec.entry[len("linear_") :]] if spec.entry.startswith("linear_") else []
-    words += ["weights as they lie"] if values.get("WEIGHTS_IN_ROWS") else []
-    words += ["stride 2"] if values.get("CONV_STRIDE") == 2 else []
-    words += ["norm"] if values.get("NORM") else []
-    words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
-    words += ["statistics"] if values.get("STATISTICS") else []
-    words += ["SiLU"] if values.get("SILU") else []
-    words += ["addition"] if values.get("ADDED") else []
-    if "BF16_HALVES" in values:
-        words.append("bfloat16" if values["BF16_HALVES"] else "float16")
-    return ", ".join(word for word in words if word)
-
-
 def compile_for(arch: "Arch", deadline: float) -> None:
     """Compile what `arch` needs and is not cached, a line for each.
 
@@ -282,6 +263,7 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
 
     from lib_rocm_sd import cache
     from lib_rocm_sd.runtime import process
+    from lib_rocm_sd.shipped import label
 
     started = time.monotonic()
     failures = finished = 0
@@ -352,9 +334,8 @@ def test(python: Path, arguments: "list[str]") -> int:
     """Every check; the status of the last one that failed. mypy, which takes a minute, is shown
     after pytest, beside which it runs.
     """
-    count = min((os.cpu_count() or 1) + 2, MOST_TEST_WORKERS)  # some wait, for a page or for a pip
-    workers = ["-n", str(count), "--dist", "loadfile"]
-    workers.append("--no-loadscope-reorder")  # tests/conftest.py has the longest files first
+    count = min((os.cpu_count() or 1) + 1, MOST_TEST_WORKERS)  # one waits, for a page or for a pip
+    workers = ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]  # longest first
     types = subprocess.Popen(
         [str(python), "-m", "mypy"], cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -380,9 +361,7 @@ def command(name: str, arguments: "list[str]") -> int:
 
     parser = argparse.ArgumentParser(prog=f"install.py {name}", allow_abbrev=False)
     parser.add_argument(
-        "--allow-large",
-        action="store_true",
-        help="accept gigabytes of another vendor's GPU runtime",
+        "--allow-large", action="store_true", help="take gigabytes of another vendor's GPU runtime"
     )
     options, rest = parser.parse_known_args(arguments)
     amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())

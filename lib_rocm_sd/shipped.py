@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
@@ -25,3 +26,22 @@ def shipped(arch: Arch, names: Iterable[str] = NAMES) -> dict[KernelSpec, str]:
         for spec in source.shipped_specs(arch):
             found.setdefault(spec, name)
     return found
+
+
+def label(spec: KernelSpec) -> str:
+    """What a person calls this kernel."""
+    values = dict(spec.defines)
+    words = [Path(spec.source).stem]
+    words += [spec.entry[len("group_norm_") :]] if spec.entry.startswith("group_norm_") else []
+    words += [f"head_dim {values['HEAD_DIM']}"] if "HEAD_DIM" in values else []
+    words += [spec.entry[len("linear_") :]] if spec.entry.startswith("linear_") else []
+    words += ["weights as they lie"] if values.get("WEIGHTS_IN_ROWS") else []
+    words += ["stride 2"] if values.get("CONV_STRIDE") == 2 else []
+    words += ["norm"] if values.get("NORM") else []
+    words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
+    words += ["statistics"] if values.get("STATISTICS") else []
+    words += ["SiLU"] if values.get("SILU") else []
+    words += ["addition"] if values.get("ADDED") else []
+    if "BF16_HALVES" in values:
+        words.append("bfloat16" if values["BF16_HALVES"] else "float16")
+    return ", ".join(word for word in words if word)

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ APART = (
     *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm", "test_simt_layer_norm"),
 )
 """Files of many tests that share nothing: workers take them one by one, last."""
+COMPILING = tuple(f"tests/{name}/" for name in ("amdgpu", "machine", "ops", "tune"))
+"""Folders whose tests start compilers by the hundred."""
 TOGETHER = "tests/browser/"
 """One worker takes all of its files: they share a server of each gradio, and a browser."""
 
@@ -107,6 +109,27 @@ def _settled() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # the executor makes a few closures of each instruction
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compilers_start_at_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In `COMPILING` not by way of a Python that has them end with this process: three of these are
+    a tenth of a compilation.
+    """
+    from lib_rocm_sd.runtime import process
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(ROOT).as_posix().startswith(COMPILING):
+            patch.setattr(process, "_bound", list)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _references() -> None:
+    """Tests make engines by the hundred, and each tests itself with the same small problems."""
+    module: Any = sys.modules.get("lib_rocm_sd.engine.selftest")
+    if module is not None:
+        module.reference_of = lru_cache(maxsize=256)(module.reference_of.__wrapped__)
 
 
 def pytest_unconfigure() -> None:

@@ -14,7 +14,7 @@ import ast
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,26 +242,33 @@ def _text(module: str) -> tuple[str, ...]:
     return (digest.hexdigest(),)
 
 
-def _said(node: object, text: bool = False) -> Iterator[str]:
-    """A tree as words that are the same for each version of Python that reads it. `text`: in an
-    f-string.
-    """
+def _said(node: object) -> list[str]:
+    """A tree as words that are the same for each version of Python that reads it."""
+    words: list[str] = []
+    _say(node, False, words.append)
+    return words
+
+
+def _say(node: object, text: bool, add: Callable[[str], None]) -> None:
+    """Adds the words of a tree. `text`: it stands in an f-string."""
     if isinstance(node, list):
         for each in node:
             alone = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
             if not (alone and isinstance(each.value.value, str)):  # a docstring
-                yield from _said(each, text)
+                _say(each, text, add)
     elif isinstance(node, ast.Constant) and node.value == "" and text:
         return  # of Python 3.12 at the end of a format within a format
     elif isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for name, value in ast.iter_fields(node):
+        add(f"({type(node).__name__}")
+        inner = isinstance(node, ast.JoinedStr)
+        for name in node._fields:
+            value = getattr(node, name, None)
             if value is not None and value != []:
-                yield name
-                yield from _said(value, isinstance(node, ast.JoinedStr))
-        yield ")"
+                add(name)
+                _say(value, inner, add)
+        add(")")
     else:
-        yield repr(node)
+        add(repr(node))
 
 
 # -- the file ------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def check(
     """
     tolerance = op.tolerance(problem)
     with torch.no_grad(), _autocast_off(device):
-        reference = op.reference(op.make_inputs(problem, torch.device("cpu"), SEED))
+        reference = reference_of(op.reference, op.make_inputs, problem)
         try:
             inputs = op.make_inputs(problem, device, SEED)
             output = variant.run(launch, config, problem, inputs)
@@ -68,6 +69,14 @@ def check(
             if is_out_of_memory(error):
                 raise
             return Check(math.inf, tolerance, f"{problem}: {describe(error)}")
+
+
+@lru_cache(maxsize=4)
+def reference_of(reference: Callable[[Any], Any], make_inputs: Any, problem: Any) -> Any:
+    """What an op's reference gives for a problem. Its configs and variants ask one after another,
+    each for the same few problems.
+    """
+    return reference(make_inputs(problem, torch.device("cpu"), SEED))
 
 
 def _compare_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,20 @@ Open = Callable[..., Visit]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them start servers and a browser."""
+    """All of them start servers and a browser. The WebUI with gradio 4 is started on one day for
+    all that a file looks at.
+    """
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
         item.add_marker(pytest.mark.slow)
         if getattr(getattr(item, "callspec", None), "params", {}).get("webui") is FORGE:
-            item.add_marker(executed.known(by="gradio", parts=executed.page))
+            together = partial(_file, item.path.relative_to(CHECKOUT).as_posix())
+            item.add_marker(executed.known(by="gradio", parts=executed.page, together=together))
+
+
+def _file(name: str, /, **params: object) -> str:
+    return name
 
 
 @pytest.fixture(scope="session")

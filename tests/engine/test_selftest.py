@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,3 +139,20 @@ def test_an_error_that_comes_with_the_output_is_the_variants() -> None:
     variant = Doubler("late", work=lambda x: Late())  # type: ignore[arg-type,return-value]
     found = selftest.check(op_of(variant), variant, None, None, Doubling(3, 8), CPU)
     assert "illegal memory access" in found.reason
+
+
+def test_configs_and_variants_share_a_problems_reference() -> None:
+    computed: list[torch.Size] = []
+
+    def reference(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        computed.append(inputs[0].shape)
+        return inputs[0].double() * 2
+
+    right, wrong = Doubler("right"), Doubler("wrong", work=lambda x: x * 3)
+    op = replace(op_of(right, wrong), reference=reference)
+    for rows in (3, 5):
+        problem = Doubling(rows, 8)
+        for config in (1, 2):
+            assert not selftest.check(op, right, config, None, problem, CPU).reason
+        assert "wrong by" in selftest.check(op, wrong, None, None, problem, CPU).reason
+    assert computed == [(3, 8), (5, 8)]

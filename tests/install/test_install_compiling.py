@@ -15,7 +15,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import compilers
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import AT_START, label, shipped
 from tests.install.install_doubles import GFX1100, Builder, gpus
 from tests.waiting import WAIT_S
 
@@ -98,7 +98,7 @@ def test_an_interruption_ends_it(
     ],
 )
 def test_what_a_kernel_is_called(defines: dict[str, int], name: str) -> None:
-    assert install.label(KernelSpec("x.hip", "x", tuple(defines.items()))) == name
+    assert label(KernelSpec("x.hip", "x", tuple(defines.items()))) == name
 
 
 def test_compiling_ends_in_time(

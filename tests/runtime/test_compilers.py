@@ -24,7 +24,7 @@ from lib_rocm_sd.runtime import (
 )
 from lib_rocm_sd.runtime.clang import Clang
 from lib_rocm_sd.runtime.compiler import Compiler
-from tests import compiled
+from tests import compiled, executed
 from tests.runtime.code_objects import SCALE, code_object, compile_scale
 from tests.runtime.processes import LONG_S, noted, reach_limits_when, wait_until_gone
 
@@ -96,6 +96,7 @@ def test_libamd_comgr_compiles_what_it_knows(gfx: str) -> None:
     assert (kernel.lds_bytes, kernel.wave_size) == (512, row.wave_size)
 
 
+@executed.known("attention.hip", by="clang")
 @pytest.mark.parametrize("gfx", ROWS)
 def test_the_attention_kernel_compiles_for_every_row_without_spills(gfx: str) -> None:
     row = arch.table()[gfx]

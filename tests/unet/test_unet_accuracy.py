@@ -53,8 +53,10 @@ def compared(family: str, dtype: torch.dtype, **size: Any) -> None:
     half = unet_of(family).to(dtype)
     wide = copy.deepcopy(half).float()
     steps = [models.in_dtype(inputs_of(family, seed=i, **size), dtype) for i in range(STEPS)]
-    exact = torch.stack([models.step(wide, models.in_dtype(s, torch.float32)) for s in steps])
-    theirs = torch.stack([models.step(half, step) for step in steps])
+    every = models.batched(steps)
+    exact = models.step(wide, models.in_dtype(every, torch.float32)).unflatten(0, (STEPS, -1))
+    theirs = models.step(half, every).unflatten(0, (STEPS, -1))
+    first = models.step(half, steps[0])
     taken = take_over(half)
     assert_all_ours(taken)
     ours = torch.stack([models.step(half, step) for step in steps])
@@ -66,7 +68,7 @@ def compared(family: str, dtype: torch.dtype, **size: Any) -> None:
     assert mine[0] <= own[0]
     assert mine[1] <= own[1]
     taken.give_back()
-    assert torch.equal(models.step(half, steps[0]), theirs[0])
+    assert torch.equal(models.step(half, steps[0]), first)
 
 
 def _mean_errors(made: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:

@@ -132,6 +132,20 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
     return inputs
 
 
+def batched(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """The inputs of some steps as one step's: batches in a row, a time for each image."""
+    made: dict[str, Any] = {}
+    for name, first in steps[0].items():
+        every = [step[name] for step in steps]
+        if isinstance(first, dict):
+            made[name] = batched(every)
+        elif first.ndim == 0:
+            made[name] = torch.stack(every).repeat_interleave(len(steps[0]["sample"]))
+        else:
+            made[name] = torch.cat(every)
+    return made
+
+
 def step(unet: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """One step of either family's UNet."""
     with torch.no_grad():

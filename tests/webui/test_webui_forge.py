@@ -12,8 +12,8 @@ from tests.webui.inside_run import WEBUI, check
 
 WITHOUT_PAGE = (
     *("test_displaced.py", "test_first_launch.py", "test_forward.py", "test_generation.py"),
-    *("test_optimizer.py", "test_vae.py", "test_vae_memory.py", "test_vae_trouble.py"),
-    *("test_unet.py", "test_unet_halves.py", "test_speed_unet.py"),
+    *("test_optimizer.py", "test_vae.py", "test_vae_interrupt.py", "test_vae_memory.py"),
+    *("test_vae_trouble.py", "test_unet.py", "test_unet_halves.py", "test_speed_unet.py"),
 )
 """Next to nothing in these is gradio's; they run with A1111's."""
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from api_help import BENCH, CHECK, JSON, STATUS, Bench, client_of
 from conftest import FakeGpu, Start
-from test_api import BENCH, CHECK, JSON, STATUS, Bench, client_of
 
 
 def with_login(name: str, password: str) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from accordion_help import by_id, events, refresh, script
+from api_help import CHECK, STATUS, client_of
 from conftest import FakeGpu, Start, WebUI
-from test_api import CHECK, STATUS, client_of
 from test_first_launch import OURS, Builder, until
 from trial_help import HALTS, OUTCOMES, SAID, Card, settled, trials, tried
 
