@@ -1,0 +1,222 @@
+// Attention, backward: what out = softmax(scale * q k^T + mask) v makes of a gradient g of out.
+//
+//   q, out, g (B, Sq, H, D), k and v (B, Sk, H, D)   fp16 or bf16, any 64-bit strides, last stride 1
+//   mask (B, H, Sq, Sk)                              optional: bool, fp16, bf16 or float32, any strides (0 broadcasts)
+//   q_grad, k_grad, v_grad                           contiguous, 16-byte aligned; a mask gets no gradient
+//
+// With s = scale q k^T + mask, p = softmax(s), and for each query delta = sum_d g out = sum_k p (g v^T):
+//   v_grad = p^T g,   ds = p (g v^T - delta),   q_grad = scale ds k,   k_grad = scale ds^T q
+// (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is 2^(s log2(e) - lse) with the query's log-sum-exp, lse.
+//
+// Three launches, PASS says which: kSums leaves lse and delta of each query; kKeys makes k_grad and v_grad, a work-group for a
+// tile of keys, which walks over all queries; kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys.
+// Each output is summed by one work-group in one order: no atomics, the same bits every time. Scores are computed in each launch,
+// eight products in all where one launch with atomics would need five.
+//
+// The passes are one loop. `Own` rows are the work-group's, `other` rows those it walks over, BLOCK_M at a time:
+//   S = other1 own1^T, dP = other2 own2^T    with a column of D for each own row, so P and dS are, or nearly, the B of what follows
+//   own1_grad^T += other1^T dS               and in kKeys own2_grad^T += other2^T P
+// In kKeys own is (k, v) and other (q, g); in kQueries own is (q, g) and other (k, v); kSums needs own1 and other1 only. other1 and
+// other2 lie in LDS as they come, and transposed beside it unless the unit transposes as it reads. Waves are WAVES_N (each with
+// N_TILES * 16 own rows) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
+//
+// A query whose keys are all masked weighs nothing and gets zeros.
+#if defined(__clang_major__) && __clang_major__ < 16 && !defined(SIMT_SHIM)
+#error "attention_backward.hip needs LLVM 16 or newer, as attention.hip does"
+#endif
+
+#include "common/attention_backward.h"
+
+struct AttentionBackward : BackwardTiles {
+    typename Unit::D grad_1[N_TILES][kWaveTilesD], grad_2[N_TILES][kWaveTilesD];  // the second in kKeys only
+
+    DEVICE AttentionBackward(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+            for (int d = 0; d < kWaveTilesD; ++d) {
+                grad_1[t][d] = {};
+                if constexpr (kKeysPass) grad_2[t][d] = {};
+            }
+    }
+
+    // From scores to p, and from dp to ds, for the tile of other rows that begins at `row` of those in LDS.
+    DEVICE void weigh(int t, int first_m, int row, typename Unit::D& s, typename Unit::D& dp) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+            const int m = row + Unit::lane_row() + Unit::row_step(e);
+            const float lse = kKeysPass ? stats()[m] : own_lse[t][Unit::column_of(e)];
+            const float delta = kKeysPass ? stats()[BLOCK_M + m] : own_delta[t][Unit::column_of(e)];
+            s.v[e] = exp2_fast(logit(s.v[e], t, e, first_m + m, lse));
+            dp.v[e] = s.v[e] * (dp.v[e] - delta);
+        }
+    }
+    // sum += other^T x for sixteen other rows, from `row` of those in LDS, and this wave's part of head_dim.
+    template <int kWhich> DEVICE void sum_up(int row, const typename Unit::B (&x)[N_TILES], typename Unit::D (&sum)[N_TILES][kWaveTilesD]) {
+#pragma unroll
+        for (int d = 0; d < kWaveTilesD; ++d) {
+            const int first_d = (wave_d * kWaveTilesD + d) * 16;
+            const bool half_tile = kHalfTile && WAVES_D == 1 && d == kTilesD - 1;
+            const auto a = transposed<kWhich>(row, first_d, half_tile);
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t) {
+                if (half_tile) Unit::template multiply<8>(a, x[t], sum[t][d]);
+                else Unit::template multiply<16>(a, x[t], sum[t][d]);
+            }
+        }
+    }
+    // Sixteen of the other rows in LDS.
+    DEVICE void walk(int first_m, int row) {
+        typename Unit::D s[N_TILES], dp[N_TILES];
+        typename Unit::B p_half[N_TILES], ds_half[N_TILES];
+        multiply_rows<1>(row, s);
+        multiply_rows<2>(row, dp);
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t) {
+            weigh(t, first_m, row, s[t], dp[t]);
+            if constexpr (kKeysPass) p_half[t] = Unit::pack(s[t]);
+            ds_half[t] = Unit::pack(dp[t]);
+        }
+        if constexpr (kKeysPass) sum_up<2>(row, p_half, grad_2);
+        sum_up<1>(row, ds_half, grad_1);
+    }
+
+    DEVICE void put(u16* to, const typename Unit::D (&sum)[N_TILES][kWaveTilesD], float factor) const {
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+            for (int d = 0; d < kWaveTilesD; ++d) {
+                typename Unit::D scaled = sum[t][d];
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) scaled.v[e] *= factor;
+                const int tile_d = (wave_d * kWaveTilesD + d) * 16;
+                Unit::pieces(Unit::pack(scaled), [&](int n, int column, auto part) {
+                    const int row = own_row(t) + n;
+                    if (row < own_length() && tile_d + column < HEAD_DIM)
+                        *(decltype(part)*)(to + ((i64)batch * own_length() + row) * (p.heads * HEAD_DIM) + head * HEAD_DIM + tile_d + column) = part;
+                });
+            }
+    }
+
+    DEVICE void run() {
+        load_own();
+        clear();
+        if constexpr (AHEAD) fetch(0);
+#pragma unroll 1
+        for (int first_m = 0; first_m < other_length(); first_m += BLOCK_M) {
+            if constexpr (!AHEAD) fetch(first_m);
+            barrier();  // what lay in LDS has been read by all
+            store();
+            barrier();
+            if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
+#pragma unroll kUnroll
+            for (int row = 0; row < BLOCK_M; row += 16) walk(first_m, row);
+        }
+        put(kKeysPass ? p.k_grad : p.q_grad, grad_1, p.scale);
+        if constexpr (kKeysPass) put(p.v_grad, grad_2, 1.0f);
+    }
+};
+
+// The log-sum-exp in base 2 of each query's logits, and delta.
+struct AttentionSums : BackwardTiles {
+    float largest[N_TILES][Unit::kColumns], sum[N_TILES][Unit::kColumns];  // of the rows that this lane has met
+
+    DEVICE AttentionSums(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
+
+    // A base of which -infinity can be subtracted.
+    static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
+    DEVICE void walk(int first_m, int row) {
+        typename Unit::D s[N_TILES];
+        multiply_rows<1>(row, s);
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t) {
+            float next[Unit::kColumns];
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) next[c] = largest[t][c];
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                s[t].v[e] = logit(s[t].v[e], t, e, first_m + row + Unit::lane_row() + Unit::row_step(e), 0.0f);
+                next[Unit::column_of(e)] = max_f32(next[Unit::column_of(e)], s[t].v[e]);
+            }
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                sum[t][c] *= exp2_fast(largest[t][c] - base(next[c]));
+                largest[t][c] = next[c];
+            }
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) sum[t][Unit::column_of(e)] += exp2_fast(s[t].v[e] - base(next[Unit::column_of(e)]));
+        }
+    }
+    DEVICE void put_lse() const {
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                const float most = base(column_max<Unit>(largest[t][c]));
+                const float all = column_sum<Unit>(sum[t][c] * exp2_fast(base(largest[t][c]) - most));
+                const int query = own_row(t) + Unit::column(c);
+                if (Unit::first_of_column() && query < own_length()) lse_of()[query] = all == 0.0f ? infinity() : most + log2_fast(all);
+            }
+    }
+    // Eights of g and out, whose products' sums meet in LDS: consecutive lanes along a row.
+    template <bool kAligned> DEVICE void multiply_eights() {
+        constexpr int kChunks = HEAD_DIM / 8;
+        float* const parts = (float*)lds;
+        const u16* const g = row_of(p.grad, p.grad_stride, first_n);
+        const u16* const out = row_of(p.out, p.out_stride, first_n);
+        const int rows = own_length() - first_n;
+        for (int i = (int)thread_id(); i < kBlockN * kChunks; i += kThreads) {
+            const Words<4> a = load_row<kAligned>(g + i % kChunks * 8, p.grad_stride[1], i / kChunks, rows);
+            const Words<4> b = load_row<kAligned>(out + i % kChunks * 8, p.out_stride[1], i / kChunks, rows);
+            float x = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                x = fma_f32(Half::to((u16)a.word[w]), Half::to((u16)b.word[w]), x);
+                x = fma_f32(Half::to((u16)(a.word[w] >> 16)), Half::to((u16)(b.word[w] >> 16)), x);
+            }
+            parts[i] = x;
+        }
+        barrier();
+        for (int i = (int)thread_id(); i < kBlockN; i += kThreads) {
+            float x = 0.0f;
+            for (int c = 0; c < kChunks; ++c) x += parts[i * kChunks + c];
+            if (i < rows) delta_of()[first_n + i] = x;
+        }
+    }
+
+    DEVICE void run() {
+        load_own();
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) largest[t][c] = -infinity(), sum[t][c] = 0.0f;
+        if constexpr (AHEAD) fetch(0);
+#pragma unroll 1
+        for (int first_m = 0; first_m < other_length(); first_m += BLOCK_M) {
+            if constexpr (!AHEAD) fetch(first_m);
+            barrier();  // what lay in LDS has been read by all
+            store();
+            barrier();
+            if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
+#pragma unroll kUnroll
+            for (int row = 0; row < BLOCK_M; row += 16) walk(first_m, row);
+        }
+        put_lse();
+        barrier();  // the last tiles have been read by all
+        if (p.aligned) multiply_eights<true>();
+        else multiply_eights<false>();
+    }
+};
+
+#if PASS == 0
+using Kernel = AttentionSums;
+#else
+using Kernel = AttentionBackward;
+#endif
+
+KERNEL(kThreads, MIN_GROUPS) attention_backward(BackwardParams p) {
+    LDS(memory, kLdsBytes);
+    Kernel(p, memory).run();
+}
