@@ -52,7 +52,7 @@ def by_heads(inputs: AttentionBackwardInputs, dtype: torch.dtype) -> tuple[torch
 
 
 def formula(inputs: AttentionBackwardInputs, dtype: torch.dtype) -> Grads:
-    """All of it at once in this dtype, (B, S, H, D) each. What `out` holds is computed anew."""
+    """All of it at once in this dtype, (B, S, H, D) each. What `output` holds is computed anew."""
     q, k, v, grad = by_heads(inputs, dtype)
     mask = inputs.mask
     if mask is not None:

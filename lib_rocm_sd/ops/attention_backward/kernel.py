@@ -83,12 +83,14 @@ def configs(arch: Arch, head_dim: int) -> tuple[BackwardConfig, ...]:
     """
     size = arch.wave_size
     if head_dim > 160:
-        return (BackwardConfig(2, 1, 2, 1, 16, 16, False, False, size),)
+        return (BackwardConfig(2, 1, 4, 1, 16, 16, False, False, size),)
     if head_dim > 128:
         return (BackwardConfig(4, 2, 2, 1, 16, 16, False, False, size),)
     if head_dim > 80:
-        return (BackwardConfig(4, 4, 1, 1, 16, 32, False, False, size),)
-    return (BackwardConfig(4, 4, 1, 1, 32, 32, False, False, size),)
+        block = 16 if arch.matrix == "dot2" else 32
+        return (BackwardConfig(4, 4, 1, 1, 16, block, False, False, size),)
+    block = 16 if arch.matrix == "dot2" and head_dim > 64 else 32
+    return (BackwardConfig(4, 4, 1, 1, block, block, False, False, size),)
 
 
 @cache

@@ -86,7 +86,7 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         p, q = problem, inputs.q
         out, grad = (
             t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous()
-            for t in (inputs.out, inputs.grad)
+            for t in (inputs.output, inputs.grad)
         )
         heads = [*inputs[:3], *(t.unflatten(2, (p.heads, p.head_dim)) for t in (out, grad))]
         mask = None if inputs.mask is None else expand_mask(inputs.mask, q, inputs.k)

@@ -23,13 +23,13 @@ Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 class AttentionBackwardInputs(NamedTuple):
     """One call. q (B, Sq, H, D), k and v (B, Sk, H, D), mask and scale as functional.attention was
-    given them; `out` what it gave, `grad` the gradient of that, both (B, Sq, H*D).
+    given them; `output` what it gave, `grad` the gradient of that, both (B, Sq, H*D).
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    out: torch.Tensor
+    output: torch.Tensor
     grad: torch.Tensor
     mask: torch.Tensor | None = None
     scale: float | None = None
@@ -42,7 +42,7 @@ class AttentionBackwardInputs(NamedTuple):
 
 def key_of(inputs: AttentionBackwardInputs) -> Hashable:
     """The forward's, and what else refusals may ask."""
-    others = (inputs.out, inputs.grad)
+    others = (inputs.output, inputs.grad)
     graded = torch.is_grad_enabled()
     return (
         forward.key_of(inputs.forward),
@@ -56,20 +56,24 @@ def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:
     together.
     """
     problem = forward.problem_of(inputs.forward)
-    q, _, _, out, grad, _, _ = inputs
+    q, _, _, output, grad, _, _ = inputs
     shape = forward.output_shape(problem)
-    wrong = tensor_errors(out=out, grad=grad)
+    wrong = tensor_errors(output=output, grad=grad)
     if not wrong:
         wrong = reasons(
             (
-                any(t.ndim != 3 or tuple(t.shape) != shape for t in (out, grad)),
-                "out and grad must be (batch, seq_q, heads * head_dim)",
+                any(t.ndim != 3 or tuple(t.shape) != shape for t in (output, grad)),
+                "output and grad must be (batch, seq_q, heads * head_dim)",
             ),
-            (not q.dtype == out.dtype == grad.dtype, "q, out and grad must have one dtype"),
-            (not q.device == out.device == grad.device, "q, out and grad must be on one device"),
+            (not q.dtype == output.dtype == grad.dtype, "q, output and grad must have one dtype"),
+            (
+                not q.device == output.device == grad.device,
+                "q, output and grad must be on one device",
+            ),
         )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {described(q=q, k=inputs.k, out=out, grad=grad)}")
+        given = described(q=q, k=inputs.k, output=output, grad=grad)
+        raise ValueError(f"{'; '.join(wrong)}: {given}")
     return problem
 
 
@@ -79,16 +83,16 @@ def make_inputs(
     """The forward's random inputs, what it gives for them, and a random gradient."""
     given = forward.make_inputs(problem, device, seed)
     with torch.no_grad():
-        out = SlicedAttention().run(None, None, problem, given)
+        output = SlicedAttention().run(None, None, problem, given)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     drawn = torch.randn(forward.output_shape(problem), generator=generator)
     grad = drawn.to(DTYPES[problem.dtype]).to(device)
-    return AttentionBackwardInputs(*given[:3], out, grad, given.mask, given.scale)
+    return AttentionBackwardInputs(*given[:3], output, grad, given.mask, given.scale)
 
 
 def tolerance(problem: AttentionProblem) -> float:
     """Largest max |gradient - reference| / max |reference|: weights and their gradients are rounded
-    to halves, as in the forward pass, and `out` was.
+    to halves, as in the forward pass, and the output was.
     """
     return {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
 

@@ -46,5 +46,5 @@ def _unaligned(p: AttentionProblem) -> AttentionBackwardInputs:
         wide = torch.zeros((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype)
         return wide[..., 1:].copy_(tensor)
 
-    q, k, v, out, grad = (moved(each) for each in made[:5])
-    return AttentionBackwardInputs(q, k, v, out, grad, made.mask, made.scale)
+    q, k, v, output, grad = (moved(each) for each in made[:5])
+    return AttentionBackwardInputs(q, k, v, output, grad, made.mask, made.scale)
