@@ -18,7 +18,7 @@
 //   own1_grad^T += other1^T dS               and in kKeys own2_grad^T += other2^T P
 // In kKeys own is (k, v) and other (q, g); in kQueries own is (q, g) and other (k, v); kSums needs own1 and other1 only. other1 and
 // other2 lie in LDS as they come, and transposed beside it unless the unit transposes as it reads. Waves are WAVES_N (each with
-// N_TILES * 16 own rows) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
+// N_TILES * 16 own rows, and M_TILES * 16 other rows at once) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
 //
 // A query whose keys are all masked weighs nothing and gets zeros.
 #if defined(__clang_major__) && __clang_major__ < 16 && !defined(SIMT_SHIM)
@@ -67,20 +67,25 @@ struct AttentionBackward : BackwardTiles {
             }
         }
     }
-    // Sixteen of the other rows in LDS.
+    // M_TILES sixteens of the other rows in LDS.
     DEVICE void walk(int first_m, int row) {
-        typename Unit::D s[N_TILES], dp[N_TILES];
-        typename Unit::B p_half[N_TILES], ds_half[N_TILES];
+        typename Unit::D s[M_TILES][N_TILES], dp[M_TILES][N_TILES];
+        typename Unit::B p_half[M_TILES][N_TILES], ds_half[M_TILES][N_TILES];
         multiply_rows<1>(row, s);
         multiply_rows<2>(row, dp);
 #pragma unroll
-        for (int t = 0; t < N_TILES; ++t) {
-            weigh(t, first_m, row, s[t], dp[t]);
-            if constexpr (kKeysPass) p_half[t] = Unit::pack(s[t]);
-            ds_half[t] = Unit::pack(dp[t]);
+        for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t) {
+                weigh(t, first_m, row + i * 16, s[i][t], dp[i][t]);
+                if constexpr (kKeysPass) p_half[i][t] = Unit::pack(s[i][t]);
+                ds_half[i][t] = Unit::pack(dp[i][t]);
+            }
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) {
+            if constexpr (kKeysPass) sum_up<2>(row + i * 16, p_half[i], grad_2);
+            sum_up<1>(row + i * 16, ds_half[i], grad_1);
         }
-        if constexpr (kKeysPass) sum_up<2>(row, p_half, grad_2);
-        sum_up<1>(row, ds_half, grad_1);
     }
 
     DEVICE void put(u16* to, const typename Unit::D (&sum)[N_TILES][kWaveTilesD], float factor) const {
@@ -95,7 +100,7 @@ struct AttentionBackward : BackwardTiles {
                 Unit::pieces(Unit::pack(scaled), [&](int n, int column, auto part) {
                     const int row = own_row(t) + n;
                     if (row < own_length() && tile_d + column < HEAD_DIM)
-                        *(decltype(part)*)(to + ((i64)batch * own_length() + row) * (p.heads * HEAD_DIM) + head * HEAD_DIM + tile_d + column) = part;
+                        *(decltype(part)*)(to + (i64)((u32)batch * own_length() + row) * (p.heads * HEAD_DIM) + head * HEAD_DIM + tile_d + column) = part;
                 });
             }
     }
@@ -111,8 +116,8 @@ struct AttentionBackward : BackwardTiles {
             store();
             barrier();
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
-#pragma unroll kUnroll
-            for (int row = 0; row < BLOCK_M; row += 16) walk(first_m, row);
+#pragma unroll 1
+            for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
         }
         put(kKeysPass ? p.k_grad : p.q_grad, grad_1, p.scale);
         if constexpr (kKeysPass) put(p.v_grad, grad_2, 1.0f);
@@ -128,26 +133,29 @@ struct AttentionSums : BackwardTiles {
     // A base of which -infinity can be subtracted.
     static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
     DEVICE void walk(int first_m, int row) {
-        typename Unit::D s[N_TILES];
+        typename Unit::D s[M_TILES][N_TILES];
         multiply_rows<1>(row, s);
 #pragma unroll
-        for (int t = 0; t < N_TILES; ++t) {
-            float next[Unit::kColumns];
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) next[c] = largest[t][c];
+            for (int t = 0; t < N_TILES; ++t) meet(first_m, row + i * 16, t, s[i][t]);
+    }
+    DEVICE void meet(int first_m, int row, int t, typename Unit::D& s) {
+        float next[Unit::kColumns];
 #pragma unroll
-            for (int e = 0; e < kElements; ++e) {
-                s[t].v[e] = logit(s[t].v[e], t, e, first_m + row + Unit::lane_row() + Unit::row_step(e), 0.0f);
-                next[Unit::column_of(e)] = max_f32(next[Unit::column_of(e)], s[t].v[e]);
-            }
+        for (int c = 0; c < Unit::kColumns; ++c) next[c] = largest[t][c];
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                sum[t][c] *= exp2_fast(largest[t][c] - base(next[c]));
-                largest[t][c] = next[c];
-            }
-#pragma unroll
-            for (int e = 0; e < kElements; ++e) sum[t][Unit::column_of(e)] += exp2_fast(s[t].v[e] - base(next[Unit::column_of(e)]));
+        for (int e = 0; e < kElements; ++e) {
+            s.v[e] = logit(s.v[e], t, e, first_m + row + Unit::lane_row() + Unit::row_step(e), 0.0f);
+            next[Unit::column_of(e)] = max_f32(next[Unit::column_of(e)], s.v[e]);
         }
+#pragma unroll
+        for (int c = 0; c < Unit::kColumns; ++c) {
+            sum[t][c] *= exp2_fast(largest[t][c] - base(next[c]));
+            largest[t][c] = next[c];
+        }
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) sum[t][Unit::column_of(e)] += exp2_fast(s.v[e] - base(next[Unit::column_of(e)]));
     }
     DEVICE void put_lse() const {
 #pragma unroll
@@ -157,19 +165,18 @@ struct AttentionSums : BackwardTiles {
                 const float most = base(column_max<Unit>(largest[t][c]));
                 const float all = column_sum<Unit>(sum[t][c] * exp2_fast(base(largest[t][c]) - most));
                 const int query = own_row(t) + Unit::column(c);
-                if (Unit::first_of_column() && query < own_length()) lse_of()[query] = all == 0.0f ? infinity() : most + log2_fast(all);
+                if (Unit::first_of_column() && query < own_length()) of_queries(p.lse)[query] = all == 0.0f ? infinity() : most + log2_fast(all);
             }
     }
     // Eights of g and out, whose products' sums meet in LDS: consecutive lanes along a row.
     template <bool kAligned> DEVICE void multiply_eights() {
         constexpr int kChunks = HEAD_DIM / 8;
         float* const parts = (float*)lds;
-        const u16* const g = row_of(p.grad, p.grad_stride, first_n);
-        const u16* const out = row_of(p.out, p.out_stride, first_n);
         const int rows = own_length() - first_n;
         for (int i = (int)thread_id(); i < kBlockN * kChunks; i += kThreads) {
-            const Words<4> a = load_row<kAligned>(g + i % kChunks * 8, p.grad_stride[1], i / kChunks, rows);
-            const Words<4> b = load_row<kAligned>(out + i % kChunks * 8, p.out_stride[1], i / kChunks, rows);
+            const int row = first_n + min2(i / kChunks, rows - 1), column = i % kChunks * 8;
+            const Words<4> a = load_eight<kAligned>(row_of(p.grad, p.grad_stride, row) + column);
+            const Words<4> b = load_eight<kAligned>(row_of(p.out, p.out_stride, row) + column);
             float x = 0.0f;
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
@@ -182,7 +189,7 @@ struct AttentionSums : BackwardTiles {
         for (int i = (int)thread_id(); i < kBlockN; i += kThreads) {
             float x = 0.0f;
             for (int c = 0; c < kChunks; ++c) x += parts[i * kChunks + c];
-            if (i < rows) delta_of()[first_n + i] = x;
+            if (i < rows) of_queries(p.delta)[first_n + i] = x;
         }
     }
 
@@ -200,8 +207,8 @@ struct AttentionSums : BackwardTiles {
             store();
             barrier();
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
-#pragma unroll kUnroll
-            for (int row = 0; row < BLOCK_M; row += 16) walk(first_m, row);
+#pragma unroll 1
+            for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
         }
         put_lse();
         barrier();  // the last tiles have been read by all

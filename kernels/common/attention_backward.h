@@ -4,7 +4,7 @@
 #include "reduce.h"
 #include "tile.h"
 
-// BF16_HALVES, HEAD_DIM, MASK_KIND, PASS, WAVES_N, WAVES_D, N_TILES, BLOCK_M, OWN_IN_LDS, AHEAD, MIN_GROUPS come as definitions
+// BF16_HALVES, HEAD_DIM, MASK_KIND, PASS, WAVES_N, WAVES_D, N_TILES, M_TILES, BLOCK_M, OWN_IN_LDS, AHEAD, MIN_GROUPS come as definitions
 // (lib_rocm_sd/ops/attention_backward/kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 enum Pass { kSums, kKeys, kQueries };
@@ -16,17 +16,17 @@ struct BackwardParams {  // the same in kernel.py
     const u16* out;
     const u16* grad;
     const void* mask;
-    float* sums;  // (2, B * H, Sq): the log-sum-exp in base 2, and delta
+    float* lse;  // (B, H, Sq), as delta: the log-sum-exp in base 2
+    float* delta;
     u16* q_grad;
     u16* k_grad;
     u16* v_grad;
     i64 q_stride[3], k_stride[3], v_stride[3], out_stride[3], grad_stride[3];  // batch, seq, head; in elements
     i64 mask_stride[4];                                                        // batch, head, query, key; in elements
     u32 heads, seq_q, seq_k;
-    u32 batch_heads;     // batch times heads
+    u32 tiles;            // work-groups of each head
     float scale, scale2;  // of scores, and the same times log2(e)
-    u32 aligned;         // all but the mask may be read by 16-byte accesses
-    u32 tiles;           // work-groups of each head
+    u32 aligned;          // all but the mask may be read by 16-byte accesses
 };
 
 #if BF16_HALVES
@@ -43,11 +43,6 @@ constexpr int kBlockN = WAVES_N * N_TILES * 16;
 constexpr int kPaddedD = round_up(HEAD_DIM, 16);
 constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / WAVES_D;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
-#if defined(MATRIX_UNIT_MMA_SM80)
-constexpr int kUnroll = 2;
-#else
-constexpr int kUnroll = 1;  // or LLVM keeps what several tiles need at once
-#endif
 
 // LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 if they stay there, else these
 // lie there first; then lse and delta of the other rows, if these are queries.
@@ -62,7 +57,7 @@ constexpr int kEndTiles = max2(kEndOther, kOffsetOwn + kOwnTiles * kBytesOwn);
 constexpr int kOffsetStats = round_up(max2(kEndTiles, kSumsPass ? kBlockN * HEAD_DIM / 8 * 4 : 0), 16);
 constexpr int kLdsBytes = kOffsetStats + (kKeysPass ? 2 * BLOCK_M * 4 : 0);
 
-static_assert(HEAD_DIM % 8 == 0 && BLOCK_M % 16 == 0, "tiles must divide");
+static_assert(HEAD_DIM % 8 == 0 && BLOCK_M % (M_TILES * 16) == 0, "tiles must divide");
 static_assert(!kKeysPass || kThreads >= 2 * BLOCK_M, "each work-item brings at most one number of a query");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
@@ -126,15 +121,15 @@ struct BackwardTiles {
     DEVICE int own_length() const { return (int)(kKeysPass ? p.seq_k : p.seq_q); }
     DEVICE int other_length() const { return (int)(kKeysPass ? p.seq_q : p.seq_k); }
     DEVICE int own_row(int tile) const { return first_n + (wave_n * N_TILES + tile) * 16; }
-    DEVICE const u16* row_of(const u16* tensor, const i64 (&stride)[3], int row) const {
+    template <typename Strides> DEVICE const u16* row_of(const u16* tensor, const Strides& stride, int row) const {
         return tensor + batch * stride[0] + head * stride[2] + row * stride[1];
     }
-    DEVICE const i64 (&stride_1(bool own) const)[3] { return own == kKeysPass ? p.k_stride : p.q_stride; }
-    DEVICE const i64 (&stride_2(bool own) const)[3] { return own == kKeysPass ? p.v_stride : p.grad_stride; }
+    DEVICE const auto& stride_1(bool own) const { return own == kKeysPass ? p.k_stride : p.q_stride; }
+    DEVICE const auto& stride_2(bool own) const { return own == kKeysPass ? p.v_stride : p.grad_stride; }
     DEVICE const u16* rows_1(bool own, int row) const { return row_of(own == kKeysPass ? p.k : p.q, stride_1(own), row); }
     DEVICE const u16* rows_2(bool own, int row) const { return row_of(own == kKeysPass ? p.v : p.grad, stride_2(own), row); }
-    DEVICE float* lse_of() const { return p.sums + ((i64)batch * p.heads + head) * p.seq_q; }
-    DEVICE float* delta_of() const { return lse_of() + (i64)p.batch_heads * p.seq_q; }
+    // The first of this head's queries; there are no more of them than work-items.
+    DEVICE float* of_queries(float* sums) const { return sums + ((u32)batch * p.heads + head) * p.seq_q; }
 
     DEVICE u16* other_rows(int which) const { return (u16*)(lds + (which == 1 ? 0 : kOffsetRows2)); }
     DEVICE u16* other_turned(int which) const { return (u16*)(lds + (which == 1 ? kOffsetTurned1 : kOffsetTurned2)); }
@@ -182,7 +177,7 @@ struct BackwardTiles {
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
                 const int query = min2(own_row(t) + Unit::column(c), own_length() - 1);
-                own_lse[t][c] = lse_of()[query], own_delta[t][c] = delta_of()[query];
+                own_lse[t][c] = of_queries(p.lse)[query], own_delta[t][c] = of_queries(p.delta)[query];
             }
     }
 
@@ -192,8 +187,7 @@ struct BackwardTiles {
         if constexpr (!kSumsPass) other_2.fetch(rows_2(false, first_m), stride_2(false)[1], rows, p.aligned);
         if constexpr (kKeysPass) {  // a query past the end weighs nothing
             const int i = (int)thread_id(), row = i % BLOCK_M;
-            const float* const from = i < BLOCK_M ? lse_of() : delta_of();
-            const float x = from[first_m + min2(row, rows - 1)];
+            const float x = of_queries(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(row, rows - 1)];
             stat_ahead = row < rows ? x : i < BLOCK_M ? infinity() : 0.0f;
         }
     }
@@ -204,20 +198,28 @@ struct BackwardTiles {
             if (thread_id() < 2 * BLOCK_M) ((float*)(lds + kOffsetStats))[thread_id()] = stat_ahead;
     }
 
-    // x[t] = other own^T for sixteen other rows, from `row` of those in LDS, and all own rows of the wave.
-    template <int kWhich> DEVICE void multiply_rows(int row, typename Unit::D (&x)[N_TILES]) const {
+    // x[i][t] = other own^T for the i-th sixteen other rows, from `row` of those in LDS on, and all own rows of the wave.
+    template <int kWhich> DEVICE void multiply_rows(int row, typename Unit::D (&x)[M_TILES][N_TILES]) const {
 #pragma unroll
-        for (int t = 0; t < N_TILES; ++t) x[t] = {};
+        for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t) x[i][t] = {};
 #pragma unroll
         for (int d = 0; d < kTilesD; ++d) {
             const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
             const u16* const rows = other_rows(kWhich);
-            const auto a = eight ? Unit::template load_a_eight<RowsD>(rows, row, d * 16) : Unit::template tile_a<RowsD>(rows, row, d * 16);
+            typename Unit::B own[N_TILES];
 #pragma unroll
-            for (int t = 0; t < N_TILES; ++t) {
-                const auto b = OWN_IN_LDS ? own_in_lds(kWhich, t, d) : held<kWhich>(t, d);
-                if (eight) Unit::multiply_eight(a, b, x[t]);
-                else Unit::template multiply<16>(a, b, x[t]);
+            for (int t = 0; t < N_TILES; ++t) own[t] = OWN_IN_LDS ? own_in_lds(kWhich, t, d) : held<kWhich>(t, d);
+#pragma unroll
+            for (int i = 0; i < M_TILES; ++i) {
+                const int at = row + i * 16;
+                const auto a = eight ? Unit::template load_a_eight<RowsD>(rows, at, d * 16) : Unit::template tile_a<RowsD>(rows, at, d * 16);
+#pragma unroll
+                for (int t = 0; t < N_TILES; ++t) {
+                    if (eight) Unit::multiply_eight(a, own[t], x[i][t]);
+                    else Unit::template multiply<16>(a, own[t], x[i][t]);
+                }
             }
         }
     }
@@ -249,8 +251,9 @@ struct BackwardTiles {
         float x = fma_f32(score, p.scale2, -lse);
         if constexpr (MASK_KIND != kMaskNone) {
             const int own = min2(own_row(t) + Unit::column(Unit::column_of(e)), own_length() - 1), last = min2(other, other_length() - 1);
-            const i64 query = kKeysPass ? last : own, key = kKeysPass ? own : last;
-            x = fma_f32(score, p.scale2, mask_at(batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key * p.mask_stride[3])) - lse;
+            const int query = kKeysPass ? last : own, key = kKeysPass ? own : last;
+            const float bias = mask_at(batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key * p.mask_stride[3]);
+            x = fma_f32(score, p.scale2, bias) - lse;
         }
         return kKeysPass || other < other_length() ? x : -infinity();
     }

@@ -121,9 +121,10 @@ class _Recomputed(torch.autograd.Function):
         ctx.is_tensor = is_tensor
         with _below_autograd():
             made = overload(*arguments)
-        outputs = () if row.gradients is None else (made,) if isinstance(made, torch.Tensor) else made
-        tensors = (t for t, kept in zip(arguments, is_tensor, strict=True) if kept)
-        ctx.save_for_backward(*tensors, *outputs)
+        kept = [t for t, is_one in zip(arguments, is_tensor, strict=True) if is_one]
+        if row.gradients is not None:
+            kept += (made,) if isinstance(made, torch.Tensor) else made
+        ctx.save_for_backward(*kept)
         return made
 
     @staticmethod

@@ -23,9 +23,9 @@ class TorchOp:
     tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
     as the operator gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
-    `gradients(arguments, made, wanted, *grads)`: those of the arguments, None for what is not
-    wanted, by an operator for it; None where it has none of them. Without it, or where the gradients
-    are to have gradients, they come from torch's own operators.
+    `gradients(arguments, made, wanted, *grads)`: those of the arguments by an operator for it, with
+    None for what is not wanted; None where that operator cannot give them. `made`: all results, one
+    by one. Without it, or where gradients are to have gradients, torch's own operators give them.
     """
 
     name: str

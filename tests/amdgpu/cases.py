@@ -12,6 +12,7 @@ from dataclasses import replace
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -77,6 +78,32 @@ def _each_way(
         scale=None if values == "infinite" else SCALES[turn % len(SCALES)],
         mask_of=("turned", "whole")[turn % 2],
     )
+
+
+def attention_backward(gfx: str) -> Iterator[Case]:
+    """Every config of every usual head_dim, both half types, and 256; each kind of mask. Read by 16
+    bytes: a work-group with all its own rows and one with a rest, two tiles of other rows; read by
+    halves: a rest alone.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    turn = 0
+    for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 256):
+        for index, config in enumerate(backward_kernel.configs(arch, head_dim)):
+            rows = max(config.rows(name) for name in backward_kernel.PASSES)
+            others = max(config.key_block, config.query_block)
+            for dtype in backward_kernel.DTYPES:
+                turn += 1
+                sizes = (rows + 1 + turn % 7, max(rows, others) + 3 + turn % 5)
+                problem = AttentionProblem(1, 1, *sizes, head_dim, dtype)
+                yield Case(gfx, "attention backward", problem, index, seed=turn)
+                few = replace(problem, seq_q=others + turn % 3, seq_k=others - 1)
+                layout, scale = ("misaligned", "packed")[turn % 2], SCALES[turn % len(SCALES)]
+                yield Case(gfx, "attention backward", few, index, "misaligned", turn)
+                yield Case(gfx, "attention backward", few, index, layout, turn, scale=scale)
+    for turn, mask in enumerate(attention_kernel.MASK_KINDS[1:]):
+        problem = AttentionProblem(2, 2, 19, 35, (40, 64, 128, 160)[turn], "float16", mask)
+        yield Case(gfx, "attention backward", problem, seed=turn)
 
 
 def softmax(gfx: str) -> Iterator[Case]:
@@ -352,6 +379,7 @@ def linear_gate(gfx: str) -> Iterator[Case]:
 
 ALL = {
     "attention": attention,
+    "attention backward": attention_backward,
     "softmax": softmax,
     "conv": conv,
     "finish": finish,
@@ -371,7 +399,14 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     arch = by_gfx(gfx)
     assert arch is not None
     found: set[KernelSpec] = set()
-    kernels = (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel, linear_kernel)
+    kernels = (
+        attention_kernel,
+        backward_kernel,
+        conv_kernel,
+        norm_kernel,
+        layer_norm_kernel,
+        linear_kernel,
+    )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
     return found | set(unet_ahead.shipped_specs(arch))

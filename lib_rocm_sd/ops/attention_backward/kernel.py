@@ -26,16 +26,13 @@ class BackwardParams(ctypes.Structure):
     """The kernel's one argument, as in common/attention_backward.h. Strides in elements."""
 
     _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("q", "k", "v", "out", "grad", "mask", "sums")),
-        *((name, ctypes.c_uint64) for name in ("q_grad", "k_grad", "v_grad")),
-        *(
-            (f"{name}_stride", ctypes.c_int64 * 3)
-            for name in ("q", "k", "v", "out", "grad")
-        ),
+        *((name, ctypes.c_uint64) for name in ("q", "k", "v", "out", "grad", "mask")),
+        *((name, ctypes.c_uint64) for name in ("lse", "delta", "q_grad", "k_grad", "v_grad")),
+        *((f"{name}_stride", ctypes.c_int64 * 3) for name in ("q", "k", "v", "out", "grad")),
         ("mask_stride", ctypes.c_int64 * 4),
-        *((name, ctypes.c_uint32) for name in ("heads", "seq_q", "seq_k", "batch_heads")),
+        *((name, ctypes.c_uint32) for name in ("heads", "seq_q", "seq_k", "tiles")),
         *((name, ctypes.c_float) for name in ("scale", "scale2")),
-        *((name, ctypes.c_uint32) for name in ("aligned", "tiles")),
+        ("aligned", ctypes.c_uint32),
     ]
 
 
@@ -44,7 +41,8 @@ class BackwardConfig:
     """Tile sizes of all three passes; the kernel's head comment says what each means.
 
     `waves`: side by side over own rows, in kSums and kQueries; `key_waves` and `key_waves_d` are
-    those of kKeys. `key_block`, `query_block`: other rows at a time, of kKeys and of the others.
+    those of kKeys. `tiles` and `other_tiles`: sixteens of own rows of a wave, and of other rows at
+    once. `key_block`, `query_block`: other rows at a time, of kKeys and of the others.
     `held_keys`, `held_queries`: own rows lie in registers. `groups`: for NVIDIA only.
     """
 
@@ -52,6 +50,7 @@ class BackwardConfig:
     key_waves: int
     key_waves_d: int
     tiles: int
+    other_tiles: int
     key_block: int
     query_block: int
     held_keys: bool
@@ -83,20 +82,40 @@ def configs(arch: Arch, head_dim: int) -> tuple[BackwardConfig, ...]:
     """
     size = arch.wave_size
     if head_dim > 160:
-        return (BackwardConfig(2, 1, 4, 1, 16, 16, False, False, size),)
+        return (BackwardConfig(2, 1, 4, 1, 1, 16, 16, False, False, size),)
     if head_dim > 128:
-        return (BackwardConfig(4, 2, 2, 1, 16, 16, False, False, size),)
+        return (BackwardConfig(4, 2, 2, 1, 1, 16, 16, False, False, size),)
+    if not arch.is_amd:
+        return _development_configs(head_dim, size)
+    few_registers, held = arch.matrix == "dot2", arch.matrix == "mfma"
     if head_dim > 80:
-        block = 16 if arch.matrix == "dot2" else 32
-        return (BackwardConfig(4, 4, 1, 1, 16, block, False, False, size),)
-    block = 16 if arch.matrix == "dot2" and head_dim > 64 else 32
-    return (BackwardConfig(4, 4, 1, 1, block, block, False, False, size),)
+        block = 16 if few_registers else 32
+        return (BackwardConfig(4, 4, 1, 1, 1, 16, block, held, held, size),)
+    block = 16 if few_registers and head_dim > 64 else 32
+    return (BackwardConfig(4, 4, 1, 1, 1, block, block, held, held, size),)
+
+
+def _development_configs(head_dim: int, size: int) -> tuple[BackwardConfig, ...]:
+    """What an NVIDIA card with its many registers may do best with, head_dim up to 128."""
+
+    def even(tiles: int, others: int, held: tuple[bool, bool], groups: int) -> BackwardConfig:
+        return BackwardConfig(4, 4, 1, tiles, others, 32, 32, *held, size, True, groups)
+
+    if head_dim <= 48:
+        return (even(2, 1, (True, True), 2), even(1, 2, (True, True), 3))
+    if head_dim <= 64:
+        return (
+            even(2, 1, (False, True), 2),
+            even(1, 2, (True, True), 2),
+            even(2, 2, (False, False), 1),
+        )
+    if head_dim <= 80:
+        return (even(1, 2, (True, True), 2), even(2, 1, (False, False), 1))
+    return (even(1, 1, (False, True), 2), even(1, 2, (False, False), 1))
 
 
 @cache
-def spec(
-    dtype: str, head_dim: int, mask: str, name: str, config: BackwardConfig
-) -> KernelSpec:
+def spec(dtype: str, head_dim: int, mask: str, name: str, config: BackwardConfig) -> KernelSpec:
     """The kernel of one pass for one half type, head_dim and mask kind; ValueError where there is
     none.
     """
@@ -114,6 +133,7 @@ def spec(
         "WAVES_N": config.key_waves if of_keys else config.waves,
         "WAVES_D": config.key_waves_d if of_keys else 1,
         "N_TILES": config.tiles,
+        "M_TILES": config.other_tiles,
         "BLOCK_M": config.key_block if of_keys else config.query_block,
         "OWN_IN_LDS": int(not (config.held_keys if of_keys else config.held_queries)),
         "AHEAD": int(config.ahead),
@@ -122,9 +142,7 @@ def spec(
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
 
-def specs(
-    dtype: str, head_dim: int, mask: str, config: BackwardConfig
-) -> tuple[KernelSpec, ...]:
+def specs(dtype: str, head_dim: int, mask: str, config: BackwardConfig) -> tuple[KernelSpec, ...]:
     """Of all passes, in their order."""
     return tuple(spec(dtype, head_dim, mask, name, config) for name in PASSES)
 

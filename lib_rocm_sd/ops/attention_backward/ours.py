@@ -93,13 +93,12 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         sums = q.new_empty((2, p.batch * p.heads, p.seq_q), dtype=torch.float32)
         made = tuple(t.new_empty(t.shape) for t in inputs[:3])
         params = _params(p, heads, mask, scale_of(q, inputs.scale))
-        params.sums = sums.data_ptr()
+        params.lse, params.delta = sums[0].data_ptr(), sums[1].data_ptr()
         params.q_grad, params.k_grad, params.v_grad = (t.data_ptr() for t in made)
         for name in kernel.PASSES:
             params.tiles = _tiles(p, name, config)
             spec = kernel.spec(p.dtype, p.head_dim, p.mask, name, config)
-            groups = params.tiles * params.batch_heads
-            launch(spec, groups, config.block(name), params, q.device)
+            launch(spec, params.tiles * p.batch * p.heads, config.block(name), params, q.device)
         return made  # type: ignore[return-value]
 
 
@@ -121,7 +120,6 @@ def _params(
         params.mask = mask.data_ptr()
         params.mask_stride[:] = mask.stride()
     params.heads, params.seq_q, params.seq_k = p.heads, p.seq_q, p.seq_k
-    params.batch_heads = p.batch * p.heads
     params.scale, params.scale2 = scale, scale * LOG2_E
     params.aligned = all(_aligned(tensor) for tensor in heads)
     return params
