@@ -87,12 +87,13 @@ def configs(arch: Arch, head_dim: int) -> tuple[BackwardConfig, ...]:
         return (BackwardConfig(4, 2, 2, 1, 1, 16, 16, False, False, size),)
     if not arch.is_amd:
         return _development_configs(head_dim, size)
-    few_registers, held = arch.matrix == "dot2", arch.matrix == "mfma"
+    few_registers = arch.matrix == "dot2"
     if head_dim > 80:
-        block = 16 if few_registers else 32
+        held, block = arch.matrix == "mfma", 16 if few_registers else 32
         return (BackwardConfig(4, 4, 1, 1, 1, 16, block, held, held, size),)
+    held = arch.matrix in ("mfma", "wmma_gfx12")
     block = 16 if few_registers and head_dim > 64 else 32
-    return (BackwardConfig(4, 4, 1, 1, 1, block, block, held, held, size),)
+    return (BackwardConfig(4, 4, 1, 1, 1, block, block, held, held, size, True),)
 
 
 def _development_configs(head_dim: int, size: int) -> tuple[BackwardConfig, ...]:
