@@ -398,8 +398,8 @@ def specs_of(case: Case) -> set[KernelSpec]:
         way, tiles = _linear_way(case)
         return set(way.specs(arch, p, tiles))
     if case.op == "attention backward":
-        tiles = MatrixBackward().configs(arch, p)[case.config]
-        return set(MatrixBackward().specs(arch, p, tiles))
+        backward = MatrixBackward()
+        return set(backward.specs(arch, p, backward.configs(arch, p)[case.config]))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

@@ -9,7 +9,7 @@ import torch
 
 from lib_rocm_sd.demo.pipeline import MODEL
 
-RANK, RATE = 4, 2e-3
+RANK, RATE = 4, 5e-3
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -79,5 +79,5 @@ def losses(device: torch.device, dtype: torch.dtype, attend: Attend, steps: int)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
+        found.append(loss.detach().item())
     return found
