@@ -109,8 +109,8 @@ struct AttentionBackward : BackwardTiles {
         load_own();
         clear();
         if constexpr (AHEAD) fetch(0);
-#pragma unroll 1
-        for (int first_m = 0; first_m < other_length(); first_m += BLOCK_M) {
+        int first_m = 0;
+        do {  // there is at least one
             if constexpr (!AHEAD) fetch(first_m);
             barrier();  // what lay in LDS has been read by all
             store();
@@ -118,7 +118,8 @@ struct AttentionBackward : BackwardTiles {
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
 #pragma unroll 1
             for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
-        }
+            first_m += BLOCK_M;
+        } while (first_m < other_length());
         put(kKeysPass ? p.k_grad : p.q_grad, grad_1, p.scale);
         if constexpr (kKeysPass) put(p.v_grad, grad_2, 1.0f);
     }
@@ -200,8 +201,8 @@ struct AttentionSums : BackwardTiles {
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) largest[t][c] = -infinity(), sum[t][c] = 0.0f;
         if constexpr (AHEAD) fetch(0);
-#pragma unroll 1
-        for (int first_m = 0; first_m < other_length(); first_m += BLOCK_M) {
+        int first_m = 0;
+        do {  // there is at least one
             if constexpr (!AHEAD) fetch(first_m);
             barrier();  // what lay in LDS has been read by all
             store();
@@ -209,7 +210,8 @@ struct AttentionSums : BackwardTiles {
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
 #pragma unroll 1
             for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
-        }
+            first_m += BLOCK_M;
+        } while (first_m < other_length());
         put_lse();
         barrier();  // the last tiles have been read by all
         if (p.aligned) multiply_eights<true>();
