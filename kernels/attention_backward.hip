@@ -8,17 +8,20 @@
 //   v_grad = p^T g,   ds = p (g v^T - delta),   q_grad = scale ds k,   k_grad = scale ds^T q
 // (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is 2^(s log2(e) - lse) with the query's log-sum-exp, lse.
 //
-// Three launches, PASS says which: kSums leaves lse and delta of each query; kKeys makes k_grad and v_grad, a work-group for a
-// tile of keys, which walks over all queries; kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys.
-// Each output is summed by one work-group in one order: no atomics, the same bits every time. Scores are computed in each launch,
-// eight products in all where one launch with atomics would need five.
+// Two launches, PASS says which: kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys, and leaves lse
+// and delta; kKeys makes k_grad and v_grad, a work-group for a tile of keys, which walks over all queries. Each gradient is summed by
+// one work-group in one order: no atomics, the same bits every time. Scores are computed in both, seven products in all where one
+// launch with atomics would need five.
 //
-// The passes are one loop. `Own` rows are the work-group's, `other` rows those it walks over, BLOCK_M at a time:
+// kQueries needs no lse beforehand: ds is a multiple of p, so it sums with weights 2^(s log2(e) - m), where m is the largest logit so
+// far, scales the sum when m moves, and divides by the sum of the weights at the end, as the forward pass does.
+//
+// Both are one loop. `Own` rows are the work-group's, `other` rows those it walks over, BLOCK_M at a time:
 //   S = other1 own1^T, dP = other2 own2^T    with a column of D for each own row, so P and dS are, or nearly, the B of what follows
 //   own1_grad^T += other1^T dS               and in kKeys own2_grad^T += other2^T P
-// In kKeys own is (k, v) and other (q, g); in kQueries own is (q, g) and other (k, v); kSums needs own1 and other1 only. other1 and
-// other2 lie in LDS as they come, and transposed beside it unless the unit transposes as it reads. Waves are WAVES_N (each with
-// N_TILES * 16 own rows, and M_TILES * 16 other rows at once) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
+// In kKeys own is (k, v) and other (q, g); in kQueries own is (q, g) and other (k, v). other1 and other2 lie in LDS as they come, and
+// transposed beside it unless the unit transposes as it reads. Waves are WAVES_N (each with N_TILES * 16 own rows, and M_TILES * 16
+// other rows at once) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
 //
 // A query whose keys are all masked weighs nothing and gets zeros.
 #if defined(__clang_major__) && __clang_major__ < 16 && !defined(SIMT_SHIM)
@@ -29,6 +32,8 @@
 
 struct AttentionBackward : BackwardTiles {
     typename Unit::D grad_1[N_TILES][kWaveTilesD], grad_2[N_TILES][kWaveTilesD];  // the second in kKeys only
+    // Of this lane's queries in kQueries: the largest logit so far, this lane's part of the sum of weights, delta.
+    float largest[N_TILES][Unit::kColumns], total[N_TILES][Unit::kColumns], delta[N_TILES][Unit::kColumns];
 
     DEVICE AttentionBackward(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
 
@@ -40,21 +45,72 @@ struct AttentionBackward : BackwardTiles {
                 grad_1[t][d] = {};
                 if constexpr (kKeysPass) grad_2[t][d] = {};
             }
+        if constexpr (kKeysPass) return;
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) largest[t][c] = -infinity(), total[t][c] = 0.0f;
     }
 
     // From scores to p, and from dp to ds, for the tile of other rows that begins at `row` of those in LDS.
-    DEVICE void weigh(int t, int first_m, int row, typename Unit::D& s, typename Unit::D& dp) {
+    DEVICE void weigh(int first_m, int row, typename Unit::D (&s)[M_TILES][N_TILES], typename Unit::D (&dp)[M_TILES][N_TILES]) {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-            const int m = row + Unit::lane_row() + Unit::row_step(e);
-            const float lse = kKeysPass ? stats()[m] : own_lse[t][Unit::column_of(e)];
-            const float delta = kKeysPass ? stats()[BLOCK_M + m] : own_delta[t][Unit::column_of(e)];
-            s.v[e] = exp2_fast(logit(s.v[e], t, e, first_m + m, lse));
-            dp.v[e] = s.v[e] * (dp.v[e] - delta);
+        for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) {
+                    const int m = row + i * 16 + Unit::lane_row() + Unit::row_step(e);
+                    s[i][t].v[e] = logit(s[i][t].v[e], t, e, first_m + m, kKeysPass ? stats()[m] : 0.0f);
+                }
+        if constexpr (!kKeysPass) rebase(s);
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) {
+                    const int m = row + i * 16 + Unit::lane_row() + Unit::row_step(e), c = Unit::column_of(e);
+                    const float weight = exp2_fast(kKeysPass ? s[i][t].v[e] : s[i][t].v[e] - base(largest[t][c]));
+                    if constexpr (!kKeysPass) total[t][c] += weight;
+                    s[i][t].v[e] = weight;
+                    dp[i][t].v[e] = weight * (dp[i][t].v[e] - (kKeysPass ? stats()[BLOCK_M + m] : delta[t][c]));
+                }
+    }
+    // A base of which -infinity can be subtracted.
+    static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
+    // Moves each query's largest logit up to those of these tiles, and with it what was summed.
+    DEVICE void rebase(const typename Unit::D (&x)[M_TILES][N_TILES]) {
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t) {
+            float next[Unit::kColumns], shrink[Unit::kColumns];
+            bool moves = false;
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                next[c] = largest[t][c];
+#pragma unroll
+                for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+                    for (int e = 0; e < kElements; ++e)
+                        if (Unit::column_of(e) == c) next[c] = max_f32(next[c], x[i][t].v[e]);
+                next[c] = column_max<Unit>(next[c]);
+                moves = moves || next[c] > largest[t][c];
+            }
+            if (!any_lane(moves)) continue;
+#pragma unroll
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                shrink[c] = exp2_fast(largest[t][c] - base(next[c]));
+                largest[t][c] = next[c];
+                total[t][c] *= shrink[c];
+            }
+#pragma unroll
+            for (int d = 0; d < kWaveTilesD; ++d)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) grad_1[t][d].v[e] *= shrink[Unit::column_of(e)];
         }
     }
     // sum += other^T x for sixteen other rows, from `row` of those in LDS, and this wave's part of head_dim.
-    template <int kWhich> DEVICE void sum_up(int row, const typename Unit::B (&x)[N_TILES], typename Unit::D (&sum)[N_TILES][kWaveTilesD]) {
+    template <int kWhich> DEVICE void sum_up(int row, const typename Unit::B (&x)[N_TILES], typename Unit::D (&sum)[N_TILES][kWaveTilesD]) const {
 #pragma unroll
         for (int d = 0; d < kWaveTilesD; ++d) {
             const int first_d = (wave_d * kWaveTilesD + d) * 16;
@@ -73,11 +129,11 @@ struct AttentionBackward : BackwardTiles {
         typename Unit::B p_half[M_TILES][N_TILES], ds_half[M_TILES][N_TILES];
         multiply_rows<1>(row, s);
         multiply_rows<2>(row, dp);
+        weigh(first_m, row, s, dp);
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
             for (int t = 0; t < N_TILES; ++t) {
-                weigh(t, first_m, row + i * 16, s[i][t], dp[i][t]);
                 if constexpr (kKeysPass) p_half[i][t] = Unit::pack(s[i][t]);
                 ds_half[i][t] = Unit::pack(dp[i][t]);
             }
@@ -88,14 +144,14 @@ struct AttentionBackward : BackwardTiles {
         }
     }
 
-    DEVICE void put(u16* to, const typename Unit::D (&sum)[N_TILES][kWaveTilesD], float factor) const {
+    DEVICE void put(u16* to, const typename Unit::D (&of)[N_TILES][kWaveTilesD], const float (&factor)[N_TILES][Unit::kColumns]) const {
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) {
-                typename Unit::D scaled = sum[t][d];
+                typename Unit::D scaled = of[t][d];
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) scaled.v[e] *= factor;
+                for (int e = 0; e < kElements; ++e) scaled.v[e] *= factor[t][Unit::column_of(e)];
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(scaled), [&](int n, int column, auto part) {
                     const int row = own_row(t) + n;
@@ -105,72 +161,28 @@ struct AttentionBackward : BackwardTiles {
             }
     }
 
-    DEVICE void run() {
-        load_own();
-        clear();
-        if constexpr (AHEAD) fetch(0);
-        int first_m = 0;
-        do {  // there is at least one
-            if constexpr (!AHEAD) fetch(first_m);
-            barrier();  // what lay in LDS has been read by all
-            store();
-            barrier();
-            if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
-#pragma unroll 1
-            for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
-            first_m += BLOCK_M;
-        } while (first_m < other_length());
-        put(kKeysPass ? p.k_grad : p.q_grad, grad_1, p.scale);
-        if constexpr (kKeysPass) put(p.v_grad, grad_2, 1.0f);
-    }
-};
-
-// The log-sum-exp in base 2 of each query's logits, and delta.
-struct AttentionSums : BackwardTiles {
-    float largest[N_TILES][Unit::kColumns], sum[N_TILES][Unit::kColumns];  // of the rows that this lane has met
-
-    DEVICE AttentionSums(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
-
-    // A base of which -infinity can be subtracted.
-    static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
-    DEVICE void walk(int first_m, int row) {
-        typename Unit::D s[M_TILES][N_TILES];
-        multiply_rows<1>(row, s);
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i)
-#pragma unroll
-            for (int t = 0; t < N_TILES; ++t) meet(first_m, row + i * 16, t, s[i][t]);
-    }
-    DEVICE void meet(int first_m, int row, int t, typename Unit::D& s) {
-        float next[Unit::kColumns];
-#pragma unroll
-        for (int c = 0; c < Unit::kColumns; ++c) next[c] = largest[t][c];
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-            s.v[e] = logit(s.v[e], t, e, first_m + row + Unit::lane_row() + Unit::row_step(e), 0.0f);
-            next[Unit::column_of(e)] = max_f32(next[Unit::column_of(e)], s.v[e]);
-        }
-#pragma unroll
-        for (int c = 0; c < Unit::kColumns; ++c) {
-            sum[t][c] *= exp2_fast(largest[t][c] - base(next[c]));
-            largest[t][c] = next[c];
-        }
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) sum[t][Unit::column_of(e)] += exp2_fast(s.v[e] - base(next[Unit::column_of(e)]));
-    }
-    DEVICE void put_lse() const {
+    // What sums become gradients by; in kQueries lse is left on the way.
+    DEVICE void finish() {
+        float factor[N_TILES][Unit::kColumns], one[N_TILES][Unit::kColumns];
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                const float most = base(column_max<Unit>(largest[t][c]));
-                const float all = column_sum<Unit>(sum[t][c] * exp2_fast(base(largest[t][c]) - most));
-                const int query = own_row(t) + Unit::column(c);
-                if (Unit::first_of_column() && query < own_length()) of_queries(p.lse)[query] = all == 0.0f ? infinity() : most + log2_fast(all);
+                factor[t][c] = p.scale, one[t][c] = 1.0f;
+                if constexpr (!kKeysPass) {
+                    const float all = column_sum<Unit>(total[t][c]);
+                    const int query = own_row(t) + Unit::column(c);
+                    factor[t][c] = all == 0.0f ? 0.0f : p.scale / all;
+                    if (Unit::first_of_column() && query < own_length())
+                        of_queries(p.lse)[query] = all == 0.0f ? infinity() : largest[t][c] + log2_fast(all);
+                }
             }
+        put(kKeysPass ? p.k_grad : p.q_grad, grad_1, factor);
+        if constexpr (kKeysPass) put(p.v_grad, grad_2, one);
     }
-    // Eights of g and out, whose products' sums meet in LDS: consecutive lanes along a row.
-    template <bool kAligned> DEVICE void multiply_eights() {
+
+    // delta, of eights of g and out, whose products' sums meet in LDS: consecutive lanes along a row.
+    template <bool kAligned> DEVICE void make_delta() {
         constexpr int kChunks = HEAD_DIM / 8;
         float* const parts = (float*)lds;
         const int rows = own_length() - first_n;
@@ -191,15 +203,22 @@ struct AttentionSums : BackwardTiles {
             float x = 0.0f;
             for (int c = 0; c < kChunks; ++c) x += parts[i * kChunks + c];
             if (i < rows) of_queries(p.delta)[first_n + i] = x;
+            stats()[i] = x;
         }
-    }
-
-    DEVICE void run() {
-        load_own();
+        barrier();
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) largest[t][c] = -infinity(), sum[t][c] = 0.0f;
+            for (int c = 0; c < Unit::kColumns; ++c) delta[t][c] = stats()[(wave_n * N_TILES + t) * 16 + Unit::column(c)];
+    }
+
+    DEVICE void run() {
+        if constexpr (!kKeysPass) {
+            if (p.aligned) make_delta<true>();
+            else make_delta<false>();
+        }
+        load_own();
+        clear();
         if constexpr (AHEAD) fetch(0);
         int first_m = 0;
         do {  // there is at least one
@@ -212,20 +231,11 @@ struct AttentionSums : BackwardTiles {
             for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
             first_m += BLOCK_M;
         } while (first_m < other_length());
-        put_lse();
-        barrier();  // the last tiles have been read by all
-        if (p.aligned) multiply_eights<true>();
-        else multiply_eights<false>();
+        finish();
     }
 };
 
-#if PASS == 0
-using Kernel = AttentionSums;
-#else
-using Kernel = AttentionBackward;
-#endif
-
 KERNEL(kThreads, MIN_GROUPS) attention_backward(BackwardParams p) {
     LDS(memory, kLdsBytes);
-    Kernel(p, memory).run();
+    AttentionBackward(p, memory).run();
 }

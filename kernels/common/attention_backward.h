@@ -7,7 +7,7 @@
 // BF16_HALVES, HEAD_DIM, MASK_KIND, PASS, WAVES_N, WAVES_D, N_TILES, M_TILES, BLOCK_M, OWN_IN_LDS, AHEAD, MIN_GROUPS come as definitions
 // (lib_rocm_sd/ops/attention_backward/kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
-enum Pass { kSums, kKeys, kQueries };
+enum Pass { kQueries, kKeys };
 
 struct BackwardParams {  // the same in kernel.py
     const u16* q;
@@ -36,7 +36,7 @@ using Half = F16;
 #endif
 using Unit = Mma<Half>;
 constexpr int kElements = sizeof(typename Unit::D) / sizeof(float);
-constexpr bool kKeysPass = PASS == kKeys, kSumsPass = PASS == kSums;
+constexpr bool kKeysPass = PASS == kKeys;
 
 constexpr int kThreads = WAVES_N * WAVES_D * WAVE_SIZE;
 constexpr int kBlockN = WAVES_N * N_TILES * 16;
@@ -45,20 +45,19 @@ constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / W
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
 // LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 if they stay there, else these
-// lie there first; then lse and delta of the other rows, if these are queries.
+// lie there first; then lse and delta of the other rows, if these are queries, else delta of the own ones.
 using RowsD = LdsRows<kPaddedD, false>;
 using RowsM = LdsRows<BLOCK_M, false>;
-constexpr bool kTurned1 = !kSumsPass && !Unit::kTransposes, kTurned2 = kKeysPass && !Unit::kTransposes;
+constexpr bool kTurned1 = !Unit::kTransposes, kTurned2 = kKeysPass && !Unit::kTransposes;
 constexpr int kBytesRows = BLOCK_M * RowsD::kLd * 2, kBytesTurned = HEAD_DIM * RowsM::kLd * 2, kBytesOwn = kBlockN * RowsD::kLd * 2;
 constexpr int kOffsetTurned1 = kBytesRows, kOffsetRows2 = kOffsetTurned1 + (kTurned1 ? kBytesTurned : 0);
-constexpr int kOffsetTurned2 = kOffsetRows2 + (kSumsPass ? 0 : kBytesRows), kEndOther = kOffsetTurned2 + (kTurned2 ? kBytesTurned : 0);
-constexpr int kOwnTiles = kSumsPass ? 1 : 2, kOffsetOwn = OWN_IN_LDS ? kEndOther : 0;
-constexpr int kEndTiles = max2(kEndOther, kOffsetOwn + kOwnTiles * kBytesOwn);
-constexpr int kOffsetStats = round_up(max2(kEndTiles, kSumsPass ? kBlockN * HEAD_DIM / 8 * 4 : 0), 16);
-constexpr int kLdsBytes = kOffsetStats + (kKeysPass ? 2 * BLOCK_M * 4 : 0);
+constexpr int kOffsetTurned2 = kOffsetRows2 + kBytesRows, kEndOther = kOffsetTurned2 + (kTurned2 ? kBytesTurned : 0);
+constexpr int kOffsetOwn = OWN_IN_LDS ? kEndOther : 0, kOffsetStats = max2(kEndOther, kOffsetOwn + 2 * kBytesOwn);
+constexpr int kLdsBytes = kOffsetStats + (kKeysPass ? 2 * BLOCK_M : kBlockN) * 4;
 
 static_assert(HEAD_DIM % 8 == 0 && BLOCK_M % (M_TILES * 16) == 0, "tiles must divide");
 static_assert(!kKeysPass || kThreads >= 2 * BLOCK_M, "each work-item brings at most one number of a query");
+static_assert(kBlockN * HEAD_DIM / 8 * 4 <= kOffsetStats, "what delta is summed of lies where tiles will");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
 
@@ -109,7 +108,6 @@ struct BackwardTiles {
     typename OtherTile<kTurned2>::Type other_2;
     float stat_ahead = 0.0f;  // on its way to LDS, as tiles are
     typename Unit::B own_1[N_TILES][kTilesD], own_2[N_TILES][kTilesD];  // unless OWN_IN_LDS
-    float own_lse[N_TILES][Unit::kColumns], own_delta[N_TILES][Unit::kColumns];  // where own rows are queries
 
     DEVICE BackwardTiles(const BackwardParams& params, unsigned char* memory) : p(params), lds(kept_lds(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id(), batch_head = block / p.tiles;
@@ -134,7 +132,7 @@ struct BackwardTiles {
     DEVICE u16* other_rows(int which) const { return (u16*)(lds + (which == 1 ? 0 : kOffsetRows2)); }
     DEVICE u16* other_turned(int which) const { return (u16*)(lds + (which == 1 ? kOffsetTurned1 : kOffsetTurned2)); }
     DEVICE u16* own_rows(int which) const { return (u16*)(lds + kOffsetOwn + (which - 1) * kBytesOwn); }
-    DEVICE const float* stats() const { return (const float*)(lds + kOffsetStats); }
+    DEVICE float* stats() const { return (float*)(lds + kOffsetStats); }
 
     // Own rows, rows past the last as zeros; and zeros in the columns after head_dim that are read, of all tiles.
     DEVICE void load_own() {
@@ -143,18 +141,15 @@ struct BackwardTiles {
         tile.place(stride_1(true)[1]);
         tile.fetch(rows_1(true, first_n), stride_1(true)[1], rows, p.aligned);
         tile.store(own_rows(1));
-        if constexpr (!kSumsPass) {
-            tile.place(stride_2(true)[1]);
-            tile.fetch(rows_2(true, first_n), stride_2(true)[1], rows, p.aligned);
-            tile.store(own_rows(2));
-        }
-        clear_columns<kOwnTiles * kBlockN, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(own_rows(1));
+        tile.place(stride_2(true)[1]);
+        tile.fetch(rows_2(true, first_n), stride_2(true)[1], rows, p.aligned);
+        tile.store(own_rows(2));
+        clear_columns<2 * kBlockN, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(own_rows(1));
         if constexpr (!OWN_IN_LDS) hold_own();
         clear_columns<BLOCK_M, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(other_rows(1));
-        if constexpr (!kSumsPass) clear_columns<BLOCK_M, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(other_rows(2));
-        if constexpr (PASS == kQueries) load_stats();
+        clear_columns<BLOCK_M, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(other_rows(2));
         other_1.place(stride_1(false)[1]);
-        if constexpr (!kSumsPass) other_2.place(stride_2(false)[1]);
+        other_2.place(stride_2(false)[1]);
     }
     DEVICE void hold_own() {
         barrier();
@@ -163,28 +158,18 @@ struct BackwardTiles {
 #pragma unroll
             for (int d = 0; d < kTilesD; ++d) {
                 own_1[t][d] = own_in_lds(1, t, d);
-                if constexpr (!kSumsPass) own_2[t][d] = own_in_lds(2, t, d);
+                own_2[t][d] = own_in_lds(2, t, d);
             }
         barrier();  // other tiles take the place
     }
     DEVICE typename Unit::B own_in_lds(int which, int t, int d) const {
         return Unit::template tile_b<RowsD>(own_rows(which) + (wave_n * N_TILES + t) * 16 * RowsD::kLd, 0, d * 16);
     }
-    // Of this lane's queries; those past the end repeat the last.
-    DEVICE void load_stats() {
-#pragma unroll
-        for (int t = 0; t < N_TILES; ++t)
-#pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                const int query = min2(own_row(t) + Unit::column(c), own_length() - 1);
-                own_lse[t][c] = of_queries(p.lse)[query], own_delta[t][c] = of_queries(p.delta)[query];
-            }
-    }
 
     DEVICE void fetch(int first_m) {
         const int rows = other_length() - first_m;
         other_1.fetch(rows_1(false, first_m), stride_1(false)[1], rows, p.aligned);
-        if constexpr (!kSumsPass) other_2.fetch(rows_2(false, first_m), stride_2(false)[1], rows, p.aligned);
+        other_2.fetch(rows_2(false, first_m), stride_2(false)[1], rows, p.aligned);
         if constexpr (kKeysPass) {  // a query past the end weighs nothing
             const int i = (int)thread_id(), row = i % BLOCK_M;
             const float x = of_queries(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(row, rows - 1)];
@@ -193,9 +178,9 @@ struct BackwardTiles {
     }
     DEVICE void store() {
         other_1.store(other_rows(1), other_turned(1));
-        if constexpr (!kSumsPass) other_2.store(other_rows(2), other_turned(2));
+        other_2.store(other_rows(2), other_turned(2));
         if constexpr (kKeysPass)
-            if (thread_id() < 2 * BLOCK_M) ((float*)(lds + kOffsetStats))[thread_id()] = stat_ahead;
+            if (thread_id() < 2 * BLOCK_M) stats()[thread_id()] = stat_ahead;
     }
 
     // x[i][t] = other own^T for the i-th sixteen other rows, from `row` of those in LDS on, and all own rows of the wave.

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.base import HALVES, KernelSpec
 SOURCE = "attention_backward.hip"
 ENTRY = "attention_backward"
 DTYPES = HALVES
-PASSES = ("sums", "keys", "queries")
+PASSES = ("queries", "keys")
 """In the order of Pass in common/attention_backward.h, and of the launches."""
 SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160)
 """SD1.5 (40, 80, 160), SDXL (64), SD3 and Flux (64, 128). Nobody trains a VAE's mid-block here."""
@@ -38,11 +38,11 @@ class BackwardParams(ctypes.Structure):
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """Tile sizes of all three passes; the kernel's head comment says what each means.
+    """Tile sizes of both passes; the kernel's head comment says what each means.
 
-    `waves`: side by side over own rows, in kSums and kQueries; `key_waves` and `key_waves_d` are
+    `waves`: side by side over own rows, in kQueries; `key_waves` and `key_waves_d` are
     those of kKeys. `tiles` and `other_tiles`: sixteens of own rows of a wave, and of other rows at
-    once. `key_block`, `query_block`: other rows at a time, of kKeys and of the others.
+    once. `key_block`, `query_block`: other rows at a time, of each pass.
     `held_keys`, `held_queries`: own rows lie in registers. `groups`: for NVIDIA only.
     """
 

@@ -22,7 +22,7 @@ LOG2_E = math.log2(math.e)
 
 
 class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
-    """kernels/attention_backward.hip, three launches."""
+    """kernels/attention_backward.hip, two launches."""
 
     name = "rocm_sd"
     ours = True

@@ -157,8 +157,8 @@ def test_of_nothing_the_gradients_are_zeros() -> None:
 def test_each_gpu_has_its_kernels_and_each_pass_of_them_fits(gfx: str) -> None:
     row = table()[gfx]
     shipped = kernel.shipped_specs(row)
-    assert len(shipped) == len(set(shipped)) == 2 * 3 * len(kernel.SHIPPED_HEAD_DIMS)
-    assert {*shipped} >= {*kernel.searched_specs(row)[:3]}
+    assert len(shipped) == len(set(shipped)) == 2 * 2 * len(kernel.SHIPPED_HEAD_DIMS)
+    assert {*shipped} >= {*kernel.searched_specs(row)[:2]}
     for head_dim in range(8, 257, 8):
         for config in kernel.configs(row, head_dim):
             assert config.wave_size == row.wave_size

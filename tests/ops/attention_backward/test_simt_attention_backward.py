@@ -138,12 +138,13 @@ HIP, HEADER = "attention_backward.hip", "common/attention_backward.h"
 BARRIERS = simt.places("barrier();", HIP, HEADER)
 WAYS: Sequence[tuple[str, int]] = (("gfx1100", 64), ("sm_90", 64), ("gfx942", 40))
 MISTAKES = {
-    "no delta": (HIP, "(dp.v[e] - delta)", "(dp.v[e])"),
+    "no delta": (HIP, "stats()[BLOCK_M + m] : delta[t][c]", "0.0f : 0.0f"),
     "delta of half the columns": (HIP, "c < kChunks; ++c", "c < kChunks / 2; ++c"),
-    "scores without their sum": (HIP, "most + log2_fast(all)", "most"),
+    "a log-sum-exp without the sum": (HIP, "largest[t][c] + log2_fast(all)", "largest[t][c]"),
+    "sums that keep their base": (HIP, "grad_1[t][d].v[e] *= shrink[Unit::column_of(e)]", ""),
     "keys past the end": (HEADER, "kKeysPass || other < other_length()", "true"),
-    "no scale": (HIP, "grad_1, p.scale)", "grad_1, 1.0f)"),
-    "dp for ds": (HIP, "dp.v[e] = s.v[e] * (", "dp.v[e] = ("),
+    "no scale": (HIP, "factor[t][c] = p.scale, one", "factor[t][c] = 1.0f, one"),
+    "dp for ds": (HIP, "dp[i][t].v[e] = weight * (", "dp[i][t].v[e] = ("),
 }
 
 

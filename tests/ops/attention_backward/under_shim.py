@@ -14,7 +14,7 @@ from tests.simt.launch import ShimLaunch
 
 
 def gradients(setting: Setting, inputs: AttentionBackwardInputs) -> Grads:
-    """What the three launches make of it. Raises SimtError."""
+    """What the two launches make of it. Raises SimtError."""
     launch = ShimLaunch(setting.arch, setting.seed, setting.sanitize, setting.kernels_dir)
     variant, problem = MatrixBackward(), ATTENTION_BACKWARD.problem_of(inputs)
     config = variant.configs(setting.arch, problem)[setting.config]
