@@ -79,7 +79,8 @@ struct AttentionBackward : BackwardTiles {
     }
     // A base of which -infinity can be subtracted.
     static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
-    // Moves each query's largest logit up to those of these tiles, and with it what was summed.
+    // Moves each query's largest logit up to those of these tiles, and with it what was summed; on AMD without a branch, around
+    // which LLVM 19 spills on RDNA.
     DEVICE void rebase(const typename Unit::D (&x)[M_TILES][N_TILES]) {
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t) {
@@ -96,7 +97,7 @@ struct AttentionBackward : BackwardTiles {
                 next[c] = column_max<Unit>(next[c]);
                 moves = moves || next[c] > largest[t][c];
             }
-            if (!any_lane(moves)) continue;
+            if (kSkips && !any_lane(moves)) continue;
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
                 shrink[c] = exp2_fast(largest[t][c] - base(next[c]));

@@ -44,6 +44,12 @@ constexpr int kPaddedD = round_up(HEAD_DIM, 16);
 constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / WAVES_D;
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
+#if defined(MATRIX_UNIT_MMA_SM80)
+constexpr bool kSkips = true;  // what need not be scaled
+#else
+constexpr bool kSkips = false;
+#endif
+
 // LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 if they stay there, else these
 // lie there first; then lse and delta of the other rows, if these are queries, else delta of the own ones.
 using RowsD = LdsRows<kPaddedD, false>;
@@ -194,6 +200,7 @@ struct BackwardTiles {
             const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
             const u16* const rows = other_rows(kWhich);
             typename Unit::B own[N_TILES];
+            if constexpr (HEAD_DIM > 128) one_by_one();  // or LLVM reads more ahead than registers hold
 #pragma unroll
             for (int t = 0; t < N_TILES; ++t) own[t] = OWN_IN_LDS ? own_in_lds(kWhich, t, d) : held<kWhich>(t, d);
 #pragma unroll
