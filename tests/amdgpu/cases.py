@@ -81,27 +81,27 @@ def _each_way(
 
 
 def attention_backward(gfx: str) -> Iterator[Case]:
-    """Every config of every usual head_dim, both half types, and 256; each kind of mask. Read by 16
-    bytes: a work-group with all its own rows and one with a rest, two tiles of other rows; read by
-    halves: a rest alone.
+    """Every config of every usual head_dim and of 256, both half types: work-groups with all their
+    own rows, and with nearly all, read by 16 bytes and by halves; where tiles are fetched ahead
+    also one alone; each kind of mask.
     """
     arch = by_gfx(gfx)
     assert arch is not None
     turn = 0
     for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 256):
         for index, config in enumerate(backward_kernel.configs(arch, head_dim)):
-            rows = max(config.rows(name) for name in backward_kernel.PASSES)
-            others = max(config.key_block, config.query_block)
+            queries, keys = config.rows("queries"), config.rows("keys")
             for dtype in backward_kernel.DTYPES:
                 turn += 1
-                sizes = (rows + 1 + turn % 7, max(rows, others) + 3 + turn % 5)
-                problem = AttentionProblem(1, 1, *sizes, head_dim, dtype)
-                yield Case(gfx, "attention backward", problem, index, seed=turn)
-                few = replace(problem, seq_q=others + turn % 3, seq_k=others - 1)
-                layout, scale = ("misaligned", "packed")[turn % 2], SCALES[turn % len(SCALES)]
-                yield Case(gfx, "attention backward", few, index, "misaligned", turn)
-                if dtype == "float16":
-                    yield Case(gfx, "attention backward", few, index, layout, turn, scale=scale)
+                plain = AttentionProblem(1, 1, queries - 1 - turn % 3, keys - 2, head_dim, dtype)
+                case = Case(gfx, "attention backward", plain, index, "misaligned", turn)
+                yield replace(case, scale=SCALES[turn % len(SCALES)])
+                case = replace(case, layout="plain")
+                yield replace(case, problem=replace(plain, seq_q=2 * queries - 1 - turn % 2))
+                yield replace(case, problem=replace(plain, seq_k=2 * keys - 1))
+                if config.ahead:
+                    few = replace(plain, seq_q=config.key_block - 1, seq_k=config.query_block - 2)
+                    yield replace(case, problem=few)
     for turn, mask in enumerate(attention_kernel.MASK_KINDS[1:]):
         problem = AttentionProblem(2, 2, 19, 35, (40, 64, 128, 160)[turn], "float16", mask)
         yield Case(gfx, "attention backward", problem, seed=turn)
