@@ -225,7 +225,7 @@ struct AttentionBackward : BackwardTiles {
         do {  // there is at least one
             if constexpr (!AHEAD) fetch(first_m);
             barrier();  // what lay in LDS has been read by all
-            store();
+            store(first_m);
             barrier();
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
 #pragma unroll 1

@@ -176,17 +176,19 @@ struct BackwardTiles {
         const int rows = other_length() - first_m;
         other_1.fetch(rows_1(false, first_m), stride_1(false)[1], rows, p.aligned);
         other_2.fetch(rows_2(false, first_m), stride_2(false)[1], rows, p.aligned);
-        if constexpr (kKeysPass) {  // a query past the end weighs nothing
-            const int i = (int)thread_id(), row = i % BLOCK_M;
-            const float x = of_queries(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(row, rows - 1)];
-            stat_ahead = row < rows ? x : i < BLOCK_M ? infinity() : 0.0f;
+        if constexpr (kKeysPass) {
+            const int i = (int)thread_id();
+            stat_ahead = of_queries(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(i % BLOCK_M, rows - 1)];
         }
     }
-    DEVICE void store() {
+    // What was fetched.
+    DEVICE void store(int first_m) {
         other_1.store(other_rows(1), other_turned(1));
         other_2.store(other_rows(2), other_turned(2));
-        if constexpr (kKeysPass)
-            if (thread_id() < 2 * BLOCK_M) stats()[thread_id()] = stat_ahead;
+        if constexpr (kKeysPass) {  // a query past the end weighs nothing
+            const int i = (int)thread_id(), rows = other_length() - first_m;
+            if (i < 2 * BLOCK_M) stats()[i] = i % BLOCK_M < rows ? stat_ahead : i < BLOCK_M ? infinity() : 0.0f;
+        }
     }
 
     // x[i][t] = other own^T for the i-th sixteen other rows, from `row` of those in LDS on, and all own rows of the wave.

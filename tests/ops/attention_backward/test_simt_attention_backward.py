@@ -173,5 +173,6 @@ def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int
 
 
 def test_queries_past_the_end_that_weigh_something_are_found() -> None:
-    kernels_dir = simt.planted(HEADER, "row < rows ? x : i < BLOCK_M ? infinity() : 0.0f", "x")
+    limited = "i % BLOCK_M < rows ? stat_ahead : i < BLOCK_M ? infinity() : 0.0f"
+    kernels_dir = simt.planted(HEADER, limited, "stat_ahead")
     assert compare(Setting("gfx1100", kernels_dir=kernels_dir), low()) != []
