@@ -15,6 +15,8 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.conv import layout
 from lib_rocm_sd.ops.conv import problem as convs
 from lib_rocm_sd.ops.conv.kernel import KINDS
@@ -51,6 +53,28 @@ def attention(
     do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
     """
     made: torch.Tensor = engine.run(ATTENTION, AttentionInputs(q, k, v, mask, scale), session)
+    return made
+
+
+def attention_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    output: torch.Tensor,
+    grad: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    session: Session = DEFAULT,
+) -> Grads:
+    """The gradients of q, k and v, shaped like these, where `grad` is that of `output`, and
+    `output` what `attention` gave for q, k, v, mask and scale. A mask gets none.
+
+    Raises as `attention` does.
+    """
+    inputs = AttentionBackwardInputs(q, k, v, output, grad, mask, scale)
+    made: Grads | torch.Tensor = engine.run(ATTENTION_BACKWARD, inputs, session)
+    if isinstance(made, torch.Tensor):  # zeros, of an input without elements
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     return made
 
 

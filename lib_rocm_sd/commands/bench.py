@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, door, group_norm, layer_norm, linear, rows
+from lib_rocm_sd.bench import (
+    attention_backward,
+    call,
+    door,
+    group_norm,
+    layer_norm,
+    linear,
+    rows,
+)
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.unet import command as unet
@@ -24,7 +32,12 @@ from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
-TABLES: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm, "linear": linear}
+TABLES: dict[str, Any] = {
+    "attention_backward": attention_backward,
+    "group_norm": group_norm,
+    "layer_norm": layer_norm,
+    "linear": linear,
+}
 """Ops that have a table of their own: problems, what each takes, rows, text."""
 OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;

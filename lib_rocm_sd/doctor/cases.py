@@ -13,6 +13,8 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -65,6 +67,8 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     """Op, problem, and whether by every config or the default only."""
     for problem, every in _attention():
         yield ATTENTION, problem, every
+    for problem in _attention_backward():
+        yield ATTENTION_BACKWARD, problem, True
     for conv, every in _convolutions():
         yield CONVS[conv.kind], conv, every
     yield from _norms()
@@ -85,6 +89,15 @@ def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
             yield replace(plain, head_dim=head_dim, mask=mask), False
     for seq_k in (8, 4100, 8200, 20000, 40000):  # rows of scores, held or read twice
         yield AttentionProblem(1, 1, 3, seq_k, 512, "float16", "none"), False
+
+
+def _attention_backward() -> Iterator[AttentionProblem]:
+    plain = AttentionProblem(2, 3, *LENGTHS[0], 64, "float16", "none")
+    for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 72, 256):
+        for dtype in backward_kernel.DTYPES:
+            yield replace(plain, head_dim=head_dim, dtype=dtype)
+    for mask in attention_kernel.MASK_KINDS[1:]:
+        yield replace(plain, mask=mask)
 
 
 def _convolutions() -> Iterator[tuple[ConvProblem, bool]]:

@@ -46,6 +46,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family("attention", "Attention"),
+        Family("attention_backward", "Attention, backward"),
         Family("conv", "Convolution"),
         Family("group_norm", "Group norm"),
         Family("layer_norm", "Layer norm"),

@@ -11,6 +11,7 @@ from lib_rocm_sd.ranges import read_name
 
 FAMILIES = {
     "attention": "attention",
+    "attention_backward": "attention",
     "conv": "convolution",
     "linear": "linear",
     "group_norm": "norm",

@@ -108,19 +108,24 @@ def _wants(arguments: Sequence[Any]) -> bool:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Gradients by torch: in the backward pass the call is made again by torch's own operators, of
-    which autograd knows the gradients. Nothing but the arguments is kept until then.
+    """Gradients by an operator of ours where the row names one, which is given what the call made.
+    Else by torch: in the backward pass the call is made again by torch's own operators, of which
+    autograd knows the gradients, and nothing but the arguments is kept until then.
     """
 
     @staticmethod
     def forward(ctx: Any, row: TorchOp, overload: Any, *arguments: Any) -> Any:
         is_tensor = [isinstance(item, torch.Tensor) for item in arguments]
-        ctx.save_for_backward(*(t for t, kept in zip(arguments, is_tensor, strict=True) if kept))
         ctx.row = row
         ctx.others = [None if kept else t for t, kept in zip(arguments, is_tensor, strict=True)]
         ctx.is_tensor = is_tensor
         with _below_autograd():
-            return overload(*arguments)
+            made = overload(*arguments)
+        kept = [t for t, is_one in zip(arguments, is_tensor, strict=True) if is_one]
+        if row.gradients is not None:
+            kept += (made,) if isinstance(made, torch.Tensor) else made
+        ctx.save_for_backward(*kept)
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -131,7 +136,12 @@ class _Recomputed(torch.autograd.Function):
         ]
         wanted = ctx.needs_input_grad[2:]
         with torch.autocast(arguments[0].device.type, enabled=False):
-            return None, None, *gradients(ctx.row, arguments, wanted, grads)
+            found = None
+            if ctx.row.gradients is not None and not torch.is_grad_enabled():
+                found = ctx.row.gradients(arguments, *saved, wanted, *grads)
+            if found is None:
+                found = gradients(ctx.row, arguments, wanted, grads)
+            return None, None, *found
 
 
 def gradients(

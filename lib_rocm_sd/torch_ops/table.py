@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -16,6 +17,7 @@ from lib_rocm_sd.torch_ops.torch_op import TorchOp
 
 OPS: tuple[TorchOp, ...] = (
     attention.ATTEND,
+    attention.BACKWARD,
     conv.CONV,
     conv.CONV_AND_NORM,
     group_norm.OF,
@@ -26,6 +28,7 @@ OPS: tuple[TorchOp, ...] = (
 )
 DOORS: dict[str, Callable[[Any], Any]] = {
     ATTENTION.name: attention.attention_door,
+    ATTENTION_BACKWARD.name: attention.attention_backward_door,
     GROUP_NORM_SILU.name: group_norm.group_norm_silu_door,
     NORM.name: group_norm.group_norm_of_door,
     LAYER_NORM.name: layer_norm.layer_norm_door,

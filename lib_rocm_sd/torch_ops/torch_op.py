@@ -23,6 +23,9 @@ class TorchOp:
     tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
     as the operator gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
+    `gradients(arguments, made, wanted, *grads)`: those of the arguments by an operator for it, with
+    None for what is not wanted; None where that operator cannot give them. `made`: all results, one
+    by one. Without it, or where gradients are to have gradients, torch's own operators give them.
     """
 
     name: str
@@ -31,6 +34,7 @@ class TorchOp:
     empty: Callable[[Any, Any], Made]
     result: Callable[[Any, Any, torch.Tensor], Made]
     kept: Callable[..., Posed] | None = None
+    gradients: Callable[..., list[torch.Tensor | None] | None] | None = None
 
 
 def as_made(made: torch.Tensor, inputs: Any, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -77,6 +78,33 @@ def _each_way(
         scale=None if values == "infinite" else SCALES[turn % len(SCALES)],
         mask_of=("turned", "whole")[turn % 2],
     )
+
+
+def attention_backward(gfx: str) -> Iterator[Case]:
+    """Every config of every usual head_dim and of 256, both half types: work-groups with all their
+    own rows, and with nearly all, read by 16 bytes and by halves; where tiles are fetched ahead
+    also one alone; each kind of mask.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    turn = 0
+    for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 256):
+        for index, config in enumerate(backward_kernel.configs(arch, head_dim)):
+            queries, keys = config.rows("queries"), config.rows("keys")
+            for dtype in backward_kernel.DTYPES:
+                turn += 1
+                plain = AttentionProblem(1, 1, queries - 1 - turn % 3, keys - 2, head_dim, dtype)
+                case = Case(gfx, "attention backward", plain, index, "misaligned", turn)
+                yield replace(case, scale=SCALES[turn % len(SCALES)])
+                case = replace(case, layout="plain")
+                yield replace(case, problem=replace(plain, seq_q=2 * queries - 1 - turn % 2))
+                yield replace(case, problem=replace(plain, seq_k=2 * keys - 1))
+                if config.ahead:
+                    few = replace(plain, seq_q=config.key_block - 1, seq_k=config.query_block - 2)
+                    yield replace(case, problem=few)
+    for turn, mask in enumerate(attention_kernel.MASK_KINDS[1:]):
+        problem = AttentionProblem(2, 2, 19, 35, (40, 64, 128, 160)[turn], "float16", mask)
+        yield Case(gfx, "attention backward", problem, seed=turn)
 
 
 def softmax(gfx: str) -> Iterator[Case]:
@@ -352,6 +380,7 @@ def linear_gate(gfx: str) -> Iterator[Case]:
 
 ALL = {
     "attention": attention,
+    "attention backward": attention_backward,
     "softmax": softmax,
     "conv": conv,
     "finish": finish,
@@ -371,7 +400,14 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     arch = by_gfx(gfx)
     assert arch is not None
     found: set[KernelSpec] = set()
-    kernels = (attention_kernel, conv_kernel, norm_kernel, layer_norm_kernel, linear_kernel)
+    kernels = (
+        attention_kernel,
+        backward_kernel,
+        conv_kernel,
+        norm_kernel,
+        layer_norm_kernel,
+        linear_kernel,
+    )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
     return found | set(unet_ahead.shipped_specs(arch))

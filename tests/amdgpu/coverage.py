@@ -26,11 +26,12 @@ from tests.amdgpu.judge import Case, Outcome, execute, specs_of
 from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 
-OPS = ("attention", "conv", "group_norm", "layer_norm", "linear")
+OPS = ("attention", "attention_backward", "conv", "group_norm", "layer_norm", "linear")
 SHARED = ("group_norm_silu.hip", "conv_sum.hip", "pack.hip")
 """Of kernels that run beside others."""
 LAUNCHED_BY = {
     "attention": ("attention",),
+    "attention backward": ("attention", "attention_backward"),
     "softmax": ("attention",),
     "conv": ("conv", "group_norm"),
     "finish": ("conv", "group_norm"),

@@ -18,6 +18,8 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -45,6 +47,7 @@ from tests.amdgpu.errors import ExecutionError, RaceError, UnsupportedError
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.lines import lines_of
 from tests.ops.attention.judge import numbers, torchs_own
+from tests.ops.attention_backward import judge as backward_judge
 from tests.ops.layer_norm import judge as layer_norm_judge
 from tests.ops.running import compute
 
@@ -174,6 +177,14 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
     with launch.knows(q, k, v, mask):
         output = compute(ATTENTION, MatrixAttention(), launch, config, inputs)
     return numbers(output, *inputs).faults(case.values == "random" and case.scale != 0)
+
+
+def _attention_backward(case: Case, launch: CodeLaunch) -> list[str]:
+    config = MatrixBackward().configs(case.arch, case.problem)[case.config]
+    inputs = backward_judge.drawn(case.problem, case.layout, case.scale, case.seed)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        made = compute(ATTENTION_BACKWARD, MatrixBackward(), launch, config, inputs)
+    return backward_judge.faults(made, inputs)
 
 
 def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
@@ -347,6 +358,7 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
 
 _RUN: dict[str, Any] = {
     "attention": _attention,
+    "attention backward": _attention_backward,
     "softmax": _softmax,
     "conv": _conv,
     "finish": _conv,
@@ -385,6 +397,9 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op in ("linear", "linear gate"):
         way, tiles = _linear_way(case)
         return set(way.specs(arch, p, tiles))
+    if case.op == "attention backward":
+        backward = MatrixBackward()
+        return set(backward.specs(arch, p, backward.configs(arch, p)[case.config]))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

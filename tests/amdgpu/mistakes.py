@@ -92,6 +92,16 @@ def _attention(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
 
 
+def _attention_backward(gfx: str) -> Iterator[Case]:
+    """Rests of work-groups and of tiles; a mask; rows that are no tiles of sixteen."""
+    plain = AttentionProblem(1, 2, 37, 77, 40)
+    yield Case(gfx, "attention backward", plain, layout="misaligned")
+    masked = replace(plain, batch=2, seq_q=19, seq_k=35, mask="float32")
+    yield Case(gfx, "attention backward", masked)
+    yield Case(gfx, "attention backward", replace(plain, seq_q=131, seq_k=131, head_dim=64))
+    yield Case(gfx, "attention backward", replace(plain, head_dim=136))
+
+
 def _conv(gfx: str) -> Iterator[Case]:
     plain = ConvProblem("3x3", 2, 9, 18, 96, 80, "float16", True, "identity", 80, True)
     yield Case(gfx, "conv", plain, layout="wide")
@@ -194,6 +204,8 @@ def _linear(gfx: str) -> Iterator[Case]:
 
 CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "attention.hip": _attention,
+    "attention_backward.hip": _attention_backward,
+    "common/attention_backward.h": _attention_backward,
     "common/attention_layout.h": _attention,
     "common/attention_softmax.h": _attention,
     "common/attention_tiles.h": _attention,
@@ -234,6 +246,7 @@ NO_KEYS = "a tile behind the last key repeats the last row, weighs nothing and c
 UNUSED = "LLVM leaves out a load that is not used: tests/simt/test_simt_planted.py has it"
 NOT_STORED = "sums of a column past the last are not stored"
 NOT_USED = "what is not held is not asked for: the limit keeps an index legal that is not used"
+LOW = "only scores far below zero show it: tests/ops/attention_backward/ has them"
 LAYOUT = "test_another_units_layout_gives_wrong_results has this line"
 TWICE = "other work-items write the same values there, or none"
 SAME = "what is past the end repeats the first pixel, which the same work-item writes"
@@ -241,6 +254,8 @@ EXCUSED = (
     Excused("attention.hip", "tail", "first_k < (int)p.seq_k; first_k += BLOCK_K", NO_KEYS),
     Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < (int)p.seq_k", NO_KEYS),
     Excused("attention.hip", "tail", "*(Words<4>*)(first + (u32)(t * 16 + n)", STAGED),
+    Excused("common/attention_backward.h", "tail", "BLOCK_M < rows ? stat_ahead", LOW),
+    Excused("common/attention_backward.h", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/mma.h", "lane", "first_of_row()", "all sixteen lanes have the same sum"),
     Excused("group_norm_silu.hip", "tail", "active = row < rows", TWICE, "rows"),
     Excused("group_norm_silu.hip", "tail", "i < batch.valid", SAME),

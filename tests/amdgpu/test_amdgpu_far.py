@@ -11,15 +11,31 @@ import pytest
 
 from lib_rocm_sd.arch import KERNELS_DIR
 from tests import executed, simt
-from tests.amdgpu import far_attention, far_conv, far_layer_norm, far_linear, far_norm, sparse
+from tests.amdgpu import (
+    far_attention,
+    far_attention_backward,
+    far_conv,
+    far_layer_norm,
+    far_linear,
+    far_norm,
+    sparse,
+)
 from tests.amdgpu.errors import ExecutionError, UnsupportedError
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 OF_NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
 ALL = {**far_attention.ALL, **far_conv.ALL, **OF_NORMS, **far_linear.ALL}
+ALL |= far_attention_backward.ALL
 SOURCES = (
-    *("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", "group_norm_whole.hip"),
+    *(
+        "attention_backward.hip",
+        "attention.hip",
+        "softmax.hip",
+        "layer_norm.hip",
+        "linear.hip",
+        "group_norm_whole.hip",
+    ),
     *executed.CONV,
 )
 
@@ -73,6 +89,7 @@ def test_an_offset_in_32_bits_is_seen(gfx: str, width: str, offset: str) -> None
 
 HEADS, APART = "batches and heads of q, k and v", "rows read one by one"
 TILES, MASK_CASE = "rows of tiles", "a mask's strides"
+BACKWARD, BACKWARD_MASK = "batches and heads of a backward", "a backward's mask"
 SCORES, CONV = "rows of scores", "images of a 3x3 convolution"
 IN_ROWS = "images of 3x3 with weights as they lie"
 SPLIT = "pixels after a split convolution"
@@ -91,6 +108,9 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention.hip", "i64"): ("batches of the output", COUNTED),
     ("attention.hip", "p.k_stride["): (LANES,),
     ("attention.hip", "p.v_stride["): (LANES,),
+    ("attention_backward.hip", "i64"): ("batches of gradients",),
+    ("common/attention_backward.h", "i64"): (BACKWARD, BACKWARD_MASK, BACKWARD_MASK),
+    ("common/attention_backward.h", "p.mask_stride["): (BACKWARD_MASK,) * 4,
     ("softmax.hip", "i64"): (SCORES, SCORES),
     ("conv_sum.hip", "i64"): (SPLIT, SPLIT, COUNTED),
     ("linear.hip", "i64"): (LINEAR, LINEAR, IN_PARTS, IN_PARTS, GATE, WITH_GAPS, IN_PARTS),

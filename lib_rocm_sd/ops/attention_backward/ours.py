@@ -1,0 +1,135 @@
+"""The gradients of attention by our kernel: deterministic, without the scores in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.kernel import MASK_KINDS
+from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MAX_WORK_ITEMS
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward import kernel
+from lib_rocm_sd.ops.attention_backward.kernel import BackwardConfig, BackwardParams
+from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.gradients import gradient_refusals
+
+LOG2_E = math.log2(math.e)
+
+
+class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
+    """kernels/attention_backward.hip, two launches."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        found = kernel.head_dim_refusals(p.head_dim)
+        items = 0 if found else max(self._items(p, config) for config in self.configs(arch, p))
+        return found + reasons(
+            halves_only(p.dtype),
+            (
+                p.mask not in MASK_KINDS,
+                f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",
+            ),
+            (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
+            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
+        )
+
+    @staticmethod
+    def _items(p: AttentionProblem, config: BackwardConfig) -> int:
+        return max(
+            _tiles(p, name, config) * p.batch * p.heads * config.block(name)
+            for name in kernel.PASSES
+        )
+
+    def input_refusals(self, inputs: AttentionBackwardInputs) -> list[str]:
+        named = (("q", inputs.q), ("k", inputs.k), ("v", inputs.v))
+        strides = reasons(
+            *(
+                (t.shape[3] > 1 and t.stride(3) != 1, f"the last stride of {name} is not 1")
+                for name, t in named
+            )
+        )
+        return strides + gradient_refusals(*inputs)
+
+    def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[BackwardConfig]:
+        return kernel.configs(arch, problem.head_dim) if arch else ()
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        """Two numbers of each query."""
+        return 8 * problem.batch * problem.heads * problem.seq_q
+
+    def specs(
+        self, arch: Arch, problem: AttentionProblem, config: BackwardConfig
+    ) -> Sequence[KernelSpec]:
+        p = problem
+        return kernel.specs(p.dtype, p.head_dim, p.mask, config)
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: BackwardConfig,
+        problem: AttentionProblem,
+        inputs: AttentionBackwardInputs,
+    ) -> Grads:
+        if launch is None:
+            raise ValueError("MatrixBackward needs a launch")
+        p, q = problem, inputs.q
+        out, grad = (
+            t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous()
+            for t in (inputs.output, inputs.grad)
+        )
+        heads = [*inputs[:3], *(t.unflatten(2, (p.heads, p.head_dim)) for t in (out, grad))]
+        mask = None if inputs.mask is None else expand_mask(inputs.mask, q, inputs.k)
+        sums = q.new_empty((2, p.batch * p.heads, p.seq_q), dtype=torch.float32)
+        made = tuple(t.new_empty(t.shape) for t in inputs[:3])
+        params = _params(p, heads, mask, scale_of(q, inputs.scale))
+        params.lse, params.delta = sums[0].data_ptr(), sums[1].data_ptr()
+        params.q_grad, params.k_grad, params.v_grad = (t.data_ptr() for t in made)
+        for name in kernel.PASSES:
+            params.tiles = _tiles(p, name, config)
+            spec = kernel.spec(p.dtype, p.head_dim, p.mask, name, config)
+            launch(spec, params.tiles * p.batch * p.heads, config.block(name), params, q.device)
+        return made  # type: ignore[return-value]
+
+
+def _tiles(p: AttentionProblem, name: str, config: BackwardConfig) -> int:
+    """Work-groups of each head."""
+    own = p.seq_k if name == "keys" else p.seq_q
+    return -(-own // config.rows(name))
+
+
+def _params(
+    p: AttentionProblem, heads: Sequence[torch.Tensor], mask: torch.Tensor | None, scale: float
+) -> BackwardParams:
+    """The kernel's arguments but for what it writes. `heads`: q, k, v, out and grad by heads."""
+    params = BackwardParams()
+    for name, tensor in zip(("q", "k", "v", "out", "grad"), heads, strict=True):
+        setattr(params, name, tensor.data_ptr())
+        getattr(params, f"{name}_stride")[:] = tensor.stride()[:3]
+    if mask is not None:
+        params.mask = mask.data_ptr()
+        params.mask_stride[:] = mask.stride()
+    params.heads, params.seq_q, params.seq_k = p.heads, p.seq_q, p.seq_k
+    params.scale, params.scale2 = scale, scale * LOG2_E
+    params.aligned = all(_aligned(tensor) for tensor in heads)
+    return params
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    """True when every row starts at a multiple of 16 bytes, and the rows of a tile are not further
+    apart than 32 bits can say (tile.h).
+    """
+    bits = tensor.data_ptr()
+    for stride in tensor.stride()[:3]:
+        bits |= stride * 2
+    return bits % 16 == 0 and tensor.stride(1) <= LARGEST_ROW_STRIDE

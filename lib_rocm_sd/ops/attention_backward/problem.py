@@ -1,0 +1,125 @@
+"""The backward of attention without a way to run it: inputs, their checks, cases.
+
+A problem is the forward's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+
+from lib_rocm_sd.ops.attention import problem as forward
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SlicedAttention
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.keys import described, tensor_errors
+
+Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of q, k and v, each shaped like it."""
+
+
+class AttentionBackwardInputs(NamedTuple):
+    """One call. q (B, Sq, H, D), k and v (B, Sk, H, D), mask and scale as functional.attention was
+    given them; `output` what it gave, `grad` the gradient of that, both (B, Sq, H*D).
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    output: torch.Tensor
+    grad: torch.Tensor
+    mask: torch.Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def forward(self) -> AttentionInputs:
+        """The call of which this is the backward."""
+        return AttentionInputs(self.q, self.k, self.v, self.mask, self.scale)
+
+
+def key_of(inputs: AttentionBackwardInputs) -> Hashable:
+    """The forward's, and what else refusals may ask."""
+    others = (inputs.output, inputs.grad)
+    graded = torch.is_grad_enabled()
+    return (
+        forward.key_of(inputs.forward),
+        *((t.shape, t.stride(), t.dtype, t.device) for t in others),
+        graded and tuple(t.requires_grad for t in others),
+    )
+
+
+def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:
+    """The problem that these tensors pose. ValueError, with all shapes, where they do not fit
+    together.
+    """
+    problem = forward.problem_of(inputs.forward)
+    q, _, _, output, grad, _, _ = inputs
+    shape = forward.output_shape(problem)
+    wrong = tensor_errors(output=output, grad=grad)
+    if not wrong:
+        wrong = reasons(
+            (
+                any(t.ndim != 3 or tuple(t.shape) != shape for t in (output, grad)),
+                "output and grad must be (batch, seq_q, heads * head_dim)",
+            ),
+            (not q.dtype == output.dtype == grad.dtype, "q, output and grad must have one dtype"),
+            (
+                not q.device == output.device == grad.device,
+                "q, output and grad must be on one device",
+            ),
+        )
+    if wrong:
+        given = described(q=q, k=inputs.k, output=output, grad=grad)
+        raise ValueError(f"{'; '.join(wrong)}: {given}")
+    return problem
+
+
+def make_inputs(
+    problem: AttentionProblem, device: torch.device, seed: int
+) -> AttentionBackwardInputs:
+    """The forward's random inputs, what it gives for them, and a random gradient."""
+    given = forward.make_inputs(problem, device, seed)
+    with torch.no_grad():
+        output = SlicedAttention().run(None, None, problem, given)
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    drawn = torch.randn(forward.output_shape(problem), generator=generator)
+    grad = drawn.to(DTYPES[problem.dtype]).to(device)
+    return AttentionBackwardInputs(*given[:3], output, grad, given.mask, given.scale)
+
+
+def tolerance(problem: AttentionProblem) -> float:
+    """Largest max |gradient - reference| / max |reference|: weights and their gradients are rounded
+    to halves, as in the forward pass, and the output was.
+    """
+    return {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+
+
+def test_problems(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
+    """As the forward's: a small problem of the class, and one with the real tails."""
+    return forward.test_problems(problem)
+
+
+test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
+
+USUAL = (
+    ("SD1.5 512x512, self, 64x64 latent", AttentionProblem(2, 8, 4096, 4096, 40)),
+    ("SD1.5 512x512, self, 32x32", AttentionProblem(2, 8, 1024, 1024, 80)),
+    ("SD1.5 512x512, self, 16x16", AttentionProblem(2, 8, 256, 256, 160)),
+    ("SD1.5 512x512, text", AttentionProblem(2, 8, 4096, 77, 40)),
+    ("SDXL 1024x1024, self, 64x64", AttentionProblem(2, 10, 4096, 4096, 64)),
+    ("SDXL 1024x1024, self, 32x32", AttentionProblem(2, 20, 1024, 1024, 64)),
+    ("SDXL 1024x1024, text", AttentionProblem(2, 10, 4096, 77, 64)),
+)
+"""What a training script asks for, by name."""
+
+ODD = (
+    AttentionProblem(1, 2, 33, 77, 40),
+    AttentionProblem(2, 1, 17, 65, 64, "bfloat16", "float32"),
+    AttentionProblem(1, 1, 35, 19, 128, "bfloat16"),
+    AttentionProblem(1, 1, 21, 33, 160, "float16", "bool"),
+    AttentionProblem(1, 1, 18, 17, 248, "float16"),
+)
+"""Small shapes at which indexing errors show. Few: each is run in several ways."""

@@ -1,0 +1,123 @@
+"""The gradients of attention by torch's operators: what runs where no kernel of ours does."""
+
+from __future__ import annotations
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
+from lib_rocm_sd.ops.attention_backward.formula import by_heads, formula, grads_of
+from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.base import Launch, Variant
+
+
+class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
+    """The formula in float32 or wider, with all scores at once: what can be traced, and what has
+    gradients itself.
+    """
+
+    name = "formula"
+    preference = 5
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        return 4 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * 4
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        problem: AttentionProblem,
+        inputs: AttentionBackwardInputs,
+    ) -> Grads:
+        made = formula(inputs, torch.promote_types(inputs.q.dtype, torch.float32))
+        of_q, of_k, of_v = (t.to(inputs.q.dtype).contiguous() for t in made)
+        return of_q, of_k, of_v
+
+
+class SdpaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
+    """torch's scaled_dot_product_attention once more, and its own gradients."""
+
+    name = "sdpa"
+    preference = 10
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        """The score matrix and its gradient: torch holds them where it has no fused backend."""
+        return 2 * problem.score_bytes
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        problem: AttentionProblem,
+        inputs: AttentionBackwardInputs,
+    ) -> Grads:
+        with torch.inference_mode(False), torch.enable_grad():
+            given = [_leaf(t) for t in inputs[:3]]
+            mask = inputs.mask
+            mask = mask.clone() if mask is not None and mask.is_inference() else mask
+            call = AttentionInputs(given[0], given[1], given[2], mask, inputs.scale)
+            made = SdpaAttention().run(None, None, problem, call)
+            grad = inputs.grad.clone() if inputs.grad.is_inference() else inputs.grad
+        if not made.requires_grad:  # below autograd, where an older torch's operators compute
+            return FormulaBackward().run(None, None, problem, inputs)
+        of_q, of_k, of_v = torch.autograd.grad(made, given, grad)
+        return of_q, of_k, of_v
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, to be followed from here."""
+    own = tensor.clone() if tensor.is_inference() else tensor.detach()
+    return own.requires_grad_()
+
+
+class SlicedBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
+    """The formula in float32 over slices of queries, as in the forward's `sliced`.
+
+    Runs everywhere.
+    """
+
+    name = "sliced"
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        p = problem
+        keys = 6 * p.batch * p.heads * p.seq_k * p.head_dim * 4
+        return keys + 4 * SlicedAttention.slice_rows(p) * p.heads * p.seq_k * 4
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        problem: AttentionProblem,
+        inputs: AttentionBackwardInputs,
+    ) -> Grads:
+        rows = SlicedAttention.slice_rows(problem)
+        dtype = inputs.q.dtype
+        q, k, v, grad = by_heads(inputs, torch.promote_types(dtype, torch.float32))
+        mask = inputs.mask
+        if mask is not None:
+            mask = expand_mask(mask, inputs.q, inputs.k)
+        of_q, of_k, of_v = (torch.zeros_like(t) for t in (q, k, v))
+        for b in range(q.shape[0]):
+            for i in range(0, q.shape[2], rows):
+                part = slice(i, i + rows)
+                masked = None if mask is None else mask[b, :, part]
+                given = (q[b, :, part], k[b], v[b], grad[b, :, part])
+                made = grads_of(*given, masked, scale_of(inputs.q, inputs.scale))
+                of_q[b, :, part] = made[0]
+                of_k[b] += made[1]
+                of_v[b] += made[2]
+        first, second, third = (
+            t.transpose(1, 2).to(dtype).contiguous() for t in (of_q, of_k, of_v)
+        )
+        return first, second, third

@@ -1,0 +1,65 @@
+"""`python -m lib_rocm_sd bench attention_backward` on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import attention_backward
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+from tests import simt
+from tests.ops.toy_op import CPU, GFX1100
+from tests.simt.launch import ShimLaunch
+
+PROBLEM = AttentionProblem(1, 1, 17, 15, 40)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", "attention_backward", "--small", "--runs", "1", "--device", "cpu"]
+    assert __main__.main([*command, "--json", str(file)]) == 0
+    assert "rocm_sd          not run: no supported GPU" in capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    figures = [row for row in rows if not row["reason"]]
+    assert {"sdpa", "sdpa math"} <= {row["way"] for row in figures}
+    assert all(row["median_us"] > 0 and row["backward_us"] > 0 for row in figures)
+    assert all(row["tflops"] > 0 and row["error"] < 0.06 for row in figures)
+
+
+def test_the_problems_are_those_of_the_op() -> None:
+    usual = attention_backward.problems(False, "bfloat16")
+    assert [label for label, _ in usual] == [label for label, _ in ATTENTION_BACKWARD.usual]
+    assert {problem.dtype for _, problem in usual} == {"bfloat16"}
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tuple(torch.zeros(1, seq, 1, 40) for seq in (17, 15, 15))
+    ours = type(ATTENTION_BACKWARD.variants[0])
+    monkeypatch.setattr(ours, "run", lambda self, launch, config, problem, inputs: made)
+    monkeypatch.setattr(
+        "lib_rocm_sd.ops.attention.ours.MatrixAttention.run",
+        lambda self, launch, config, problem, inputs: torch.zeros(1, 17, 40).half(),
+    )
+    rows = attention_backward.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    (row,) = [row for row in rows if row.way == "rocm_sd"]
+    assert row.reason == "wrong: error 1.0e+00"
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_ours_is_timed_beside_torchs() -> None:
+    assert GFX1100.arch is not None
+    launch = ShimLaunch(GFX1100.arch)
+    with launch.knows():
+        rows = attention_backward.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+    first, *others = [row for row in rows if not row.reason]
+    assert first.way == "rocm_sd" and first.config is not None and others
+    text = attention_backward.render("a card", rows)
+    assert "odd: B1 H1 Sq17 Sk15 D40 float16" in text and "waves=4" in text
+    assert f"{first.median_us / others[0].median_us:.2f}" in text

@@ -1,0 +1,88 @@
+"""The judge of attention's gradients: are they as good as halves allow?
+
+Each is compared with float64, beside what torch's fused kernels make of the same call: weights and
+their gradients rounded to halves before they meet a matrix, the result rounded once, all else in
+float32, delta from the rounded output. The largest error may be twice theirs, the rms 1.5 times.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention_backward.formula import by_heads, reference, weights_of
+from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from tests.ops.attention.judge import torchs_own as torchs_forward
+from tests.simt.attention import draw, random_mask
+
+LARGEST_RATIO, RMS_RATIO = 2.0, 1.5
+LEAST = 2.0**-24
+"""The least number of fp16: what is rounded to it or to zero is not counted."""
+
+
+def drawn(
+    problem: AttentionProblem, layout: str = "plain", scale: float | None = None, seed: int = 1
+) -> AttentionBackwardInputs:
+    """Random inputs in this layout; `output` as torch makes it."""
+    p = problem
+    q, k, v = draw(p, (layout,) * 3, seed)
+    mask = None
+    if p.mask != "none":
+        mask = random_mask((p.batch, p.heads, p.seq_q, p.seq_k), p.mask, seed)
+        mask[0, 0, p.seq_q // 2] = False if p.mask == "bool" else -math.inf
+    return completed(AttentionInputs(q, k, v, mask, scale), layout)
+
+
+def completed(given: AttentionInputs, layout: str = "plain") -> AttentionBackwardInputs:
+    """With what the forward pass gives, and a random gradient of it."""
+    output = torchs_forward(*given)
+    generator = torch.Generator().manual_seed(7)
+    grad = torch.randn(output.shape, generator=generator).to(output.dtype)
+    if layout == "misaligned":
+        output, grad = _apart(output), _apart(grad)
+    return AttentionBackwardInputs(*given[:3], output, grad, given.mask, given.scale)
+
+
+def _apart(x: torch.Tensor) -> torch.Tensor:
+    """Rows with gaps, from an odd address on."""
+    wide = x.new_full((*x.shape[:2], x.shape[2] + 2), math.nan)
+    return wide[..., 1:-1].copy_(x)
+
+
+def torchs_own(inputs: AttentionBackwardInputs) -> Grads:
+    """What a fused kernel of torch's makes of it on a GPU."""
+    dtype = inputs.q.dtype
+    scale = scale_of(inputs.q, inputs.scale)
+    mask = inputs.mask
+    if mask is not None:
+        mask = expand_mask(mask, inputs.q, inputs.k)
+    q, k, v, grad = by_heads(inputs, torch.float32)
+    output = inputs.output.unflatten(2, inputs.q.shape[2:]).float().transpose(1, 2)
+    weights = weights_of(q, k, mask, scale)
+    of_scores = weights * (grad @ v.mT - (grad * output).sum(-1, keepdim=True))
+    weights, of_scores = (t.to(dtype).float() for t in (weights, of_scores))
+    made = (of_scores @ k * scale, of_scores.mT @ q * scale, weights.mT @ grad)
+    of_q, of_k, of_v = (t.transpose(1, 2).to(dtype) for t in made)
+    return of_q, of_k, of_v
+
+
+def faults(made: Grads, inputs: AttentionBackwardInputs) -> list[str]:
+    """What is wrong with the gradients of q, k and v; NaN anywhere is."""
+    found = []
+    every = zip(("q", "k", "v"), made, torchs_own(inputs), reference(inputs), strict=True)
+    for name, ours, theirs, exact in every:
+        like = getattr(inputs, name)
+        if ours.shape != like.shape or ours.dtype != like.dtype:
+            found.append(f"{name}: {tuple(ours.shape)} {ours.dtype}")
+            continue
+        errors = [(t.double() - exact).abs() for t in (ours, theirs)]
+        largest = [float(error.max()) for error in errors]
+        rms = [float(error.square().mean().sqrt()) for error in errors]
+        if not largest[0] <= LARGEST_RATIO * largest[1] + LEAST:
+            found.append(f"{name}: largest error {largest[0]:.3g}, torch's own {largest[1]:.3g}")
+        if not rms[0] <= RMS_RATIO * rms[1] + LEAST:
+            found.append(f"{name}: rms {rms[0]:.3g}, torch's own {rms[1]:.3g}")
+    return found
