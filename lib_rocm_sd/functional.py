@@ -29,9 +29,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardInputs
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
+from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardInputs
 from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 
@@ -184,6 +189,54 @@ def layer_norm(
     if added is not None and isinstance(made, torch.Tensor):  # zeros, of an x without elements
         return made, made.clone()
     return made
+
+
+def group_norm_silu_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    groups: int,
+    eps: float = 1e-5,
+    silu: bool = True,
+    affine: bool = True,
+    session: Session = DEFAULT,
+) -> Made:
+    """The gradients of group_norm_silu, of x and, where `affine`, of gamma and beta, else None.
+
+    `grad` is that of its result. Those of gamma and beta are in their dtype, gamma's where both are
+    there. Raises ValueError, with all shapes, where these do not go together.
+    """
+    inputs = GroupNormBackwardInputs(grad, x, gamma, beta, groups, eps, silu, affine)
+    return _gradients(engine.run(GROUP_NORM_BACKWARD, inputs, session), x.shape[1], affine)
+
+
+def layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    eps: float = 1e-5,
+    added: torch.Tensor | None = None,
+    sum_grad: torch.Tensor | None = None,
+    affine: bool = True,
+    session: Session = DEFAULT,
+) -> Made:
+    """The gradients of layer_norm, of x and, where `affine`, of gamma and beta, else None.
+
+    `grad` is that of the norm, `sum_grad` that of x + `added`: they come with `added`, of which the
+    gradient is that of x. Those of gamma and beta are in gamma's dtype, else in x's. Raises
+    ValueError, with all shapes, where these do not go together.
+    """
+    inputs = LayerNormBackwardInputs(grad, x, gamma, eps, added, sum_grad, affine)
+    return _gradients(engine.run(LAYER_NORM_BACKWARD, inputs, session), x.shape[-1], affine)
+
+
+def _gradients(made: Made | torch.Tensor, channels: int, affine: bool) -> Made:
+    """Of an x without elements the op gives one tensor."""
+    if not isinstance(made, torch.Tensor):
+        return made
+    zeros = [made.new_zeros(channels) if affine else None for _ in range(2)]
+    return made, zeros[0], zeros[1]
 
 
 def linear(

@@ -108,8 +108,9 @@ def _wants(arguments: Sequence[Any]) -> bool:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Gradients by torch: in the backward pass the call is made again by torch's own operators, of
-    which autograd knows the gradients. Nothing but the arguments is kept until then.
+    """Gradients by the row's `backward`. Else by torch: in the backward pass the call is made again
+    by torch's own operators, of which autograd knows the gradients. Nothing but the arguments is
+    kept until then.
     """
 
     @staticmethod
@@ -129,9 +130,21 @@ class _Recomputed(torch.autograd.Function):
             next(saved) if kept else other
             for other, kept in zip(ctx.others, ctx.is_tensor, strict=True)
         ]
-        wanted = ctx.needs_input_grad[2:]
+        wanted, find = ctx.needs_input_grad[2:], gradients
+        if ctx.row.backward is not None:
+            find = _by_its_own
         with torch.autocast(arguments[0].device.type, enabled=False):
-            return None, None, *gradients(ctx.row, arguments, wanted, grads)
+            return None, None, *find(ctx.row, arguments, wanted, grads)
+
+
+def _by_its_own(
+    row: TorchOp, arguments: Sequence[Any], wanted: Sequence[bool], grads: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """By the operator of the row's gradients. Of trailing arguments none has any."""
+    assert row.backward is not None
+    _, inputs = row.posed(*arguments)
+    found = row.backward(inputs, wanted, grads)
+    return [*found, *[None] * (len(arguments) - len(found))]
 
 
 def gradients(
@@ -149,8 +162,13 @@ def gradients(
         op, inputs = row.posed(*own)
         made = row.result(by_torch(op, inputs), inputs, own[0])
     outputs = (made,) if isinstance(made, torch.Tensor) else made
+    pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[0].requires_grad]
     chosen = [own[place] for place in places]
-    found = torch.autograd.grad(outputs, chosen, grads, create_graph=again, allow_unused=True)
+    found = torch.autograd.grad(
+        *([each[0] for each in pairs], chosen, [each[1] for each in pairs]),
+        create_graph=again,
+        allow_unused=True,
+    )
     every: list[torch.Tensor | None] = [None] * len(own)
     for place, gradient in zip(places, found, strict=True):
         every[place] = gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from lib_rocm_sd.ops.base import Op
 Posed = tuple[Op[Any, Any], Any]
 """An op of ops/ and its inputs."""
 Made = torch.Tensor | tuple[torch.Tensor, ...]
+Backward = Callable[[Any, Sequence[bool], Sequence[torch.Tensor]], Sequence["torch.Tensor | None"]]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class TorchOp:
     tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
     as the operator gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
+    `backward(inputs, wanted, grads)`: the gradients of the first arguments, of which those of the
+    others are none, for `grads` of the results; `wanted` says which of the arguments have one that
+    is. None where torch's own operators find them.
     """
 
     name: str
@@ -31,6 +35,7 @@ class TorchOp:
     empty: Callable[[Any, Any], Made]
     result: Callable[[Any, Any, torch.Tensor], Made]
     kept: Callable[..., Posed] | None = None
+    backward: Backward | None = None
 
 
 def as_made(made: torch.Tensor, inputs: Any, x: torch.Tensor) -> torch.Tensor:
