@@ -6,7 +6,7 @@
 //
 //   grad, x, out  (N, pixels, C) or (N, C, pixels)  fp16 or bf16, contiguous, any alignment
 //   norm          (N, C, 2)         float32: scale = 1 / sqrt(variance + eps), shift = -mean scale; without gamma and beta
-//   gamma, beta   (C)               fp16, bf16 or float32, or none
+//   gamma, beta   (C)               fp16, bf16 or float32, both alike, or none
 //   sums          (N, parts, C, 2)  float32: of a part of the pixels, sums of g normed and of g
 //   totals        (N, C, 2)         float32: the same of all pixels; norm_gradients.hip adds those of the images
 //   factors       (N, C, 4)         float32: z = x factors[0] + factors[1], out = g factors[0] + x factors[2] + factors[3]
@@ -22,8 +22,8 @@
 // at a multiple of 16 bytes in halves. STEP_COMBINE has a work-group for each group of each image.
 #include "common/pair_sums.h"
 
-// STEP_SUMS, STEP_COMBINE or STEP_APPLY, BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, THREADS, UNROLL come as definitions
-// (lib_rocm_sd/ops/group_norm_backward/kernel.py).
+// STEP_SUMS, STEP_COMBINE or STEP_APPLY, BF16_HALVES, CHANNELS_LAST, VECTOR, SILU, AFFINE, THREADS, UNROLL come as definitions
+// (lib_rocm_sd/ops/group_norm_backward/kernel.py). AFFINE is of STEP_SUMS with SILU.
 struct GroupNormBackwardParams {  // the same in lib_rocm_sd/ops/group_norm_backward/kernel.py
     const u16* grad;
     const u16* x;
@@ -37,7 +37,6 @@ struct GroupNormBackwardParams {  // the same in lib_rocm_sd/ops/group_norm_back
     u32 width, column_blocks;  // of a work-group, see above; (N, pixels, C) only: work-groups per row of channels
     u32 units;                 // (N, C, pixels) only: parts of channels in all
     u32 aligned;               // 16-byte accesses may be used
-    u32 gamma_kind, beta_kind;
 };
 
 struct GroupNormCombineParams {  // the same in lib_rocm_sd/ops/group_norm_backward/kernel.py
@@ -48,7 +47,7 @@ struct GroupNormCombineParams {  // the same in lib_rocm_sd/ops/group_norm_backw
     float* totals;
     float* factors;
     u32 parts, channels, group_channels, width;  // width: channels that a work-group adds up at a time
-    u32 gamma_kind, beta_kind;
+    u32 kind;     // AffineKind of gamma and beta
     float share;  // 1 / values of a group
 };
 
@@ -74,7 +73,7 @@ KERNEL(THREADS) group_norm_backward_combine(GroupNormCombineParams p) {
         }
         add_rows(sums, lds, (int)row, (int)column, (int)rows, (int)p.width);
         if (active && row == 0) {
-            const float gamma = affine(p.gamma, p.gamma_kind, start + channel, 1.0f);
+            const float gamma = affine(p.gamma, p.kind, start + channel, 1.0f);
             write_pair(p.totals + (here + channel) * 2, sums.first[0], sums.second[0]);
             group.first[0] = fma_f32(gamma, sums.first[0], group.first[0]);
             group.second[0] = fma_f32(gamma, sums.second[0], group.second[0]);
@@ -87,7 +86,7 @@ KERNEL(THREADS) group_norm_backward_combine(GroupNormCombineParams p) {
     for (u32 channel = thread_id(); channel < p.group_channels; channel += THREADS) {
         const Words<2> norm = *(const Words<2>*)(p.norm + (here + channel) * 2);
         const float scale = bits_float(norm.word[0]), shift = bits_float(norm.word[1]);
-        const float gamma = affine(p.gamma, p.gamma_kind, start + channel, 1.0f), beta = affine(p.beta, p.beta_kind, start + channel, 0.0f);
+        const float gamma = affine(p.gamma, p.kind, start + channel, 1.0f), beta = affine(p.beta, p.kind, start + channel, 0.0f);
         *(Words<4>*)(p.factors + (here + channel) * 4) = Words<4>{
             {float_bits(scale * gamma), float_bits(fma_f32(shift, gamma, beta)), float_bits(-scale * slope * scale),
              float_bits(-scale * fma_f32(shift, slope, level))}};
@@ -105,20 +104,22 @@ DEVICE float derived(float grad, float z) {
     return grad * (s * fma_f32(z, 1.0f - s, 1.0f));
 }
 
+#if STEP_SUMS
 // Of a channel: what STEP_SUMS needs to add a pixel.
 struct Norm {
     float scale, shift, gamma, beta;
     DEVICE void read(const GroupNormBackwardParams& p, i64 run, u32 channel) {
         const Words<2> pair = *(const Words<2>*)(p.norm + run * 2);
         scale = bits_float(pair.word[0]), shift = bits_float(pair.word[1]);
-        gamma = affine(p.gamma, p.gamma_kind, channel, 1.0f), beta = affine(p.beta, p.beta_kind, channel, 0.0f);
+        gamma = affine(p.gamma, AFFINE, channel, 1.0f), beta = affine(p.beta, AFFINE, channel, 0.0f);
     }
     DEVICE void add(float& products, float& all, float x, float grad, bool exists) const {
         const float normed = fma_f32(x, scale, shift), g = derived(grad, fma_f32(normed, gamma, beta));
         products += exists ? g * normed : 0.0f, all += exists ? g : 0.0f;
     }
 };
-// The same for STEP_APPLY.
+#else
+// Of a channel: what STEP_APPLY needs.
 struct Factors {
     Words<4> of;
     DEVICE void read(const GroupNormBackwardParams& p, i64 run, u32) { of = *(const Words<4>*)(p.factors + run * 4); }
@@ -127,6 +128,7 @@ struct Factors {
         return fma_f32(derived(grad, fma_f32(x, at(0), at(1))), at(0), fma_f32(x, at(2), at(3)));
     }
 };
+#endif
 
 #if CHANNELS_LAST
 

@@ -204,8 +204,8 @@ def group_norm_silu_backward(
 ) -> Made:
     """The gradients of group_norm_silu, of x and, where `affine`, of gamma and beta, else None.
 
-    `grad` is that of its result. Those of gamma and beta are in their dtype, gamma's where both are
-    there. Raises ValueError, with all shapes, where these do not go together.
+    `grad` is that of its result. Those of gamma and beta are in their dtype, in the wider one where
+    they differ. Raises ValueError, with all shapes, where these do not go together.
     """
     inputs = GroupNormBackwardInputs(grad, x, gamma, beta, groups, eps, silu, affine)
     return _gradients(engine.run(GROUP_NORM_BACKWARD, inputs, session), x.shape[1], affine)

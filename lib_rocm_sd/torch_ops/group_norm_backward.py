@@ -40,9 +40,9 @@ def _empty(problem: GroupNormBackwardProblem, inputs: GroupNormBackwardInputs) -
 
 
 def _three(made: Any, inputs: GroupNormBackwardInputs, grad: torch.Tensor) -> Three:
-    given = (inputs.gamma, inputs.beta, inputs.x)
-    like = next(t for t in given if t is not None)
-    return three(made, like, inputs.x.shape[1] if inputs.affine else 0)
+    given = [t.dtype for t in (inputs.gamma, inputs.beta) if t is not None]
+    dtype = torch.promote_types(given[0], given[-1]) if given else inputs.x.dtype
+    return three(made, inputs.x, dtype, inputs.x.shape[1] if inputs.affine else 0)
 
 
 SILU = TorchOp(

@@ -52,15 +52,16 @@ def _empty(problem: LayerNormBackwardProblem, inputs: LayerNormBackwardInputs) -
 def _three(made: Any, inputs: LayerNormBackwardInputs, grad: torch.Tensor) -> Three:
     """Tensors without elements for what is not wanted."""
     x, gamma = inputs.x, inputs.gamma
-    return three(made, (x if gamma is None else gamma), x.shape[-1] if inputs.affine else 0)
+    dtype = x.dtype if gamma is None else gamma.dtype
+    return three(made, x, dtype, x.shape[-1] if inputs.affine else 0)
 
 
-def three(made: Any, like: torch.Tensor, channels: int) -> Three:
+def three(made: Any, x: torch.Tensor, dtype: torch.dtype, channels: int) -> Three:
     """What an op of gradients gives, as its operator does. Of an x without elements it is zeros, of
-    gradients that are not wanted None; `like` has the dtype of the latter.
+    gradients that are not wanted None; these are `channels` of the `dtype`.
     """
     of_x, *others = (made, None, None) if isinstance(made, torch.Tensor) else made
-    found = [like.new_zeros(channels) if other is None else other for other in others]
+    found = [x.new_zeros(channels, dtype=dtype) if each is None else each for each in others]
     return of_x, found[0].contiguous(), found[1].contiguous()
 
 

@@ -17,6 +17,7 @@ from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
+from tests.amdgpu import gradients
 from tests.amdgpu.judge import Case
 
 KINDS: dict[str, tuple[re.Pattern[str], str]] = {
@@ -201,15 +202,19 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/conv_rows.h": _rows,
     "common/group_norm.h": _norm,
     "common/mma.h": _units,
+    "common/pair_sums.h": gradients.few_of_both,
     "common/platform.h": _attention,
     "common/reduce.h": _attention,
     "common/tile.h": _attention,
     "conv3x3.hip": _conv,
     "conv_sum.hip": _split,
+    "group_norm_backward.hip": gradients.few_group_norms,
     "group_norm_silu.hip": _norm,
     "group_norm_whole.hip": _whole_norm,
     "layer_norm.hip": _layer_norm,
+    "layer_norm_backward.hip": gradients.few_layer_norms,
     "linear.hip": _linear,
+    "norm_gradients.hip": gradients.few_of_both,
     "pack.hip": _pack,
     "softmax.hip": _softmax,
     "upsample_conv.hip": _conv,

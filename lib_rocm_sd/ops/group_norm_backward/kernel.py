@@ -13,7 +13,13 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.group_norm import kernel as forward
 from lib_rocm_sd.ops.group_norm import whole
-from lib_rocm_sd.ops.group_norm.kernel import DTYPES, GroupNormConfig, NormForm, NormTiling
+from lib_rocm_sd.ops.group_norm.kernel import (
+    AFFINE_KINDS,
+    DTYPES,
+    GroupNormConfig,
+    NormForm,
+    NormTiling,
+)
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.layer_norm_backward import gradients
 
@@ -33,7 +39,6 @@ class GroupNormBackwardParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("gamma", "beta")),
         *((name, ctypes.c_uint32) for name in ("channels", "pixels", "parts", "part_pixels")),
         *((name, ctypes.c_uint32) for name in ("width", "column_blocks", "units", "aligned")),
-        *((name, ctypes.c_uint32) for name in ("gamma_kind", "beta_kind")),
     ]
 
 
@@ -46,7 +51,7 @@ class GroupNormCombineParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("sums", "norm", "gamma", "beta", "totals")),
         ("factors", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("parts", "channels", "group_channels", "width")),
-        *((name, ctypes.c_uint32) for name in ("gamma_kind", "beta_kind")),
+        ("kind", ctypes.c_uint32),
         ("share", ctypes.c_float),
     ]
 
@@ -115,9 +120,10 @@ def _spec(step: str, config: GroupNormConfig, **form: int) -> KernelSpec:
 
 
 @cache
-def sums_spec(form: NormForm, silu: bool, config: GroupNormConfig) -> KernelSpec:
-    """x, grad, norm -> sums."""
-    return _spec("SUMS", config, **form.defines(), SILU=int(silu))
+def sums_spec(form: NormForm, silu: bool, affine: str, config: GroupNormConfig) -> KernelSpec:
+    """x, grad, norm -> sums. `affine`: of AFFINE_KINDS; without SiLU gamma is not read."""
+    kind = AFFINE_KINDS.index(affine if silu else "none")
+    return _spec("SUMS", config, **form.defines(), SILU=int(silu), AFFINE=kind)
 
 
 @cache
@@ -132,10 +138,10 @@ def apply_spec(form: NormForm, silu: bool, config: GroupNormConfig) -> KernelSpe
     return _spec("APPLY", config, **form.defines(), SILU=int(silu))
 
 
-def own_specs(form: NormForm, silu: bool, config: GroupNormConfig) -> list[KernelSpec]:
+def own_specs(form: NormForm, silu: bool, affine: str, config: GroupNormConfig) -> list[KernelSpec]:
     """All of this file and of the last step; the norm is made by the forward pass's kernels."""
     return [
-        sums_spec(form, silu, config),
+        sums_spec(form, silu, affine, config),
         combine_spec(config),
         apply_spec(form, silu, config),
         gradients.spec(),
@@ -156,7 +162,7 @@ def _usual(arch: Arch, dtypes: tuple[str, ...]) -> list[KernelSpec]:
         for dtype in dtypes
         for channels_last in (True, False)
         for silu in (True, False)
-        for spec in own_specs(NormForm(dtype, channels_last, VECTOR), silu, config)
+        for spec in own_specs(NormForm(dtype, channels_last, VECTOR), silu, dtype, config)
     ]
     return list(dict.fromkeys(found))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.ops.base import Launch
-from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm import launch as forward
 from lib_rocm_sd.ops.group_norm.formula import dense
 from lib_rocm_sd.ops.group_norm.kernel import AFFINE_KINDS, GroupNormConfig
@@ -27,12 +27,21 @@ from lib_rocm_sd.ops.group_norm_backward.problem import (
 from lib_rocm_sd.ops.layer_norm_backward.launch import launch_gradients
 
 
-def readable(inputs: GroupNormBackwardInputs) -> GroupNormBackwardInputs:
-    """Images without gaps, both in the memory format of x; gamma and beta without gaps."""
+def readable(
+    problem: GroupNormBackwardProblem, inputs: GroupNormBackwardInputs
+) -> GroupNormBackwardInputs:
+    """Images without gaps, both in the memory format of x; gamma and beta dense, alike, and both
+    there or none.
+    """
     x, last = dense(inputs.x)
     order = torch.channels_last if last else torch.contiguous_format
-    gamma, beta = (None if t is None else t.contiguous() for t in (inputs.gamma, inputs.beta))
     grad = inputs.grad.contiguous(memory_format=order)
+    gamma, beta = inputs.gamma, inputs.beta
+    if problem.affine != "none":
+        dtype, channels = DTYPES[problem.affine], x.shape[1]
+        gamma = x.new_ones(channels, dtype=dtype) if gamma is None else gamma.to(dtype)
+        beta = x.new_zeros(channels, dtype=dtype) if beta is None else beta.to(dtype)
+        gamma, beta = gamma.contiguous(), beta.contiguous()
     return inputs._replace(grad=grad, x=x, gamma=gamma, beta=beta)
 
 
@@ -56,7 +65,7 @@ def launch_backward(
     inputs: GroupNormBackwardInputs,
 ) -> Made:
     """Norm, sums, their combination, x's gradient; gamma's and beta's where they are wanted."""
-    p, inputs = problem, readable(inputs)
+    p, inputs = problem, readable(problem, inputs)
     norm = launch_norm(launch, config, inputs)
     totals, factors = launch_sums(launch, config.steps, p, inputs, norm)
     out = launch_apply(launch, config.steps, p, inputs, factors)
@@ -93,7 +102,8 @@ def launch_sums(
     params, grid = _params(p, inputs, config, True)
     sums = x.new_empty((p.batch, params.parts, p.channels, 2), dtype=torch.float32)
     params.norm, params.sums = norm.data_ptr(), sums.data_ptr()
-    launch(kernel.sums_spec(p.form, p.silu, config), grid, config.threads, params, x.device)
+    spec = kernel.sums_spec(p.form, p.silu, p.affine, config)
+    launch(spec, grid, config.threads, params, x.device)
     totals = x.new_empty((p.batch, p.channels, 2), dtype=torch.float32)
     factors = x.new_empty((p.batch, p.channels, 4), dtype=torch.float32)
     each = p.channels // p.groups
@@ -101,7 +111,7 @@ def launch_sums(
     combine = GroupNormCombineParams(
         *map(pointer, tensors),
         *(params.parts, p.channels, each, kernel.combined_width(params.parts, each)),
-        *(params.gamma_kind, params.beta_kind, 1.0 / (each * p.pixels)),
+        *(AFFINE_KINDS.index(p.affine), 1.0 / (each * p.pixels)),
     )
     spec = kernel.combine_spec(config)
     launch(spec, p.batch * p.groups, config.threads, combine, x.device)
@@ -122,10 +132,5 @@ def _params(
         *(grad, x, 0, 0, 0, 0, pointer(inputs.gamma), pointer(inputs.beta)),
         *(p.channels, p.pixels, cut.parts, cut.part_pixels),
         *(cut.width, cut.column_blocks, cut.units, begins and not (x | grad) & 15),
-        *(_kind(inputs.gamma), _kind(inputs.beta)),
     )
     return params, cut.grid
-
-
-def _kind(values: torch.Tensor | None) -> int:
-    return AFFINE_KINDS.index("none" if values is None else DTYPE_NAMES[values.dtype])

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
-from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
-from lib_rocm_sd.ops.group_norm.kernel import AFFINE_KINDS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm_backward import kernel
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
@@ -47,10 +45,7 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
         )
 
     def input_refusals(self, inputs: GroupNormBackwardInputs) -> list[str]:
-        known = {None, *(DTYPES[name] for name in AFFINE_KINDS[1:])}
-        kinds = {None if t is None else t.dtype for t in (inputs.gamma, inputs.beta)}
-        wide = reasons((not kinds <= known, "gamma or beta in float64"))
-        return gradient_refusals(*inputs) + wide
+        return gradient_refusals(*inputs)
 
     def workspace(self, problem: GroupNormBackwardProblem) -> int:
         """Statistics, norm, sums, totals and factors."""
@@ -66,7 +61,7 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
         self, arch: Arch, problem: GroupNormBackwardProblem, config: BackwardConfig
     ) -> Sequence[KernelSpec]:
         p = problem
-        own = kernel.own_specs(p.form, p.silu, config.steps)
+        own = kernel.own_specs(p.form, p.silu, p.affine, config.steps)
         return (*kernel.norm_specs(p.form, config), *(own if p.wanted else own[:-1]))
 
     def run(

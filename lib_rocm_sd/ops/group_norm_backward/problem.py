@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from lib_rocm_sd.ops.base import TrialInputs, reasons
-from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm import draw, whole
 from lib_rocm_sd.ops.group_norm import problem as forward
 from lib_rocm_sd.ops.group_norm.problem import GroupNormInputs, GroupNormProblem
@@ -21,7 +21,9 @@ SEED = 2654435769
 
 @dataclass(frozen=True)
 class GroupNormBackwardProblem(GroupNormProblem):
-    """`wanted`: whether gradients of gamma and beta are, and not that of x alone."""
+    """`affine`: "none" or the dtype of gamma and beta; the wider one where they differ. `wanted`:
+    whether their gradients are, and not that of x alone.
+    """
 
     wanted: bool = True
 
@@ -30,7 +32,7 @@ class GroupNormBackwardProblem(GroupNormProblem):
 
     @property
     def affine_dtype(self) -> torch.dtype:
-        """Of the gradients of gamma and beta: gamma's, beta's, or x's where there is neither."""
+        """Of the gradients of gamma and beta: theirs, or x's where there is neither."""
         return DTYPES[self.dtype if self.affine == "none" else self.affine]
 
 
@@ -58,8 +60,11 @@ def problem_of(inputs: GroupNormBackwardInputs) -> GroupNormBackwardProblem:
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(grad=grad, x=x, gamma=gamma, beta=beta)}")
+    wide = posed.affine
+    if gamma is not None and beta is not None:
+        wide = DTYPE_NAMES[torch.promote_types(gamma.dtype, beta.dtype)]
     return GroupNormBackwardProblem(
-        *(*posed.shape, posed.dtype, posed.channels_last, posed.silu, posed.groups, posed.affine),
+        *(*posed.shape, posed.dtype, posed.channels_last, posed.silu, posed.groups, wide),
         wanted=affine,
     )
 

@@ -51,8 +51,7 @@ def problem_of(inputs: LayerNormBackwardInputs) -> LayerNormBackwardProblem:
     """ValueError, with all shapes, on a caller's mistake."""
     grad, x, gamma, eps, added, sum_grad, affine = inputs
     posed = forward.problem_of(LayerNormInputs(x, gamma, None, eps, added))
-    grads = {"grad": grad, "sum_grad": sum_grad}
-    given = {name: t for name, t in grads.items() if t is not None}
+    given = {"grad": grad} if sum_grad is None else {"grad": grad, "sum_grad": sum_grad}
     wrong = tensor_errors(**given) or reasons(
         *((t.shape != x.shape, f"{name} must have the shape of x") for name, t in given.items()),
         *((t.dtype != x.dtype, f"{name} must have the dtype of x") for name, t in given.items()),
