@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import call, door, group_norm, layer_norm, linear, rows
+from lib_rocm_sd.bench import call, door, group_norm, layer_norm, linear, norm_gradients, rows
 from lib_rocm_sd.bench.attention import command as attention
 from lib_rocm_sd.bench.progress import Countdown, say
 from lib_rocm_sd.bench.unet import command as unet
@@ -25,7 +25,10 @@ from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
 TABLES: dict[str, Any] = {"group_norm": group_norm, "layer_norm": layer_norm, "linear": linear}
-"""Ops that have a table of their own: problems, what each takes, rows, text."""
+TABLES |= {"norm_gradients": norm_gradients}
+"""Ops that have a table of their own: problems, what each takes, rows, text. `norm_gradients`: both
+norms forward and backward.
+"""
 OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
 `speed`: the speed test that the WebUI's tab runs.

@@ -13,7 +13,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.bench import progress
 from lib_rocm_sd.commands import bench
 
-OPS = ("attention", "call", "door", "group_norm", "layer_norm", "linear", "vae")
+OPS = ("attention", "call", "door", "group_norm", "layer_norm", "linear", "norm_gradients", "vae")
 
 
 @pytest.mark.parametrize("op", [*OPS, "speed"])
