@@ -64,7 +64,7 @@ def same(a: Any, b: Any) -> bool:
 
 def misaligned(x: torch.Tensor) -> torch.Tensor:
     """The same values one element after a multiple of 16 bytes, NaN before and behind."""
-    room = torch.full((x.numel() + 2,), math.nan, dtype=x.dtype)
+    room = torch.full((x.numel() + 2,), math.nan, dtype=x.dtype, device=x.device)
     return room[1:].as_strided(x.shape, x.stride(), 1).copy_(x)
 
 
