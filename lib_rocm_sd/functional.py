@@ -208,7 +208,8 @@ def group_norm_silu_backward(
     they differ. Raises ValueError, with all shapes, where these do not go together.
     """
     inputs = GroupNormBackwardInputs(grad, x, gamma, beta, groups, eps, silu, affine)
-    return _gradients(engine.run(GROUP_NORM_BACKWARD, inputs, session), x.shape[1], affine)
+    made = engine.run(GROUP_NORM_BACKWARD, inputs, session)
+    return _gradients(made, x.shape[1] if affine else None, gamma, beta)
 
 
 def layer_norm_backward(
@@ -228,15 +229,24 @@ def layer_norm_backward(
     ValueError, with all shapes, where these do not go together.
     """
     inputs = LayerNormBackwardInputs(grad, x, gamma, eps, added, sum_grad, affine)
-    return _gradients(engine.run(LAYER_NORM_BACKWARD, inputs, session), x.shape[-1], affine)
+    made = engine.run(LAYER_NORM_BACKWARD, inputs, session)
+    return _gradients(made, x.shape[-1] if affine else None, gamma)
 
 
-def _gradients(made: Made | torch.Tensor, channels: int, affine: bool) -> Made:
-    """Of an x without elements the op gives one tensor."""
+def _gradients(
+    made: Made | torch.Tensor, channels: int | None, *affine: torch.Tensor | None
+) -> Made:
+    """Of an x without elements the op gives one tensor. `channels`: None where nothing else is
+    wanted.
+    """
     if not isinstance(made, torch.Tensor):
         return made
-    zeros = [made.new_zeros(channels) if affine else None for _ in range(2)]
-    return made, zeros[0], zeros[1]
+    if channels is None:
+        return made, None, None
+    given = [t.dtype for t in affine if t is not None] or [made.dtype]
+    dtype = torch.promote_types(given[0], given[-1])
+    of_gamma, of_beta = (made.new_zeros(channels, dtype=dtype) for _ in range(2))
+    return made, of_gamma, of_beta
 
 
 def linear(

@@ -24,9 +24,9 @@ class TorchOp:
     tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
     as the operator gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
-    `backward(inputs, wanted, grads)`: the gradients of the first arguments, of which those of the
-    others are none, for `grads` of the results; `wanted` says which of the arguments have one that
-    is. None where torch's own operators find them.
+    `backward(inputs, wanted, grads)`: the gradients of the first arguments, the others have none.
+    It is given the op's inputs, of which arguments they are wanted, and the results' gradients.
+    None where torch's own operators find them.
     """
 
     name: str

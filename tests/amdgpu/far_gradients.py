@@ -100,14 +100,13 @@ def _norm_of(inputs: Any) -> torch.Tensor:
     return both.float()
 
 
-def images(channels_last: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
-    """Many small ones. Channels-last, factors are also more than 2^32; channels first, channels
-    begin between two multiples of 16 bytes.
-    """
-    channels, side = (512, 2) if channels_last else (64, 5)
-    count = (1 << 22) + 3
+def images(
+    channels_last: bool, height: int, width: int, gfx: str, kernels_dir: Path = KERNELS_DIR
+) -> list[str]:
+    """Many small ones. Channels-last, there are also more channels of all than 2^32."""
+    channels, count = (512, (1 << 23) + 3) if channels_last else (64, (1 << 22) + 3)
     chosen = [0, count // 2, count - 1]
-    fields = (channels, side, side, "float16", channels_last, True, 1, "float16", False)
+    fields = (channels, height, width, "float16", channels_last, True, 1, "float16", False)
     few = draw(GROUP_NORM_BACKWARD, GroupNormBackwardProblem(3, *fields))
     order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
     back = (0, 3, 1, 2) if channels_last else order
@@ -164,7 +163,8 @@ ALL: dict[str, Callable[..., list[str]]] = {
     "rows of a layer norm's gradients": partial(rows, 320),
     "rows of a layer norm's gradients read thrice": partial(rows, 323),
     "parts of a layer norm's gradients": parts,
-    "images of a norm's gradients, channels last": partial(images, True),
-    "images of a norm's gradients, channels first": partial(images, False),
+    "images of a norm's gradients, channels last": partial(images, True, 1, 3),
+    "images of a norm's gradients, channels first": partial(images, False, 5, 5),
+    "images of a norm's gradients, eights of pixels": partial(images, False, 2, 16),
     "pixels of a norm's gradients": pixels,
 }

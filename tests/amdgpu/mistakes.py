@@ -242,6 +242,7 @@ NOT_USED = "what is not held is not asked for: the limit keeps an index legal th
 LAYOUT = "test_another_units_layout_gives_wrong_results has this line"
 TWICE = "other work-items write the same values there, or none"
 SAME = "what is past the end repeats the first pixel, which the same work-item writes"
+NOTHING = "what is past the end adds nothing"
 EXCUSED = (
     Excused("attention.hip", "tail", "first_k < (int)p.seq_k; first_k += BLOCK_K", NO_KEYS),
     Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < (int)p.seq_k", NO_KEYS),
@@ -253,6 +254,12 @@ EXCUSED = (
         "group_norm_silu.hip", "tail", "entry < last; entry +=", "entries past the end are none"
     ),
     Excused("group_norm_whole.hip", "tail", "active = row < rows", TWICE),
+    Excused("common/pair_sums.h", "tail", "begun < last; begun +=", NOTHING),
+    Excused("group_norm_backward.hip", "tail", "begun < p.group_channels", NOTHING),
+    Excused("group_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
+    Excused("layer_norm_backward.hip", "tail", "begun < last; begun +=", NOTHING),
+    Excused("layer_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
+    Excused("layer_norm_backward.hip", "tail", "active = wanted < p.rows", TWICE),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),

@@ -23,9 +23,7 @@ def form_of(problem: LayerNormBackwardProblem, config: LayerNormConfig) -> Backw
     return BackwardForm(p.dtype, p.added, p.affine, tiling(p.channels, config).held)
 
 
-def readable(
-    problem: LayerNormBackwardProblem, inputs: LayerNormBackwardInputs
-) -> LayerNormBackwardInputs:
+def readable(inputs: LayerNormBackwardInputs) -> LayerNormBackwardInputs:
     """The inputs without gaps, copies where they have some."""
     tensors = (inputs.grad, inputs.x, inputs.gamma, inputs.added, inputs.sum_grad)
     grad, x, gamma, added, sum_grad = (None if t is None else t.contiguous() for t in tensors)
@@ -40,7 +38,7 @@ def launch_backward(
     inputs: LayerNormBackwardInputs,
 ) -> Made:
     """One launch; three where gradients of gamma and beta are wanted."""
-    p, inputs = problem, readable(problem, inputs)
+    p, inputs = problem, readable(inputs)
     x, out = inputs.x, torch.empty_like(inputs.x)
     cut, lanes = kernel.parts_tiling(p.rows, p.channels), tiling(p.channels, config).lanes
     moments = x.new_empty((p.rows, 2), dtype=torch.float32) if p.wanted else None

@@ -34,8 +34,8 @@ class LayerNormBackwardProblem(LayerNormProblem):
 
 
 class LayerNormBackwardInputs(NamedTuple):
-    """grad, x, added and sum_grad (..., C), gamma (C). The latter two of the former come together:
-    sum_grad is that of x + added, which the forward pass gives too.
+    """grad and x (..., C), gamma (C). added and sum_grad, like x, come together: sum_grad is the
+    gradient of x + added, which the forward pass gives beside the norm.
     """
 
     grad: torch.Tensor
@@ -106,20 +106,15 @@ def _misaligned(p: LayerNormBackwardProblem) -> LayerNormBackwardInputs:
     return made._replace(x=made.x.new_zeros(made.x.numel() + 1)[1:].view(p.shape).copy_(made.x))
 
 
-def _training(
-    label: str, shape: tuple[int, ...]
-) -> tuple[tuple[str, LayerNormBackwardProblem], ...]:
-    plain = LayerNormBackwardProblem(shape)
-    return (
-        (label, plain),
-        (f"{label}, added, frozen", replace(plain, added=True, wanted=False)),
-    )
-
-
+_LARGE = LayerNormBackwardProblem((2, 4096, 320))
+_FROZEN = replace(_LARGE, added=True, wanted=False)
 USUAL = (
-    *_training("SD1.5 512x512, 64x64", (2, 4096, 320)),
-    *_training("SD1.5 512x512, 16x16", (2, 256, 1280)),
-    *_training("SDXL 1024x1024, 64x64", (2, 4096, 640)),
+    ("SD1.5 512x512, 64x64", _LARGE),
+    ("SD1.5 512x512, 64x64, added, frozen", _FROZEN),
+    ("SD1.5 512x512, 16x16", replace(_LARGE, shape=(2, 256, 1280))),
+    ("SD1.5 512x512, 16x16, added, frozen", replace(_FROZEN, shape=(2, 256, 1280))),
+    ("SDXL 1024x1024, 64x64", replace(_LARGE, shape=(2, 4096, 640))),
+    ("SDXL 1024x1024, 64x64, added, frozen", replace(_FROZEN, shape=(2, 4096, 640))),
 )
 """What training Stable Diffusion meets, by name. Frozen: the norm's own parameters are not trained,
 as with a LoRA."""
