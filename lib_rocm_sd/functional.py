@@ -31,9 +31,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardInputs
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
+from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardInputs
 from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 
@@ -208,6 +213,64 @@ def layer_norm(
     if added is not None and isinstance(made, torch.Tensor):  # zeros, of an x without elements
         return made, made.clone()
     return made
+
+
+def group_norm_silu_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    groups: int,
+    eps: float = 1e-5,
+    silu: bool = True,
+    affine: bool = True,
+    session: Session = DEFAULT,
+) -> Made:
+    """The gradients of group_norm_silu, of x and, where `affine`, of gamma and beta, else None.
+
+    `grad` is that of its result. Those of gamma and beta are in their dtype, in the wider one where
+    they differ. Raises ValueError, with all shapes, where these do not go together.
+    """
+    inputs = GroupNormBackwardInputs(grad, x, gamma, beta, groups, eps, silu, affine)
+    made = engine.run(GROUP_NORM_BACKWARD, inputs, session)
+    return _gradients(made, x.shape[1] if affine else None, gamma, beta)
+
+
+def layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor | None,
+    eps: float = 1e-5,
+    added: torch.Tensor | None = None,
+    sum_grad: torch.Tensor | None = None,
+    affine: bool = True,
+    session: Session = DEFAULT,
+) -> Made:
+    """The gradients of layer_norm, of x and, where `affine`, of gamma and beta, else None.
+
+    `grad` is that of the norm, `sum_grad` that of x + `added`: they come with `added`, of which the
+    gradient is that of x. Those of gamma and beta are in gamma's dtype, else in x's. Raises
+    ValueError, with all shapes, where these do not go together.
+    """
+    inputs = LayerNormBackwardInputs(grad, x, gamma, eps, added, sum_grad, affine)
+    made = engine.run(LAYER_NORM_BACKWARD, inputs, session)
+    return _gradients(made, x.shape[-1] if affine else None, gamma)
+
+
+def _gradients(
+    made: Made | torch.Tensor, channels: int | None, *affine: torch.Tensor | None
+) -> Made:
+    """Of an x without elements the op gives one tensor. `channels`: None where nothing else is
+    wanted.
+    """
+    if not isinstance(made, torch.Tensor):
+        return made
+    if channels is None:
+        return made, None, None
+    given = [t.dtype for t in affine if t is not None] or [made.dtype]
+    dtype = torch.promote_types(given[0], given[-1])
+    of_gamma, of_beta = (made.new_zeros(channels, dtype=dtype) for _ in range(2))
+    return made, of_gamma, of_beta
 
 
 def linear(

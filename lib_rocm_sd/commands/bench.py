@@ -19,6 +19,7 @@ from lib_rocm_sd.bench import (
     group_norm,
     layer_norm,
     linear,
+    norm_gradients,
     rows,
 )
 from lib_rocm_sd.bench.attention import command as attention
@@ -37,8 +38,11 @@ TABLES: dict[str, Any] = {
     "group_norm": group_norm,
     "layer_norm": layer_norm,
     "linear": linear,
+    "norm_gradients": norm_gradients,
 }
-"""Ops that have a table of their own: problems, what each takes, rows, text."""
+"""Ops that have a table of their own: problems, what each takes, rows, text. `norm_gradients`: both
+norms forward and backward.
+"""
 OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed")
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
 `speed`: the speed test that the WebUI's tab runs.

@@ -27,8 +27,12 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ImageProblem,
     NormProblem,
 )
+from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 
@@ -76,6 +80,7 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
         yield LAYER_NORM, rows, True
     for linear in _linears():
         yield LINEAR, linear, True
+    yield from _of_training()
 
 
 def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
@@ -189,3 +194,18 @@ def _linears() -> Iterator[LinearProblem]:
             yield replace(plain, gate=True)
             yield replace(plain, bias=False, columns=(columns, 24, 56))
             yield replace(plain, residual=True, in_place=True)
+
+
+def _of_training() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
+    """What nothing but training launches: gradients of norms."""
+    for dtype in ("float16", "bfloat16"):
+        for added in (True, False):
+            for channels in (1000, 320, 768):  # four to six vectors held
+                rows = LayerNormBackwardProblem((2, 77, channels), dtype, added, dtype)
+                yield LAYER_NORM_BACKWARD, rows, True
+        for channels_last in (True, False):
+            for silu in (True, False):
+                fields = (2, 64, 61, 67, dtype, channels_last, silu)
+                yield GROUP_NORM_BACKWARD, GroupNormBackwardProblem(*fields, affine=dtype), True
+    long = LayerNormBackwardProblem((5, 2051), "float16", True, "float32")
+    yield LAYER_NORM_BACKWARD, long, True

@@ -51,6 +51,8 @@ FAMILIES = {
         Family("group_norm", "Group norm"),
         Family("layer_norm", "Layer norm"),
         Family("linear", "Linear layer"),
+        Family("layer_norm_backward", "Layer norm, gradients"),
+        Family("group_norm_backward", "Group norm, gradients"),
     )
 }
 

@@ -16,6 +16,8 @@ FAMILIES = {
     "linear": "linear",
     "group_norm": "norm",
     "layer_norm": "norm",
+    "layer_norm_backward": "norm",
+    "group_norm_backward": "norm",
 }
 """Kinds of work, by the family of an op of ours."""
 THEIRS = (

@@ -29,15 +29,19 @@ def _empty(problem: AttentionProblem, inputs: AttentionInputs) -> torch.Tensor:
 
 
 def _gradients(
-    arguments: Sequence[Any], made: torch.Tensor, wanted: Sequence[bool], grad: torch.Tensor
+    inputs: AttentionInputs,
+    made: tuple[torch.Tensor, ...],
+    wanted: Sequence[bool],
+    grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None] | None:
-    """By the operator below; None where a mask's gradient is wanted too, which that has not."""
-    q, k, v, mask, scale = (*arguments, None, None)[:5]
-    if any(wanted[3:]):
+    """By the operator below; None where a mask's gradient is wanted too, or a gradient's, which
+    that has not.
+    """
+    if any(wanted[3:]) or torch.is_grad_enabled():
         return None
-    found = torch.ops.rocm_sd.attention_backward.default(q, k, v, made, grad, mask, scale)
-    each = [item if want else None for item, want in zip(found, wanted, strict=False)]
-    return [*each, *(None for _ in arguments[3:])]
+    q, k, v, mask, scale = inputs[:5]
+    found = torch.ops.rocm_sd.attention_backward.default(q, k, v, *made, *grads, mask, scale)
+    return [item if want else None for item, want in zip(found, wanted, strict=False)]
 
 
 def _backward_posed(
@@ -71,7 +75,8 @@ ATTEND = TorchOp(
     _posed,
     _empty,
     as_made,
-    gradients=_gradients,
+    backward=_gradients,
+    keeps=True,
 )
 BACKWARD = TorchOp(
     "attention_backward",

@@ -13,6 +13,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     NormProblem,
 )
 from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.torch_ops.group_norm_backward import of_silu
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made
 
 
@@ -61,6 +62,7 @@ SILU = TorchOp(
     _silu,
     _like_x,
     _itself,
+    backward=of_silu,
 )
 OF = TorchOp(
     "group_norm_of",

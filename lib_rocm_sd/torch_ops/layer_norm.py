@@ -8,6 +8,7 @@ import torch
 
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.torch_ops.layer_norm_backward import of_added, of_plain
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -48,6 +49,7 @@ PLAIN = TorchOp(
     _plain,
     _empty,
     as_made,
+    backward=of_plain,
 )
 ADDED = TorchOp(
     "layer_norm_added",
@@ -55,6 +57,7 @@ ADDED = TorchOp(
     _added,
     _two_empty,
     _both,
+    backward=of_added,
 )
 
 

@@ -108,9 +108,9 @@ def _wants(arguments: Sequence[Any]) -> bool:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Gradients by an operator of ours where the row names one, which is given what the call made.
-    Else by torch: in the backward pass the call is made again by torch's own operators, of which
-    autograd knows the gradients, and nothing but the arguments is kept until then.
+    """Gradients by the row's `backward`. Else by torch: in the backward pass the call is made again
+    by torch's own operators, of which autograd knows the gradients, and nothing but the arguments
+    is kept until then.
     """
 
     @staticmethod
@@ -122,7 +122,7 @@ class _Recomputed(torch.autograd.Function):
         with _below_autograd():
             made = overload(*arguments)
         kept = [t for t, is_one in zip(arguments, is_tensor, strict=True) if is_one]
-        if row.gradients is not None:
+        if row.keeps:
             kept += (made,) if isinstance(made, torch.Tensor) else made
         ctx.save_for_backward(*kept)
         return made
@@ -137,11 +137,12 @@ class _Recomputed(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:]
         with torch.autocast(arguments[0].device.type, enabled=False):
             found = None
-            if ctx.row.gradients is not None and not torch.is_grad_enabled():
-                found = ctx.row.gradients(arguments, *saved, wanted, *grads)
+            if ctx.row.backward is not None:
+                _, inputs = ctx.row.posed(*arguments)
+                found = ctx.row.backward(inputs, tuple(saved), wanted, grads)
             if found is None:
                 found = gradients(ctx.row, arguments, wanted, grads)
-            return None, None, *found
+            return None, None, *found, *[None] * (len(arguments) - len(found))
 
 
 def gradients(
@@ -159,8 +160,13 @@ def gradients(
         op, inputs = row.posed(*own)
         made = row.result(by_torch(op, inputs), inputs, own[0])
     outputs = (made,) if isinstance(made, torch.Tensor) else made
+    pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[0].requires_grad]
     chosen = [own[place] for place in places]
-    found = torch.autograd.grad(outputs, chosen, grads, create_graph=again, allow_unused=True)
+    found = torch.autograd.grad(
+        *([each[0] for each in pairs], chosen, [each[1] for each in pairs]),
+        create_graph=again,
+        allow_unused=True,
+    )
     every: list[torch.Tensor | None] = [None] * len(own)
     for place, gradient in zip(places, found, strict=True):
         every[place] = gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from lib_rocm_sd.ops.base import Op
 Posed = tuple[Op[Any, Any], Any]
 """An op of ops/ and its inputs."""
 Made = torch.Tensor | tuple[torch.Tensor, ...]
+Backward = Callable[
+    [Any, tuple[torch.Tensor, ...], Sequence[bool], Sequence[torch.Tensor]],
+    "Sequence[torch.Tensor | None] | None",
+]
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,10 @@ class TorchOp:
     tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
     as the operator gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
-    `gradients(arguments, made, wanted, *grads)`: those of the arguments by an operator for it, with
-    None for what is not wanted; None where that operator cannot give them. `made`: all results, one
-    by one. Without it, or where gradients are to have gradients, torch's own operators give them.
+    `backward(inputs, made, wanted, grads)`: the gradients of the first arguments, the others have
+    none. It is given the op's inputs, of which arguments they are wanted, and the results'
+    gradients; `made`: those results, where the row `keeps` them. None where torch's own operators
+    are to find them.
     """
 
     name: str
@@ -34,7 +39,8 @@ class TorchOp:
     empty: Callable[[Any, Any], Made]
     result: Callable[[Any, Any, torch.Tensor], Made]
     kept: Callable[..., Posed] | None = None
-    gradients: Callable[..., list[torch.Tensor | None] | None] | None = None
+    backward: Backward | None = None
+    keeps: bool = False
 
 
 def as_made(made: torch.Tensor, inputs: Any, x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
+from tests.amdgpu import gradients
 from tests.amdgpu.judge import Case
 
 KINDS: dict[str, tuple[re.Pattern[str], str]] = {
@@ -213,15 +214,19 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/conv_rows.h": _rows,
     "common/group_norm.h": _norm,
     "common/mma.h": _units,
+    "common/pair_sums.h": gradients.few_of_both,
     "common/platform.h": _attention,
     "common/reduce.h": _attention,
     "common/tile.h": _attention,
     "conv3x3.hip": _conv,
     "conv_sum.hip": _split,
+    "group_norm_backward.hip": gradients.few_group_norms,
     "group_norm_silu.hip": _norm,
     "group_norm_whole.hip": _whole_norm,
     "layer_norm.hip": _layer_norm,
+    "layer_norm_backward.hip": gradients.few_layer_norms,
     "linear.hip": _linear,
+    "norm_gradients.hip": gradients.few_of_both,
     "pack.hip": _pack,
     "softmax.hip": _softmax,
     "upsample_conv.hip": _conv,
@@ -250,6 +255,7 @@ LOW = "only scores far below zero show it: tests/ops/attention_backward/ has the
 LAYOUT = "test_another_units_layout_gives_wrong_results has this line"
 TWICE = "other work-items write the same values there, or none"
 SAME = "what is past the end repeats the first pixel, which the same work-item writes"
+NOTHING = "what is past the end adds nothing"
 EXCUSED = (
     Excused("attention.hip", "tail", "first_k < (int)p.seq_k; first_k += BLOCK_K", NO_KEYS),
     Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < (int)p.seq_k", NO_KEYS),
@@ -263,6 +269,12 @@ EXCUSED = (
         "group_norm_silu.hip", "tail", "entry < last; entry +=", "entries past the end are none"
     ),
     Excused("group_norm_whole.hip", "tail", "active = row < rows", TWICE),
+    Excused("common/pair_sums.h", "tail", "begun < last; begun +=", NOTHING),
+    Excused("group_norm_backward.hip", "tail", "begun < p.group_channels", NOTHING),
+    Excused("group_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
+    Excused("layer_norm_backward.hip", "tail", "begun < last; begun +=", NOTHING),
+    Excused("layer_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
+    Excused("layer_norm_backward.hip", "tail", "active = wanted < p.rows", TWICE),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),

@@ -21,21 +21,16 @@ from tests.amdgpu import (
     sparse,
 )
 from tests.amdgpu.errors import ExecutionError, UnsupportedError
+from tests.amdgpu.far_gradients import ALL as OF_GRADIENTS
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")
 OF_NORMS = {**far_norm.ALL, **far_layer_norm.ALL}
-ALL = {**far_attention.ALL, **far_conv.ALL, **OF_NORMS, **far_linear.ALL}
+ALL = {**far_attention.ALL, **far_conv.ALL, **OF_NORMS, **far_linear.ALL, **OF_GRADIENTS}
 ALL |= far_attention_backward.ALL
 SOURCES = (
-    *(
-        "attention_backward.hip",
-        "attention.hip",
-        "softmax.hip",
-        "layer_norm.hip",
-        "linear.hip",
-        "group_norm_whole.hip",
-    ),
+    *("attention_backward.hip", "layer_norm_backward.hip", "group_norm_backward.hip"),
+    *("attention.hip", "softmax.hip", "layer_norm.hip", "linear.hip", "group_norm_whole.hip"),
     *executed.CONV,
 )
 
@@ -99,6 +94,14 @@ WHOLE = "images of a whole norm"
 MERGED, AFTER = "images of parts of statistics", "images after a library's convolution"
 ROWS, ROWS_APART = "rows of a layer norm", "rows of a layer norm far apart"
 LINEAR, IN_PARTS = "rows of a linear layer", "rows of a linear layer in parts"
+BACK_ROWS, BACK_PARTS, BACK_PIXELS, BACK_LAST, BACK_FIRST, BACK_EIGHTS = (
+    *("rows of a layer norm's gradients", "parts of a layer norm's gradients"),
+    "pixels of a norm's gradients",
+    *(f"images of a norm's gradients, {how}" for how in ("channels last", "channels first")),
+    "images of a norm's gradients, eights of pixels",
+)
+FEW_PARTS = "never: 256 parts of so many channels are of tensors that no card holds"
+UNREAD = "never: nothing reads it"
 WITH_GAPS, GATE = "rows of a linear layer with gaps", "rows of a gate"
 COUNTED = "never: what is counted are rows, or parts, and there are no more of them than work-items"
 WEIGHTS = "never: weights of 4 GiB"
@@ -124,6 +127,15 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("group_norm_whole.hip", "i64"): (WHOLE, WHOLE, WHOLE),
     ("layer_norm.hip", "i64"): (ROWS_APART, ROWS, ROWS),
+    ("layer_norm_backward.hip", "i64"): (
+        *(BACK_ROWS, BACK_ROWS, COUNTED, BACK_PARTS, BACK_PARTS, COUNTED, FEW_PARTS),
+    ),
+    ("group_norm_backward.hip", "i64"): (
+        *(*(BACK_LAST,) * 10, BACK_PIXELS, UNREAD, BACK_LAST, BACK_LAST),
+        *(BACK_FIRST, BACK_FIRST, BACK_EIGHTS, UNREAD, BACK_FIRST, COUNTED),
+        *(BACK_EIGHTS, BACK_FIRST),
+    ),
+    ("common/pair_sums.h", "i64"): (FEW_PARTS,),
     ("common/attention_layout.h", "i64"): (HEADS, MASK_CASE),
     ("common/attention_softmax.h", "i64"): (MASK_CASE, MASK_CASE, MASK_CASE),
     ("common/attention_softmax.h", "p.mask_stride["): (MASK_CASE,) * 4,

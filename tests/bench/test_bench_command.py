@@ -21,6 +21,7 @@ OPS = (
     "group_norm",
     "layer_norm",
     "linear",
+    "norm_gradients",
     "vae",
 )
 

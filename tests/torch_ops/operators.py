@@ -69,5 +69,8 @@ def call_of(op: Op[Any, Any], problem: Any, seed: int = 0) -> tuple[Any, tuple[A
 
 
 def tensors(made: Any) -> list[torch.Tensor]:
-    """What an operator gives, one or several."""
-    return [made] if isinstance(made, torch.Tensor) else [item for item in made if item is not None]
+    """What an operator gives, one or several; not the empty ones that stand for gradients which are
+    not wanted.
+    """
+    every = [made] if isinstance(made, torch.Tensor) else made
+    return [item for item in every if item is not None and item.shape != (0,)]

@@ -172,3 +172,33 @@ def test_a_unet_of_diffusers_is_one_graph() -> None:
         made = compiled(x, torch.tensor(3), text).sample
         assert torch.allclose(made, right, atol=0.01 * float(right.abs().max()))
     assert compiled.kept == ["attention", "attention"]
+
+
+def test_gradients_of_norms_stay_whole() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    graphs: list[str] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    def norms(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        normed, total = functional.layer_norm(x, gamma, None, added=x)
+        image = functional.group_norm_silu(normed[..., None], gamma, gamma, 2)
+        made = functional.layer_norm(image[..., 0] + total, None, None)
+        assert isinstance(made, torch.Tensor)
+        return made.square().sum()
+
+    torch._dynamo.reset()
+    given = [torch.randn(shape, requires_grad=True) for shape in ((2, 8, 8), (8,))]
+    backend = aot_autograd(fw_compiler=noted, bw_compiler=noted)
+    compiled = torch.compile(norms, fullgraph=True, backend=backend)
+    found = torch.autograd.grad(compiled(*given), given)
+    forward, backward = graphs
+    for name in ("layer_norm", "layer_norm_added", "group_norm_silu"):
+        assert f"rocm_sd.{name}.default" in forward
+        assert f"rocm_sd.{name}_backward.default" in backward
+    for mine, right in zip(found, torch.autograd.grad(norms(*given), given), strict=True):
+        assert torch.allclose(mine, right, atol=1e-4)

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd import torch_ops
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
+from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
 from tests.vae.vae_models import needs_half
 
 F64 = torch.float64
@@ -66,6 +69,22 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, g, b: ROCM.group_norm_of(x, g, b, 2),
         (drawn(2, 2, 3, 4), drawn(4), drawn(4, seed=1)),
     ),
+    "layer_norm_backward": (
+        lambda g, x, w: ROCM.layer_norm_backward(g, x, w),
+        (drawn(3, 5), drawn(3, 5, seed=1), drawn(5)),
+    ),
+    "layer_norm_added_backward": (
+        lambda g, s, x, a: ROCM.layer_norm_added_backward(g, s, x, a, None, affine=False)[0],
+        tuple(drawn(2, 4, seed=seed) for seed in range(4)),
+    ),
+    "group_norm_silu_backward": (
+        lambda g, x, w, b: ROCM.group_norm_silu_backward(g, x, w, b, 2),
+        (drawn(2, 4, 2, 3), drawn(2, 4, 2, 3, seed=1), drawn(4), drawn(4, seed=1)),
+    ),
+    "group_norm_silu_backward, without SiLU": (
+        lambda g, x: ROCM.group_norm_silu_backward(g, x, None, None, 2, 1e-5, False, False)[0],
+        (image(1, 4, 2, 3), drawn(1, 4, 2, 3, seed=1)),
+    ),
     "conv": (
         # Differences are made by writing to .data, of which what is kept of a bias knows nothing.
         lambda x, w, b, n, s, t, e: ROCM.conv(x, w, b.clone(), "3x3", n, s, t, e),
@@ -95,7 +114,9 @@ def test_gradients_are_those_of_differences(name: str) -> None:
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["linear, gate", "layer_norm", "group_norm_silu"])
+@pytest.mark.parametrize(
+    "name", ["linear, gate", "layer_norm", "layer_norm_added", "group_norm_silu"]
+)
 def test_gradients_have_gradients(name: str) -> None:
     call, inputs = FORMS[name]
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
@@ -107,6 +128,49 @@ def test_only_what_is_wanted_is_computed() -> None:
     made.sum().backward()
     assert x.grad is not None and weight.grad is None
     assert not ROCM.linear(x.detach(), weight).requires_grad
+
+
+def test_of_norms_only_what_is_wanted_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LoRA's norms are frozen: nothing is added up for gamma and beta."""
+    asked: list[bool] = []
+    for variant in (TorchLayerNormBackward, TorchGroupNormBackward):
+        run = variant.run
+
+        def noted(self: Any, launch: Any, config: Any, p: Any, i: Any, run: Any = run) -> Any:
+            asked.append(p.wanted)
+            return run(self, launch, config, p, i)
+
+        monkeypatch.setattr(variant, "run", noted)
+    engine.reset()
+    for trained in (False, True):
+        x, gamma = drawn(3, 4), drawn(4).requires_grad_(trained)
+        both = ROCM.layer_norm_added(x, x.detach(), gamma, gamma.detach())
+        made = ROCM.group_norm_silu(both[0][..., None, None], None, gamma, 2)
+        found = torch.autograd.grad(made.sum() + both[1].sum(), [x, gamma][: 1 + trained])
+        assert all(each.abs().max() > 0 for each in found)
+    engine.reset()
+    assert asked[:2] == [False, False] and asked[-2:] == [True, True]
+
+
+def test_a_result_that_is_not_used_has_no_part_in_gradients() -> None:
+    x, added = drawn(2, 4), drawn(2, 4, seed=1)
+    norm, total = ROCM.layer_norm_added(x, added, None, None)
+    for made, right in ((norm, F.layer_norm(x + added, (4,))), (total, x + added)):
+        weight = drawn(2, 4, seed=2)
+        found = torch.autograd.grad(made, (x, added), weight, retain_graph=True)
+        expected = torch.autograd.grad(right, (x, added), weight)
+        assert all(torch.allclose(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_gamma_and_beta_of_two_dtypes_have_gradients_in_these() -> None:
+    x, gamma, beta = drawn(3, 8), drawn(8).detach().float(), drawn(8).detach()
+    gamma.requires_grad_(), beta.requires_grad_()
+    for call in (
+        lambda: ROCM.layer_norm(x, gamma, beta),
+        lambda: ROCM.group_norm_silu(x[..., None, None], gamma, beta, 2),
+    ):
+        found = torch.autograd.grad(call().sum(), (gamma, beta))
+        assert [each.dtype for each in found] == [torch.float32, F64]
 
 
 def test_a_kernel_that_knows_no_gradients_computes_the_call(

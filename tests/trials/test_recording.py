@@ -22,7 +22,10 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
+from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.registry import ops
@@ -122,8 +125,14 @@ def test_every_usual_class_can_be_recorded(op: Op[Any, Any], problem: Any) -> No
         (LAYER_NORM, LAYER_NORM.usual[1][1], (0, 1, 2, 3)),
         (GROUP_NORM_SILU, GroupNormProblem(2, 64, 8, 8, silu=True), (0, 1, 2, 3, 4)),
         (NORM, NormProblem(2, 64, 8, 8, "bfloat16"), (1, 2, 3, 4)),
+        (LAYER_NORM_BACKWARD, LAYER_NORM_BACKWARD.usual[0][1], (0, 1, 2)),
+        (GROUP_NORM_BACKWARD, GroupNormBackwardProblem(2, 64, 8, 8, silu=True), (0, 1, 2)),
+        (GROUP_NORM_BACKWARD, GROUP_NORM_BACKWARD.cases[-1], (0, 2, 3)),
     ],
-    ids=["attention", "conv", "upsampling", "finalize", "layer norm", "group norm", "norm"],
+    ids=[
+        *("attention", "conv", "upsampling", "finalize", "layer norm", "group norm", "norm"),
+        *("layer norm's gradients", "group norm's gradients", "the same in parts"),
+    ],
 )
 def test_a_recording_gives_the_reference(
     op: Op[Any, Any], problem: Any, which: Sequence[int]

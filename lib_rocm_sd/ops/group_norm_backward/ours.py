@@ -1,0 +1,76 @@
+"""The gradients of GroupNorm, and of SiLU after it, by our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
+from lib_rocm_sd.ops.group_norm_backward import kernel
+from lib_rocm_sd.ops.group_norm_backward.formula import Made
+from lib_rocm_sd.ops.group_norm_backward.kernel import BackwardConfig
+from lib_rocm_sd.ops.group_norm_backward.launch import launch_backward
+from lib_rocm_sd.ops.group_norm_backward.problem import (
+    GroupNormBackwardInputs,
+    GroupNormBackwardProblem,
+)
+
+MAX_WORK_ITEMS = (1 << 32) - 1
+"""HIP's limit of grid x block in one dimension."""
+
+
+class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwardInputs]):
+    """kernels/group_norm_backward.hip after the forward pass's kernels, which make the norm anew.
+    No image of float32 is ever made.
+    """
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def refusals(self, arch: Arch | None, problem: GroupNormBackwardProblem) -> list[str]:
+        p, found = problem, KernelGroupNorm().refusals(arch, problem)
+        if found or arch is None or not p.parts:
+            return found
+        (config,) = self.configs(arch, p)
+        grids = [
+            kernel.tiling(p.batch, p.channels, p.pixels, p.form, config.steps, sums).grid
+            for sums in (True, False)
+        ]
+        items = max(*grids, p.batch * p.groups) * config.threads
+        return reasons(
+            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have")
+        )
+
+    def input_refusals(self, inputs: GroupNormBackwardInputs) -> list[str]:
+        return gradient_refusals(*inputs)
+
+    def workspace(self, problem: GroupNormBackwardProblem) -> int:
+        """Statistics, norm, sums, totals and factors."""
+        return problem.batch * problem.channels * (problem.parts * 24 + 32)
+
+    def configs(
+        self, arch: Arch | None, problem: GroupNormBackwardProblem
+    ) -> Sequence[BackwardConfig]:
+        p = problem
+        return kernel.configs(arch, p.channels, p.pixels, p.groups, p.form) if arch else ()
+
+    def specs(
+        self, arch: Arch, problem: GroupNormBackwardProblem, config: BackwardConfig
+    ) -> Sequence[KernelSpec]:
+        p = problem
+        own = kernel.own_specs(p.form, p.silu, p.affine, config.steps)
+        return (*kernel.norm_specs(p.form, config), *(own if p.wanted else own[:-1]))
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: BackwardConfig,
+        problem: GroupNormBackwardProblem,
+        inputs: GroupNormBackwardInputs,
+    ) -> Made:
+        if launch is None:
+            raise ValueError("KernelGroupNormBackward needs a launch")
+        return launch_backward(launch, config, problem, inputs)

@@ -1,0 +1,138 @@
+"""The gradients of GroupNorm and SiLU without a way to compute them: problems, checks, cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from lib_rocm_sd.ops.base import TrialInputs, reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.group_norm import draw, whole
+from lib_rocm_sd.ops.group_norm import problem as forward
+from lib_rocm_sd.ops.group_norm.problem import GroupNormInputs, GroupNormProblem
+from lib_rocm_sd.ops.keys import described, tensor_errors
+
+SEED = 2654435769
+"""The self-tests' own."""
+
+
+@dataclass(frozen=True)
+class GroupNormBackwardProblem(GroupNormProblem):
+    """`affine`: "none" or the dtype of gamma and beta; the wider one where they differ. `wanted`:
+    whether their gradients are, and not that of x alone.
+    """
+
+    wanted: bool = True
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}{', all gradients' if self.wanted else ''}"
+
+    @property
+    def affine_dtype(self) -> torch.dtype:
+        """Of the gradients of gamma and beta: theirs, or x's where there is neither."""
+        return DTYPES[self.dtype if self.affine == "none" else self.affine]
+
+
+class GroupNormBackwardInputs(NamedTuple):
+    """grad and x (N, C, H, W), gamma and beta (C)."""
+
+    grad: torch.Tensor
+    x: torch.Tensor
+    gamma: torch.Tensor | None
+    beta: torch.Tensor | None
+    groups: int
+    eps: float
+    silu: bool
+    affine: bool = True
+
+
+def problem_of(inputs: GroupNormBackwardInputs) -> GroupNormBackwardProblem:
+    """ValueError, with all shapes, on a caller's mistake."""
+    grad, x, gamma, beta, *rest, affine = inputs
+    posed = forward.problem_of(GroupNormInputs(x, gamma, beta, *rest))  # type: ignore[arg-type]
+    wrong = tensor_errors(grad=grad) or reasons(
+        (grad.shape != x.shape, "grad must have the shape of x"),
+        (grad.dtype != x.dtype, "grad must have the dtype of x"),
+        (grad.device != x.device, f"grad must be on {x.device}"),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(grad=grad, x=x, gamma=gamma, beta=beta)}")
+    wide = posed.affine
+    if gamma is not None and beta is not None:
+        wide = DTYPE_NAMES[torch.promote_types(gamma.dtype, beta.dtype)]
+    return GroupNormBackwardProblem(
+        *(*posed.shape, posed.dtype, posed.channels_last, posed.silu, posed.groups, wide),
+        wanted=affine,
+    )
+
+
+def make_inputs(
+    problem: GroupNormBackwardProblem, device: torch.device, seed: int
+) -> GroupNormBackwardInputs:
+    """Random, as the forward pass's, and gradients around zero."""
+    x, gamma, beta, groups, eps, silu = draw.make_inputs(problem, device, seed)
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    grad = torch.randn(problem.shape, generator=generator) + 0.1
+    made = torch.empty_like(x).copy_(grad)
+    return GroupNormBackwardInputs(made, x, gamma, beta, groups, eps, silu, problem.wanted)
+
+
+def tolerance(problem: GroupNormBackwardProblem) -> float:
+    """Largest max |out - reference| / max |reference|: a few units in the last place, of the
+    coarser dtype of the gradients.
+    """
+    dtypes = {problem.dtype, problem.affine if problem.affine != "none" else problem.dtype}
+    return max(forward.tolerance(replace(problem, dtype=dtype)) for dtype in dtypes)
+
+
+def test_problems(problem: GroupNormBackwardProblem) -> tuple[GroupNormBackwardProblem, ...]:
+    """As of the forward pass; and an image of several parts, where the class has such."""
+    found = forward.small_images(problem)
+    parts = replace(problem, batch=1, height=17, width=24)
+    if problem.channels_last:
+        most = whole.holds(problem.channels, problem.pixels, problem.groups, problem.form.vector)
+        if 0 < most < parts.pixels:
+            return found
+    return (*found, parts)
+
+
+test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
+
+
+def trial_inputs(problem: GroupNormBackwardProblem) -> TrialInputs:
+    """An image that is read by halves."""
+    p = test_problems(problem)[0]
+    return ((f"{p}, misaligned", partial(_misaligned, p)),)
+
+
+def _misaligned(p: GroupNormBackwardProblem) -> GroupNormBackwardInputs:
+    made = make_inputs(p, torch.device("cpu"), SEED)
+    room = torch.zeros(made.x.numel() + 1, dtype=made.x.dtype)
+    return made._replace(x=room[1:].as_strided(made.x.shape, made.x.stride(), 1).copy_(made.x))
+
+
+_SILU = GroupNormBackwardProblem(2, 320, 64, 64, channels_last=False, silu=True)
+USUAL = (
+    ("SD1.5 512x512, 64x64", _SILU),
+    ("SD1.5 512x512, 64x64, channels last", replace(_SILU, channels_last=True)),
+    ("SD1.5 512x512, 32x32", replace(_SILU, channels=640, height=32, width=32)),
+    ("SD1.5 512x512, 8x8", replace(_SILU, channels=2560, height=8, width=8)),
+    ("SDXL 1024x1024, 128x128", replace(_SILU, height=128, width=128)),
+    (
+        "SDXL, 32x32, channels last",
+        replace(_SILU, channels=1280, height=32, width=32, channels_last=True),
+    ),
+)
+"""What training Stable Diffusion meets, by name."""
+
+ODD = (
+    GroupNormBackwardProblem(1, 8, 1, 1, groups=2),
+    GroupNormBackwardProblem(2, 72, 7, 9, silu=True, groups=6),
+    GroupNormBackwardProblem(2, 20, 5, 11, "bfloat16", True, True, 4, "float32", False),
+    GroupNormBackwardProblem(3, 6, 17, 31, "float16", False, False, 2, "none"),
+    GroupNormBackwardProblem(2, 40, 4, 6, "bfloat16", False, True, 8, "bfloat16"),
+)
+"""Small shapes at which indexing errors show."""

@@ -1,0 +1,32 @@
+"""The gradients of LayerNorm as the engine, the tests and the benchmark see them."""
+
+from __future__ import annotations
+
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.keys import key_by
+from lib_rocm_sd.ops.layer_norm_backward import formula
+from lib_rocm_sd.ops.layer_norm_backward import problem as problems
+from lib_rocm_sd.ops.layer_norm_backward.ours import KernelLayerNormBackward
+from lib_rocm_sd.ops.layer_norm_backward.problem import (
+    LayerNormBackwardInputs,
+    LayerNormBackwardProblem,
+)
+from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
+
+LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
+    name="layer norm backward",
+    family="layer_norm_backward",
+    title="Layer norm, gradients",
+    variants=(KernelLayerNormBackward(), TorchLayerNormBackward()),
+    problem_of=problems.problem_of,
+    key_of=key_by(problems.problem_of),
+    reference=lambda inputs: formula.reference(*inputs),
+    make_inputs=problems.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=problems.test_problems,
+    cases=problems.ODD,
+    usual=problems.USUAL,
+    trial_inputs=problems.trial_inputs,
+)
+OPS = (LAYER_NORM_BACKWARD,)

@@ -1,0 +1,70 @@
+"""`python -m lib_rocm_sd bench norm_gradients` on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.bench import norm_gradients, norms
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
+from tests import simt
+from tests.ops.toy_op import CPU, GFX1100
+from tests.simt.launch import ShimLaunch
+
+ROWS = LayerNormBackwardProblem((3, 5, 40), added=True)
+IMAGE = GroupNormBackwardProblem(2, 16, 5, 7, groups=4, silu=True)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    command = ["bench", "norm_gradients", "--small", "--runs", "2", "--device", "cpu"]
+    assert __main__.main([*command, "--json", str(file)]) == 0
+    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    figures = [row for row in rows if not row["reason"]]
+    assert {row["way"] for row in figures} == {"copy", "torch"}
+    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
+    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
+
+
+def test_the_usual_problems_come_trained_and_frozen_in_the_dtype_that_is_asked_for() -> None:
+    usual = norm_gradients.problems(False, "bfloat16")
+    assert len({problem for _, problem in usual}) == len(usual)
+    assert {(p.dtype, p.affine) for _, p in usual} == {("bfloat16", "bfloat16")}
+    for kind in (LayerNormBackwardProblem, GroupNormBackwardProblem):
+        assert {p.wanted for _, p in usual if isinstance(p, kind)} == {True, False}
+
+
+@pytest.mark.parametrize("problem", [ROWS, IMAGE], ids=str)
+def test_our_operators_find_what_torch_finds(
+    problem: LayerNormBackwardProblem | GroupNormBackwardProblem,
+) -> None:
+    op = norm_gradients.op_of(problem)
+    inputs = op.make_inputs(problem, CPU, 1)
+    found = [
+        norm_gradients._passes(op, results)(*inputs)
+        for results in (norm_gradients.operators, norm_gradients.torchs)
+    ]
+    assert len(found[0]) == len(found[1]) == 3
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+@pytest.mark.parametrize("problem", [ROWS, IMAGE], ids=str)
+def test_ours_is_timed(problem: LayerNormBackwardProblem | GroupNormBackwardProblem) -> None:
+    """The backward pass by the kernels; both passes by the engine, which has no GPU here."""
+    assert GFX1100.arch is not None
+    launch = ShimLaunch(GFX1100.arch)
+    with launch.knows():
+        rows = norm_gradients.measure("odd", problem, CPU, GFX1100, launch, 1)
+    assert [row.way for row in rows] == ["copy", "torch", "rocm_sd", "  backward"]
+    assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
+    assert "  backward" in norms.render("heading", rows)
