@@ -92,10 +92,15 @@ class Planner:
         policy, arch = session.policy, self.identify(device).arch
         barred = self._against_ours(device)
 
-        def ask(variant: Variant[Any, Any]) -> Sequence[str]:
-            return barred if variant.ours and barred else variant.refusals(arch, problem)
+        times: measure.Times = {}
 
-        answers, times, at = Answers(op, ask, further), {}, ""
+        def ask(variant: Variant[Any, Any]) -> Sequence[str]:
+            why = barred if variant.ours and barred else variant.refusals(arch, problem)
+            if not why and variant in op.measured_only and variant.name not in times:
+                return self._unmeasured(op, variant, problem, device)
+            return why
+
+        answers, at = Answers(op, ask, further), ""
         if session.measures:
             like = op.measured_as(problem)
             times = self.times(session, op, like, device)
@@ -108,7 +113,7 @@ class Planner:
                 variant.preference_for(arch, problem),
                 partial(answers.accepts, variant),
             )
-            for variant in op.variants
+            for variant in (op.every if session.measures else op.variants)
         ]
         free = self._free(device, session.headroom_bytes)
         configs = {name: timing.config for name, timing in times.items()}
@@ -120,6 +125,16 @@ class Planner:
         chosen, config = found
         others = Others(answers, chosen, candidates, policy, free)
         return VariantPlan(chosen.variant, config, others, _why(policy, chosen, free, at))
+
+    def _unmeasured(
+        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
+    ) -> list[str]:
+        """Why there is no time of `variant`."""
+        found = (
+            self._quarantine.get(_class(op, variant, config, problem, device))
+            for config in self.defaults(variant, problem, device)
+        )
+        return [why for why in found if why] or ["was not measured"]
 
     def refusals(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
@@ -336,7 +351,8 @@ class Planner:
                 answers.add(variant, why)
         if is_recording(device):
             for candidate in able:
-                if not candidate.variant.ours:
+                variant = candidate.variant
+                if not variant.ours and variant not in op.measured_only:
                     return candidate, self.default_config(candidate.variant, problem, device)
         return None
 

@@ -63,7 +63,7 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
 
 def own_kernels_only() -> AbstractContextManager[None]:
     """Within this, each variant that is not ours alone refuses whatever is planned."""
-    variants = (variant for op in ops() for variant in op.variants)
+    variants = (variant for op in ops() for variant in op.every)
     return refused((item for item in variants if item.name != OWN), "own kernels only")
 
 
