@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "lib_rocm_sd"
 LAYERS = (
     ("errors", "checks", "arch", "cache", "device", "report", "policy", "unet_step"),
+    ("triton_kernels",),
     ("ops",),
     ("runtime",),
     ("machine",),
