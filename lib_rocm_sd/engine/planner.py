@@ -39,6 +39,7 @@ def _nothing_further(variant: Variant[Any, Any]) -> Sequence[str]:
     return ()
 
 
+UNTRIED = "it is not tried in a process of its own, as what this host launches has to be"
 SECOND_LOOK_S = 0.1
 """How long a process tests what the gate vouches for, all classes together."""
 
@@ -90,12 +91,11 @@ class Planner:
         Raises NotSupportedError when none is left.
         """
         policy, arch = session.policy, self.identify(device).arch
-        barred = self._against_ours(device)
-
-        times: measure.Times = {}
+        barred, times = self._against_ours(device), measure.Times()
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
-            why = barred if variant.ours and barred else variant.refusals(arch, problem)
+            why = barred if variant.ours else self._against(variant, device)
+            why = why or variant.refusals(arch, problem)
             if not why and variant in op.measured_only and variant.name not in times:
                 return self._unmeasured(op, variant, problem, device)
             return why
@@ -140,8 +140,14 @@ class Planner:
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
-        why = self._against_ours(device) if variant.ours else []
+        why = self._against(variant, device)
         return why or variant.refusals(self.identify(device).arch, problem)
+
+    def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
+        """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
+        if variant.untried and self.gate is not None:
+            return [UNTRIED]
+        return self._against_ours(device) if variant.ours else []
 
     def _against_ours(self, device: torch.device) -> list[str]:
         """Why no kernel of ours can run on `device`."""

@@ -78,6 +78,9 @@ class Variant(ABC, Generic[P, I]):
     The highest that does not refuse is taken first.
     """
 
+    untried = False
+    """True for kernels of ours that no trial in a process of its own knows: where a host has its
+    kernels tried before they are launched, it does without them."""
     last_resort = False
     """True for what is never measured, and runs where nothing else can."""
 

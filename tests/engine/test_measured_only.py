@@ -100,3 +100,26 @@ def test_a_graph_capture_does_not_begin_with_it(
     monkeypatch.setattr(planner, "is_recording", lambda device: True)
     plan = inner.plan(engine.session, op, PROBLEM, CPU)
     assert plan.variant.name == "own" and not library.seen
+
+
+def test_a_host_that_has_kernels_tried_does_without_those_that_no_trial_knows(
+    clock: Clock,
+) -> None:
+    engine, _ = engine_of()
+    engine.set_level("Performance")
+    library = Doubler("library", work=taking(1e-4, clock))
+    library.untried = True
+    op = with_library(library, clock)
+    engine.gate = Allowing()
+    plan = engine.plan(PROBLEM, CPU, op)
+    assert plan.variant.name == "own" and plan.refusals["library"] == [planner.UNTRIED]
+    assert not library.seen
+    engine.gate = None
+    assert engine.plan(PROBLEM, CPU, op).variant.name == "library"
+
+
+class Allowing:
+    """A gate that refuses nothing."""
+
+    def refusal(self, asked: Any) -> None:
+        return None

@@ -26,6 +26,7 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
     """triton_kernels/attention.py. Triton compiles it on this machine when it is first called."""
 
     name = "triton"
+    untried = True
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         p = problem

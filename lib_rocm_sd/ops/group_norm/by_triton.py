@@ -24,6 +24,7 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
     """triton_kernels/group_norm.py: statistics, their merge, and a pass that applies it."""
 
     name = "triton"
+    untried = True
 
     def refusals(self, arch: Arch | None, problem: GroupNormProblem) -> list[str]:
         p, width = problem, problem.channels // problem.groups
