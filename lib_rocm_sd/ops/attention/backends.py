@@ -36,6 +36,8 @@ OLD_SWITCHES = {"flash": "enable_flash", "efficient": "enable_mem_efficient", "m
 """Arguments of torch.backends.cuda.sdp_kernel, which torch before 2.3 has."""
 BY_AOTRITON = ("flash", "efficient")
 EXPERIMENTAL = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
+MOST_SCORE_BYTES = 1 << 30
+"""Of the math backend, which holds them twice or more: it is not worth the memory to measure it."""
 MOST_WORDS = 200
 """Characters of what torch says."""
 _switches = threading.Lock()
@@ -59,6 +61,9 @@ class SdpaBackend(SdpaAttention):
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         if arch is None or not torch.cuda.is_available():
             return ["no supported GPU"]
+        large = self.backend == "math" and problem.score_bytes > MOST_SCORE_BYTES
+        if large:
+            return [f"its scores would take {problem.score_bytes >> 20} MiB, and more"]
         return switch_refusals(self.backend) or list(
             torchs_refusals(self.backend, problem, torch.cuda.current_device())
         )

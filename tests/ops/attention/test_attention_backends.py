@@ -188,6 +188,13 @@ def test_a_torch_that_cannot_be_asked_leaves_it_to_the_self_test(
     assert SdpaBackend("efficient").refusals(ARCH, PROBLEM) == []
 
 
+@pytest.mark.usefixtures("card")
+def test_math_does_not_ask_for_all_memory() -> None:
+    large = AttentionProblem(2, 8, 16384, 16384, 40)
+    assert SdpaBackend("math").refusals(ARCH, large) == ["its scores would take 8192 MiB, and more"]
+    assert SdpaBackend("math").refusals(ARCH, AttentionProblem(2, 8, 4096, 4096, 40)) == []
+
+
 def test_gradients_are_left_to_torchs_own_choice() -> None:
     inputs = ATTENTION.make_inputs(PROBLEM, CPU, 1)
     assert SdpaBackend("math").input_refusals(inputs) == []
