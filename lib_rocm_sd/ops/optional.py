@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
@@ -33,6 +35,19 @@ def absent(package: str, module: str) -> str:
         told = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
         return f"{package} cannot be used: {told}"
     return ""
+
+
+@contextmanager
+def calling(package: str) -> Iterator[None]:
+    """Within this, whatever a package says of a call is the RuntimeError that the engine expects of
+    a variant that fails; what is one already, such as "out of memory", stays what it is.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError):
+        raise
+    except BROKEN as error:
+        raise RuntimeError(f"{package}: {type(error).__name__}: {error}") from error
 
 
 def module(name: str) -> ModuleType:

@@ -13,6 +13,7 @@ OLDEST = 3
 """The first major release whose kernels these are."""
 FAILED: tuple[type[Exception], ...] = (
     *(triton.CompilationError, triton.OutOfResources, subprocess.SubprocessError),
+    *(AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError),
     *filter(None, [getattr(triton, "TritonError", None)]),
 )
 """What Triton and the compilers that it calls raise, besides RuntimeError."""

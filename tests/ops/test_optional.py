@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lib_rocm_sd.ops import optional
 from tests.packages import installed
@@ -56,6 +57,15 @@ def test_it_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             assert optional.absent("some_package", "some_package.inner") == ""
     assert tried == ["some_package.inner"]
+
+
+def test_what_a_package_says_of_a_call_is_what_the_engine_expects() -> None:
+    with pytest.raises(RuntimeError, match="a_package: AssertionError: head_dim"):  # noqa: SIM117
+        with optional.calling("a_package"):
+            raise AssertionError("head_dim")
+    memory = torch.cuda.OutOfMemoryError("out of memory")
+    with pytest.raises(torch.cuda.OutOfMemoryError), optional.calling("a_package"):
+        raise memory
 
 
 def test_nothing_of_ours_imports_them() -> None:

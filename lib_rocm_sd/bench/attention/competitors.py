@@ -25,13 +25,11 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         why = optional.absent("triton", TRITON_RUN)
-        return (
-            [why]
-            if why
-            else reasons(
-                (problem.mask != "none", UNMASKED),
-                (problem.dtype not in ("float16", "bfloat16"), f"{problem.dtype}: it takes halves"),
-            )
+        if why:
+            return [why]
+        return reasons(
+            (problem.mask != "none", UNMASKED),
+            (problem.dtype not in ("float16", "bfloat16"), f"{problem.dtype}: it takes halves"),
         )
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[Any]:

@@ -85,7 +85,8 @@ class XformersAttention(_Library):
     ) -> torch.Tensor:
         q, k, v, mask, scale = inputs
         forward = optional.module(self.module).memory_efficient_attention_forward
-        made: torch.Tensor = forward(q, k, v, attn_bias=_bias(mask, q, k), scale=scale)
+        with optional.calling(self.package):
+            made: torch.Tensor = forward(q, k, v, attn_bias=_bias(mask, q, k), scale=scale)
         return made.flatten(2)
 
 
@@ -135,7 +136,8 @@ class FlashAttention(_Library):
     ) -> torch.Tensor:
         q, k, v, _, scale = inputs
         attend: Any = optional.module(self.module).flash_attn_func
-        made: torch.Tensor = attend(q, k, v, softmax_scale=scale)
+        with optional.calling(self.package):
+            made: torch.Tensor = attend(q, k, v, softmax_scale=scale)
         return made.flatten(2)
 
 
