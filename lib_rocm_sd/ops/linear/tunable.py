@@ -92,13 +92,20 @@ class _Tuned:
                 return call(inputs)
         if _recorded(inputs.x):
             return call(inputs)
-        aside = None if inputs.out is None else inputs.out.clone()
         with switched_on(tune=True):
-            chosen = call(inputs if aside is None else inputs._replace(residual=aside, out=aside))
-        right = call(inputs)
+            chosen = call(_aside(inputs))
+        right = call(_aside(inputs))
         _compare(chosen, right, problem)
         self._ready = True
-        return right
+        return right if inputs.out is None else inputs.out.copy_(right)
+
+
+def _aside(inputs: LinearInputs) -> LinearInputs:
+    """The same, with a copy of what would be written over: who goes on after an error needs it."""
+    if inputs.out is None:
+        return inputs
+    copy = inputs.out.clone()
+    return inputs._replace(residual=copy, out=copy)
 
 
 def _compare(chosen: torch.Tensor, right: torch.Tensor, problem: LinearProblem) -> None:
