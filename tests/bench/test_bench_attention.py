@@ -128,7 +128,7 @@ def test_every_competitor_is_there_or_says_why() -> None:
     found = {row.variant: row for row in rows}
     backends = {f"sdpa {name}" for name in ("flash", "efficient", "cudnn", "math")}
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
-    others |= {"flash-attention", "flash-attention triton"}
+    others |= {"flash-attention", "flash-attention triton", "triton"}
     ours = {OURS, AmdLoops.name, "torch + rocm_sd"}
     assert set(found) == {*ours, "triton tutorial-like", *backends, *others}
     assert found[OURS].reason == "no supported GPU"
