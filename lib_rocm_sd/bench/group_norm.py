@@ -59,7 +59,7 @@ def measure(
         copy = timed_row(start, sets, lambda x, *_: copied.copy_(x), 2 * size, runs)
         rows = [copy]
         exact = GROUP_NORM_SILU.reference(sets[0])
-        for variant in GROUP_NORM_SILU.variants:
+        for variant in GROUP_NORM_SILU.every:
             row = replace(start, way=variant.name)
             refusals = refusals_of(variant, problem, info, launch)
             if refusals:

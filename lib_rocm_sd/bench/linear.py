@@ -61,7 +61,7 @@ def measure(
         sets = input_sets(LINEAR, problem, device)
         exact = LINEAR.reference(sets[0])
         kept = None if sets[0].residual is None else sets[0].residual.clone()
-        for variant in LINEAR.variants:
+        for variant in LINEAR.every:
             row = LinearRow(label, str(problem), variant.name)
             refusals = refusals_of(variant, problem, info, launch)
             if refusals:

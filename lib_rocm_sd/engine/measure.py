@@ -177,7 +177,7 @@ def load(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
     if row is None:
         return {}, reason
     times: Times = {}
-    for variant in op.variants:
+    for variant in op.every:
         entry = row.get(variant.name) if isinstance(row, dict) else None
         if entry is None:
             continue

@@ -57,7 +57,7 @@ class Measurer:
             known = self._planner.times(session, op, problem, device)
             return [
                 variant
-                for variant in op.variants
+                for variant in op.every
                 if variant.name not in known
                 and not variant.last_resort
                 and not self._planner.was_tried(op, variant, problem, device)

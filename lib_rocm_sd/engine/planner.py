@@ -39,6 +39,7 @@ def _nothing_further(variant: Variant[Any, Any]) -> Sequence[str]:
     return ()
 
 
+UNTRIED = "it is not tried in a process of its own, as what this host launches has to be"
 SECOND_LOOK_S = 0.1
 """How long a process tests what the gate vouches for, all classes together."""
 
@@ -90,12 +91,16 @@ class Planner:
         Raises NotSupportedError when none is left.
         """
         policy, arch = session.policy, self.identify(device).arch
-        barred = self._against_ours(device)
+        barred, times = self._against_ours(device), measure.Times()
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
-            return barred if variant.ours and barred else variant.refusals(arch, problem)
+            why = barred if variant.ours else self._against(variant, device)
+            why = why or variant.refusals(arch, problem)
+            if not why and variant in op.measured_only and variant.name not in times:
+                return self._unmeasured(op, variant, problem, device)
+            return why
 
-        answers, times, at = Answers(op, ask, further), {}, ""
+        answers, at = Answers(op, ask, further), ""
         if session.measures:
             like = op.measured_as(problem)
             times = self.times(session, op, like, device)
@@ -108,7 +113,7 @@ class Planner:
                 variant.preference_for(arch, problem),
                 partial(answers.accepts, variant),
             )
-            for variant in op.variants
+            for variant in (op.every if session.measures else op.variants)
         ]
         free = self._free(device, session.headroom_bytes)
         configs = {name: timing.config for name, timing in times.items()}
@@ -121,12 +126,28 @@ class Planner:
         others = Others(answers, chosen, candidates, policy, free)
         return VariantPlan(chosen.variant, config, others, _why(policy, chosen, free, at))
 
+    def _unmeasured(
+        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
+    ) -> list[str]:
+        """Why there is no time of `variant`."""
+        found = (
+            self._quarantine.get(_class(op, variant, config, problem, device))
+            for config in self.defaults(variant, problem, device)
+        )
+        return [why for why in found if why] or ["was not measured"]
+
     def refusals(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
-        why = self._against_ours(device) if variant.ours else []
+        why = self._against(variant, device)
         return why or variant.refusals(self.identify(device).arch, problem)
+
+    def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
+        """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
+        if variant.untried and self.gate is not None:
+            return [UNTRIED]
+        return self._against_ours(device) if variant.ours else []
 
     def _against_ours(self, device: torch.device) -> list[str]:
         """Why no kernel of ours can run on `device`."""
@@ -336,7 +357,8 @@ class Planner:
                 answers.add(variant, why)
         if is_recording(device):
             for candidate in able:
-                if not candidate.variant.ours:
+                variant = candidate.variant
+                if not variant.ours and variant not in op.measured_only:
                     return candidate, self.default_config(candidate.variant, problem, device)
         return None
 

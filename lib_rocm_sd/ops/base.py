@@ -78,6 +78,9 @@ class Variant(ABC, Generic[P, I]):
     The highest that does not refuse is taken first.
     """
 
+    untried = False
+    """True for kernels of ours that no trial in a process of its own knows: where a host has its
+    kernels tried before they are launched, it does without them."""
     last_resort = False
     """True for what is never measured, and runs where nothing else can."""
 
@@ -177,6 +180,8 @@ class Op(Generic[P, I]):
     size of an image is not always measured anew.
     `trial_inputs(problem)`: beside the test problems, what the first trial of `problem`'s class on
     a card runs: other strides, masks and tails, offsets beyond 2 GiB.
+    `measured_only`: what other libraries and compilers have. Only a session that measures asks
+    them, and takes one only by its measured time.
     """
 
     name: str
@@ -195,6 +200,12 @@ class Op(Generic[P, I]):
     output_dtype: Callable[[P], torch.dtype] | None = None
     measured_as: Callable[[P], P] = _itself
     trial_inputs: Callable[[P], TrialInputs] = _none_further
+    measured_only: Sequence[Variant[P, I]] = ()
+
+    @property
+    def every(self) -> tuple[Variant[P, I], ...]:
+        """All variants, also those that are asked only where times are measured."""
+        return (*self.variants, *self.measured_only)
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

@@ -54,22 +54,26 @@ def main(args: argparse.Namespace) -> int:
     from lib_rocm_sd.device import identify
     from lib_rocm_sd.profile import text
     from lib_rocm_sd.profile.sums import rows_of
+    from lib_rocm_sd.sensors.watch import Watch, of_device
 
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = args.dtype or ("float32" if device.type == "cpu" else "float16")
     pipeline = load(args.model, getattr(torch, dtype)).to(device)
+    info = identify(device)
+    watch = Watch(of_device(device, info))
     with _patched(pipeline, args):
         _picture(pipeline, args, device, 1)
-        found = _profiled(pipeline, args, device)
-    rows = rows_of(found.events())
-    info = identify(device)
+        with watch.looking():
+            found = _profiled(pipeline, args, device)
+    rows, told = rows_of(found.events()), watch.summary()
     machine = {"device": info.name, "gfx": info.gfx, "backend": info.backend}
     machine |= {"torch": torch.__version__, "rocm_sd": __version__}
     machine |= {"model": args.model.name, "dtype": dtype, "steps": args.steps}
     machine |= {"unet": args.unet, "without": args.without}
-    print(text.render(_heading(machine), rows))
+    print(text.render(_heading(machine), rows), told, sep="\n\n")
     if args.json:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        document["sensors"] = asdict(told)
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.trace:
         found.export_chrome_trace(args.trace)

@@ -90,4 +90,4 @@ def _why(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _preferences(op_name: str) -> dict[str, int]:
     op = op_named(op_name)
-    return {} if op is None else {variant.name: variant.preference for variant in op.variants}
+    return {} if op is None else {variant.name: variant.preference for variant in op.every}

@@ -123,31 +123,16 @@ def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
 def test_every_competitor_is_there_or_says_why() -> None:
     rows = measure.measure("odd", replace(SMALL, dtype="float16"), CPU, identify(CPU), None, EFFORT)
     found = {row.variant: row for row in rows}
-    backends = {f"sdpa {name}" for name in competitors.BACKENDS}
+    backends = {f"sdpa {name}" for name in ("flash", "efficient", "cudnn", "math")}
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
+    others |= {"flash-attention", "flash-attention triton", "triton"}
     ours = {OURS, AmdLoops.name, "torch + rocm_sd"}
     assert set(found) == {*ours, "triton tutorial-like", *backends, *others}
     assert found[OURS].reason == "no supported GPU"
     for row in rows:
         assert row.reason or (row.p10_us <= row.median_us <= row.p90_us and row.runs >= 3)
         assert row.reason or (row.error < 8e-3 and row.checked_rows == 34)
-    assert found["sdpa math"].median_us > 0 or "sdpa_kernel" in found["sdpa math"].reason
-
-
-def test_an_old_torch_cannot_name_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(competitors, "_sdpa_module", lambda: None)
-    (reason,) = competitors.SdpaBackend("flash").refusals(None, SMALL)
-    assert "has no torch.nn.attention.sdpa_kernel" in reason
-
-
-def test_a_backend_is_the_only_one_allowed() -> None:
-    if competitors._sdpa_module() is None:
-        pytest.skip("this torch cannot choose a backend")
-    inputs = ATTENTION.make_inputs(SMALL, CPU, 1)
-    right = exact.expected(inputs, SMALL)
-    assert right.error(competitors.SdpaBackend("math").run(None, None, SMALL, inputs)) < 1e-5
-    with pytest.raises(RuntimeError):
-        competitors.SdpaBackend("efficient").run(None, None, SMALL, inputs)
+    assert {found[name].reason for name in backends} == {"no supported GPU"}
 
 
 @pytest.mark.parametrize(
@@ -279,14 +264,6 @@ def test_tritons_kernel_is_right_as_triton_interprets_it() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_a_package_that_is_not_there_is_a_reason() -> None:
-    missing = competitors._not_installed("no_such_package", "no_such_package.ops")
-    assert missing == ["no_such_package is not installed"]
-    assert competitors._not_installed("json", "json.decoder") == []
-    (broken,) = competitors._not_installed("json", "json.no_such_module")
-    assert broken.startswith("json cannot be used: ModuleNotFoundError")
 
 
 def some_rows() -> list[AttentionRow]:

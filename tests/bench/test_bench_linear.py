@@ -55,6 +55,8 @@ def test_ours_and_torchs_are_timed_although_the_residual_is_written_over() -> No
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
         rows = linear.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+    *rows, tunable = rows
+    assert (tunable.way, tunable.reason) == ("torch tunable", "no supported GPU")
     assert {row.way for row in rows} == {"rocm_sd", "torch + rocm_sd", "torch"}
     assert {row.reason for row in rows if row.way == "torch + rocm_sd"} == {"there is no gate"}
     timed = [row for row in rows if row.way != "torch + rocm_sd"]

@@ -13,8 +13,10 @@ import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.bench.unet import command, measure, models, ways
+from lib_rocm_sd.bench.unet.attended import Attended
 from lib_rocm_sd.bench.unet.measure import UnetRow
 from lib_rocm_sd.bench.unet.ways import Runner, Way
+from lib_rocm_sd.torch_ops import KEEPS_WHOLE
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
 CPU = torch.device("cpu")
@@ -101,3 +103,44 @@ def test_a_result_that_is_interrupted_is_kept(
     assert __main__.main([*TINY, "--json", str(file)]) == 130
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["complete"] is False and len(document["rows"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiled_with_ours_has_ours_in_one_graph_for_all_sizes(
+    unet: models.Unet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `compiled-ours` is made, with a backend in Inductor's place, which takes minutes here."""
+    if not KEEPS_WHOLE:
+        pytest.skip("torch before 2.4 is not given the operators")
+    ours, graphs = torch.ops.rocm_sd.attention.default, []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes])
+        return graph.forward
+
+    def compile_once(module: Any, **given: Any) -> Any:
+        assert given == {"mode": "default", "dynamic": False}
+        return whole(module, backend=backend, fullgraph=True, dynamic=True)
+
+    module: Any = unet.module
+    whole, before = torch.compile, dict(module.attn_processors)
+    monkeypatch.setattr(torch, "compile", compile_once)
+    way = next(way for way in ways.WAYS if way.key == "compiled-ours")
+    with torch.no_grad():
+        calls = [unet.arguments(*size) for size in ((64, 96), (96, 64))]
+        right = [unet.module(*args, **kwargs)[0] for args, kwargs in calls]
+        with way.make(unet) as runner:
+            made = [runner.call(*args, **kwargs)[0] for args, kwargs in calls]
+            assert any("attention" in line for line in runner.told())
+    assert module.attn_processors == before
+    count = len(before)
+    assert count and all(found.count(ours) == count for found in graphs)
+    assert len(graphs) == 1  # sizes equal in the first call would count as always equal
+    for x, y in zip(made, right, strict=True):
+        assert torch.allclose(x, y, atol=0.03 * float(y.abs().max()))
+
+
+def test_what_compiles_says_of_masks(unet: models.Unet) -> None:
+    with pytest.raises(ValueError, match="a UNet's step has none"):
+        Attended()(None, torch.ones(1, 2, 3), attention_mask=torch.ones(1))

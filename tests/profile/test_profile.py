@@ -143,7 +143,10 @@ def test_a_picture_is_profiled_and_its_files_are_written(
     assert __main__.main(["profile", *words]) == 0
     out = capsys.readouterr().out
     assert "3 steps, float32, without this extension" in out and "UNet down 0" in out
-    rows = json.loads(files["json"].read_text(encoding="utf-8"))["rows"]
+    assert "power and clocks: CPU does not tell them" in out
+    document = json.loads(files["json"].read_text(encoding="utf-8"))
+    rows = document["rows"]
+    assert document["sensors"]["reason"] == "CPU does not tell them"
     (attention,) = (row for row in rows if row["kind"] == "attention")
     assert (attention["part"], attention["calls"], attention["by"]) == ("UNet down 0", 3, "sdpa")
     assert {row["part"] for row in rows} >= {"UNet, the rest", "VAE decode"}

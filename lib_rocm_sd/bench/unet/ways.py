@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.modules import in_channels_last, last, refused
+from lib_rocm_sd.bench.unet.attended import attended
 from lib_rocm_sd.bench.unet.models import Unet
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.report import report as process_report
 from lib_rocm_sd.unet.takeover import take_over
 
 
@@ -63,7 +65,7 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
 
 def own_kernels_only() -> AbstractContextManager[None]:
     """Within this, each variant that is not ours alone refuses whatever is planned."""
-    variants = (variant for op in ops() for variant in op.variants)
+    variants = (variant for op in ops() for variant in op.every)
     return refused((item for item in variants if item.name != OWN), "own kernels only")
 
 
@@ -84,12 +86,19 @@ def channels_last(unet: Unet) -> Iterator[Runner]:
 def compiled(unet: Unet, mode: str) -> Iterator[Runner]:
     """torch.compile in channels-last, anew for each size."""
     torch._dynamo.reset()
-    with channels_last(unet):
+    with in_channels_last(unet.module):
         function = torch.compile(unet.module, mode=mode, dynamic=False)
         try:
             yield Runner(partial(_last, function))
         finally:
             torch._dynamo.reset()
+
+
+@contextmanager
+def compiled_with_ours(unet: Unet, mode: str) -> Iterator[Runner]:
+    """The same with attention as our operator, in the place of torch's own. Level Auto."""
+    with attended(unet.module), compiled(unet, mode) as runner:
+        yield Runner(runner.call, lambda: process_report.summary().splitlines())
 
 
 def _last(function: Callable[..., Any], image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +114,18 @@ WAYS = (
     Way("channels-last", "eager channels-last", channels_last),
     Way("compiled", "compiled channels-last", partial(compiled, mode="default"), slow=True),
     Way("graphs", "compiled with graphs", partial(compiled, mode="reduce-overhead"), slow=True),
+    Way(
+        "compiled-ours",
+        "compiled with ours",
+        partial(compiled_with_ours, mode="default"),
+        slow=True,
+    ),
+    Way(
+        "graphs-ours",
+        "compiled, graphs, ours",
+        partial(compiled_with_ours, mode="reduce-overhead"),
+        slow=True,
+    ),
 )
 """In the order in which they are measured."""
 KEYS = tuple(way.key for way in WAYS)

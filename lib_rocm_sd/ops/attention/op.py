@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.attention import problem as problems
+from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
+from lib_rocm_sd.ops.attention.by_triton import TritonAttention
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.libraries import LIBRARIES
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention
@@ -28,5 +31,6 @@ ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     usual=USUAL,
     measured_as=problems.measured_as,
     trial_inputs=trial_inputs,
+    measured_only=(*map(SdpaBackend, BACKENDS), *LIBRARIES, TritonAttention()),
 )
 OPS = (ATTENTION,)

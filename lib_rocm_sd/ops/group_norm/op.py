@@ -9,6 +9,7 @@ import torch
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.group_norm import draw, formula, key, trial
 from lib_rocm_sd.ops.group_norm import problem as problems
+from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.ours import (
     KernelApply,
     KernelFinalize,
@@ -148,5 +149,6 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
     trial_inputs=trial.of_group_norm,
+    measured_only=(TritonGroupNorm(),),
 )
 OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY, NORM)

@@ -10,6 +10,7 @@ from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.ops.linear.trial import trial_inputs
+from lib_rocm_sd.ops.linear.tunable import TunedLinear
 
 LINEAR: Op[LinearProblem, LinearInputs] = Op(
     name="linear",
@@ -27,5 +28,6 @@ LINEAR: Op[LinearProblem, LinearInputs] = Op(
     usual=USUAL,
     measured_as=problems.measured_as,
     trial_inputs=trial_inputs,
+    measured_only=(TunedLinear(),),
 )
 OPS = (LINEAR,)

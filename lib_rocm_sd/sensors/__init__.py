@@ -1,0 +1,1 @@
+"""What a card tells of its power and clocks while something runs."""
