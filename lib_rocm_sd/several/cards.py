@@ -1,4 +1,4 @@
-"""Which further cards there are, and which of them a user has chosen."""
+"""Which further cards there are, and which of them a user has chosen. Importable without torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from lib_rocm_sd.device import identify
+
+if TYPE_CHECKING:
+    import torch
 
 TEST = "ROCM_SD_SEVERAL_TEST"
 """For tests and development: the devices of replicas, such as `cpu` or `cuda:0`, with commas. Here
@@ -27,6 +29,8 @@ class Chosen:
 
 def chosen(home: torch.device, wanted: str = "", environ: Mapping[str, str] = os.environ) -> Chosen:
     """The cards beside `home`. `wanted`: their numbers, with commas; empty for all of them."""
+    import torch
+
     test = environ.get(TEST, "")
     if test:
         return Chosen(tuple(torch.device(name.strip()) for name in test.split(",")))

@@ -21,6 +21,7 @@ def main() -> int:
     quiet()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print goes to standard error
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     inbox = _inbox(sys.stdin.buffer)
     worker: Any = None
     while True:

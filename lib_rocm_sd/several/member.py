@@ -42,7 +42,6 @@ class _Trial:
     """A call that both compute: its kind, and what is expected."""
 
     kind: Hashable
-    begun: float
     expected: torch.Tensor | None = None
 
 
@@ -137,8 +136,7 @@ class Member:
             answer = replica.poll()
             if answer is None:
                 limit_s = limits.first_call_s if trial else limits.start_s
-                begun = trial.begun if trial else replica.begun
-                if time.monotonic() - begun > limit_s:
+                if time.monotonic() - replica.asked > limit_s:
                     answer = replica.fetch(0.0)
             if answer is None:
                 return
@@ -196,13 +194,13 @@ class Member:
         """Begin a call that the host computes too; `expect` says its result."""
         if not self.begin(kind, given, out_bytes):
             return False
-        self._trial = _Trial(kind, time.monotonic())
+        self._trial = _Trial(kind)
         return True
 
     def expect(self, expected: torch.Tensor) -> None:
         """What the call on trial has to give."""
         if self._trial is not None:
-            self._trial = _Trial(self._trial.kind, self._trial.begun, expected.clone())
+            self._trial = _Trial(self._trial.kind, expected.clone())
 
     def begin(self, kind: Hashable, given: Mapping[str, torch.Tensor], out_bytes: int) -> bool:
         """Begin a call; False where that cannot be."""

@@ -76,8 +76,8 @@ class Replica:
         self.device, self._home = device, home
         self.limits = limits or Limits()
         self._shared = Shared(size)
-        self.begun = time.monotonic()
-        """When it was started."""
+        self.asked = time.monotonic()
+        """When it was asked for something last."""
         self._number = self._out = 0
         self._waits = ""
         self.free_bytes: int | None = None
@@ -180,7 +180,7 @@ class Replica:
 
     def _ask(self, kind: str, **more: Any) -> None:
         self._number += 1
-        self._waits = kind
+        self._waits, self.asked = kind, time.monotonic()
         self._link.send({"kind": kind, "number": self._number, **more})
 
     def _understood(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class Shares:
         """Measure all ways again, when they come up: the cards may have become others."""
         for known in self._kinds.values():
             known.calls = dict.fromkeys(known.calls, WARM)
+            known.times.clear()
+            known.speeds.clear()
 
     def alone(self, kind: Hashable, rows: int) -> str:
         """Why one card computes a call of `rows` rows though others could."""
