@@ -25,6 +25,7 @@ LAYERS = (
     ("modules",),
     ("vae", "unet"),
     ("shipped", "first_trials"),
+    ("several",),
     ("bench",),
     ("speedtest",),
     ("ui",),

@@ -15,9 +15,9 @@ from lib_rocm_sd import functional
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.several import rebuilt
 from lib_rocm_sd.several.memory import Shared, settle
+from lib_rocm_sd.trials.gate import put_before
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover
 
@@ -65,7 +65,7 @@ class Worker:
                 return {"kind": "unusable", "reason": "; ".join(info.reasons)}
             torch.cuda.set_device(self._device)
             self._shared.pin()
-            gate.begin()
+            put_before(engine, print)
         return {"kind": "ready", "pinned": self._shared.is_pinned, **self._memory()}
 
     def _memory(self) -> Message:

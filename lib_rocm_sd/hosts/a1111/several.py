@@ -88,6 +88,10 @@ class SeveralSession:
         if not (options.enable and SEVERAL_MODES[options.several]) or left_alone():
             self.end()
             return
+        if host.is_short_of_memory():
+            self.end()
+            self.trouble = MOVED
+            return
         choice = (host.device(), options.cards)
         if choice != self._choice:
             self.end()
@@ -137,7 +141,7 @@ class SeveralSession:
         if self._other_weights:
             self._other_weights = False
             team.forget_weights()
-        self.trouble = MOVED if host.is_short_of_memory() else obstacle(unet)
+        self.trouble = obstacle(unet)
         if unet is None or self.trouble:
             self._take_out()
             return
@@ -235,10 +239,12 @@ def rows(options: Options) -> list[StatusRow]:
         return []
     if left_alone():
         return [StatusRow(SEVERAL_LABEL, "one card", tuple(left_alone()))]
+    if host.is_short_of_memory():
+        return [StatusRow(SEVERAL_LABEL, "one card", (MOVED,))]
     if session.team is None:
         found = chosen(host.device(), options.cards)
-        runs = "from the next picture on" if found.devices else "one card"
-        return [StatusRow(SEVERAL_LABEL, runs, shortened(found.left))]
+        runs = "from the next picture on" if found.devices and not session.trouble else "one card"
+        return [StatusRow(SEVERAL_LABEL, runs, shortened((*found.left, *session.why())))]
     return [StatusRow(SEVERAL_LABEL, session.runs(), shortened(session.why()))]
 
 

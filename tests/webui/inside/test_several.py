@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ def test_a_generation(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     pid = session_of(webui).team.members[0].pid
     batch = webui.txt2img(*SEVERAL, steps=STEPS, batch_size=2, n_iter=2)
     assert (2, 2) in ways and len(batch.images) == 4
+    assert row_of(webui).runs.startswith("prompt on cpu")
     assert session_of(webui).team.members[0].pid == pid
     assert same(webui.txt2img(False, steps=STEPS), expected) and untouched(webui)
     gone(pid)
@@ -103,8 +105,6 @@ def test_a_generation(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
 
 
 def gone(pid: int) -> None:
-    from pathlib import Path
-
     end = time.monotonic() + LIMIT_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -145,7 +145,7 @@ def test_low_vram(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu, args="--medvram")
     webui.txt2img(*SEVERAL)
     assert row_of(webui).why == (webui.library("hosts.a1111.several").MOVED,)
-    session_of(webui).end()
+    assert session_of(webui).team is None
 
 
 def test_one_card(start: Start, monkeypatch: Any) -> None:
