@@ -199,6 +199,7 @@ class Team:
                     begun.append((member, first, last))
                 else:
                     left.append((first, last))
+            clock.own_begins()
             own = theirs(**call.part(0, bounds[0][1]))
             clock.own_is_done()
             made = own.new_empty((call.rows, *own.shape[1:]))
@@ -250,6 +251,10 @@ class _Clock:
         """What another card took for its part."""
         self._each[card] = ms
 
+    def own_begins(self) -> None:
+        """The others have been asked."""
+        self._mark()
+
     def own_is_done(self) -> None:
         """One's own part is computed, or will be when the device comes so far."""
         self._mark()
@@ -279,7 +284,7 @@ class _Clock:
             if self._on_device and not marks[-1].query():
                 return
             self._pending.pop(0)
-            own = {0: self._between(marks[0], marks[1])} if len(marks) > 2 else {}
+            own = {0: self._between(marks[1], marks[2])} if len(marks) > 3 else {}
             times = {**own, **each}
             row = [times.get(card, 0.0) for card in range(len(way))]
             self._shares.took(kind, way, self._between(marks[0], marks[-1]), row)

@@ -172,7 +172,7 @@ class SeveralSession:
             opts: Any = host.attribute("modules.shared", "opts")
             said = ONE_BY_ONE if not getattr(opts, "batch_cond_uncond", True) else said
             said = said if self._equal else UNEQUAL
-        return tuple(text for text in (*self.left, self.trouble, said) if text)
+        return _said(*self.left, self.trouble, said)
 
     def runs(self) -> str:
         """Who computed the last call, for people."""
@@ -228,6 +228,11 @@ def _obstacle() -> str:
     return ""
 
 
+def _said(*texts: str) -> tuple[str, ...]:
+    """The first of those that say something."""
+    return shortened([text for text in texts if text])
+
+
 def _text(given: Any) -> Any:
     """Of a prompt: SDXL's are by name."""
     return given.get("crossattn") if isinstance(given, Mapping) else given
@@ -244,8 +249,8 @@ def rows(options: Options) -> list[StatusRow]:
     if session.team is None:
         found = chosen(host.device(), options.cards)
         runs = "from the next picture on" if found.devices and not session.trouble else "one card"
-        return [StatusRow(SEVERAL_LABEL, runs, shortened((*found.left, *session.why())))]
-    return [StatusRow(SEVERAL_LABEL, session.runs(), shortened(session.why()))]
+        return [StatusRow(SEVERAL_LABEL, runs, _said(*found.left, session.trouble))]
+    return [StatusRow(SEVERAL_LABEL, session.runs(), session.why())]
 
 
 session = SeveralSession()
