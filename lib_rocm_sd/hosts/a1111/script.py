@@ -51,7 +51,6 @@ class RocmSdScript:
         attention.calls.begin()
         vae.begin()
         unet.begin()
-        several.begin()
         _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:

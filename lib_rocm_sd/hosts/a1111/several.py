@@ -69,7 +69,7 @@ class SeveralSession:
         """Why no call is divided, whatever it is; empty where some may be."""
 
     def begin(self) -> None:
-        """A generation begins, or the next pictures of one: networks may be others."""
+        """The next pictures are begun, of this generation or another: networks may be others."""
         with self._lock:
             if self._team is not None:
                 self._team.begin()
