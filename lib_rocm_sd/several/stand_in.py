@@ -12,6 +12,7 @@ from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Call, Team
+from lib_rocm_sd.unet.blocks import TheirsError
 
 NAMES = ("x", "timesteps", "context", "y")
 """Of a UNet's parameters, in ldm and sgm."""
@@ -22,8 +23,7 @@ class SeveralStandIn(StandIn):
     `ready(leaves)`: see Team.compute.
     """
 
-    passed_on = (Exception,)
-    """What fails is the host's own: a replica's errors never come here."""
+    passed_on = (MemoryError, TheirsError)
 
     def __init__(
         self,
@@ -35,21 +35,38 @@ class SeveralStandIn(StandIn):
         super().__init__(subject.unet)
         self._subject, self._team = subject, team
         self._obstacle, self._ready = obstacle, ready
+        self._barred, self._barred_in = "", -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except TheirsError as error:
+            raise error.error from None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        return super().refusal(*args, **kwargs) or self._obstacle()
+        barred = self._barred if self._barred_in == self._team.generation else ""
+        return super().refusal(*args, **kwargs) or barred or self._obstacle()
 
     def serve(self, asked: Any) -> Any:
         args, kwargs = asked
         call = bound(*args, **kwargs)
         subject = self._subject
-        return self._team.compute(subject, call, self.theirs, lambda: self._ready(subject.leaves))
+        return self._team.compute(subject, call, self._part, lambda: self._ready(subject.leaves))
+
+    def _part(self, **given: torch.Tensor) -> Any:
+        try:
+            return self.theirs(**given)
+        except Exception as error:
+            raise TheirsError(error) from error
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
     def failed(self, error: Exception) -> str:
-        return f"{type(error).__name__}: {error}"
+        """Leave all calls to the host until the next pictures."""
+        self._barred = f"ours failed: {type(error).__name__}: {error}"
+        self._barred_in = self._team.generation
+        return self._barred
 
     def tell(self, why: str) -> None:
         self._team.why, self._team.way = why, ()

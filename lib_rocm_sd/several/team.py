@@ -72,14 +72,15 @@ class Team:
         self.shares = Shares()
         self._clock = _Clock(home, self.shares)
         self._first: ref[nn.Module] | None = None
-        self._generations = 0
+        self.generation = 0
+        """How often `begin` was called."""
         self._begins, self._sent = True, False
 
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
         self._begins, self._sent, self._first, self.divided = True, False, None, 0
-        self._generations += 1
-        if not self._generations % GENERATIONS:
+        self.generation += 1
+        if not self.generation % GENERATIONS:
             self.shares.again()
         for member in self.members:
             member.start()

@@ -59,6 +59,7 @@ def test_a_card_that_cannot_be_had(
     made.team.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_and_one_that_hangs(unet: Any, plan: Path) -> None:
     """The second time it stays away until somebody chooses it anew."""
     started: list[Replica] = []

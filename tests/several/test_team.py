@@ -120,11 +120,13 @@ def test_calls_of_another_kind(team: Teams) -> None:
     given = inputs()
     with torch.no_grad():
         team.unet(given["x"], given["timesteps"], given["context"], None)
-        assert not team.team.why
+        why = [team.team.why]
         team.unet(**given, control=given["x"])
-        assert team.team.why == "the UNet is called with control"
+        why.append(team.team.why)
         team.unet(given["x"], given["timesteps"], given["context"][:1])
-        assert team.team.why == "context has not one row for each image"
+        why.append(team.team.why)
+    control, context = "the UNet is called with control", "context has not one row for each image"
+    assert why == ["", control, context]
 
 
 def test_gradients(team: Teams) -> None:
@@ -154,7 +156,8 @@ def reclassed(unet: Any) -> str:
 
 def cut(unet: Any) -> str:
     home = sys.modules[type(unet).__module__]
-    home.th = type("Cut", (), {"__module__": "free_u", "cat": staticmethod(torch.cat)})()
+    th = type("Cut", (), {"__module__": "free_u", "cat": staticmethod(torch.cat)})()
+    vars(home).update(th=th)
     return "th of ldm.modules.diffusionmodules.openaimodel has been replaced by free_u"
 
 
@@ -205,7 +208,12 @@ def test_who_takes_our_place_has_it(team: Teams) -> None:
     team.divided()
     calls: list[Any] = []
     ours = team.unet.forward
-    team.unet.forward = lambda **given: (calls.append(given), ours(**given))[1]
+
+    def theirs(**given: Any) -> Any:
+        calls.append(given)
+        return ours(**given)
+
+    team.unet.forward = theirs
     divided = team.team.divided
     made = team.call()
     assert len(calls) == 1 and torch.equal(made, team.alone())
@@ -228,6 +236,35 @@ def test_a_failure_of_ones_own_part(team: Teams, plan: Path) -> None:
     team.stand_in.theirs = theirs  # type: ignore[method-assign]
     made = team.call(seed=5)
     assert near(made, team.alone(seed=5)) and not team.team.why
+
+
+def test_an_error_of_ones_own_part_is_the_hosts(team: Teams, monkeypatch: Any) -> None:
+    team.divided()
+
+    def fail(**given: Any) -> Any:
+        raise ValueError("theirs")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="theirs"):
+        patch.setattr(team.stand_in, "theirs", fail)
+        team.unet(**inputs())
+    assert near(team.call(), team.alone()) and not team.team.why
+
+
+def test_an_error_of_ours_costs_no_picture(team: Teams, monkeypatch: Any) -> None:
+    team.divided()
+    looked: list[Any] = []
+
+    def fail() -> None:
+        looked.append(1)
+        raise ValueError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(team.subject, "look", fail)
+        assert torch.equal(team.call(), team.alone())
+        assert torch.equal(team.call(), team.alone())
+    assert team.team.why == "ours failed: ValueError: ours" and len(looked) == 1
+    team.team.begin()
+    assert near(team.divided(), team.alone())
 
 
 def test_closing_and_beginning_again(team: Teams) -> None:
