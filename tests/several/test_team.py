@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from lib_rocm_sd.several import team as teams
-from tests.several.help import Teams, inputs, kind_of, near
+from lib_rocm_sd.several.link import LostError
+from lib_rocm_sd.several.replica import Replica
+from tests.several.help import Played, Teams, inputs, kind_of, near
 
 
 @pytest.mark.parametrize(("rows", "side"), [(2, 8), (5, 8), (4, 12)])
@@ -274,7 +276,17 @@ def test_closing_and_beginning_again(team: Teams) -> None:
     assert not team.member.is_there
 
 
-def test_three_cards(again: Any, unet: Any) -> None:
-    """Two of them are the same process here: it has time for one of them."""
-    made = Teams(unet, lambda device: again(device), cards=1)
+def test_three_cards(unet: Any) -> None:
+    """One of them goes amid a generation: two go on."""
+    made = Teams(unet, lambda device: cast("Replica", Played(unet)), cards=2)
     assert near(made.divided(6), made.alone(6))
+    assert min(made.team.way) >= 1 and sum(made.team.way) == 6
+    assert near(made.divided(2), made.alone(2))
+    assert sum(map(bool, made.team.way)) == 2  # there is a row for two of them
+    made.divided(6)
+    gone: Any = made.team.members[1]._replica
+    gone.fails = LostError("it is gone")
+    assert near(made.call(6), made.alone(6)) and made.team.why == "cpu: it is gone"
+    made.team.shares.again()
+    assert near(made.divided(6), made.alone(6)) and made.team.way[2] == 0
+    assert not made.team.members[1].is_there and made.team.members[0].is_there

@@ -60,7 +60,6 @@ class SeveralSession:
         self._team: Team | None = None
         self._choice: tuple[torch.device, str] | None = None
         self._stand_in: SeveralStandIn | None = None
-        self._hook = WebUIHook()
         self._other_weights = False
         self._pictures, self._equal = 0, True
         self.left: tuple[str, ...] = ()
@@ -149,7 +148,7 @@ class SeveralSession:
         if held is None or held.module is not unet:
             self._take_out()
             subject = Subject(unet, _manner, HOSTS_OWN)
-            held = SeveralStandIn(subject, team, _obstacle, self._hook.ready)
+            held = SeveralStandIn(subject, team, _obstacle, WebUIHook().ready)
             self._stand_in = held
         other = held.put_in()
         if other:
