@@ -26,6 +26,7 @@ LAYERS = (
     ("modules",),
     ("vae", "unet"),
     ("shipped", "first_trials"),
+    ("several",),
     ("bench",),
     ("speedtest",),
     ("ui",),

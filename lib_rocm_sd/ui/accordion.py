@@ -11,8 +11,11 @@ from lib_rocm_sd.policy import LEVELS
 from lib_rocm_sd.ui import status as page
 from lib_rocm_sd.ui.options import (
     BUDGET_LABEL,
+    CARDS_LABEL,
     DEFAULTS,
     LEVEL_LABEL,
+    SEVERAL_LABEL,
+    SEVERAL_MODES,
     UNET_LABEL,
     UNET_MODES,
     VAE_LABEL,
@@ -56,6 +59,15 @@ TOOLTIPS = {
         "alone may be ours. Auto: this extension, block by block, where it knows a block and its "
         "weights are in half precision."
     ),
+    "several": (
+        "Whether further cards compute a part of each step: the negative prompt, or some of the "
+        "pictures. Auto: where it is measured to be faster. Each card keeps a copy of the UNet. "
+        "The pictures are the same but for rounding."
+    ),
+    "several_cards": (
+        "The numbers of the further cards, as the driver has them, for instance 1, 2. Empty: all "
+        "that this extension knows."
+    ),
 }
 
 
@@ -68,11 +80,16 @@ class Controls:
     vae: Any
     budget: Any
     unet: Any
+    several: Any
+    cards: Any
 
     @property
     def arguments(self) -> list[Any]:
         """The components whose values a script is called with, in the order of Options."""
-        return [self.enable, self.level, self.vae, self.budget, self.unet]
+        return [
+            *(self.enable, self.level, self.vae, self.budget, self.unet),
+            *(self.several, self.cards),
+        ]
 
 
 def explanation_html(level: str) -> str:
@@ -113,6 +130,19 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
                 minimum=0,
                 elem_id=elem_id("vae_budget"),
             )
+        with gr.Row():
+            several = gr.Radio(
+                list(SEVERAL_MODES),
+                value=DEFAULTS.several,
+                label=SEVERAL_LABEL,
+                elem_id=elem_id("several"),
+            )
+            cards = gr.Textbox(
+                DEFAULTS.cards,
+                label=CARDS_LABEL,
+                max_lines=1,
+                elem_id=elem_id("several_cards"),
+            )
         stale = f'<div class="rocm-sd-stale">{page.html(first)}</div>'  # rocm_sd.js renews it
         line = gr.HTML(stale, elem_id=elem_id("status"))
         checks = gr.Button(page.CHECK, visible=bool(first.risk), elem_id=elem_id("check"))
@@ -121,7 +151,7 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         )
     for button in (again, checks):
         button.do_not_save_to_config = True  # ui-config.json is for what people choose
-    controls = Controls(enable, level, vae, budget, unet)
+    controls = Controls(enable, level, vae, budget, unet, several, cards)
     for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
         component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
 

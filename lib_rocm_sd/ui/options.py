@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.several.cards import numbers_of
 from lib_rocm_sd.speedtest.request import shown
 
 TITLE = "ROCm SD Optimization"
@@ -16,6 +17,8 @@ LEVEL_LABEL = "Optimization Level"
 UNET_LABEL = "UNet"
 VAE_LABEL = "VAE"
 BUDGET_LABEL = "VAE memory budget (MiB, 0 = Auto)"
+SEVERAL_LABEL = "Several GPUs"
+CARDS_LABEL = "Cards (numbers, empty: all)"
 INFOTEXT_KEY = "ROCm SD"
 UNET_KEY = "ROCm SD UNet"
 VAE_KEY = "ROCm SD VAE"
@@ -26,6 +29,8 @@ UNET_DEFAULT = "Auto"
 """What is chosen where nobody has chosen; docs/usage.md and docs/unet.md have a line on it each."""
 VAE_MODES = {"Off": "", "Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.program calls them."""
+SEVERAL_MODES = {"Off": False, "Auto": True}
+"""The choices, and whether further cards may compute steps. It changes no infotext."""
 _TRUE = ("true", "1", "on", "yes")
 _FALSE = ("false", "0", OFF, "no")
 _BUDGET = re.compile(r"(\d+) MiB")
@@ -40,6 +45,8 @@ class Options:
     vae: str = "Auto"
     budget_mib: int = 0
     unet: str = UNET_DEFAULT
+    several: str = "Off"
+    cards: str = ""
 
     def infotext(self, what_ran: str) -> str:
         """The value of `INFOTEXT_KEY`, for instance 'Auto, attention: rocm_sd'."""
@@ -68,11 +75,12 @@ def parse(*args: Any) -> tuple[Options, list[str]]:
     Missing arguments and None are the defaults; so is what cannot be understood, with a message.
     """
     messages: list[str] = []
-    enable, level, vae, budget, unet = [*args[:5], *[None] * 5][:5]
-    if len(args) > 5:
+    count = len(fields(Options))
+    enable, level, vae, budget, unet, several, cards = [*args[:count], *[None] * count][:count]
+    if len(args) > count:
         messages.append(
             f"{len(args)} arguments were given; Enable, {LEVEL_LABEL}, {VAE_LABEL}, "
-            f"{BUDGET_LABEL} and {UNET_LABEL} are used"
+            f"{BUDGET_LABEL}, {UNET_LABEL}, {SEVERAL_LABEL} and its cards are used"
         )
     options = Options(
         _enable(enable, messages),
@@ -80,6 +88,8 @@ def parse(*args: Any) -> tuple[Options, list[str]]:
         _choice(vae, tuple(VAE_MODES), DEFAULTS.vae, VAE_LABEL, messages),
         _budget(budget, messages),
         _choice(unet, tuple(UNET_MODES), DEFAULTS.unet, UNET_LABEL, messages),
+        _choice(several, tuple(SEVERAL_MODES), DEFAULTS.several, SEVERAL_LABEL, messages),
+        _cards(cards, messages),
     )
     return options, messages
 
@@ -123,6 +133,15 @@ def _budget(value: Any, messages: list[str]) -> int:
     default = DEFAULTS.budget_mib
     messages.append(f"{BUDGET_LABEL} is {shown(value)}, expected 0 or more; {default} is used")
     return default
+
+
+def _cards(value: Any, messages: list[str]) -> str:
+    """Numbers of cards as they were written; empty for all."""
+    whole = isinstance(value, (int, str)) and not isinstance(value, bool)
+    if value is None or (whole and numbers_of(str(value)) is not None):
+        return "" if value is None else str(value).strip()
+    messages.append(f"{CARDS_LABEL} is {shown(value)}, expected numbers; all are used")
+    return DEFAULTS.cards
 
 
 def enable_from(infotext: Mapping[str, Any]) -> bool | None:

@@ -13,7 +13,7 @@ CALL = "/run/"
 """In the address that gradio asks for what a control or our hidden button gives."""
 TRANSITION_MS = 400
 """gradio's own, of colour and height."""
-PARTS = ("enable", "level", "unet", "vae", "vae_budget")
+PARTS = ("enable", "level", "unet", "vae", "vae_budget", "several", "several_cards")
 """What the accordion has above its table."""
 LOADED = """
 ([s, least]) => {

@@ -129,7 +129,7 @@ def test_the_keyboard_goes_from_top_to_bottom(visit: Open, webui: Served) -> Non
     page.wait_for_accordion()
     head.focus()
     places = []
-    for _ in range(12):
+    for _ in range(16):
         page.page.keyboard.press("Tab")
         place = page.page.evaluate(FOCUS, ROOTS["accordion"])
         if place is None:
@@ -137,7 +137,7 @@ def test_the_keyboard_goes_from_top_to_bottom(visit: Open, webui: Served) -> Non
         places.append(place)
     names = [place["name"] for place in places]  # gradio 4 stops at each choice
     kept = [name for name in names if name not in ("Performance", "Memory", "Off", "Always banded")]
-    assert [kept[0], *kept[-2:]] == ["Enable", "VAE memory budget (MiB, 0 = Auto)", "Speed test"]
-    assert set(kept[1:-2]) == {"Auto"}
+    assert [kept[0], *kept[-2:]] == ["Enable", "Cards (numbers, empty: all)", "Speed test"]
+    assert set(kept[1:-2]) == {"Auto", "VAE memory budget (MiB, 0 = Auto)"}
     ends = [place["bottom"] for place in places]
     assert all(after > before - ROW_PX for before, after in zip(ends, ends[1:], strict=False))

@@ -58,7 +58,13 @@ OWN = {
 """What the double has for itself, beside names with an underscore."""
 
 
-INSIDE = ("test_optimizer.py", "test_vae.py", "test_accordion.py", "test_unet_halves.py")
+INSIDE = (
+    "test_optimizer.py",
+    "test_vae.py",
+    "test_accordion.py",
+    "test_unet_halves.py",
+    "test_several.py",
+)
 
 
 @pytest.fixture(scope="module")

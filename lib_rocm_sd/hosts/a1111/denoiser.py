@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.hosts.a1111 import host, state, unet
+from lib_rocm_sd.hosts.a1111 import host, several, state, unet
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.method import autocast
 from lib_rocm_sd.speedtest.side import Denoiser
@@ -84,6 +84,7 @@ def _theirs() -> Iterator[None]:
     optimizer = state.optimizer()
     aside: Callable[[bool], None] = getattr(optimizer, "step_aside", lambda aside: None)
     before = getattr(optimizer, "aside", False)
+    several.session.end()
     unet.session.end()
     aside(True)
     try:
@@ -96,6 +97,7 @@ def _theirs() -> Iterator[None]:
 def ours() -> Iterator[None]:
     """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
     asked = Options(level=a1111_session.current().level, unet="Auto")
+    several.session.end()
     unet.session.begin()
     unet.session.establish(asked)
     try:

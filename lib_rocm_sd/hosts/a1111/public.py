@@ -18,6 +18,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.a1111 import host, state, trials
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.coder import float32_reason
+from lib_rocm_sd.hosts.a1111.several import session as a1111_several
 from lib_rocm_sd.hosts.a1111.unet import explained, left_alone
 from lib_rocm_sd.hosts.a1111.unet import session as a1111_unet
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -64,6 +65,7 @@ def status() -> dict[str, Any]:
             "trouble": a1111_unet.trouble,
             "blocks": blocks(),
         },
+        "several": a1111_several.told(),
         "vae": _usable(_never(info) or _vae(device)),
         "background": compiling(),
         "trials": tried(),

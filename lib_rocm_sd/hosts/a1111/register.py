@@ -19,6 +19,9 @@ from lib_rocm_sd.hosts.a1111 import (
     settings_page as a1111_settings_page,
 )
 from lib_rocm_sd.hosts.a1111 import (
+    several as a1111_several,
+)
+from lib_rocm_sd.hosts.a1111 import (
     speedtest as a1111_speedtest,
 )
 from lib_rocm_sd.hosts.a1111 import (
@@ -54,7 +57,9 @@ def register() -> type:
         host.add_callback("script_unloaded", unload)
         host.add_callback("model_loaded", a1111_vae.model_loaded)
         host.add_callback("model_loaded", a1111_unet.model_loaded)
+        host.add_callback("model_loaded", a1111_several.model_loaded)
         host.add_callback("cfg_denoiser", a1111_unet.before_step)
+        host.add_callback("cfg_denoiser", a1111_several.before_step)
         host.add_callback("ui_settings", a1111_settings_page.register)
         host.add_callback("before_ui", a1111_xyz.add_axes)
     host.add_callback("ui_tabs", a1111_speedtest.tab)
@@ -91,6 +96,7 @@ def app_started(demo: Any, app: Any) -> None:
 def unload() -> None:
     """Callback, before scripts are loaded anew: leave what would be there without us."""
     a1111_vae.session.end()
+    a1111_several.session.end()
     a1111_unet.session.end()
     ours = a1111_state.optimizer()
     if ours is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, trials, xyz
+from lib_rocm_sd.hosts.a1111.several import session as several
 from lib_rocm_sd.hosts.a1111.unet import counted
 from lib_rocm_sd.hosts.a1111.unet import session as unet
 from lib_rocm_sd.hosts.a1111.vae import session as vae
@@ -53,6 +54,7 @@ class RocmSdScript:
         _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        several.begin()
         _establish(p, args)
 
     def process_before_every_sampling(self, p: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,6 +92,7 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
         optimizer.step_aside(not (asked.enable and allowed.attention))
     vae.establish(asked)
     unet.establish(asked)
+    several.establish(asked)
     return asked
 
 

@@ -8,7 +8,7 @@ from lib_rocm_sd import report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import attention, host, settings, state, trials, unet, vae
+from lib_rocm_sd.hosts.a1111 import attention, host, settings, several, state, trials, unet, vae
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.ui import rows
 from lib_rocm_sd.ui.options import VAE_MODES, Options
@@ -171,7 +171,7 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
         found.append(StatusRow("Attention", calls, ("the notes below say why",)))
-    found += _of_unet(options)
+    found += [*_of_unet(options), *several.rows(options)]
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
         runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"

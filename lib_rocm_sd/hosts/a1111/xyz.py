@@ -1,4 +1,4 @@
-"""Axes for the WebUI's X/Y/Z plot: Enable, level, whose the UNet's blocks are, who runs the VAE."""
+"""Axes for the WebUI's X/Y/Z plot: Enable, level, who computes the VAE, blocks and steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from lib_rocm_sd.hosts.a1111 import host
 from lib_rocm_sd.policy import LEVELS
 from lib_rocm_sd.ui.options import (
     LEVEL_LABEL,
+    SEVERAL_LABEL,
+    SEVERAL_MODES,
     UNET_LABEL,
     UNET_MODES,
     VAE_LABEL,
@@ -56,6 +58,7 @@ AXES = (
     Axis(f"[{host.NAME}] {LEVEL_LABEL}", "level", tuple(LEVELS)),
     Axis(f"[{host.NAME}] {VAE_LABEL}", "vae", tuple(VAE_MODES)),
     Axis(f"[{host.NAME}] {UNET_LABEL}", "unet", tuple(UNET_MODES)),
+    Axis(f"[{host.NAME}] {SEVERAL_LABEL}", "several", tuple(SEVERAL_MODES)),
 )
 
 

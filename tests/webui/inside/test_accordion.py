@@ -32,11 +32,11 @@ def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
     webui = start(gpu=gpu, serve=True)
     controls = script(webui, tab).controls
     default = webui.library("ui.options").UNET_DEFAULT
-    assert [control.value for control in controls] == [True, "Auto", "Auto", 0, default]
+    assert [control.value for control in controls] == [True, "Auto", "Auto", 0, default, "Off", ""]
     assert all(len(control.webui_tooltip) > 40 for control in controls)
     # ui-config.json keeps exactly these classes, by their labels.
     assert [type(control) for control in controls] == [
-        *(gr.Checkbox, gr.Radio, gr.Radio, gr.Number, gr.Radio)
+        *(gr.Checkbox, gr.Radio, gr.Radio, gr.Number, gr.Radio, gr.Radio, gr.Textbox)
     ]
     info = script(webui, tab).api_info
     assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
@@ -45,6 +45,8 @@ def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
         ("VAE", "Auto", ["Off", "Auto", "Always banded"]),
         ("VAE memory budget (MiB, 0 = Auto)", 0, None),
         ("UNet", default, ["Off", "Auto"]),
+        ("Several GPUs", "Off", ["Off", "Auto"]),
+        ("Cards (numbers, empty: all)", "", None),
     ]
     assert controls[0].elem_id == f"script_{tab}_rocm_sd_optimization_enable"
     accordions = [c for c in components(webui, "accordion") if c["label"].startswith(TITLE)]

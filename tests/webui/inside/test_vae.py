@@ -264,7 +264,7 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, level: str, vae: str, b
         runner = getattr(webui.scripts, f"scripts_{tab}")
         controls = runner.script("ROCm SD Optimization").controls
         updates = webui.paste(tab, info)
-        pasted = [value_of(updates[control]) for control in controls]
+        pasted = [value_of(updates[control]) for control in controls[:5]]
         unet = webui.library("ui.options").UNET_DEFAULT
         assert pasted == [True, level, vae, None if vae == "Off" else budget, unet]
 

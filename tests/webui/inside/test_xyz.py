@@ -11,7 +11,8 @@ from conftest import FakeGpu, Start, WebUI
 from vae_help import HALF, untouched
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "double" / "scripts"
-LABELS = [f"[ROCm SD] {name}" for name in ("Enable", "Optimization Level", "VAE", "UNet")]
+NAMES = ("Enable", "Optimization Level", "VAE", "UNet", "Several GPUs")
+LABELS = [f"[ROCm SD] {name}" for name in NAMES]
 
 
 def with_plot(webui: WebUI) -> None:
@@ -43,12 +44,13 @@ def cells(webui: WebUI, label: str, values: list[str], *args: Any) -> list[tuple
 @pytest.mark.parametrize("tab", ["txt2img", "img2img"])
 def test_axes_are_listed(webui: WebUI, tab: str) -> None:
     options = {x.label: x for x in plot(webui, tab).current_axis_options}
-    assert list(options)[-4:] == LABELS
+    assert list(options)[-5:] == LABELS
     assert options["Nothing"] is not None
     assert [options[label].choices() for label in LABELS] == [
         ["True", "False"],
         ["Auto", "Performance", "Memory"],
         ["Off", "Auto", "Always banded"],
+        ["Off", "Auto"],
         ["Off", "Auto"],
     ]
     assert not webui.errors_reported
@@ -59,7 +61,7 @@ def test_axes_are_added_once(webui: WebUI) -> None:
         webui.library("hosts.a1111.xyz").add_axes()
         webui.initialize.reload_ui()
         labels = [x.label for x in plot(webui).current_axis_options]
-        assert [labels.count(label) for label in LABELS] == [1, 1, 1, 1]
+        assert [labels.count(label) for label in LABELS] == [1] * len(LABELS)
 
 
 def test_level(webui: WebUI) -> None:

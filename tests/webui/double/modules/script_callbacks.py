@@ -46,6 +46,7 @@ class CFGDenoiserParams:
     ):
         self.x, self.sigma = x, sigma
         self.sampling_step, self.total_sampling_steps = sampling_step, total_sampling_steps
+        self.text_cond, self.text_uncond = text_cond, text_uncond
 
 
 callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in _CATEGORIES}

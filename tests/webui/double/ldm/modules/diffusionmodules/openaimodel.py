@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ldm.modules.attention import BasicTransformerBlock, SpatialTransformer
+from ldm.modules.diffusionmodules.util import GroupNorm32
 
 
 class TimestepBlock(nn.Module):
@@ -48,14 +49,6 @@ class Downsample(nn.Module):
         return self.op(x)
 
 
-class _GroupNorm32(nn.GroupNorm):
-    """The real one gives float32 to torch's, which on a CPU refuses weights of another dtype."""
-
-
-_GroupNorm32.__name__ = "GroupNorm32"
-_GroupNorm32.__module__ = "ldm.modules.diffusionmodules.util"
-
-
 class ResBlock(TimestepBlock):
     def __init__(
         self,
@@ -75,10 +68,10 @@ class ResBlock(TimestepBlock):
         self.channels, self.out_channels = channels, wide
         self.use_scale_shift_norm, self.updown = use_scale_shift_norm, up or down
         first, last = (nn.Conv2d(c, wide, 3, padding=1) for c in (channels, wide))
-        self.in_layers = nn.Sequential(_GroupNorm32(8, channels), nn.SiLU(), first)
+        self.in_layers = nn.Sequential(GroupNorm32(8, channels), nn.SiLU(), first)
         self.h_upd = self.x_upd = nn.Identity()
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, wide))
-        norm = _GroupNorm32(8, wide)
+        norm = GroupNorm32(8, wide)
         self.out_layers = nn.Sequential(norm, nn.SiLU(), nn.Dropout(dropout), last)
         same = wide == channels
         self.skip_connection = nn.Identity() if same else nn.Conv2d(channels, wide, 1)
@@ -125,7 +118,7 @@ class UNetModel(nn.Module):
             ]
         )
         last = nn.Conv2d(channels, 4, 3, padding=1)
-        self.out = nn.Sequential(_GroupNorm32(8, channels), nn.SiLU(), last)
+        self.out = nn.Sequential(GroupNorm32(8, channels), nn.SiLU(), last)
 
     def forward(self, x, timesteps=None, context=None, y=None, **kwargs):
         emb = self.time_embed(timesteps[:, None].to(x.dtype))

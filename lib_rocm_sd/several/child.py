@@ -1,0 +1,61 @@
+"""The process of a replica: it reads lines of JSON from standard input until that ends, and ends
+with it, also amid a call. Weights and latents are in memory that it shares with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from lib_rocm_sd.trials.child import quiet
+
+
+def main() -> int:
+    """Serve until the parent ends it."""
+    quiet()
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print goes to standard error
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    inbox = _inbox(sys.stdin.buffer)
+    worker: Any = None
+    while True:
+        message = inbox.get()
+        try:
+            if worker is None:
+                from lib_rocm_sd.several.worker import Worker
+
+                worker = Worker(message)
+            answer = worker.answer(message)
+        except Exception as error:
+            answer = _failed(error)
+        answers.write(json.dumps({**answer, "number": message.get("number")}).encode() + b"\n")
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    from lib_rocm_sd.engine.selftest import is_out_of_memory
+
+    memory = is_out_of_memory(error)
+    if not memory:
+        traceback.print_exc()
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    return {"kind": "failed", "reason": text, "memory": memory}
+
+
+def _inbox(stream: BinaryIO) -> queue.SimpleQueue[dict[str, Any]]:
+    """Messages as they come; the process ends where they end."""
+    found: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        with suppress(ValueError, OSError):
+            for line in stream:
+                found.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found

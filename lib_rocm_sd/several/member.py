@@ -1,0 +1,288 @@
+"""One further card of a team: its replica from the start to the end, what it was given, what it may
+compute, and why not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import ref
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.several.blueprint import Blueprint
+from lib_rocm_sd.several.link import LostError
+from lib_rocm_sd.several.replica import FailedError, Made, Manner, Replica
+from lib_rocm_sd.several.subject import Fact, Subject
+
+Start = Callable[[torch.device], Replica]
+MOST_STARTS = 2
+"""Of a process, until somebody chooses the cards anew."""
+MOST_ERRORS = {torch.float16: 0.01, torch.bfloat16: 0.06, torch.float32: 0.003}
+"""Root of the mean square of a result's difference, of that of the result, by the weights' dtype.
+Steps of Stable Diffusion's UNets differ by a tenth of it.
+"""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the replica has."""
+
+    unet: ref[nn.Module]
+    blueprint: Blueprint
+    manner: Manner
+    facts: list[Fact]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A call that both compute: its kind, and what is expected."""
+
+    kind: Hashable
+    expected: torch.Tensor | None = None
+
+
+class Member:
+    """On `device`. Nothing here raises what its replica raises: it becomes `reason`."""
+
+    def __init__(self, device: torch.device, start: Start) -> None:
+        self.device, self._start = device, start
+        self.reason = ""
+        """Why it computes nothing; empty where it may."""
+        self.sent_bytes = 0
+        """Of weights, since the start."""
+        self._replica: Replica | None = None
+        self._given: _Given | None = None
+        self._passed: set[Hashable] = set()
+        self._barred: dict[Hashable, str] = {}
+        self._trial: _Trial | None = None
+        self._starts = 0
+        self._opening = False
+
+    def start(self) -> None:
+        """Start its process where there is none, and none was lost too often. Returns at once."""
+        if self._replica is not None or self._starts >= MOST_STARTS:
+            return
+        self._starts += 1
+        self.reason = "its process is being started"
+        try:
+            self._replica, self._opening = self._start(self.device), True
+        except OSError as error:
+            self.reason = f"no process for it: {error}"
+
+    def close(self) -> None:
+        """Give its memory back."""
+        replica, self._replica = self._replica, None
+        self._given, self._trial = None, None
+        self._passed.clear()
+        self._barred.clear()
+        if replica is not None:
+            replica.close()
+
+    @property
+    def pid(self) -> int:
+        return -1 if self._replica is None else self._replica.pid
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its process has answered, and is free."""
+        replica = self._replica
+        return replica is not None and not self._opening and not replica.waits_for
+
+    def has(self, subject: Subject) -> bool:
+        """Whether it has this UNet with its weights as they are."""
+        given = self._given
+        if given is None or given.unet() is not subject.unet or given.facts != subject.facts:
+            return False
+        if given.blueprint is not subject.blueprint and given.blueprint == subject.blueprint:
+            self._given = given = replace(given, blueprint=subject.blueprint)
+        return given.blueprint is subject.blueprint and given.manner == subject.manner
+
+    def had(self, subject: Subject) -> bool:
+        """Whether it has this UNet, maybe with other weights."""
+        given = self._given
+        return given is not None and given.unet() is subject.unet
+
+    def forget_weights(self) -> None:
+        """Others may be in the host's tensors, though it does not show."""
+        if self._given is not None:
+            self._given = replace(self._given, facts=[])
+
+    def may(self, kind: Hashable) -> bool:
+        """Whether it may compute calls of this kind."""
+        return self.is_there and kind in self._passed and kind not in self._barred
+
+    def wants_trial(self, kind: Hashable) -> bool:
+        """Whether it has to compute one beside the host first."""
+        known = kind in self._passed or kind in self._barred
+        return self.is_there and self._trial is None and not known
+
+    def why_not(self, kind: Hashable) -> str:
+        """Why it does not compute calls of this kind; empty where it does."""
+        if self.reason or kind in self._barred:
+            return self.reason or self._barred[kind]
+        return "" if self.may(kind) else "its first result is compared with this card's"
+
+    def look(self) -> None:
+        """See what has come: that it is ready, what a trial gave."""
+        replica = self._replica
+        if replica is None or not replica.waits_for:
+            return
+        trial, limits = self._trial, replica.limits
+        try:
+            answer = replica.poll()
+            if answer is None:
+                limit_s = limits.first_call_s if trial else limits.start_s
+                if time.monotonic() - replica.asked > limit_s:
+                    answer = replica.fetch(0.0)
+            if answer is None:
+                return
+            if self._opening:
+                self._opening, self.reason = False, ""
+            elif trial is not None:
+                self._judge(trial, replica.made(answer))
+        except LostError as error:
+            self._lost(str(error))
+        except FailedError as error:
+            self._failed(error, trial.kind if trial else None)
+
+    def give(self, subject: Subject) -> None:
+        """Send it what it lacks of this UNet and its weights."""
+        replica, given = self._replica, self._given
+        assert replica is not None
+        self._given = None
+        self._passed.clear()
+        try:
+            tensors = subject.tensors()
+            same = (
+                given is not None
+                and given.unet() is subject.unet
+                and (given.manner, given.blueprint) == (subject.manner, subject.blueprint)
+            )
+            places = range(len(tensors))
+            if given is not None and same and len(given.facts) == len(subject.facts):
+                pairs = enumerate(zip(given.facts, subject.facts, strict=True))
+                places = [place for place, (old, new) in pairs if old != new]  # type: ignore[assignment]
+            else:
+                self._barred.clear()
+                self._check_room(replica, given, tensors)
+                replica.build(subject.blueprint, subject.manner)
+            self.sent_bytes += replica.fill(tensors, places)
+            self._given = _Given(
+                ref(subject.unet), subject.blueprint, subject.manner, list(subject.facts)
+            )
+        except LostError as error:
+            self._lost(str(error))
+        except FailedError as error:
+            self._starts = MOST_STARTS
+            self._lost("out of memory" if error.memory else str(error))
+
+    def _check_room(
+        self, replica: Replica, given: _Given | None, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        free = replica.free_bytes
+        if given is None and free is not None and free < wanted:
+            raise FailedError(
+                f"the UNet takes {wanted / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
+            )
+
+    def try_(self, kind: Hashable, given: Mapping[str, torch.Tensor], out_bytes: int) -> bool:
+        """Begin a call that the host computes too; `expect` says its result."""
+        if not self.begin(kind, given, out_bytes):
+            return False
+        self._trial = _Trial(kind)
+        return True
+
+    def expect(self, expected: torch.Tensor) -> None:
+        """What the call on trial has to give."""
+        if self._trial is not None:
+            self._trial = _Trial(self._trial.kind, expected.clone())
+
+    def begin(self, kind: Hashable, given: Mapping[str, torch.Tensor], out_bytes: int) -> bool:
+        """Begin a call; False where that cannot be."""
+        assert self._replica is not None
+        try:
+            self._replica.begin(given, out_bytes)
+        except LostError as error:
+            self._lost(str(error))
+        except ValueError as error:
+            self._barred[kind] = str(error)
+        else:
+            return True
+        return False
+
+    def fetch(self, kind: Hashable) -> Made | None:
+        """The result of the call that was begun; None where it came to nothing."""
+        replica = self._replica
+        assert replica is not None
+        try:
+            return replica.made(replica.fetch(replica.limits.call_s))
+        except LostError as error:
+            self._lost(str(error))
+        except FailedError as error:
+            self._failed(error, kind)
+        return None
+
+    def bar(self, kind: Hashable, reason: str) -> None:
+        """Let it compute no more calls of this kind."""
+        self._barred[kind] = reason
+
+    def drain(self) -> None:
+        """Wait for a call whose result nobody fetched, because the host's own part failed."""
+        replica = self._replica
+        if replica is None or self._opening or self._trial is not None or not replica.waits_for:
+            return
+        try:
+            replica.fetch(replica.limits.call_s)
+        except LostError as error:
+            self._lost(str(error))
+        except FailedError:
+            return
+
+    def _judge(self, trial: _Trial, made: Made) -> None:
+        self._trial = None
+        if trial.expected is None:  # the host's own call failed
+            return
+        why = _difference(made.tensor, trial.expected, self._dtype())
+        if why:
+            self._barred[trial.kind] = why
+        else:
+            self._passed.add(trial.kind)
+
+    def _dtype(self) -> torch.dtype:
+        unet = None if self._given is None else self._given.unet()
+        return next((p.dtype for p in unet.parameters()), torch.float16) if unet else torch.float16
+
+    def _failed(self, error: FailedError, kind: Hashable) -> None:
+        self._trial = None
+        why = f"out of memory on {self.device}" if error.memory else f"it failed: {error}"
+        if kind is None:
+            self._lost(why)
+        else:
+            self._barred[kind] = why
+
+    def _lost(self, why: str) -> None:
+        self._opening = False
+        self.close()
+        self.reason = why
+
+
+def _difference(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str:
+    """Why a result is not what it should be; empty where it is."""
+    if made.shape != expected.shape or made.dtype != expected.dtype:
+        return f"it makes {list(made.shape)} of {made.dtype}, not {list(expected.shape)}"
+    there, here = made.double(), expected.double().cpu()
+    finite = here.isfinite()
+    if not torch.equal(finite, there.isfinite()):
+        return "its first result has other places that are not finite"
+    there, here = there[finite], here[finite]
+    scale = float(here.square().mean().sqrt()) if here.numel() else 0.0
+    error = float((there - here).square().mean().sqrt()) if here.numel() else 0.0
+    most = MOST_ERRORS.get(dtype, 0.01)
+    if error <= most * max(scale, 1e-6):
+        return ""
+    return f"its first result differs from this card's by {error / max(scale, 1e-6):.2g} (rms)"

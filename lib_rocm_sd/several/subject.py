@@ -1,0 +1,99 @@
+"""The UNet that is to be computed on several cards, looked at before each call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.modules.watch import Watch
+from lib_rocm_sd.several.blueprint import Blueprint, read
+from lib_rocm_sd.several.replica import Manner
+
+Fact = tuple[int, int, int]
+"""A tensor's identity, version and place: another one where its values may be others."""
+
+
+class Subject:
+    """`unet` and how it is computed. `hosts_own`: see blueprint.read."""
+
+    def __init__(
+        self, unet: nn.Module, manner: Callable[[], Manner], hosts_own: Sequence[str] = ()
+    ) -> None:
+        self.unet, self._manner, self._hosts_own = unet, manner, hosts_own
+        self.reasons: list[str] = []
+        """Why there can be no copy of it now."""
+        self.facts: list[Fact] = []
+        """Of each tensor, when last looked at."""
+        self.leaves: list[nn.Module] = []
+        """Modules with weights."""
+        self.manner = manner()
+        self._watch: Watch | None = None
+        self._blueprint: Blueprint | None = None
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._read_kinds: list[tuple[Hashable, ...]] = []
+        self._around: tuple[Hashable, ...] = ()
+
+    @property
+    def blueprint(self) -> Blueprint:
+        assert self._blueprint is not None
+        return self._blueprint
+
+    def look(self) -> None:
+        """See what it is now; read again only what has changed."""
+        self.manner, around = self._manner(), self._surroundings()
+        same = self._watch is not None and self._watch.same() and around == self._around
+        if same and not self.reasons:
+            facts = self._facts()
+            if facts == self.facts:
+                return
+            self.facts = facts
+        if not same or self._kinds() != self._read_kinds:
+            self._read()
+            self._around = around
+            self.facts = [] if self.reasons else self._facts()
+
+    def _facts(self) -> list[Fact]:
+        return [(id(t), t._version, t.data_ptr()) for t in self.tensors()]
+
+    def _kinds(self) -> list[tuple[Hashable, ...]]:
+        return [(t.dtype, t.shape) for t in self.tensors()]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers as they are now, in the blueprint's order."""
+        return [own[name] for own, name in self._slots]
+
+    def _read(self) -> None:
+        modules = list(self.unet.modules())
+        self.leaves = [m for m in modules if m._parameters.get("weight") is not None]
+        self._slots = [
+            (own, name)
+            for module in modules
+            for own in (module._parameters, module._buffers)
+            for name, tensor in own.items()
+            if tensor is not None
+        ]
+        self._read_kinds = self._kinds()
+        blueprint, self.reasons = read(self.unet, self._hosts_own)
+        if any(tensor.is_inference() for tensor in self.tensors()):
+            self.reasons.append("its weights were made in inference mode")
+        if blueprint != self._blueprint:  # else the old one stays: it is known by identity
+            self._blueprint = blueprint
+        convs = [m for m in modules if isinstance(m, nn.Conv2d)]
+        watched: list[tuple[dict[str, Any], str, Any]]
+        watched = [(vars(m), "padding_mode", m.padding_mode) for m in convs]
+        watched += [(vars(m), "training", m.training) for m in modules]
+        self._watch = Watch(modules, watched)
+
+    def _surroundings(self) -> tuple[Hashable, ...]:
+        """What the UNet computes with beside its modules."""
+        root = type(self.unet)
+        home = sys.modules.get(root.__module__)
+        leaves = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm)
+        return (
+            *(id(cls.forward) for cls in (root, *leaves)),
+            *(id(getattr(home, name, None)) for name in ("th", "timestep_embedding")),
+        )

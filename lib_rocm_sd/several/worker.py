@@ -1,0 +1,175 @@
+"""What a replica's process does: it builds a UNet, takes its weights, and computes calls of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd import functional
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.several import rebuilt
+from lib_rocm_sd.several.memory import Shared, settle
+from lib_rocm_sd.trials.gate import put_before
+from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.takeover import UnetTakeover
+
+Message = dict[str, Any]
+_ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
+
+
+class _Hook(Hook):
+    """Of a UNet that nobody but us touches."""
+
+    def __init__(self, graphs: bool | None) -> None:
+        self._graphs = graphs
+
+    @property
+    def graphs(self) -> bool | None:
+        return self._graphs
+
+
+class Worker:
+    """On one device. `opening`: the first message."""
+
+    def __init__(self, opening: Message) -> None:
+        self._device = torch.device(opening["device"])
+        self._shared = Shared(int(opening["bytes"]), opening["memory"])
+        self._session = Session()
+        self._unet: nn.Module | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._taken: UnetTakeover | None = None
+        self._graphs: bool | None = None
+
+    def answer(self, message: Message) -> Message:
+        """What a message asks for, done."""
+        does: dict[str, Callable[[Message], Message]] = {
+            "open": self._open,
+            "build": self._build,
+            "weights": self._weights,
+            "call": self._call,
+        }
+        return does[message["kind"]](message)
+
+    def _open(self, message: Message) -> Message:
+        if self._device.type == "cuda":
+            info = identify(self._device)
+            if info.reasons:
+                return {"kind": "unusable", "reason": "; ".join(info.reasons)}
+            torch.cuda.set_device(self._device)
+            self._shared.pin()
+            put_before(engine, print)
+        return {"kind": "ready", "pinned": self._shared.is_pinned, **self._memory()}
+
+    def _memory(self) -> Message:
+        if self._device.type != "cuda":
+            return {"free": None}
+        return {"free": torch.cuda.mem_get_info(self._device)[0]}
+
+    def _build(self, message: Message) -> Message:
+        """The blueprint lies in shared memory, as JSON. What was there before is given back."""
+        self._forget()
+        text = bytes(self._shared.tensor(0, (message["bytes"],), torch.uint8).numpy())
+        plan = json.loads(text)
+        _mirror(message["switches"])
+        self._graphs = message["graphs"]
+        self._session = Session.of(message["level"], message["headroom"])
+        engine.renew()
+        unet = rebuilt.build(plan["rows"], plan["packages"], self._device)
+        _replace_attention(unet, self._session)
+        self._unet, self._tensors = unet, rebuilt.tensors(unet)
+        return {"kind": "built", **self._memory()}
+
+    def _forget(self) -> None:
+        if self._taken is not None:
+            self._taken.give_back()
+        self._unet = self._taken = None
+        self._tensors = []
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _weights(self, message: Message) -> Message:
+        """Pieces of tensors: the tensor's number, its first element, how many, where they lie."""
+        for place, first, count, offset in message["pieces"]:
+            tensor = self._tensors[place]
+            piece = self._shared.tensor(offset, (count,), tensor.dtype)
+            with torch.no_grad():
+                if count == tensor.numel():
+                    tensor.copy_(piece.view(tensor.shape), non_blocking=True)
+                else:
+                    rows = count // tensor[0].numel()
+                    start = first // tensor[0].numel()
+                    tensor[start : start + rows].copy_(
+                        piece.view(rows, *tensor.shape[1:]), non_blocking=True
+                    )
+        settle(self._device)
+        if message["last"] and self._unet is not None and self._taken is None:
+            self._taken = UnetTakeover([self._unet], self._session, _Hook(self._graphs))
+            self._taken.take_over()
+        return {"kind": "taken"}
+
+    def _call(self, message: Message) -> Message:
+        assert self._unet is not None
+        given = {}
+        for name, dtype, shape, offset in message["inputs"]:
+            tensor = self._shared.tensor(offset, shape, getattr(torch, dtype))
+            given[name] = tensor.to(self._device, non_blocking=True, copy=True)
+        begin = time.perf_counter()
+        with torch.no_grad(), self._autocast():
+            made = self._unet(**given)
+        out = self._shared.tensor(message["out"], made.shape, made.dtype)
+        out.copy_(made, non_blocking=True)
+        settle(self._device)
+        took_ms = 1000 * (time.perf_counter() - begin)
+        dtype = str(made.dtype).removeprefix("torch.")
+        return {"kind": "made", "shape": list(made.shape), "dtype": dtype, "ms": took_ms}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """As the WebUI has it around a UNet in half precision."""
+        dtype = next((t.dtype for t in self._tensors if t.ndim > 1), torch.float32)
+        if dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=dtype)
+
+
+def switches() -> dict[str, Any]:
+    """torch's own that change what it computes."""
+    return {
+        "benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.backends.cudnn.deterministic,
+        "conv_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _mirror(found: dict[str, Any]) -> None:
+    torch.backends.cudnn.benchmark = found["benchmark"]
+    torch.backends.cudnn.deterministic = found["deterministic"]
+    torch.backends.cudnn.allow_tf32 = found["conv_tf32"]
+    torch.backends.cuda.matmul.allow_tf32 = found["matmul_tf32"]
+    torch.use_deterministic_algorithms(found["algorithms"], warn_only=True)
+
+
+def _replace_attention(unet: nn.Module, session: Session) -> None:
+    """Attention of blocks that are not ours: by the engine, not by a matrix of all scores."""
+
+    def forward(
+        self: Any, x: torch.Tensor, context: Any = None, mask: Any = None, **others: Any
+    ) -> Any:
+        context = x if context is None else context
+        layers = ((self.to_q, x), (self.to_k, context), (self.to_v, context))
+        q, k, v = (layer(given).unflatten(-1, (self.heads, -1)) for layer, given in layers)
+        scale = getattr(self, "scale", None)
+        return self.to_out(functional.attention(q, k, v, mask, scale, session))
+
+    for cls in {type(module) for module in unet.modules()}:
+        if cls.__name__ in _ATTENTIONS:
+            cls.forward = forward  # type: ignore[method-assign]

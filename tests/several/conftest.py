@@ -1,0 +1,90 @@
+"""UNets of the WebUI's double, and one replica on the CPU that many tests share."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from lib_rocm_sd.several import link
+from lib_rocm_sd.several.replica import Limits, Replica
+from tests.several.help import CPU, Teams, command
+
+DOUBLE = Path(__file__).parents[1] / "webui" / "double"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def families() -> Iterator[None]:
+    """The double's ldm can be imported by its name, in these tests alone."""
+    sys.path.insert(0, str(DOUBLE))
+    yield
+    sys.path.remove(str(DOUBLE))
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("ldm", "sgm"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def unet() -> Any:
+    """ldm's, in bfloat16, at rest."""
+    home = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
+    torch.manual_seed(3)
+    made = home.UNetModel().eval().requires_grad_(False).to(torch.bfloat16)
+    made.dtype = torch.bfloat16
+    return made
+
+
+@pytest.fixture(scope="package")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What happens in replicas: see faulty.py."""
+    path = tmp_path_factory.mktemp("replica") / "plan"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def fine(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas do as they should, until a test says otherwise."""
+    plan.write_text("")
+    monkeypatch.setattr(link, "command", lambda: command(plan))
+
+
+@pytest.fixture(scope="package")
+def shared(plan: Path) -> Iterator[Replica]:
+    """One process for all tests that do not end it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "command", lambda: command(plan))
+        replica = Replica(CPU, CPU, Limits(call_s=60.0), size=1 << 20)
+        replica.fetch(120.0)
+        close = replica.close
+        patch.setattr(replica, "close", lambda: None)
+        yield replica
+        close()
+
+
+@pytest.fixture
+def again(shared: Replica) -> Callable[[torch.device], Replica]:
+    """Starts that process as if it were a new one."""
+
+    def start(device: torch.device) -> Replica:
+        if shared.waits_for:
+            shared.fetch(60.0)
+        shared._ask("open")
+        return shared
+
+    return start
+
+
+@pytest.fixture
+def team(again: Callable[[torch.device], Replica], unet: Any) -> Iterator[Teams]:
+    made = Teams(unet, again)
+    yield made
+    made.team.close()

@@ -1,0 +1,48 @@
+"""A replica's process that fails as a file says: `<kind of message> <what happens>`, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.several import child, worker
+
+PLAN = Path(sys.argv[-1])
+
+
+class Faulty(worker.Worker):
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        kind, _, fault = PLAN.read_text().partition(" ")
+        if kind != message["kind"]:
+            return super().answer(message)
+        if fault == "die":
+            os._exit(7)
+        if fault == "hang":
+            time.sleep(60)
+        if fault == "words":
+            print("a word of its own")
+        if fault == "memory":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        if fault == "error":
+            raise ValueError("a planted error")
+        if fault == "unusable":
+            return {"kind": "unusable", "reason": "a planted reason"}
+        answer = super().answer(message)
+        if fault == "wrong":
+            out = self._shared.tensor(message["out"], answer["shape"], self._tensors[0].dtype)
+            out.mul_(1.5)
+        if fault == "shape":
+            answer["shape"] = answer["shape"][:-1]
+        if fault == "poor":
+            answer["free"] = 1000
+        if fault == "number":
+            message["number"] = -1
+        return answer
+
+
+def main() -> int:
+    worker.Worker = Faulty  # type: ignore[misc]
+    return child.main()

@@ -1,0 +1,72 @@
+"""How rows are divided between cards, by what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from lib_rocm_sd.several.shares import MEASURED, WARM, Shares, Way, divide
+
+ONCE = WARM + MEASURED
+
+
+@pytest.mark.parametrize(
+    ("rows", "speeds", "way"),
+    [
+        (2, (1.0, 1.0), (1, 1)),
+        (2, (0.0, 0.0), (1, 1)),
+        (2, (0.0, 5.0), (1, 1)),
+        (2, (9.0, 1.0), (2, 0)),
+        (2, (1.0, 9.0), (1, 1)),  # one row stays here
+        (8, (3.0, 1.0), (6, 2)),
+        (7, (1.0, 1.0), (4, 3)),
+        (8, (2.0, 1.0, 1.0), (4, 2, 2)),
+        (2, (1.0, 1.0, 1.0), (1, 1, 0)),
+        (1, (1.0, 1.0), (1, 0)),
+    ],
+)
+def test_divide(rows: int, speeds: tuple[float, ...], way: Way) -> None:
+    assert divide(rows, speeds) == way
+
+
+def played(shares: Shares, rows: int, ms: dict[int, float], calls: int) -> list[Way]:
+    """`ms`: what a row takes on each card."""
+    found = []
+    for _ in range(calls):
+        way = shares.way("kind", rows, [True] * len(ms))
+        each = [count * ms[card] for card, count in enumerate(way)]
+        shares.took("kind", way, max(each), [0.0 if way[0] == rows else own for own in each])
+        found.append(way)
+    return found
+
+
+def test_whole_then_divided_then_the_faster() -> None:
+    found = played(Shares(), 2, {0: 10.0, 1: 11.0}, 3 * ONCE)
+    assert found[:ONCE] == [(2, 0)] * ONCE and set(found[ONCE:]) == {(1, 1)}
+
+
+def test_a_slow_card_is_not_used() -> None:
+    shares = Shares()
+    found = played(shares, 2, {0: 10.0, 1: 50.0}, 4 * ONCE)
+    assert set(found[2 * ONCE :]) == {(2, 0)}
+    assert shares.alone("kind", 2) == "one card takes 20.0 ms, and several take 50.0"
+
+
+def test_unlike_cards_get_their_shares() -> None:
+    found = played(Shares(), 8, {0: 10.0, 1: 30.0}, 4 * ONCE)
+    assert found[ONCE] == (4, 4) and found[-1] == (6, 2)
+
+
+def test_a_card_that_is_not_usable() -> None:
+    shares = Shares()
+    played(shares, 8, {0: 10.0, 1: 10.0, 2: 10.0}, 4 * ONCE)
+    assert shares.way("kind", 8, [True, True, True]) == (3, 3, 2)
+    assert shares.way("kind", 8, [True, False, True]) == (4, 0, 4)
+    assert shares.way("kind", 8, [True, False, False]) == (8, 0, 0)
+
+
+def test_all_is_measured_again() -> None:
+    shares = Shares()
+    played(shares, 2, {0: 10.0, 1: 50.0}, 4 * ONCE)
+    shares.again()
+    found = played(shares, 2, {0: 10.0, 1: 5.0}, 20)
+    assert (1, 1) in found and found[-1] == (1, 1)

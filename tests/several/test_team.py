@@ -1,0 +1,292 @@
+"""Calls that two cards compute: what comes of them, and when one card is left alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.several import team as teams
+from lib_rocm_sd.several.link import LostError
+from lib_rocm_sd.several.replica import Replica
+from tests.several.help import Played, Teams, inputs, kind_of, near
+
+
+@pytest.mark.parametrize(("rows", "side"), [(2, 8), (5, 8), (4, 12)])
+def test_both_together_give_what_one_gives(team: Teams, rows: int, side: int) -> None:
+    expected = team.alone(rows, side=side)
+    made = team.divided(rows, side=side)
+    assert near(made, expected) and made.dtype == expected.dtype
+    assert sum(team.team.way) == rows and min(team.team.way) >= 1
+    assert torch.equal(made[: team.team.way[0]], team.alone(rows, side=side)[: team.team.way[0]])
+
+
+def test_sizes_that_are_no_multiples(team: Teams) -> None:
+    """The replica resizes amid the UNet as the WebUI does."""
+    made = team.divided(2, side=9)
+    assert near(made, team.alone(2, side=9))
+
+
+def test_a_first_result_is_compared(team: Teams) -> None:
+    team.call()
+    assert team.team.why == teams.FIRST
+    team.call()
+    assert team.member.may(kind_of()) and not team.member.may(kind_of(3))
+    assert team.member.sent_bytes == sum(
+        p.numel() * p.element_size() for p in team.unet.parameters()
+    )
+
+
+def test_only_changed_weights_are_sent(team: Teams) -> None:
+    team.divided()
+    sent = team.member.sent_bytes
+    team.team.begin()
+    weight = team.unet.middle_block[0].out_layers[3].weight
+    with torch.no_grad():
+        weight.mul_(1.5)
+    expected = team.alone()
+    assert near(team.divided(), expected)
+    assert team.member.sent_bytes - sent == weight.numel() * 2
+
+
+def test_weights_that_change_amid_a_generation(team: Teams) -> None:
+    team.divided()
+    with torch.no_grad():
+        team.unet.out[2].weight.mul_(-1)
+    made = team.call()
+    assert team.team.why == teams.AMID and torch.equal(made, team.alone())
+    team.team.begin()
+    assert near(team.divided(), team.alone())
+
+
+def test_networks_are_applied_before_weights_are_compared(team: Teams) -> None:
+    """As the WebUI's are: by the forwards of layers, so amid the call."""
+    team.divided()
+
+    def apply(leaves: list[nn.Module]) -> str:
+        with torch.no_grad():
+            team.unet.out[2].weight.mul_(-1)
+        return ""
+
+    team.stand_in._ready = apply
+    made = team.call()
+    assert team.team.why == teams.AMID and torch.equal(made, team.alone())
+
+
+def test_another_unet_amid_a_generation(team: Teams, unet: Any) -> None:
+    team.divided()
+    other = Teams.__new__(Teams)
+    vars(other).update(vars(team))
+    torch.manual_seed(9)
+    other.unet = type(unet)().eval().requires_grad_(False).to(torch.bfloat16)
+    subject = teams.Subject(other.unet, team.subject._manner)
+    other.stand_in = type(team.stand_in)(subject, team.team, lambda: "", lambda leaves: "")
+    other.stand_in.put_in()
+    assert torch.equal(other.call(), other.alone())
+    assert team.team.why == teams.ANOTHER
+    assert near(team.call(), team.alone()) and not team.team.why
+    team.team.begin()
+    assert near(other.divided(), other.alone())
+
+
+def test_another_level_builds_anew(team: Teams) -> None:
+    team.divided()
+    sent = team.member.sent_bytes
+    team.level = "Memory"
+    team.team.begin()
+    assert near(team.divided(), team.alone())
+    assert team.member.sent_bytes == 2 * sent
+
+
+def test_one_picture_without_guidance(team: Teams) -> None:
+    assert torch.equal(team.call(1), team.alone(1))
+    assert team.team.why == teams.NOTHING_TO_SPLIT
+
+
+@pytest.mark.parametrize("ready", ["networks could not be applied", ""])
+def test_what_the_host_says(team: Teams, ready: str) -> None:
+    team.divided()
+    team.ready, team.obstacle = ready, "" if ready else "a hypernetwork is loaded"
+    assert torch.equal(team.call(), team.alone())
+    assert team.team.why == (ready or "a hypernetwork is loaded")
+    team.ready = team.obstacle = ""
+    assert near(team.call(), team.alone()) and not team.team.why
+
+
+def test_calls_of_another_kind(team: Teams) -> None:
+    team.divided()
+    given = inputs()
+    with torch.no_grad():
+        team.unet(given["x"], given["timesteps"], given["context"], None)
+        why = [team.team.why]
+        team.unet(**given, control=given["x"])
+        why.append(team.team.why)
+        team.unet(given["x"], given["timesteps"], given["context"][:1])
+        why.append(team.team.why)
+    control, context = "the UNet is called with control", "context has not one row for each image"
+    assert why == ["", control, context]
+
+
+def test_gradients(team: Teams) -> None:
+    team.divided()
+    given = inputs()
+    given["x"].requires_grad_(True)
+    made = team.unet(**given)
+    assert made.requires_grad and team.team.why == "gradients are wanted"
+
+
+def hooked(unet: Any) -> str:
+    unet.middle_block.register_forward_hook(lambda *given: None)
+    return "middle_block has forward hooks"
+
+
+def replaced(unet: Any) -> str:
+    block = unet.middle_block[0]
+    block.forward = lambda x, emb: type(block).forward(block, x, emb)
+    return "middle_block.0.forward has been replaced"
+
+
+def reclassed(unet: Any) -> str:
+    kind = type(unet.middle_block[0])
+    unet.middle_block[0].__class__ = type("ToMeBlock", (kind,), {"__module__": "tomesd.patch"})
+    return "middle_block.0 is a ToMeBlock of tomesd.patch"
+
+
+def cut(unet: Any) -> str:
+    home = sys.modules[type(unet).__module__]
+    th = type("Cut", (), {"__module__": "free_u", "cat": staticmethod(torch.cat)})()
+    vars(home).update(th=th)
+    return "th of ldm.modules.diffusionmodules.openaimodel has been replaced by free_u"
+
+
+def in_float8(unet: Any) -> str:
+    unet.out[2].to(torch.float8_e4m3fn)
+    return "out.2: its weights are float8_e4m3fn"
+
+
+def classed(unet: Any) -> str:
+    kind = type(unet.middle_block[0])
+    kind.forward = lambda self, x, emb: self._forward(x, emb)
+    return "ResBlock.forward has been replaced by test_team"
+
+
+def held(unet: Any) -> str:
+    unet.extra = object()
+    return "the UNet: its extra is a object"
+
+
+@pytest.mark.parametrize("change", [hooked, replaced, reclassed, cut, in_float8, classed, held])
+def test_what_others_have_done(team: Teams, monkeypatch: Any, change: Any) -> None:
+    """Whoever has changed what the UNet computes has all of it."""
+    home = sys.modules[type(team.unet).__module__]
+    kind = type(team.unet.middle_block[0])
+    monkeypatch.setattr(home, "th", home.th)
+    monkeypatch.setattr(kind, "forward", kind.forward)
+    team.divided()
+    theirs: list[Any] = []
+    expected = change(team.unet)
+    monkeypatch.setattr(team.stand_in, "theirs", lambda **given: theirs.append(given))
+    team.unet(**inputs())
+    assert team.team.why.startswith(expected) and len(theirs) == 1
+
+
+def test_tiling(team: Teams) -> None:
+    """The WebUI sets it on each convolution; the replica's are built anew."""
+    before = team.divided()
+    for module in team.unet.modules():
+        if isinstance(module, nn.Conv2d):
+            module.padding_mode = "circular"
+    team.team.begin()
+    made = team.divided()
+    assert near(made, team.alone()) and not near(made, before)
+
+
+def test_who_takes_our_place_has_it(team: Teams) -> None:
+    """ControlNet sets a forward of its own, and puts ours back after it."""
+    team.divided()
+    calls: list[Any] = []
+    ours = team.unet.forward
+
+    def theirs(**given: Any) -> Any:
+        calls.append(given)
+        return ours(**given)
+
+    team.unet.forward = theirs
+    divided = team.team.divided
+    made = team.call()
+    assert len(calls) == 1 and torch.equal(made, team.alone())
+    assert team.team.divided == divided
+    team.unet.forward = ours
+    assert near(team.call(), team.alone()) and team.team.divided == divided + 1
+
+
+def test_a_failure_of_ones_own_part(team: Teams, plan: Path) -> None:
+    """Interrupt, or out of memory here: the next call finds the other's result, and drops it."""
+    team.divided()
+    theirs = team.stand_in.theirs
+
+    def stop(**given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    team.stand_in.theirs = stop  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        team.unet(**inputs())
+    team.stand_in.theirs = theirs  # type: ignore[method-assign]
+    made = team.call(seed=5)
+    assert near(made, team.alone(seed=5)) and not team.team.why
+
+
+def test_an_error_of_ones_own_part_is_the_hosts(team: Teams, monkeypatch: Any) -> None:
+    team.divided()
+
+    def fail(**given: Any) -> Any:
+        raise ValueError("theirs")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="theirs"):
+        patch.setattr(team.stand_in, "theirs", fail)
+        team.unet(**inputs())
+    assert near(team.call(), team.alone()) and not team.team.why
+
+
+def test_an_error_of_ours_costs_no_picture(team: Teams, monkeypatch: Any) -> None:
+    team.divided()
+    looked: list[Any] = []
+
+    def fail() -> None:
+        looked.append(1)
+        raise ValueError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(team.subject, "look", fail)
+        assert torch.equal(team.call(), team.alone())
+        assert torch.equal(team.call(), team.alone())
+    assert team.team.why == "ours failed: ValueError: ours" and len(looked) == 1
+    team.team.begin()
+    assert near(team.divided(), team.alone())
+
+
+def test_closing_and_beginning_again(team: Teams) -> None:
+    team.divided()
+    team.team.close()
+    assert torch.equal(team.call(), team.alone())
+    assert not team.member.is_there
+
+
+def test_three_cards(unet: Any) -> None:
+    """One of them goes amid a generation: two go on."""
+    made = Teams(unet, lambda device: cast("Replica", Played(unet)), cards=2)
+    assert near(made.divided(6), made.alone(6))
+    assert min(made.team.way) >= 1 and sum(made.team.way) == 6
+    assert near(made.divided(2), made.alone(2))
+    assert sum(map(bool, made.team.way)) == 2  # there is a row for two of them
+    made.divided(6)
+    gone: Any = made.team.members[1]._replica
+    gone.fails = LostError("it is gone")
+    assert near(made.call(6), made.alone(6)) and made.team.why == "cpu: it is gone"
+    made.team.shares.again()
+    assert near(made.divided(6), made.alone(6)) and made.team.way[2] == 0
+    assert not made.team.members[1].is_there and made.team.members[0].is_there
