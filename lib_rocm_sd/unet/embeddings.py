@@ -92,7 +92,7 @@ class Embeddings:
 
     def _facts(self, layer: nn.Linear) -> _Facts:
         own = layer._parameters
-        return fact(own["weight"], self._told), fact(own["bias"], self._told)
+        return fact(own["weight"], self._told), fact(own.get("bias"), self._told)
 
 
 def _parts(layers: Sequence[nn.Linear], calls: Calls, active: torch.Tensor) -> list[torch.Tensor]:

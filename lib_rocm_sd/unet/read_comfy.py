@@ -58,20 +58,24 @@ def block_call(
 ) -> BlockCall | None:
     """What is patched within is not for us."""
     options = {} if transformer_options is None else transformer_options
-    if patches_of(options) or _replaced(options):
+    if patched(options):
         return None
     more = {"value": None, "transformer_options": options}
     return BlockCall(x, context, {"context": None, **more}, {"context": context, **more})
 
 
-def _replaced(options: Options) -> bool:
-    """Whether an attention of the block that runs is another's: by its place or its layer's."""
+def patched(options: Options) -> str:
+    """What is called within the transformer block that runs: by all, its place or its layer's."""
+    patches = patches_of(options)
+    if patches:
+        return f"{', '.join(patches)} of this model"
     place = options.get("block")
     if place is None:
-        return False
+        return ""
     places = ((place[0], place[1], options.get("block_index", 0)), place)
     replaced = options.get("patches_replace", {})
-    return any(one in replaced.get(name, {}) for name in REPLACED for one in places)
+    found = [name for name in REPLACED if any(one in replaced.get(name, {}) for one in places)]
+    return f"{', '.join(found)} is replaced in this layer" if found else ""
 
 
 def resample_call(module: Any, x: Any, output_shape: Any = None) -> ImageCall | None:
