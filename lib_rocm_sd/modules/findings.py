@@ -139,9 +139,9 @@ class Findings:
                 self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
 
     def code(self, cls: type, name: str, known: frozenset[str]) -> None:
-        """Notes names in the code of a class's own forwards beyond those that are `known`."""
+        """Notes names in the code of a class's forwards beyond those that are `known`."""
         for key in ("forward", "_forward"):
-            code = getattr(cls.__dict__.get(key), "__code__", None)
+            code = getattr(getattr(cls, key, None), "__code__", None)
             more = sorted(_names_in(code) - known) if code is not None else []
             if more:
                 self.add(f"{name}: {cls.__name__}.{key} does more than is known: {', '.join(more)}")

@@ -34,14 +34,23 @@ def transformer_call(
     module: Any, x: Any, context: Any = None, transformer_options: Any = None
 ) -> TransformerCall | None:
     """One context, or a list with one for each block."""
+    return transformer_called(module, x, context, transformer_options, shaped=True)
+
+
+def transformer_called(
+    module: Any, x: Any, context: Any, transformer_options: Any, *, shaped: bool
+) -> TransformerCall | None:
+    """The same. `shaped`: blocks are told the shape of x."""
     options = {} if transformer_options is None else transformer_options
     found = read_ldm.transformer_call(module, x, context)
     count = len(module.transformer_blocks)
     if found is None or (isinstance(context, list) and len(context) != count):
         return None
+    if shaped:
+        options["activations_shape"] = list(x.shape)
 
     def given(index: int) -> dict[str, Any]:
-        options["activations_shape"], options["block_index"] = list(x.shape), index
+        options["block_index"] = index
         return {**found.given(index), "transformer_options": dict(options)}  # of this block
 
     return TransformerCall(x, given, found.answer)

@@ -31,6 +31,8 @@ resample_call = read_comfy.resample_call
 
 NORM_WRAPPER = "group_norm_wrapper"
 """An option: what is called in the place of the norms in residual blocks."""
+_SHAPE = "activations_shape"
+"""An option that reForge's transformers give their blocks."""
 _CHECKPOINT = "_forward checkpoint parameters use_checkpoint"
 _PROJECTIONS = "to_q to_k to_v to_out"
 _KNOWN: Mapping[str, frozenset[str]] = {
@@ -40,7 +42,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
         "len shape use_scale_shift_norm out_layers torch th chunk exchange_temb_dims rearrange "
         f"movedim skip_connection {NORM_WRAPPER}",
         "SpatialTransformer": "isinstance list len transformer_blocks shape norm use_linear "
-        "proj_in proj_out rearrange contiguous movedim flatten reshape enumerate activations_shape "
+        f"proj_in proj_out rearrange contiguous movedim flatten reshape enumerate {_SHAPE} "
         "block_index",
         "BasicTransformerBlock": f"{_CHECKPOINT} {_PROJECTIONS} get block block_index patches "
         "patches_replace n_heads d_head dim_head attn_precision ff_in norm_in is_res norm1 norm2 "
@@ -76,7 +78,8 @@ def transformer(found: Findings, module: Any) -> Transformer | None:
 def transformer_call(
     module: Any, x: Any, context: Any = None, transformer_options: Any = None
 ) -> TransformerCall | None:
-    return read_comfy.transformer_call(module, x, context, transformer_options)
+    shaped = _SHAPE in type(module).forward.__code__.co_consts
+    return read_comfy.transformer_called(module, x, context, transformer_options, shaped=shaped)
 
 
 def block(found: Findings, module: Any) -> Block | None:

@@ -113,6 +113,7 @@ class ForgeTakeover(UnetTakeover):
         try:
             values = values_of(self._model())
             if values is None or values != self._values:
+                super().take_over(anew=False)
                 self.weights_changed()
             self._values = values
             self.step_begins()
