@@ -194,7 +194,7 @@ def _packed(unet: nn.Module, name: str, value: torch.Tensor) -> Any:
     """A linear layer's weight as GGUF has it in 8 bits; the double packs it itself."""
     path, _, key = name.rpartition(".")
     is_linear = type(unet.get_submodule(path)).__name__ == "Linear" and key == "weight"
-    if not is_linear or importlib.util.find_spec("gguf") is None:
+    if not is_linear or value.shape[1] % 32 or importlib.util.find_spec("gguf") is None:
         return value
     gguf: Any = importlib.import_module("gguf")
     kind = gguf.GGMLQuantizationType.Q8_0

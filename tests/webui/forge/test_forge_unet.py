@@ -12,6 +12,8 @@ from unet_help import AUTO, WITHOUT, blocks_shown, session_of
 
 NEAR = 0.15
 """Of bfloat16's steps with random weights."""
+ONE = pytest.mark.parametrize("forge", ["forge"], indirect=True)
+"""Of the kinds one is enough, or has it."""
 CAST = {"forge": "parameters_manual_cast", "reforge": "ldm_patched_cast_weights"}
 
 
@@ -155,17 +157,18 @@ def lora(webui: Any, online: bool = False) -> None:
     webui.shared.sd_model.forge_objects.unet = clone
 
 
-@pytest.mark.parametrize("online", [False, True])
+LORAS = [("forge", False), ("forge", True), ("reforge", False)]
+
+
+@pytest.mark.parametrize(("forge", "online"), LORAS, indirect=["forge"])
 def test_loras(forge: Any, gpu: FakeGpu, online: bool) -> None:
-    if online and forge.kind != "forge":
-        return  # reForge has none
-    webui = forge(extension=False, whole=True)
-    plain = webui.txt2img()
-    lora(webui, online)
-    expected = webui.txt2img()
-    assert distance(expected, plain) > 2 * NEAR
     webui = forge(gpu=gpu, whole=True)
     before, original = strides_of(webui), patcher_of(webui)
+    plain = webui.txt2img(False)
+    lora(webui, online)
+    expected = webui.txt2img(False)
+    assert distance(expected, plain) > 2 * NEAR
+    webui.shared.sd_model.forge_objects.unet = original
     on = webui.txt2img(*AUTO)
     lora(webui, online)
     with_lora = webui.txt2img(*AUTO)
@@ -187,47 +190,49 @@ def test_loras(forge: Any, gpu: FakeGpu, online: bool) -> None:
 def test_layers_that_cast_are_forges(forge: Any, gpu: FakeGpu) -> None:
     """As a Forge leaves those that stay in main memory, and gives them back later."""
     webui = forge(gpu=gpu, whole=True)
-    expected = webui.txt2img(*AUTO)
+    expected = webui.txt2img(*AUTO, steps=1)
     flag, block = CAST[forge.kind], unet_of(webui).middle_block[0]
     for layer in block.modules():
         if hasattr(layer, flag):
             setattr(layer, flag, True)
-    webui.txt2img(*AUTO)
+    webui.txt2img(*AUTO, steps=1)
     ours, of = counts(webui)["residual block"]
     assert ours == of - 1 and "brings its weights from elsewhere" in why(webui, "residual block")
     for layer in block.modules():
         if hasattr(layer, flag):
             setattr(layer, flag, False)
-    assert same(webui.txt2img(*AUTO), expected) and counts(webui)["residual block"] == (of, of)
+    assert same(webui.txt2img(*AUTO, steps=1), expected) and counts(webui)["residual block"] == (
+        of,
+        of,
+    )
 
 
+@ONE
 def test_weights_in_float8_are_forges(forge: Any, gpu: FakeGpu) -> None:
     storage = {"dtype": torch.float8_e4m3fn, "manual_cast_enabled": True}
-    expected = forge(extension=False, whole=storage).txt2img()
     webui = forge(gpu=gpu, whole=storage)
-    attention_only = webui.txt2img(*WITHOUT)
-    on = webui.txt2img(*AUTO)
+    expected, attention_only = webui.txt2img(False, steps=1), webui.txt2img(*WITHOUT, steps=1)
+    on = webui.txt2img(*AUTO, steps=1)
     assert same(on, attention_only) and 0 < distance(on, expected) < NEAR
     assert 'ROCm SD UNet: "Auto, left to the WebUI"' in on.info
     assert 'ROCm SD: "Auto, attention: rocm_sd"' in on.info
     assert all(ours == 0 for ours, _ in counts(webui).values())
 
 
+@ONE
 def test_quantised_weights_keep_their_layers(forge: Any, gpu: FakeGpu) -> None:
     """GGUF: blocks with a packed weight are Forge's, the convolutions between them ours."""
-    if forge.kind != "forge":
-        return  # reForge has none
-    expected = forge(extension=False, whole={"packed": True}).txt2img()
     webui = forge(gpu=gpu, whole={"packed": True})
-    on = webui.txt2img(*AUTO)
+    expected, on = webui.txt2img(False, steps=1), webui.txt2img(*AUTO, steps=1)
     assert 0 < distance(on, expected) < NEAR and 'attention: rocm_sd"' in on.info
     found = counts(webui)
     assert found["residual block"][0] == 0 and found["upsampling"] == (1, 1)
     assert "emb_layers.1 has quantised weights" in why(webui, "residual block")
     assert "attn1.to_q has quantised weights" in why(webui, "transformer block")
-    assert same(webui.txt2img(False), expected) and untouched(webui)
+    assert same(webui.txt2img(False, steps=1), expected) and untouched(webui)
 
 
+@ONE
 def test_a_class_that_computes_more_is_forges(forge: Any, gpu: FakeGpu, monkeypatch: Any) -> None:
     """As in forks of it, whose classes have the same names."""
     webui = forge(gpu=gpu, whole=True)
@@ -241,14 +246,15 @@ def test_a_class_that_computes_more_is_forges(forge: Any, gpu: FakeGpu, monkeypa
     doubled.__module__ = owner.__module__
     monkeypatch.setattr(owner, "_forward", doubled)
     monkeypatch.setattr(kind, "scaled", lambda self, y: y, raising=False)
-    webui.txt2img(*AUTO)
+    webui.txt2img(*AUTO, steps=1)
     assert counts(webui)["residual block"][0] == 0
     assert "ResBlock._forward does more than is known: scaled" in why(webui, "residual block")
 
 
+@ONE
 def test_another_has_replaced_attention_in_blocks(forge: Any, gpu: FakeGpu) -> None:
     webui = forge(gpu=gpu, whole=True)
-    webui.txt2img(*AUTO)
+    webui.txt2img(*AUTO, steps=1)
     attention = next(m for m in unet_of(webui).modules() if type(m).__name__ == "CrossAttention")
     names, seen = type(attention).forward.__globals__, []
     name = next(each for each in forge.names if each in names)
@@ -264,24 +270,11 @@ def test_another_has_replaced_attention_in_blocks(forge: Any, gpu: FakeGpu) -> N
     assert len(seen) == 2 * counts(webui)["transformer block"][1]
 
 
+@ONE
 def test_an_error_before_a_step_costs_no_picture(
     forge: Any, gpu: FakeGpu, monkeypatch: Any
 ) -> None:
     webui = forge(gpu=gpu, whole=True)
-    expected = webui.txt2img(*WITHOUT)
+    expected = webui.txt2img(*WITHOUT, steps=1)
     monkeypatch.setattr(webui.library("hosts.forge.unet"), "values_of", lambda model: 1 // 0)
-    assert same(webui.txt2img(*AUTO), expected) and not webui.errors_reported
-
-
-def test_speed_test_steps(forge: Any, gpu: FakeGpu) -> None:
-    webui = forge(gpu=gpu, whole=True)
-    side = webui.library("hosts.a1111.speedtest").side
-    denoiser = side.unet()
-    assert denoiser.dtype == "bfloat16"
-    args, kwargs = denoiser.arguments(64)
-    with torch.inference_mode():
-        with denoiser.theirs():
-            theirs = denoiser.call(*args, **kwargs)
-        with denoiser.ours():
-            ours = denoiser.call(*args, **kwargs)
-    assert 0 < (ours - theirs).abs().max() < NEAR and untouched(webui)
+    assert same(webui.txt2img(*AUTO, steps=1), expected) and not webui.errors_reported
