@@ -113,10 +113,14 @@ def load(patcher: Any) -> None:
     """The LoRAs of a UNet's patcher, and no other's, are in its weights, as before a step."""
     if hasattr(patcher, "refresh_loras"):
         patcher.refresh_loras()
-    elif patcher.model.current_weight_patches_uuid != patcher.patches_uuid:
+        return
+    before = vars(patcher.model).get("loaded_by")
+    if before is not patcher:
         memory: Any = importlib.import_module("ldm_patched.modules.model_management")
-        patcher.unpatch_model()
+        if before is not None:
+            before.unpatch_model()
         memory.load_models_gpu([patcher])
+        vars(patcher.model)["loaded_by"] = patcher
 
 
 class Objects:

@@ -19,7 +19,7 @@ def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
     gpu.convs = gpu.norms = True
     webui = forge(gpu=gpu, whole=True)
     label, _, status = refresh(webui)
-    assert label.startswith(f"{TITLE}: Auto · attention on gfx1100 · VAE")
+    assert label.startswith(f"{TITLE}: Auto · attention on gfx1100 · UNet ready · VAE")
     assert "our kernel (gfx1100)" in status
     webui.txt2img(True, "Auto", "Auto", 0, "Auto")
     label, _, status = refresh(webui, True, "Auto", "Auto", 0, "Auto")
