@@ -88,13 +88,13 @@ class ForgeTakeover(UnetTakeover):
         self._values: Any = _UNKNOWN
 
     def take_over(self, anew: bool = True) -> None:
+        super().take_over(anew)
         unet = self._unet()
-        if unet is not None and not self._handles:
+        if unet is not None and self.stand_ins and not self._handles:
             self._handles = [
                 unet.register_forward_pre_hook(self._begins),
                 unet.register_forward_hook(self._ends, always_call=True),
             ]
-        super().take_over(anew)
 
     def renewed(self) -> None:
         """A sampler may begin: weights may be others by its first step."""
