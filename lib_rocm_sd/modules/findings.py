@@ -37,7 +37,8 @@ _GROUP_NORM_CLASSES = {
     "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
     "backend.operations.ForgeOperations.GroupNorm",
 }
-_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", "parameters_manual_cast")
+_FORGES_CAST = "parameters_manual_cast"
+_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", _FORGES_CAST)
 """What ComfyUI, reForge and Forge call a layer's flag that says so."""
 _CHANGES = ("forge_online_loras", "scale_weight")
 """What a layer of Forge's has where its weights are not what is computed with."""
@@ -277,7 +278,7 @@ class Findings:
             self.add(f"{name} has its weights changed in each call")
         own = vars(module)
         for flag in (flag for flag in _CASTS if hasattr(module, flag)):
-            keys = (flag, *(_CHANGES if flag == _CASTS[2] else _FUNCTIONS))
+            keys = (flag, *(_CHANGES if flag == _FORGES_CAST else _FUNCTIONS))
             self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}

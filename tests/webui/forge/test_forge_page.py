@@ -29,9 +29,8 @@ def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
     public = webui.library("hosts.a1111.public").status()
     assert public["attention"]["in_use"] and public["attention"]["chosen"] == "ROCm SD"
     blocks = public["unet"]["blocks"]
-    assert (
-        public["unet"]["usable"] and blocks and all(row["ours"] == row["total"] for row in blocks)
-    )
+    assert blocks and all(row["ours"] == row["total"] > 0 for row in blocks)
+    assert public["unet"]["usable"] is not False and not public["unet"]["trouble"]
 
     side = webui.library("hosts.a1111.speedtest").side
     ((name, method),) = side.attention_methods().items()
