@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -14,27 +16,36 @@ _CONV_CLASSES = {
     "ldm_patched.modules.ops.disable_weight_init.Conv2d",
     "backend.operations.ForgeOperations.Conv2d",
 }
+_FORGES_LINEAR = "backend.operations.ForgeOperations.Linear"
+"""Not torch's, but with the same parameters and sizes."""
 _LINEAR_CLASSES = {
     "torch.nn.modules.linear.Linear",
     "diffusers.models.lora.LoRACompatibleLinear",
     "comfy.ops.disable_weight_init.Linear",
+    "ldm_patched.modules.ops.disable_weight_init.Linear",
+    _FORGES_LINEAR,
 }
 _LAYER_NORM_CLASSES = {
     "torch.nn.modules.normalization.LayerNorm",
     "comfy.ops.disable_weight_init.LayerNorm",
+    "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
+    "backend.operations.ForgeOperations.LayerNorm",
 }
-_COMFY_CASTS = ("comfy_cast_weights", "weight_function", "bias_function")
-"""Of ComfyUI's layers: whether, and how, they make their weights in each call."""
 _GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
     "comfy.ops.disable_weight_init.GroupNorm",
     "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
     "backend.operations.ForgeOperations.GroupNorm",
 }
-_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", "parameters_manual_cast")
+_FORGES_CAST = "parameters_manual_cast"
+_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", _FORGES_CAST)
 """What ComfyUI, reForge and Forge call a layer's flag that says so."""
 _CHANGES = ("forge_online_loras", "scale_weight")
 """What a layer of Forge's has where its weights are not what is computed with."""
+_FUNCTIONS = ("weight_function", "bias_function")
+"""Lists of what ComfyUI's and reForge's layers do with their weights in each call."""
+_QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
+"""What a packed weight has."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
@@ -128,6 +139,14 @@ class Findings:
             if not known and not source.startswith(_OURS):
                 self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
 
+    def code(self, cls: type, name: str, known: frozenset[str]) -> None:
+        """Notes names in the code of a class's forwards beyond those that are `known`."""
+        for key in ("forward", "_forward"):
+            code = getattr(getattr(cls, key, None), "__code__", None)
+            more = sorted(_names_in(code) - known) if code is not None else []
+            if more:
+                self.add(f"{name}: {cls.__name__}.{key} does more than is known: {', '.join(more)}")
+
     def conv(
         self, module: Any, name: str, kernel: int = 3, stride: int = 1, padding: int | None = None
     ) -> nn.Conv2d | None:
@@ -156,7 +175,9 @@ class Findings:
 
     def linear(self, module: Any, name: str) -> nn.Linear | None:
         """`module` if it is a plain Linear, with or without a bias."""
-        if not isinstance(module, nn.Linear) or _path(module) not in _LINEAR_CLASSES:
+        path = _path(module)
+        is_linear = isinstance(module, nn.Linear) or path == _FORGES_LINEAR
+        if not is_linear or path not in _LINEAR_CLASSES:
             self._other_class(module, name, "Linear")
             return None
         self._plain(module, name, {})
@@ -234,9 +255,13 @@ class Findings:
         """Notes a module of another class than `wanted`; of the same name are a host's that cast
         their weights.
         """
-        casts = any(getattr(module, key, False) for key in _CASTS)
-        if type(module).__name__ == wanted and casts:
+        alike = type(module).__name__ == wanted
+        if alike and is_quantised(module):
+            self.add(f"{name} has quantised weights")
+        elif alike and any(getattr(module, key, False) for key in _CASTS):
             self.add(f"{name} {_BRINGS}")
+        elif alike:
+            self.add(f"{name} is a {type(module).__qualname__} of {type(module).__module__}")
         else:
             self.add(f"{name} is {_described(module)}, not a {wanted}")
 
@@ -248,12 +273,13 @@ class Findings:
         if any(getattr(module, key, False) for key in _CASTS):
             self.add(f"{name} {_BRINGS}")
         if any(getattr(module, key, None) is not None for key in _CHANGES) or any(
-            getattr(module, key, None) for key in ("weight_function", "bias_function")
+            getattr(module, key, None) for key in _FUNCTIONS
         ):
             self.add(f"{name} has its weights changed in each call")
-        if hasattr(module, "comfy_cast_weights"):
-            own = vars(module)
-            self.watched += [(own, key, _as_it_is(own.get(key))) for key in _COMFY_CASTS]
+        own = vars(module)
+        for flag in (flag for flag in _CASTS if hasattr(module, flag)):
+            keys = (flag, *(_CHANGES if flag == _FORGES_CAST else _FUNCTIONS))
+            self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
         for key in [*children, *sorted(extra - {"weight", "bias"})]:
@@ -262,10 +288,31 @@ class Findings:
             self.add(f"{name} has no weight of its own")
 
 
+def is_quantised(module: Any) -> bool:
+    """Whether a layer's weight is packed, as Forge's GGUF and bitsandbytes' 4 bits are."""
+    weight = getattr(module, "_parameters", {}).get("weight")
+    if weight is None:
+        return False
+    marked = any(getattr(weight, key, None) is not None for key in _QUANTISED)
+    return marked or not weight.is_floating_point()
+
+
 def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     """True for a method as the class has it, bound to `module`: so an undone change is left."""
     own = getattr(method, "__func__", None)
     return own is getattr(type(module), key, None) and method.__self__ is module
+
+
+@cache
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Attributes and globals that code names, and strings that could be names."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
+    return frozenset(names)
 
 
 def _is_group_norm(module: nn.Module) -> bool:

@@ -105,7 +105,7 @@ def _inputs(
     for layer in layers:
         own = layer._parameters  # as layer.weight, in a quarter of the time
         weight = own["weight"]
-        flat += [weight if weight.ndim == 2 else weight.flatten(1), own["bias"]]
+        flat += [weight if weight.ndim == 2 else weight.flatten(1), own.get("bias")]
     flat += _NO_LAYERS[len(layers)]
     return LinearInputs(x, flat[0], flat[1], residual, None, *flat[2:], gate)  # type: ignore[call-arg]
 

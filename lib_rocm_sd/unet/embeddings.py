@@ -128,18 +128,18 @@ class Embeddings:
         return self._biases
 
     def _bias_fact(self, timed: Timed) -> _Facts:
-        return fact(timed.conv._parameters["bias"], self._told)
+        return fact(timed.conv._parameters.get("bias"), self._told)
 
     def _facts(self, timed: Timed) -> _Facts:
         own = timed.layer._parameters
-        return (*(fact(own[n], self._told) for n in ("weight", "bias")), self._bias_fact(timed))
+        return (*(fact(own.get(n), self._told) for n in ("weight", "bias")), self._bias_fact(timed))
 
     def _fits(self, timed: Timed, emb: torch.Tensor) -> bool:
         """False for a layer that is not where the embedding is, as while models are moved in parts,
         and for a bias that may change unnoticed.
         """
         weight: Any = timed.layer._parameters["weight"]
-        bias = timed.conv._parameters["bias"]
+        bias = timed.conv._parameters.get("bias")
         if bias is not None and bias.is_inference() and not self._told:
             return False
         same = weight.device == emb.device and weight.dtype == emb.dtype
@@ -162,7 +162,7 @@ def _joint(
 def _bias(timed: Timed) -> torch.Tensor:
     """Of the convolution, in float32 and where the layer is."""
     weight: Any = timed.layer._parameters["weight"]
-    bias = timed.conv._parameters["bias"]
+    bias = timed.conv._parameters.get("bias")
     if bias is None:
         return weight.new_zeros(timed.conv.out_channels, dtype=torch.float32)
     return bias.detach().to(weight.device, torch.float32)

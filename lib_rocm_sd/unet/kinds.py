@@ -12,7 +12,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.watch import Watch
-from lib_rocm_sd.unet import blocks, read_comfy, read_diffusers, read_ldm
+from lib_rocm_sd.unet import blocks, read_comfy, read_diffusers, read_forge, read_ldm
 from lib_rocm_sd.unet.parts import Parts, Transformer
 from lib_rocm_sd.unet.weights import Slots, obstacles, slots_of
 
@@ -25,8 +25,9 @@ class Kind:
     """A kind of block as one family has it.
 
     `read(found, module)` gives its parts; `bind(module, *args, **kwargs)` what a call asks for,
-    None if it is not for us, a TypeError for arguments that are not known, another error where they
-    are not what they should be; `run` computes it.
+    None if it is not for us, an UnknownModuleError where the report is to say why, a TypeError for
+    arguments that are not known, another error where they are not what they should be; `run`
+    computes it.
     """
 
     title: str
@@ -84,13 +85,15 @@ _BY_FAMILY: Mapping[str, tuple[Kind, ...]] = {
     "ldm": _kinds(read_ldm),
     "sgm": _kinds(read_ldm),
     "comfy": _kinds(read_comfy),
+    "backend": _kinds(read_forge),
+    "ldm_patched": _kinds(read_forge),
     "diffusers": _kinds(read_diffusers),
 }
+_OF_DIFFUSERS = "diffusers"
+"""All other families have the names of ldm's classes and modules."""
 _ENDS = {
     "ldm": ("input_blocks.0.0", "out"),
-    "sgm": ("input_blocks.0.0", "out"),
-    "comfy": ("input_blocks.0.0", "out"),
-    "diffusers": ("conv_in", "conv_norm_out", "conv_out"),
+    _OF_DIFFUSERS: ("conv_in", "conv_norm_out", "conv_out"),
 }
 """Where a UNet's first and last layers are."""
 
@@ -98,7 +101,7 @@ _ENDS = {
 def found_in(model: nn.Module) -> list[tuple[nn.Module, Kind, str]]:
     """The blocks of a UNet, each with its kind and family, in its own order."""
     family = _family(model)
-    ends = dict.fromkeys(_at(model, path) for path in _ENDS.get(family, ()))
+    ends = dict.fromkeys(_at(model, path) for path in _names(_ENDS, family))
     found = [(end, _BY_FAMILY[family][-1], family) for end in ends if end is not None]
     return [*found, *_within(model, {end for end in ends if end is not None})]
 
@@ -128,10 +131,16 @@ def _known(module: nn.Module) -> tuple[Kind, str] | None:
     """Its kind and family, by its class or one that it is derived from."""
     for cls in type(module).__mro__:
         family = cls.__module__.partition(".")[0]
-        names = _NAMES.get("ldm" if family in ("sgm", "comfy") else family, ())
+        names = _names(_NAMES, family)
         if cls.__name__ in names:
             return _BY_FAMILY[family][names.index(cls.__name__)], family
     return None
+
+
+def _names(table: Mapping[str, tuple[str, ...]], family: str) -> tuple[str, ...]:
+    if family not in _BY_FAMILY:
+        return ()
+    return table[family if family == _OF_DIFFUSERS else "ldm"]
 
 
 def _family(model: nn.Module) -> str:

@@ -34,14 +34,23 @@ def transformer_call(
     module: Any, x: Any, context: Any = None, transformer_options: Any = None
 ) -> TransformerCall | None:
     """One context, or a list with one for each block."""
+    return transformer_called(module, x, context, transformer_options, shaped=True)
+
+
+def transformer_called(
+    module: Any, x: Any, context: Any, transformer_options: Any, *, shaped: bool
+) -> TransformerCall | None:
+    """The same. `shaped`: blocks are told the shape of x."""
     options = {} if transformer_options is None else transformer_options
     found = read_ldm.transformer_call(module, x, context)
     count = len(module.transformer_blocks)
     if found is None or (isinstance(context, list) and len(context) != count):
         return None
+    if shaped:
+        options["activations_shape"] = list(x.shape)
 
     def given(index: int) -> dict[str, Any]:
-        options["activations_shape"], options["block_index"] = list(x.shape), index
+        options["block_index"] = index
         return {**found.given(index), "transformer_options": dict(options)}  # of this block
 
     return TransformerCall(x, given, found.answer)
@@ -58,20 +67,24 @@ def block_call(
 ) -> BlockCall | None:
     """What is patched within is not for us."""
     options = {} if transformer_options is None else transformer_options
-    if patches_of(options) or _replaced(options):
+    if patched(options):
         return None
     more = {"value": None, "transformer_options": options}
     return BlockCall(x, context, {"context": None, **more}, {"context": context, **more})
 
 
-def _replaced(options: Options) -> bool:
-    """Whether an attention of the block that runs is another's: by its place or its layer's."""
+def patched(options: Options) -> str:
+    """What is called within the transformer block that runs: by all, its place or its layer's."""
+    patches = patches_of(options)
+    if patches:
+        return f"{', '.join(patches)} of this model"
     place = options.get("block")
     if place is None:
-        return False
+        return ""
     places = ((place[0], place[1], options.get("block_index", 0)), place)
     replaced = options.get("patches_replace", {})
-    return any(one in replaced.get(name, {}) for name in REPLACED for one in places)
+    found = [name for name in REPLACED if any(one in replaced.get(name, {}) for one in places)]
+    return f"{', '.join(found)} is replaced in this layer" if found else ""
 
 
 def resample_call(module: Any, x: Any, output_shape: Any = None) -> ImageCall | None:

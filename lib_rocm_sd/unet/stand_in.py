@@ -91,6 +91,10 @@ class BlockStandIn(StandIn):
             return None
         try:
             call = self.kind.bind(self.module, *args, **kwargs)
+            self._left = ""
+        except UnknownModuleError as error:
+            self._left = "; ".join(error.reasons)
+            return None
         except (TypeError, AttributeError, ValueError):
             return None
         if _suits(call, reading):

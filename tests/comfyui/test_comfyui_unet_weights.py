@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.hosts.comfyui import strides as strides_of
+from lib_rocm_sd.hosts import strides as strides_of
 from lib_rocm_sd.hosts.comfyui import unet as ours
 from lib_rocm_sd.unet import weights
 from tests.comfyui.conftest import left

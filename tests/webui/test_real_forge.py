@@ -115,7 +115,7 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
 
     without = run("without", ours=False, card=False)["first"]
     plain = run("on a CPU", ours=True, card=False)
-    assert plain["first"] == plain["on"] == plain["off"] == without
+    assert all(plain[name] == without for name in ("first", "on", "off", "blocks", "off again"))
     assert plain["status"].startswith("Not active: no supported GPU (this is the CPU)")
 
     played = run("on a card", ours=True, card=True)
@@ -123,4 +123,6 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
     assert played["first"] == played["on"] and played["on"]["pixels"] != without["pixels"]
     assert 'ROCm SD: "Auto, attention: rocm_sd"' in played["on"]["info"]
     assert 'ROCm SD VAE: "Auto, whole frame, conv: torch"' in played["on"]["info"]
+    assert "blocks, linear: torch, conv: torch" in played["blocks"]["info"]
+    assert played["off again"] == played["off"]
     assert played["status"].startswith("Attention runs on our kernel (gfx1100).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,8 +37,10 @@ def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Of the latents: that of the weights, or what the WebUI computes in where these are narrow."""
-    dtype = next(model.parameters()).dtype
+    """Of the latents: what a Forge computes in, that of the weights, or what the WebUI computes in
+    where these are narrow.
+    """
+    dtype = getattr(model, "computation_dtype", None) or next(model.parameters()).dtype
     if dtype in (torch.float32, *HALVES):
         return dtype
     found = host.attribute("modules.devices", "dtype_unet")
@@ -63,10 +66,13 @@ def _arguments(
     text = draw(BATCH, TOKENS, _width_of(cross))
     more: dict[str, Any] = {}
     if getattr(model, "num_classes", None) is not None:
-        label = next((m for m in model.label_emb.modules() if isinstance(m, nn.Linear)), None)
-        if label is None:
+        widths = (getattr(m, "in_features", None) for m in model.label_emb.modules())
+        width = next((found for found in widths if isinstance(found, int)), None)
+        if width is None:
             raise ValueError("it is not known which labels this checkpoint's UNet wants")
-        more["y"] = draw(BATCH, label.in_features)
+        more["y"] = draw(BATCH, width)
+    if "transformer_options" in inspect.signature(type(model).forward).parameters:
+        more["transformer_options"] = {}  # a Forge writes into it, into the default too
     return (draw(BATCH, first.in_channels, side, side), times), {"context": text, **more}
 
 

@@ -182,6 +182,12 @@ def unet_of(model: Any) -> torch.nn.Module | None:
     return unet if isinstance(unet, torch.nn.Module) else None
 
 
+def bring(model: Any) -> None:
+    """Have a Forge bring a loaded model's UNet onto its device, as before a step."""
+    if not kinds.load(kinds.unet_patcher_of(model)):
+        raise ValueError("it is not known how this Forge loads its UNet")
+
+
 def is_short_of_memory() -> bool:
     """True where models are moved out of the GPU after use: with --lowvram and --medvram, and by a
     Forge's memory management, which does not know of what we keep there.

@@ -19,7 +19,7 @@ from lib_rocm_sd.hosts.a1111 import host, state, trials
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.coder import float32_reason
 from lib_rocm_sd.hosts.a1111.several import session as a1111_several
-from lib_rocm_sd.hosts.a1111.unet import explained, left_alone
+from lib_rocm_sd.hosts.a1111.unet import explained
 from lib_rocm_sd.hosts.a1111.unet import session as a1111_unet
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -61,7 +61,7 @@ def status() -> dict[str, Any]:
             "chosen": None if ours is None else ours.in_use,
         },
         "unet": {
-            **_usable(_never(info) or left_alone() or engine.known(device, LAYER_NORM)),
+            **_usable(_never(info) or engine.known(device, LAYER_NORM)),
             "trouble": a1111_unet.trouble,
             "blocks": blocks(),
         },

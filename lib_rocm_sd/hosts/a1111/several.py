@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
-from lib_rocm_sd.hosts.a1111.unet import left_alone, obstacle
+from lib_rocm_sd.hosts.a1111.unet import obstacle
 from lib_rocm_sd.hosts.a1111.unet_hook import WebUIHook
 from lib_rocm_sd.several.cards import chosen
 from lib_rocm_sd.several.replica import Manner, Replica
@@ -41,6 +41,7 @@ HOSTS_OWN = (
 """Python modules of the WebUI that put forwards into classes which compute what theirs do, or what
 `_obstacle` and `WebUIHook.ready` see to.
 """
+A_FORGES = "a Forge moves and patches its models in each call"
 MOVED = "--medvram and --lowvram move the UNet out of the card after each use"
 ONE_BY_ONE = (
     "prompt and negative prompt are computed one after the other: Settings > Optimizations > "
@@ -84,7 +85,7 @@ class SeveralSession:
 
     def _establish(self, options: Options) -> None:
         self.trouble = ""
-        if not (options.enable and SEVERAL_MODES[options.several]) or left_alone():
+        if host.forge() is not None or not (options.enable and SEVERAL_MODES[options.several]):
             self.end()
             return
         if host.is_short_of_memory():
@@ -241,8 +242,8 @@ def rows(options: Options) -> list[StatusRow]:
     """Of the status table; none where it is off."""
     if not options.enable or not SEVERAL_MODES[options.several]:
         return []
-    if left_alone():
-        return [StatusRow(SEVERAL_LABEL, "one card", tuple(left_alone()))]
+    if host.forge() is not None:
+        return [StatusRow(SEVERAL_LABEL, "one card", (A_FORGES,))]
     if host.is_short_of_memory():
         return [StatusRow(SEVERAL_LABEL, "one card", (MOVED,))]
     if session.team is None:

@@ -123,7 +123,7 @@ class WebUI:
         return decoder
 
     def unet(self) -> Denoiser | None:
-        """As the VAE; with --lowvram the WebUI moves its parts itself."""
+        """As the VAE; with --lowvram the WebUI moves its parts itself, and so does a Forge."""
         self._move_back()
         model = host.loaded_model()
         if model is None:
@@ -132,7 +132,9 @@ class WebUI:
         why = a1111_unet.obstacle(unet)
         if unet is None or why:
             raise ValueError(why)
-        if not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
+        if host.forge() is not None:
+            host.bring(model)
+        elif not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
             self._move_here(unet)
         return denoiser.denoiser(unet, self.device)
 

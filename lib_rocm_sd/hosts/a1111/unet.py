@@ -21,8 +21,10 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings, state
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.unet_hook import WebUIHook
+from lib_rocm_sd.hosts.forge import unet as forge_unet
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ui.options import UNET_MODES, Options
+from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES
 from lib_rocm_sd.unet.parts import Block
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
@@ -31,7 +33,6 @@ PART = "UNet"
 """Of the report's rows, as attention's."""
 NO_CHECKPOINT = "no checkpoint is loaded"
 UNKNOWN = "this checkpoint's UNet has no block of a known kind"
-A_FORGES = "a Forge's stay its own: its weights may be quantised, patched or moved in each call"
 ANOTHERS = "the SD Unet in Settings > Stable Diffusion makes the steps"
 
 
@@ -44,7 +45,7 @@ class UnetSession:
         self._unet: nn.Module | None = None
         self._taken: UnetTakeover | None = None
         self._by: Session | None = None
-        self._hook: WebUIHook | None = None
+        self._hook: Hook | None = None
         self._hopeless: nn.Module | None = None
         self._begins = self._other_weights = False
         self.may_serve = False
@@ -110,13 +111,13 @@ class UnetSession:
         if begins or self._wish is None or unet is not self._hopeless:
             self.trouble, self._hopeless = "", None
         try:
-            self._held(unet, begins)
+            self._held(model, unet, begins)
             self.look()
         except Exception as error:
             self.trouble, self._hopeless = f"ours failed: {trouble.once(error)}", unet
             self._give_back_all_the_same()
 
-    def _held(self, unet: nn.Module | None, begins: bool) -> None:
+    def _held(self, model: Any, unet: nn.Module | None, begins: bool) -> None:
         if self._unet is not None and not self._fits(unet):
             self._give_back()
         if self._wish is None or (unet is not None and unet is self._hopeless):
@@ -125,17 +126,27 @@ class UnetSession:
         if unet is None or self.trouble:
             self._give_back()
         elif self._taken is None:
-            self._take(unet, self._wish)
+            self._take(model, unet, self._wish)
         elif begins:
             self._taken.take_over(anew=False)
+        if isinstance(self._taken, forge_unet.ForgeTakeover):
+            self._taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:
             self.trouble = UNKNOWN
 
-    def _take(self, unet: nn.Module, wish: Session) -> None:
+    def _take(self, model: Any, unet: nn.Module, wish: Session) -> None:
         ours = state.optimizer()
-        self._hook = WebUIHook(lambda: ours is None or ours.stands_aside)
+
+        def aside() -> bool:
+            return ours is None or ours.stands_aside
+
         self._unet, self._by, self._other_weights = unet, wish, False
-        self._taken = UnetTakeover([unet], wish, self._hook)
+        if host.forge() is not None:
+            of_forge = forge_unet.take_over(model, wish, aside)
+            self._hook, self._taken = of_forge.hook, of_forge
+        else:
+            self._hook = WebUIHook(aside)
+            self._taken = UnetTakeover([unet], wish, self._hook)
         self._taken.take_over()
 
     def _fits(self, unet: nn.Module | None) -> bool:
@@ -172,15 +183,8 @@ class UnetSession:
         return replace(row, partly={**row.partly, why: row.ours}) if why and row.ours else row
 
 
-def left_alone() -> list[str]:
-    """Why blocks are never taken over in this WebUI; empty where they are."""
-    return [A_FORGES] if host.forge() is not None else []
-
-
 def obstacle(unet: nn.Module | None) -> str:
     """Why no block can be taken over now; empty where some can."""
-    if left_alone():
-        return A_FORGES
     if unet is None:
         return NO_CHECKPOINT
     if host.attribute("modules.sd_unet", "current_unet") is not None:
@@ -192,8 +196,6 @@ def refusals() -> list[str]:
     """Why our kernels cannot compute blocks here, by the one that each level launches in each of
     them; compiles and tests at the first use.
     """
-    if left_alone():
-        return left_alone()
     try:
         device = host.device()
         if not identify(device).reasons:
@@ -225,6 +227,8 @@ def why_not(options: Options) -> list[str]:
 
 def explained(reason: str) -> str:
     """A reason why a block is the WebUI's, with the flag or the setting that brings it about."""
+    if host.forge() is not None:
+        return reason
     flags: Any = host.attribute("modules.shared", "cmd_opts")
     if "float8" in reason:
         return f"{reason} by Settings > Optimizations > FP8 weight"

@@ -26,8 +26,8 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.strides import Strides
 from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
+from lib_rocm_sd.hosts.strides import Strides
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet import read_comfy
 from lib_rocm_sd.unet.hook import Hook
@@ -114,7 +114,7 @@ class Blocks:
         if self._taken is not None and self._by is not session:
             self.give_back()
         if self._taken is None:
-            self._strides = Strides(model, unet)
+            self._strides = Strides(model, unet, _backup)
             self._taken = UnetTakeover([unet], session.of_part(PART), ComfyHook(self))
             self._by, self._run = session, run
             self._taken.take_over()
@@ -222,6 +222,10 @@ def unusable(device: torch.device) -> list[str]:
         gate.begin(host.say)
     known = engine.known(device, LAYER_NORM)
     return engine.usable(device, LAYER_NORM) if known is None else known
+
+
+def _backup(model: Any) -> Mapping[str, Any]:
+    return getattr(getattr(model, "current_patcher", None), "backup", None) or {}
 
 
 def weights_of(model: Any) -> Any:

@@ -121,7 +121,29 @@ def vae_of(model: Any) -> Any:
     return getattr(getattr(model, "forge_objects", None), "vae", None)
 
 
+def unet_patcher_of(model: Any) -> Any:
+    """The patcher of a loaded model's UNet or transformer; None where it has none."""
+    return getattr(getattr(model, "forge_objects", None), "unet", None)
+
+
 def unet_of(model: Any) -> Any:
     """The UNet or transformer of a loaded model; None where it has none."""
-    unet = getattr(getattr(model, "forge_objects", None), "unet", None)
-    return getattr(getattr(unet, "model", None), "diffusion_model", None)
+    return getattr(getattr(unet_patcher_of(model), "model", None), "diffusion_model", None)
+
+
+def patchers_of(module: Any) -> list[Any]:
+    """Those by which this Forge has `module` loaded now."""
+    kind = find()
+    loaded = optional.attribute(kind.memory, "current_loaded_models") if kind else None
+    patchers = (getattr(each, "model", None) for each in list(loaded or ()))
+    return [each for each in patchers if getattr(each, "model", None) is module]
+
+
+def load(patcher: Any) -> bool:
+    """Have this Forge bring a model onto its device, as before a step; False where it cannot."""
+    kind = find()
+    bring = optional.attribute(kind.memory, "load_models_gpu") if kind else None
+    if patcher is None or not callable(bring):
+        return False
+    bring([patcher])
+    return True

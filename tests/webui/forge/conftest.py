@@ -37,7 +37,7 @@ def _inside() -> Any:
 
 
 inside = _inside()
-FakeGpu, WebUI = inside.FakeGpu, inside.WebUI
+FakeGpu, Start, WebUI = inside.FakeGpu, inside.Start, inside.WebUI
 start = inside.start
 gpu = inside.gpu
 pytest_collection_finish = inside.pytest_collection_finish
@@ -61,11 +61,21 @@ class Forge:
         self._begin = begin
         self.dtype = torch.bfloat16
         self.webui: Any = None
+        self.whole: dict[str, Any] | None = None
 
-    def __call__(self, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
-        """As `start`, whose double is a Forge."""
+    def __call__(
+        self,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        whole: bool | dict[str, Any] = False,
+        **options: Any,
+    ) -> Any:
+        """As `start`, whose double is a Forge. `whole`: its checkpoints have a whole UNet, whose
+        layers are asked for with these arguments.
+        """
         forget()
         self.dtype = dtype
+        self.whole = ({} if whole is True else whole) if whole is not False else None
         before = options.pop("before", lambda webui: None)
 
         def prepare(webui: Any) -> None:

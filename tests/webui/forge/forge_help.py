@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
+import importlib.util
 import zlib
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,6 +16,21 @@ from torch import nn
 
 WIDTH, TEXT, HEADS, HEAD_DIM = 32, 24, 2, 16
 HALF = torch.bfloat16
+CPU = torch.device("cpu")
+WHOLE: dict[str, Any] = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": WIDTH,
+    "num_res_blocks": [1, 1],
+    "channel_mult": (1, 2),
+    "num_heads": HEADS,
+    "use_spatial_transformer": True,
+    "transformer_depth": [1, 1],
+    "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1,
+    "context_dim": TEXT,
+}
+"""A UNet of two levels, as a Forge makes it; the double's has attention in other places."""
 
 
 class Unet(nn.Module):
@@ -37,14 +54,19 @@ class Checkpoint:
 
     lowvram = False
 
-    def __init__(self, kind: str, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, forge: Any, seed: int) -> None:
+        kind, dtype = forge.kind, forge.dtype
         make = _forges if kind == "forge" else _reforges
         unet, vae, self._scale = make(dtype)
         for module in (unet, vae.first_stage_model):
             _fill(module, seed)
             module.to(dtype).eval()
         objects = importlib.import_module("forge_help").Objects
-        patcher = SimpleNamespace(model=SimpleNamespace(diffusion_model=unet))
+        patcher: Any = SimpleNamespace(model=SimpleNamespace(diffusion_model=unet))
+        if forge.whole is not None:
+            patcher = _whole(kind, dtype, seed, **forge.whole)
+            unet = patcher.model.diffusion_model
+        self._whole = forge.whole is not None
         self.forge_objects = objects(patcher, None, vae, None)
         self.forge_objects_original = self.forge_objects.shallow_copy()
         self.first_stage_model = vae.first_stage_model if kind == "reforge" else None
@@ -62,7 +84,16 @@ class Checkpoint:
 
     @torch.inference_mode()
     def apply_model(self, x: torch.Tensor, t: Any, cond: torch.Tensor) -> torch.Tensor:
-        return self._unet(x.to(self._dtype), t, context=cond)  # type: ignore[no-any-return]
+        if not self._whole:
+            return self._unet(x.to(self._dtype), t, context=cond)  # type: ignore[no-any-return]
+        patcher = self.forge_objects.unet
+        load(patcher)
+        options = dict(patcher.model_options["transformer_options"])
+        times = torch.full((x.shape[0],), float(torch.as_tensor(t).flatten()[0]))
+        made = patcher.model.diffusion_model(
+            x.to(self._dtype), times, context=cond.to(self._dtype), transformer_options=options
+        )
+        return made.to(x)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def decode_first_stage(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,12 +109,103 @@ class Checkpoint:
         return x
 
 
+def load(patcher: Any) -> None:
+    """The LoRAs of a UNet's patcher, and no other's, are in its weights, as before a step."""
+    if hasattr(patcher, "refresh_loras"):
+        patcher.refresh_loras()
+        return
+    before = vars(patcher.model).get("loaded_by")
+    if before is not patcher:
+        memory: Any = importlib.import_module("ldm_patched.modules.model_management")
+        if before is not None:
+            before.unpatch_model()
+        memory.load_models_gpu([patcher])
+        vars(patcher.model)["loaded_by"] = patcher
+
+
 class Objects:
     def __init__(self, unet: Any, clip: Any, vae: Any, clipvision: Any) -> None:
         self.unet, self.clip, self.vae, self.clipvision = unet, clip, vae, clipvision
 
     def shallow_copy(self) -> Objects:
         return Objects(self.unet, self.clip, self.vae, self.clipvision)
+
+
+@torch.inference_mode()
+def _whole(kind: str, half: torch.dtype, seed: int, packed: bool = False, **storage: Any) -> Any:
+    """The patcher of a whole UNet, as a Forge loads it: amid inference mode. `packed`: its linear
+    layers have GGUF's weights. `storage`: as the layers are asked for.
+    """
+    plain = _unet(kind, {"dtype": half})
+    weights = _weights(plain, seed, half)
+    if packed:
+        plain = _unet(kind, {"dtype": half, "bnb_dtype": "gguf"})
+        weights = {name: _packed(plain, name, each) for name, each in weights.items()}
+    elif storage:
+        plain = _unet(kind, storage)
+    plain.load_state_dict(weights)
+    plain.load_device = plain.offload_device = plain.initial_device = CPU
+    plain.storage_dtype, plain.computation_dtype = half, half
+    if kind == "forge":
+        patcher: Any = importlib.import_module("backend.patcher.unet")
+        memory: Any = importlib.import_module("backend.memory_management")
+        if packed and hasattr(memory, "bake_gguf_model"):
+            memory.bake_gguf_model(plain)
+        return patcher.UnetPatcher.from_model(plain, None, None, k_predictor=object())
+    owner = nn.Module()
+    owner.diffusion_model = plain
+    patchers: Any = importlib.import_module("ldm_patched.modules.model_patcher")
+    return patchers.ModelPatcher(owner, CPU, CPU)
+
+
+def _unet(kind: str, storage: dict[str, Any]) -> Any:
+    if kind == "forge":
+        operations: Any = importlib.import_module("backend.operations")
+        unets: Any = importlib.import_module("backend.nn.unet")
+        with operations.using_forge_operations(device=CPU, **storage):
+            return unets.IntegratedUNet2DConditionModel(**copy.deepcopy(WHOLE))
+    models: Any = importlib.import_module("ldm_patched.ldm.modules.diffusionmodules.openaimodel")
+    layers: Any = importlib.import_module("ldm_patched.modules.ops")
+    cast = storage.get("manual_cast_enabled", False)
+    made = models.UNetModel(
+        image_size=8,
+        **copy.deepcopy(WHOLE),
+        dtype=storage["dtype"],
+        device=CPU,
+        operations=layers.manual_cast if cast else layers.disable_weight_init,
+    )
+    return made.to(storage["dtype"])
+
+
+def _weights(module: nn.Module, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A state_dict. Forge's linear layers have parameters only when they were loaded."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for path, layer in module.named_modules():
+        own = {name: p.shape for name, p in layer.named_parameters(recurse=False)}
+        if own.pop("dummy", None) is not None:
+            own = {"weight": torch.Size((layer.out_features, layer.in_features))}
+            if path.rpartition(".")[2] not in ("to_q", "to_k", "to_v"):
+                own["bias"] = torch.Size((layer.out_features,))
+        for name, shape in own.items():
+            values = torch.randn(shape, generator=generator)
+            values *= shape[1:].numel() ** -0.5 if len(shape) > 1 else 0.1
+            is_gain = name == "weight" and len(shape) == 1
+            found[f"{path}.{name}"] = (values + is_gain).to(dtype)
+    return found
+
+
+def _packed(unet: nn.Module, name: str, value: torch.Tensor) -> Any:
+    """A linear layer's weight as GGUF has it in 8 bits; the double packs it itself."""
+    path, _, key = name.rpartition(".")
+    is_linear = type(unet.get_submodule(path)).__name__ == "Linear" and key == "weight"
+    if not is_linear or value.shape[1] % 32 or importlib.util.find_spec("gguf") is None:
+        return value
+    gguf: Any = importlib.import_module("gguf")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    operations: Any = importlib.import_module("backend.operations_gguf")
+    data = gguf.quants.quantize(value.float().numpy(), kind)
+    tensor = SimpleNamespace(tensor_type=kind, shape=[*reversed(value.shape)], data=data)
+    return operations.ParameterGGUF(tensor)
 
 
 def _forges(dtype: torch.dtype) -> tuple[nn.Module, Any, float]:
@@ -171,7 +293,7 @@ def make_forge(webui: Any, forge: Any) -> None:
 
     def load_model(checkpoint_info: Any = None, already_loaded_state_dict: Any = None) -> Any:
         name = checkpoint_info or webui.shared.opts.sd_model_checkpoint
-        model = Checkpoint(forge.kind, int(name.rsplit("-", 1)[1]), forge.dtype)
+        model = Checkpoint(forge, int(name.rsplit("-", 1)[1]))
         webui.sd_models.loaded["name"] = name
         webui.shared.sd_model = webui.sd_models.model_data.sd_model = model
         webui.script_callbacks.model_loaded_callback(model)

@@ -10,27 +10,27 @@ from accordion_help import TITLE, refresh
 from conftest import FakeGpu
 from forge_help import same
 
-NOT_OURS = "stay its own: its weights may be quantised"
-
 ONE = pytest.mark.parametrize("forge", ["forge"], indirect=True)
 """Of the kinds one is enough."""
 
 
 @ONE
 def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
-    gpu.convs = True
-    webui = forge(gpu=gpu)
+    gpu.convs = gpu.norms = True
+    webui = forge(gpu=gpu, whole=True)
     label, _, status = refresh(webui)
-    assert label.startswith(f"{TITLE}: Auto · attention on gfx1100 · VAE")
+    assert label.startswith(f"{TITLE}: Auto · attention on gfx1100 · UNet ready · VAE")
     assert "our kernel (gfx1100)" in status
     webui.txt2img(True, "Auto", "Auto", 0, "Auto")
     label, _, status = refresh(webui, True, "Auto", "Auto", 0, "Auto")
-    assert label == f"{TITLE}: Auto · attention on gfx1100 · VAE whole frame"
-    assert NOT_OURS in status
+    assert label == f"{TITLE}: Auto · attention on gfx1100 · UNet · VAE whole frame"
+    assert "UNet, transformer block" in status
 
     public = webui.library("hosts.a1111.public").status()
     assert public["attention"]["in_use"] and public["attention"]["chosen"] == "ROCm SD"
-    assert public["unet"]["usable"] is False and NOT_OURS in public["unet"]["reasons"][0]
+    blocks = public["unet"]["blocks"]
+    assert blocks and all(row["ours"] == row["total"] > 0 for row in blocks)
+    assert public["unet"]["usable"] is not False and not public["unet"]["trouble"]
 
     side = webui.library("hosts.a1111.speedtest").side
     ((name, method),) = side.attention_methods().items()
@@ -41,8 +41,14 @@ def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
     torch.testing.assert_close(method(q, k, v), theirs(*(t.flatten(2) for t in (q, k, v)), 2))
     assert len(gpu.seen) == used
     assert side.vae() is webui.shared.sd_model.forge_objects.vae.first_stage_model.decoder
-    with pytest.raises(ValueError, match=NOT_OURS):
-        side.unet()
+    steps = side.unet()
+    args, kwargs = steps.arguments(64)
+    with torch.inference_mode():
+        with steps.theirs():
+            expected = steps.call(*args, **kwargs)
+        with steps.ours():
+            made = steps.call(*args, **kwargs)
+    assert steps.dtype == "bfloat16" and 0 < (made - expected).abs().max() < 0.2
     with side.queue():
         pictures = [side.image(2, 64, on, lambda done: None, lambda: False) for on in (False, True)]
     assert all(picture.it_per_s > 0 for picture in pictures)

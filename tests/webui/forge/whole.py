@@ -60,7 +60,7 @@ def start() -> Any:
     initialize.imports()
     if CARD:
         gpu = importlib.import_module("conftest").FakeGpu()
-        gpu.convs = True
+        gpu.convs = gpu.norms = True
         gpu.install(DATA / "extensions" / "rocm-sd")
     initialize.initialize()
     modules = SimpleNamespace(
@@ -108,7 +108,7 @@ def _engine() -> Any:
     unets: Any = importlib.import_module("backend.nn.unet")
     vaes: Any = importlib.import_module("backend.nn.vae")
     cpu = torch.device("cpu")
-    with operations.using_forge_operations(device=cpu, dtype=HALF):
+    with torch.inference_mode(), operations.using_forge_operations(device=cpu, dtype=HALF):
         unet = unets.IntegratedUNet2DConditionModel(**UNET)
         vae = vaes.IntegratedAutoencoderKL(**VAE)
     _fill(unet)
@@ -142,20 +142,21 @@ def _engine() -> Any:
     return made
 
 
+@torch.inference_mode()
 def _fill(module: torch.nn.Module) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for layer in module.modules():
-        if hasattr(layer, "dummy"):  # Forge makes these when it loads weights
+    """As Forge loads weights: amid inference mode, by their names."""
+    generator, found = torch.Generator().manual_seed(0), {}
+    for path, layer in module.named_modules():
+        own = {name: p.shape for name, p in layer.named_parameters(recurse=False)}
+        if own.pop("dummy", None) is not None:  # Forge makes these when it loads weights
             sizes: Any = (layer.out_features, layer.in_features)
-            layer.weight = torch.nn.Parameter(torch.empty(sizes, dtype=HALF))
-            layer.bias = torch.nn.Parameter(torch.empty(sizes[:1], dtype=HALF))
-            del layer.dummy
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            values = torch.randn(parameter.shape, generator=generator)
-            size = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
-            is_gain = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(values * size + (1.0 if is_gain else 0.0))
+            own = {"weight": torch.Size(sizes), "bias": torch.Size(sizes[:1])}
+        for name, shape in own.items():
+            values = torch.randn(shape, generator=generator)
+            values *= shape[1:].numel() ** -0.5 if len(shape) > 1 else 0.1
+            is_gain = len(shape) == 1 and name == "weight"
+            found[f"{path}.{name}"] = (values + is_gain).to(HALF)
+    module.load_state_dict(found)
 
 
 def main() -> None:
@@ -165,7 +166,9 @@ def main() -> None:
     found: dict[str, Any] = {"first": picture(modules)}
     if (DATA / "extensions" / "rocm-sd").exists():
         state: Any = importlib.import_module("lib_rocm_sd.hosts.a1111.state")
+        blocks = (True, "Auto", "Auto", 0, "Auto")
         found |= {"on": picture(modules, True), "off": picture(modules, False)}
+        found |= {"blocks": picture(modules, *blocks), "off again": picture(modules, False)}
         found["status"] = state.status()
     (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -9,6 +9,7 @@ import torch
 OOM_EXCEPTION = torch.cuda.OutOfMemoryError
 VAE_ALWAYS_TILED = False
 _asked = []
+current_loaded_models = []
 _free_bytes = 1 << 34
 
 
@@ -16,8 +17,16 @@ def get_torch_device():
     return torch.device("cpu")
 
 
+class LoadedModel:
+    def __init__(self, model):
+        self.model = model
+
+
 def load_models_gpu(models, memory_required=0, hard_memory_preservation=0):
     _asked.append(memory_required)
+    for model in models:
+        current_loaded_models.insert(0, LoadedModel(model))
+        model.refresh_loras()
 
 
 def load_model_gpu(model):

@@ -8,11 +8,17 @@ import torch
 
 OOM_EXCEPTION = torch.cuda.OutOfMemoryError
 _asked = []
+current_loaded_models = []
 _free_bytes = 1 << 34
 
 
 def get_torch_device():
     return torch.device("cpu")
+
+
+class LoadedModel:
+    def __init__(self, model):
+        self.model = model
 
 
 def load_models_gpu(
@@ -23,6 +29,9 @@ def load_models_gpu(
     force_full_load=False,
 ):
     _asked.append(memory_required)
+    for model in models:
+        current_loaded_models.insert(0, LoadedModel(model))
+        model.patch_model()
 
 
 def get_free_memory(dev=None, torch_free_too=False):

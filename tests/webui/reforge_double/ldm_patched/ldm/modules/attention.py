@@ -1,10 +1,12 @@
 """Double of ldm_patched/ldm/modules/attention.py, where SDPA was chosen.
 
-The surface was read in Panchovix/stable-diffusion-webui-reForge 3b56b268.
+The surface was read in Panchovix/stable-diffusion-webui-reForge 3b56b268. What the blocks compute
+is in tests/webui/forge/unet_bodies.py.
 """
 
 import torch
 from torch import nn
+from unet_bodies import Attention, Block, Gated, Net, Transformer
 
 from ldm_patched.modules.ops import disable_weight_init as ops
 
@@ -52,7 +54,7 @@ def optimized_attention_for_device(device, mask=False, small_input=False):
     return optimized_attention_masked if mask else optimized_attention
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Attention, nn.Module):
     def __init__(
         self,
         query_dim,
@@ -67,13 +69,7 @@ class CrossAttention(nn.Module):
     ):
         super().__init__()
         self.heads, self.dim_head, self.attn_precision = heads, dim_head, attn_precision
-        context_dim = query_dim if context_dim is None else context_dim
-        self.to_q = operations.Linear(query_dim, heads * dim_head, bias=False)
-        self.to_k = operations.Linear(context_dim, heads * dim_head, bias=False)
-        self.to_v = operations.Linear(context_dim, heads * dim_head, bias=False)
-        self.to_out = nn.Sequential(
-            operations.Linear(heads * dim_head, query_dim), nn.Dropout(dropout)
-        )
+        self._layers(operations, query_dim, context_dim or query_dim, heads * dim_head)
 
     def forward(self, x, context=None, value=None, mask=None):
         context = x if context is None else context
@@ -86,3 +82,84 @@ class CrossAttention(nn.Module):
                 q, k, v, self.heads, mask, attn_precision=self.attn_precision
             )
         return self.to_out(out)
+
+
+class GEGLU(Gated, nn.Module):
+    def __init__(self, dim_in, dim_out, dtype=None, device=None, operations=ops):
+        super().__init__()
+        self.proj = operations.Linear(dim_in, dim_out * 2)
+
+
+class FeedForward(Net, nn.Module):
+    def __init__(
+        self,
+        dim,
+        dim_out=None,
+        mult=4,
+        glu=False,
+        dropout=0.0,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        gated, last = GEGLU(dim, dim * mult, operations=operations), dim_out or dim
+        self.net = nn.Sequential(gated, nn.Dropout(dropout), operations.Linear(dim * mult, last))
+
+
+class BasicTransformerBlock(Block, nn.Module):
+    def __init__(
+        self,
+        dim,
+        n_heads,
+        d_head,
+        dropout=0.0,
+        context_dim=None,
+        gated_ff=True,
+        checkpoint=True,
+        ff_in=False,
+        inner_dim=None,
+        disable_self_attn=False,
+        disable_temporal_crossattention=False,
+        switch_temporal_ca_to_sa=False,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        self.n_heads, self.d_head, self.attn_precision = n_heads, d_head, attn_precision
+        self.ff_in, self.is_res, self.disable_self_attn = False, True, disable_self_attn
+        self.switch_temporal_ca_to_sa = switch_temporal_ca_to_sa
+        self.attn1 = CrossAttention(dim, None, n_heads, d_head, operations=operations)
+        self.ff = FeedForward(dim, glu=True, operations=operations)
+        self.attn2 = CrossAttention(dim, context_dim, n_heads, d_head, operations=operations)
+        self.norm2, self.norm1, self.norm3 = (operations.LayerNorm(dim) for _ in range(3))
+
+
+class SpatialTransformer(Transformer, nn.Module):
+    def __init__(
+        self,
+        in_channels,
+        n_heads,
+        d_head,
+        depth=1,
+        dropout=0.0,
+        context_dim=None,
+        disable_self_attn=False,
+        use_linear=False,
+        use_checkpoint=True,
+        attn_precision=None,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        super().__init__()
+        inner, self.use_linear = n_heads * d_head, use_linear
+        self._ends(operations, in_channels, inner)
+        self.transformer_blocks = nn.ModuleList(
+            BasicTransformerBlock(
+                inner, n_heads, d_head, context_dim=context_dim, operations=operations
+            )
+            for _ in range(depth)
+        )

@@ -1,13 +1,14 @@
 """How a UNet's convolution weights lay before ours ran, and that they do so again afterwards.
 
-Beside what a take-over itself gives back: ComfyUI replaces parameters when it merges a LoRA into
-them, keeps those that were there as a backup, and puts them back later. Read in Comfy-Org/ComfyUI
-a125cd84 (0.3.64): comfy/model_patcher.py.
+Beside what a take-over itself gives back: ComfyUI and the Forges replace parameters when they merge
+a LoRA into them, keep those that were there as a backup, and put them back later. Read in
+Comfy-Org/ComfyUI a125cd84 (0.3.64), comfy/model_patcher.py, and, at the commits that
+hosts/forge/kinds.py names, in backend/patcher/lora.py and ldm_patched/modules/model_patcher.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -16,12 +17,19 @@ from torch import nn
 
 from lib_rocm_sd.unet.weights import restride
 
+Backup = Callable[[nn.Module], Mapping[str, Any]]
+
 
 class Strides:
-    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first."""
+    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first.
 
-    def __init__(self, model: Any, unet: nn.Module) -> None:
+    `backup(model)`: the weights that its host keeps, by their names in it; each is a tensor, or has
+    it as its `weight`.
+    """
+
+    def __init__(self, model: nn.Module, unet: nn.Module, backup: Backup) -> None:
         self._model = ref(model)
+        self._backup = backup
         self._plain = [module for module in unet.modules() if _is_plain(module)]
 
     def give_back(self) -> None:
@@ -33,14 +41,14 @@ class Strides:
     def _kept(self) -> Iterator[Any]:
         """The backups of these weights, which all clones of a model share."""
         model = self._model()
-        backup = getattr(getattr(model, "current_patcher", None), "backup", None) or {}
+        backup = {} if model is None else self._backup(model)
         if model is None or not backup:
             return
         plain = set(self._plain)
         names = {name for name, module in model.named_modules() if module in plain}
         for key, kept in backup.items():
             if key.removesuffix(".weight") in names:
-                yield getattr(kept, "weight", None)
+                yield kept if isinstance(kept, torch.Tensor) else getattr(kept, "weight", None)
 
 
 def _is_plain(module: nn.Module) -> bool:
