@@ -29,6 +29,7 @@ LAYERS = (
     ("speedtest",),
     ("ui",),
     ("hosts",),
+    ("distributed",),
     ("tune", "doctor", "demo", "profile", "results", "commands"),
     ("__main__",),
 )
