@@ -31,23 +31,26 @@ SHARES = ("equal", "memory")
 
 @dataclass
 class Traffic:
-    """What this rank took part in: exchanges, and bytes that it sent."""
+    """What this rank took part in: exchanges, and bytes that it gave to others."""
 
     exchanges: int = 0
     sent_bytes: int = 0
 
 
 class Waiting:
-    """An exchange under way. `wait()` gives what `finish` makes of it."""
+    """An exchange under way. `wait()` gives what `finish` makes of it; the same each time."""
 
     def __init__(self, group: Group, works: Sequence[Any], finish: Callable[[], Any]) -> None:
-        self._group, self._works, self._finish = group, works, finish
+        self._group, self._works, self._made = group, list(works), None
+        self._finish: Callable[[], Any] | None = finish
 
     def wait(self) -> Any:
         with self._group.named():
-            for work in self._works:
-                work.wait()
-        return self._finish()
+            while self._works:
+                self._works.pop(0).wait()
+        if self._finish is not None:
+            self._made, self._finish = self._finish(), None
+        return self._made
 
 
 class Group:
@@ -86,10 +89,10 @@ class Group:
         """The same, under way while this rank computes on."""
         flat = own.contiguous().flatten().view(torch.uint8)
         parts = [torch.empty_like(flat) for _ in range(self.size)]
-        with self.named(flat.numel()):
+        with self.named(flat.numel() * (self.size - 1)):
             work = dist.all_gather(parts, flat, group=self._ranks, async_op=True)
 
-        def finish(kept: torch.Tensor = flat) -> list[torch.Tensor]:
+        def finish(kept: torch.Tensor = flat) -> list[torch.Tensor]:  # kept until it is sent
             return [part.view(own.dtype).view(own.shape) for part in parts]
 
         return Waiting(self, [work], finish)
@@ -231,7 +234,7 @@ def joined(
     own = meeting.member(where.rank, own_device, selftest(own_device))
     everybody = meeting.meet(store, own, where.size, limit_s)
     members = _fit(everybody, own)
-    weights = _weights(share, members)
+    weights = _weights(share, members, where.size)
     rank = [one.rank for one in members].index(where.rank)
     group = Group(members, rank, own_device, weights)
     _start(group, store, limit_s)
@@ -273,14 +276,14 @@ def _fit(everybody: Sequence[Member], own: Member) -> list[Member]:
     return members
 
 
-def _weights(share: str | Sequence[float], members: Sequence[Member]) -> list[float]:
-    if share == "equal" or (share == "memory" and not all(one.free_bytes for one in members)):
-        return [1.0] * len(members)
-    if share == "memory":
-        return [float(one.free_bytes) for one in members]
+def _weights(share: str | Sequence[float], members: Sequence[Member], size: int) -> list[float]:
     if isinstance(share, str):
-        raise ValueError(f"share is {share!r}: it has to be of {', '.join(SHARES)}, or weights")
-    if max(one.rank for one in members) >= len(share) or min(share, default=0) <= 0:
+        if share not in SHARES:
+            one_of = ", ".join(SHARES)
+            raise ValueError(f"share is {share!r}: it has to be one of {one_of}, or weights")
+        by_memory = share == "memory" and all(one.free_bytes for one in members)
+        return [float(one.free_bytes) if by_memory else 1.0 for one in members]
+    if len(share) != size or min(share) <= 0:
         raise ValueError(f"share has to have a weight above 0 for each rank: {list(share)}")
     return [float(share[one.rank]) for one in members]
 

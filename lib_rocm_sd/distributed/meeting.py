@@ -137,9 +137,10 @@ def chosen_device(asked: str | torch.device | None, local_rank: int) -> torch.de
     device = torch.device("cpu") if asked is None else torch.device(asked)
     if asked is None and count:
         device = torch.device("cuda", local_rank)
-    if device.type == "cuda" and device.index is None:
+    index: int | None = device.index
+    if device.type == "cuda" and index is None:
         device = torch.device("cuda", local_rank)
-    if device.type == "cuda" and (device.index or 0) >= count:
+    if device.type == "cuda" and device.index >= count:
         raise ValueError(
             f"{device} is asked for, and this machine has {count}: start as many processes on it "
             "as it has cards (torchrun --nproc-per-node)"
@@ -166,5 +167,5 @@ def computes_right(device: torch.device) -> str:
         made = (a.to(device) @ b.to(device)).cpu()
     except RuntimeError as error:
         return f"it cannot multiply: {str(error).splitlines()[0]}"
-    error = float((made.double() - a.double() @ b.double()).abs().max())
-    return "" if error < 0.1 else f"it multiplies wrongly, by {error:.3g}"
+    wrong = float((made.double() - a.double() @ b.double()).abs().max())
+    return "" if wrong < 0.1 else f"it multiplies wrongly, by {wrong:.3g}"

@@ -44,7 +44,7 @@ class PatchParallel:
 
     def put_in(self) -> list[Patch]:
         """Replace the forwards; what to take back, in order."""
-        found = []
+        found: list[tuple[Any, Callable[..., Any]]] = []
         for name, module in self._unet.named_modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1:
                 found.append((module, partial(self._convolve, name, module, module.forward)))

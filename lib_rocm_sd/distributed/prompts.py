@@ -9,7 +9,7 @@ from lib_rocm_sd.distributed.group import Group
 
 
 def for_each(group: Group, items: Sequence[Any], make: Callable[[Any, int], Any]) -> list[Any]:
-    """`make(item, index)` of all items, made by the ranks and given in order by rank 0; [] by others.
+    """`make(item, index)` of all items, by the ranks; in order on rank 0, [] on the others.
 
     Any number of items, also fewer than ranks; each rank takes a run of them by its weight. What is
     made of an item should depend on its index (a seed), not on the rank: then it is the same for

@@ -12,7 +12,7 @@ from lib_rocm_sd.distributed.shares import Part, split
 
 LEAST_ROWS = 2
 """Of the smallest image, for each rank."""
-BLOCKS = {
+BLOCKS: dict[str, set[str | None]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "mid_block_type": {"UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None},
     "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},

@@ -103,8 +103,11 @@ def of_pipeline(pipeline: Any, group: Group, seed: int = 0, **options: Any) -> l
             Stage("text and UNet", lambda prompt, i: unet(text(prompt, i), i), ranks[0]),
             Stage("VAE", vae, ranks[1]),
         ]
-    names = ("text encoder", "UNet", "VAE")
-    return [Stage(*stage) for stage in zip(names, (text, unet, vae), ranks, strict=True)]
+    return [
+        Stage("text encoder", text, ranks[0]),
+        Stage("UNet", unet, ranks[1]),
+        Stage("VAE", vae, ranks[2]),
+    ]
 
 
 _EMBEDDINGS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -37,7 +37,8 @@ class SharedProgram(Program):
 
     def _run(self, request: Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         image, group = request.image, self._group
-        made = chain(self._recipe, 1, *image.shape[2:], self._weight.dtype)
+        height, width = image.shape[2:]
+        made = chain(self._recipe, 1, height, width, self._weight.dtype)
         why = "there is one rank" if group.size == 1 else ""
         if group.size > units(made):
             why = f"{units(made)} ranks are the most for an image of this size, not {group.size}"
@@ -73,7 +74,7 @@ class SharedProgram(Program):
 class SharedStandIn(VaeStandIn):
     """In the place of a VAE's decoder or encoder; what ends the ranks is passed on."""
 
-    passed_on = (*VaeStandIn.passed_on, RankError)
+    passed_on: ClassVar[tuple[type[Exception], ...]] = (*VaeStandIn.passed_on, RankError)
 
     def __init__(self, vae: Any, role: str, group: Group, session: Session) -> None:
         super().__init__(vae, role, "whole", None, session)

@@ -8,8 +8,7 @@ import torch
 
 torch.set_num_threads(1)
 with contextlib.suppress(ImportError):
-    import diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion
-    import diffusers.schedulers
+    import diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion  # noqa: F401
     import transformers  # noqa: F401
 
 import lib_rocm_sd.demo.pipeline
