@@ -30,7 +30,7 @@ LAYERS = (
     ("ui",),
     ("hosts",),
     ("distributed",),
-    ("tune", "doctor", "demo", "profile", "results", "commands"),
+    ("tune", "doctor", "demo", "profile", "results", "scaling", "commands"),
     ("__main__",),
 )
 """From the ground up: a module may import from its own layer and from those before it."""
