@@ -35,6 +35,8 @@ class Traffic:
 
     exchanges: int = 0
     sent_bytes: int = 0
+    calls: int = 0
+    """Of torch.distributed, waits included: by these ranks see who is behind."""
 
 
 class Waiting:
@@ -45,7 +47,7 @@ class Waiting:
         self._finish: Callable[[], Any] | None = finish
 
     def wait(self) -> Any:
-        with self._group.named():
+        with self._group.named(None):
             while self._works:
                 self._works.pop(0).wait()
         if self._finish is not None:
@@ -73,7 +75,6 @@ class Group:
         self.traffic = Traffic()
         self._ranks = ranks
         self._pulse: Pulse | None = None
-        self._lost = ""
         self._global = list(range(self.size))
 
     def shares(self, count: int, least: int = 0) -> list[Part]:
@@ -176,32 +177,35 @@ class Group:
                 found = slice(number * size, (number + 1) * size)
                 rank = self.rank % size
                 made = Group(self.members[found], rank, self.device, self.weights[found], handle)
-                made._global, made._pulse = ranks, self._pulse
+                made._global, made._pulse, made.traffic = ranks, self._pulse, self.traffic
         assert made is not None
         return made
 
     @contextmanager
-    def named(self, sent_bytes: int = 0) -> Iterator[None]:
-        """An exchange: what goes wrong in it is raised with the name of the rank that it is due to.
-
-        Raises RankError.
+    def named(self, sent_bytes: int | None = 0) -> Iterator[None]:
+        """An exchange, or, with None, the wait for one: what goes wrong in it is raised with the
+        name of the rank that it is due to. Raises RankError.
         """
-        if self._lost:
-            raise RankError(self._lost)
-        self.traffic.exchanges += 1
-        self.traffic.sent_bytes += sent_bytes
+        if self._pulse is not None and self._pulse.gone:
+            raise RankError(self._pulse.gone)
+        self.traffic.calls += 1
+        self.traffic.exchanges += sent_bytes is not None
+        self.traffic.sent_bytes += sent_bytes or 0
         try:
             yield
         except RuntimeError as error:
-            why = self._lost or (self._pulse.named() if self._pulse is not None else "")
+            why = "" if self._pulse is None else self._pulse.gone or self._pulse.named()
             if not why:
                 raise
             raise RankError(why) from error
 
     def _gone(self, why: str) -> None:
-        """Another rank is gone. NCCL's calls under way are ended; gloo's end by themselves."""
-        self._lost = why
+        """Another rank is gone: called by the pulse's thread."""
         print(f"rank {self.rank}: {why}", file=sys.stderr, flush=True)
+        self._abort()
+
+    def _abort(self) -> None:
+        """End NCCL's calls under way, which would wait for ever; gloo's end by themselves."""
         abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
         if self.device.type == "cuda" and abort is not None and dist.is_initialized():
             abort()
@@ -240,7 +244,7 @@ def joined(
     _start(group, store, limit_s)
     names = [str(one) for one in members]
     traffic = group.traffic
-    group._pulse = Pulse(second, rank, names, limit_s, lambda: traffic.exchanges, group._gone)
+    group._pulse = Pulse(second, rank, names, limit_s, lambda: traffic.calls, group._gone)
     try:
         group.objects(None)  # all have their first beat in the store now
         group._pulse.start()
@@ -249,9 +253,10 @@ def joined(
         group._pulse.stop()
     except BaseException as error:
         group._pulse.stop(f"failed: {type(error).__name__}: {_first_line(error)}")
+        group._abort()
         raise
     finally:
-        if dist.is_initialized() and not group._lost:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -44,7 +44,8 @@ class Pulse:
         self._answered_s = clock()
         self._count = 0
         self._end = threading.Event()
-        self._told = False
+        self.gone = ""
+        """Why all have to end, once that is known."""
         self._thread = threading.Thread(target=self._run, name="rocm_sd pulse", daemon=True)
         self._set(f"0 {calls()}")
 
@@ -116,8 +117,8 @@ class Pulse:
         while not self._end.wait(self.beat_s):
             self.beat()
             why = self.why(self._gone_s)
-            if why and not self._told:
-                self._told = True
+            if why and not self.gone:
+                self.gone = why
                 self._lost(why)
 
     def _set(self, said: str) -> None:

@@ -134,8 +134,8 @@ def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
 def text(document: dict[str, Any]) -> str:
     """The tables."""
     lines = [
-        "A model, not a measurement: docs/scaling.md has what it assumes. Rows of a UNet are computed",
-        'by the host\'s modules today: "blocks" says what they would take with ours.',
+        "A model, not a measurement: docs/scaling.md has what it assumes.",
+        'Rows of a UNet are made by the host\'s modules today: "blocks" is what ours would take.',
         "",
         "Beside two H200s (ms for a step split by guidance)",
     ]

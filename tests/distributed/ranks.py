@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib_rocm_sd.__main__ import main
 from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.distributed import (
     Group,
@@ -256,3 +257,15 @@ def coming(
         ) as group:
             total = float(sum(group.gather(torch.tensor([float(meant)]))))
     return group.size, group.rank, total
+
+
+def command(words: tuple[str, ...]) -> int:
+    """A command line of ours, on each rank."""
+    return main(words)
+
+
+def example(source: str, name: str) -> dict[str, Any]:
+    """A program as it stands in a document; those of its values that can be told."""
+    values: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), values)
+    return {key: item for key, item in values.items() if isinstance(item, (int, float, str, bool))}
