@@ -230,6 +230,8 @@ def joined(
     Raises ValueError where the ranks' devices do not fit; RankError where one does not come, dies,
     or fails: it is named.
     """
+    if not dist.is_available():
+        raise ValueError("this torch was built without torch.distributed")
     where = meeting.place()
     if not limit_s > 0:
         raise ValueError(f"limit_s has to be above 0: {limit_s}")
@@ -297,8 +299,10 @@ def _start(group: Group, store: Any, limit_s: float) -> None:
     """torch.distributed's process group of the members."""
     if dist.is_initialized():
         raise ValueError("torch.distributed has a process group already: joined() makes its own")
-    nccl = group.device.type == "cuda" and dist.is_nccl_available()
-    if group.device.type == "cuda":
+    nccl = group.device.type == "cuda"
+    if nccl and not dist.is_nccl_available():
+        raise ValueError("this torch has neither RCCL nor NCCL, by which GPUs exchange")
+    if nccl:
         torch.cuda.set_device(group.device)
     try:
         dist.init_process_group(

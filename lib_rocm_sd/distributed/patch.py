@@ -31,6 +31,18 @@ RESIDUALS = (
 """What ControlNet and T2I-Adapter add: images of the UNet's sizes."""
 
 
+class Exchanging:
+    """A forward that does more than the module's: a block of ours may not compute in its stead."""
+
+    does_more = True
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
 class PatchParallel:
     """The forwards that stand in for those of a UNet and of some of its modules."""
 
@@ -50,11 +62,11 @@ class PatchParallel:
                 found.append((module, partial(self._convolve, name, module, module.forward)))
             elif isinstance(module, nn.GroupNorm):
                 found.append((module, partial(self._normalise, name, module, module.forward)))
-            elif all(isinstance(getattr(module, key, None), nn.Module) for key in _PROJECTIONS):
+            elif _attends_to_itself(module):
                 found += _Attended(self, name, module).forwards()
         self._theirs = self._unet.forward
         found.append((self._unet, self._forward))
-        return [put(module, "forward", forward) for module, forward in found]
+        return [put(module, "forward", Exchanging(forward)) for module, forward in found]
 
     def settle(self) -> None:
         """Raises ValueError where the ranks' calls did not belong together."""
@@ -104,6 +116,8 @@ class PatchParallel:
             return "self-attention has a mask"
         if "gligen" in (kwargs.get("cross_attention_kwargs") or {}):
             return "attention to boxes beside the image"
+        if (args[0] if args else kwargs.get("encoder_hidden_states")) is None:
+            return "it is called without a prompt"
         try:
             self._split(sample)
         except ValueError as error:
@@ -157,7 +171,11 @@ class PatchParallel:
         return (x.to(wide) * scale.to(wide).view(shape) + shift.to(wide).view(shape)).to(x.dtype)
 
 
-_PROJECTIONS = ("to_q", "to_k", "to_v")
+def _attends_to_itself(module: nn.Module) -> bool:
+    """Whether it may attend to the image; that of a prompt is local, and always has one here."""
+    layers = (getattr(module, name, None) for name in ("to_q", "to_k", "to_v"))
+    known = all(isinstance(layer, nn.Module) for layer in layers)
+    return known and not getattr(module, "is_cross_attention", False)
 
 
 class _Attended:
