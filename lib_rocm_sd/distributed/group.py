@@ -1,7 +1,7 @@
 """The ranks that work together: who they are, what they exchange, and how they end.
 
-All exchange is torch.distributed's: NCCL or RCCL where each rank has a GPU, gloo on CPUs. Bytes are
-sent as such, so every dtype is.
+All exchange is torch.distributed's: NCCL or RCCL for what lies on GPUs, gloo for what lies in the
+host's memory. Bytes are sent as such, so every dtype is.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _start(group: Group, store: Any, limit_s: float) -> None:
         torch.cuda.set_device(group.device)
     try:
         dist.init_process_group(
-            "nccl" if nccl else "gloo",
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=dist.PrefixStore("torch", store),
             rank=group.rank,
             world_size=group.size,

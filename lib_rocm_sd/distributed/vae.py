@@ -31,7 +31,6 @@ class SharedProgram(Program):
     def __init__(self, module: nn.Module, group: Group, session: Session = DEFAULT) -> None:
         self._group, self._told = group, session.report
         self._agreement = Agreement(group)
-        self._counts: dict[object, list[int]] = {}
         self.whole_runs = self.shared_runs = 0
         super().__init__(module)
 
@@ -63,7 +62,7 @@ class SharedProgram(Program):
         self, request: Request, made: Chain, shares: list[tuple[int, int]], image: torch.Tensor
     ) -> torch.Tensor:
         run = Run(made, self._ready, made.dtype, image.device, session=request.session)
-        shared = Shared(run, self._group, parts_of(made, shares), self._counts)
+        shared = Shared(run, self._group, parts_of(made, shares))
         return make_shared(shared, image)
 
     def settle(self) -> None:

@@ -45,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
         "checks": checked(),
         "steps": [row for link in links for row in step_rows(link, cards)],
         "vae": [row for link in links for row in vae_rows(link, cards)],
+        "pictures": picture_rows(cards),
         "farm": farm(cards, args.requests, args.seed),
     }
     print(text(document))
@@ -99,12 +100,22 @@ def vae_rows(link: Link, cards: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(case: str, way: str, link: Link, split: model.Split) -> dict[str, Any]:
+def picture_rows(cards: list[int]) -> list[dict[str, Any]]:
+    """Many pictures: each on one card, or in stages. What links take of that is left out."""
+    return [
+        _row(one.name, way, None, split(one, n))
+        for one in PICTURES
+        for way, split in (("batch", model.batch), ("stages", model.stages))
+        for n in cards
+    ]
+
+
+def _row(case: str, way: str, link: Link | None, split: model.Split) -> dict[str, Any]:
     known = not math.isnan(split.ms)
     return {
         "case": case,
         "way": way,
-        "link": link.name,
+        "link": "any" if link is None else link.name,
         "cards": split.cards,
         "one_ms": round(split.one_ms, 3),
         "ms": round(split.ms, 3) if known else None,
@@ -131,6 +142,9 @@ def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+_TITLES = (("A step", "steps"), ("A decode by the VAE", "vae"), ("Many pictures", "pictures"))
+
+
 def text(document: dict[str, Any]) -> str:
     """The tables."""
     lines = [
@@ -145,7 +159,7 @@ def text(document: dict[str, Any]) -> str:
             f"  {row['case']:8} one card {row['one_ms']:5.1f}  two, measured {row['two_ms']:5.1f}"
             f"  two, by the model {row['model_ms']:5.1f}  {said}"
         )
-    for title, key in (("A step", "steps"), ("A decode by the VAE", "vae")):
+    for title, key in _TITLES:
         lines += ["", f"{title}: times as fast as one card", *_speedups(document[key])]
     lines += ["", "A farm: seconds from request to picture, half of them, 95 % and 99 %"]
     for row in document["farm"]:
@@ -166,5 +180,5 @@ def _speedups(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['cards']}: {row['speedup']:.2f}" if row["speedup"] else f"{row['cards']}: -"
             for row in found
         )
-        lines.append(f"  {key[0]:24} {key[1]:9} {key[2]:20} {told}")
+        lines.append(f"  {key[0]:26} {key[1]:9} {key[2]:20} {told}")
     return lines

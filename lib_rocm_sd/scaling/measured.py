@@ -80,12 +80,15 @@ VAE_MS = {512: 8.208, 1024: 27.672, 2048: 125.573, 4096: 795.538}
 
 @dataclass(frozen=True)
 class Picture:
-    """What users ask for: seconds on one card, of which `steps` steps of `step_s`."""
+    """What users ask for: seconds on one card, of which `steps` steps of `step_s`, and the VAE's
+    (vae-h200.json).
+    """
 
     name: str
     seconds: float
     steps: int
     step_s: float
+    vae_s: float
     fixed_share: float
     share: float
     source: str
@@ -98,15 +101,23 @@ class Picture:
 
 PICTURES = (
     Picture(
-        *("SD 1.5 512x512, 20 steps", 0.23651, 20, 1 / 133.005, SD15_FIXED, 0.6),
+        *("SD 1.5 512x512, 20 steps", 0.23651, 20, 1 / 133.005, 0.008208, SD15_FIXED, 0.6),
         H200 + "webui-unet-h200.json: 512, UNet Auto",
     ),
     Picture(
-        *("SD 1.5 512x512, 4 pictures", 0.69344, 20, 1 / 53.559, SD15_FIXED / 4, 0.15),
+        *(
+            "SD 1.5 512x512, 4 pictures",
+            0.69344,
+            20,
+            1 / 53.559,
+            4 * 0.008208,
+            SD15_FIXED / 4,
+            0.15,
+        ),
         H200 + "webui-unet-h200.json: 512x4, UNet Auto",
     ),
     Picture(
-        *("SD 1.5 1024x1024, 20 steps", 0.83369, 20, 1 / 36.535, SDXL_FIXED, 0.25),
+        *("SD 1.5 1024x1024, 20 steps", 0.83369, 20, 1 / 36.535, 0.027672, SDXL_FIXED, 0.25),
         H200 + "webui-unet-h200.json: 1024, UNet Auto; SDXL's fixed share is assumed",
     ),
 )

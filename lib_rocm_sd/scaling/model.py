@@ -80,6 +80,24 @@ def vae(size: int, cards: int, link: Link) -> Split:
     return Split(cards, device + edges + middle + statistics + picture, one)
 
 
+def batch(picture: Picture, cards: int) -> Split:
+    """Pictures over the cards, each made by one; ms for one of many."""
+    return Split(cards, picture.seconds * 1e3 / cards, picture.seconds * 1e3)
+
+
+def stages(picture: Picture, cards: int) -> Split:
+    """Text encoder, UNet and VAE on cards of their own; ms for one of many, by the slowest stage.
+
+    What is neither a step nor the VAE is the first stage's. Two cards have two stages.
+    """
+    first_s, steps_s = picture.rest_s - picture.vae_s, picture.steps * picture.step_s
+    if cards == 2:
+        slowest_s = max(first_s + steps_s, picture.vae_s)
+    else:
+        slowest_s = max(first_s, steps_s / (cards - 2), picture.vae_s)
+    return Split(cards, slowest_s * 1e3, picture.seconds * 1e3)
+
+
 VAE_CONVOLUTIONS = ((11, 1, 512), (7, 2, 512), (1, 4, 512), (6, 4, 256), (1, 8, 256), (7, 8, 128))
 """Of Stable Diffusion's decoder: how many, of images how much larger than the latent one, and of
 how many channels they read."""

@@ -8,7 +8,7 @@ whole image's order. So all rows together are the whole frame to the bit, if all
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -45,15 +45,11 @@ class Ranks(Protocol):
 
 @dataclass(eq=False)
 class Shared:
-    """A run's images by rank: `parts`, rows of the smallest image.
-
-    `counts`: what is known of how many parts of statistics each rank makes, kept between runs.
-    """
+    """A run's images by rank: `parts`, rows of the smallest image."""
 
     run: Run
     ranks: Ranks
     parts: Sequence[Rows]
-    counts: dict[object, list[int]] = field(default_factory=dict)
 
     def rows(self, image: int) -> list[Rows]:
         """By rank, of an image."""
@@ -117,22 +113,20 @@ def _convolve(
     y, statistics = launch(run, action, x, before, None, wanted, False)
     if wanted:
         assert statistics is not None
-        counts = _counts(shared, image, statistics)
+        counts = _counts(shared, statistics)
         norm = norm_of(run, image, [shared.ranks.concatenate(statistics, counts, 2)])
         assert norm is not None
         run.norms[image] = norm
     return y
 
 
-def _counts(shared: Shared, image: int, statistics: torch.Tensor) -> list[int]:
-    """By rank, the parts of an image's statistics, of which this rank has made its own."""
-    heights = tuple(size.height for size in shared.run.chain.sizes)
-    key = (image, heights, tuple(shared.parts), tuple(statistics.shape))
-    if key not in shared.counts:
-        own = torch.tensor([statistics.shape[2]], device=statistics.device)
-        found = shared.ranks.concatenate(own, [1] * shared.ranks.size, 0)
-        shared.counts[key] = [int(count) for count in found]
-    return shared.counts[key]
+def _counts(shared: Shared, statistics: torch.Tensor) -> list[int]:
+    """By rank, the parts of an image's statistics: another config may make another number of them.
+
+    From the CPU's memory, so that no device is waited for.
+    """
+    own, size = torch.tensor([statistics.shape[2]]), shared.ranks.size
+    return [int(count) for count in shared.ranks.concatenate(own, [1] * size, 0)]
 
 
 def _attend(shared: Shared, image: int, own: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,8 @@ def test_figures_are_those_of_the_files() -> None:
     webui = {row["case"]: row for row in rows("webui-unet-h200.json") if row["way"] == "UNet Auto"}
     for picture, case in zip(measured.PICTURES, ("512", "512x4", "1024"), strict=True):
         assert picture.seconds == pytest.approx(webui[case]["picture_s"], rel=1e-3)
+        vae_ms = measured.VAE_MS[1024 if case == "1024" else 512] * (4 if case == "512x4" else 1)
+        assert picture.vae_s * 1e3 == pytest.approx(vae_ms)
         assert picture.step_s == pytest.approx(1 / webui[case]["it_s"], rel=1e-3)
     one, four = (1 / webui[case]["it_s"] for case in ("512", "512x4"))
     each = (four - one) / 3
@@ -149,6 +151,16 @@ def test_without_costs_cards_share_the_work() -> None:
         assert found.speedup == pytest.approx(cards)
     assert model.guidance(IDEAL, NO_COST).speedup == pytest.approx(2)
     assert model.patches(IDEAL, 3, NO_COST).speedup == pytest.approx(64 / 22)
+
+
+def test_stages_are_as_fast_as_the_slowest() -> None:
+    for picture in measured.PICTURES:
+        assert model.batch(picture, 8).speedup == pytest.approx(8)
+        steps_s = picture.steps * picture.step_s
+        assert model.stages(picture, 3).ms == pytest.approx(steps_s * 1e3)
+        assert model.stages(picture, 2).ms == pytest.approx((picture.seconds - picture.vae_s) * 1e3)
+        limit = max(picture.rest_s - picture.vae_s, picture.vae_s)
+        assert model.stages(picture, 1000).ms == pytest.approx(limit * 1e3)
 
 
 def test_what_hinders_hinders() -> None:
