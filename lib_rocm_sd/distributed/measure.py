@@ -25,6 +25,7 @@ from lib_rocm_sd.distributed.made import image_of
 from lib_rocm_sd.distributed.patch import patch_parallel
 from lib_rocm_sd.distributed.vae import vae_bands
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 
@@ -90,6 +91,7 @@ SMALL = Size((("small", 128),), (("small", 128),), (256,), (8, 1 << 16), 1, 1, T
 
 def measured(group: Group, size: Size, runs: int) -> Iterator[Row]:
     """All tests, one by one; each rank has to take all rows."""
+    gate.begin()
     yield from _links(group, size, runs)
     for model, side in size.guidance:
         unet = models.unet(model, group.device, _dtype(group))

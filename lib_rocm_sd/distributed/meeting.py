@@ -19,6 +19,7 @@ from lib_rocm_sd.distributed.errors import RankError
 
 WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _joined = 0
 
 
@@ -155,8 +156,13 @@ def member(rank: int, device: torch.device, unfit: str) -> Member:
         return Member(rank, machine, str(device), unfit=unfit)
     known = torch.cuda.get_device_properties(device)
     free = 0 if unfit else torch.cuda.mem_get_info(device)[0]
-    card = str(getattr(known, "uuid", "") or f"cuda:{device.index}")
+    card = str(getattr(known, "uuid", "") or f"{_visible()} {device.index}")
     return Member(rank, machine, str(device), card, known.name, free, unfit)
+
+
+def _visible() -> str:
+    """What tells cards apart by number where torch does not know their ids."""
+    return " ".join(os.environ.get(name, "") for name in VISIBLE)
 
 
 def computes_right(device: torch.device) -> str:

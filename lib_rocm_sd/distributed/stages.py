@@ -74,7 +74,8 @@ def of_pipeline(pipeline: Any, group: Group, seed: int = 0, **options: Any) -> l
     """The stages of a diffusers StableDiffusionPipeline or StableDiffusionXLPipeline, for prompts.
 
     Picture i has the seed `seed` + i. `options`: of the pipeline's call, such as guidance_scale.
-    A rank needs the models of its own stage alone: the others may stay on the CPU.
+    The pipeline lies on each rank's device. A VAE that overflows in half precision, as SDXL's does,
+    has to be in float32, or ours.
     """
     guided = float(options.get("guidance_scale", 7.5)) > 1
 

@@ -14,6 +14,7 @@ from lib_rocm_sd.distributed.errors import RankError
 from lib_rocm_sd.distributed.group import Group
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.vae import ROLES, VaeStandIn
 from lib_rocm_sd.vae.bands import Run
 from lib_rocm_sd.vae.plan import BandPlan
@@ -91,6 +92,7 @@ def vae_bands(
     share. An image that is too small for them is made by each rank for itself, and told. Raises
     ValueError where neither part of the VAE can be run so. The programs, by role.
     """
+    gate.begin()
     stand_ins: dict[str, SharedStandIn] = {}
     left: list[str] = []
     for role in ROLES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.distributed import guidance, meeting, rows, shares
+from lib_rocm_sd.distributed.errors import RankError
 from lib_rocm_sd.distributed.group import Group, _fit, _weights
 from lib_rocm_sd.distributed.meeting import Member
 from lib_rocm_sd.distributed.pulse import Pulse
 from lib_rocm_sd.distributed.stages import parted
+from lib_rocm_sd.distributed.vae import SharedProgram
 from tests.clock import Clock
+from tests.vae.vae_models import coder, image
 
 MEMBERS = [Member(rank, "here", f"cuda:{rank}", f"GPU-{rank}", "card", 10 << 30) for rank in (0, 1)]
 
@@ -215,6 +219,32 @@ def test_a_device_that_multiplies_wrongly_is_unfit(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
     assert "multiplies wrongly" in meeting.computes_right(cpu)
+
+
+class Full:
+    """The first of two ranks, whose memory ends at the first exchange of rows."""
+
+    rank, size, members = 0, 2, MEMBERS
+
+    def shares(self, count: int, least: int) -> Any:
+        return shares.split(count, [1, 1], least)
+
+    def start_gather(self, own: torch.Tensor) -> Any:
+        waiting: Any = SimpleNamespace(wait=lambda: [own, own])
+        return waiting
+
+    def concatenate(self, *given: Any) -> Any:
+        raise MemoryError("out of memory")
+
+    start_swap = concatenate
+
+
+def test_a_rank_without_memory_does_not_go_on_alone() -> None:
+    module = coder("diffusers decoder")
+    group: Any = Full()
+    program = SharedProgram(module, group)
+    with pytest.raises(RankError, match=r"rank 0 \(here, card\) has too little memory"):
+        program(image("diffusers decoder", 32, 4), mode="whole")
 
 
 def test_ranks_of_stages() -> None:
