@@ -43,7 +43,8 @@ class GuidanceSplit:
             self.whole_calls += 1
             self._report.event(f"distributed: {NOTHING}")
             return self._theirs(sample, *args, **kwargs)
-        self._agreement.note([sample])
+        prompt = args[1] if len(args) > 1 else kwargs.get("encoder_hidden_states")
+        self._agreement.note(sample, prompt)
         self.split_calls += 1
         parts = self._group.shares(batch)
         first, last = parts[self._group.rank]

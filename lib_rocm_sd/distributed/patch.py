@@ -90,7 +90,7 @@ class PatchParallel:
             self.whole_calls += 1
             self._report.event(f"distributed: the UNet is not split: {why}")
             return self._theirs(sample, timestep, *args, **kwargs)
-        self._agreement.note([sample])
+        self._agreement.note(sample, _prompt(args, kwargs))
         self.split_calls += 1
         self._exchange.begin(_number(timestep) if isinstance(self._exchange, Stale) else 0.0)
         rows = self._split(sample)
@@ -116,7 +116,7 @@ class PatchParallel:
             return "self-attention has a mask"
         if "gligen" in (kwargs.get("cross_attention_kwargs") or {}):
             return "attention to boxes beside the image"
-        if (args[0] if args else kwargs.get("encoder_hidden_states")) is None:
+        if _prompt(args, kwargs) is None:
             return "it is called without a prompt"
         try:
             self._split(sample)
@@ -260,6 +260,11 @@ def _merged(parts: torch.Tensor, module: nn.GroupNorm) -> tuple[torch.Tensor, to
         gamma = module.weight.detach().double()
         scale, shift = scale * gamma, shift * gamma + module.bias.detach().double()
     return scale, shift
+
+
+def _prompt(args: Any, kwargs: Any) -> Any:
+    """What a UNet is given after the image and the time step."""
+    return args[0] if args else kwargs.get("encoder_hidden_states")
 
 
 def _number(timestep: Any) -> float:

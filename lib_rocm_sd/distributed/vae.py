@@ -46,7 +46,7 @@ class SharedProgram(Program):
             self.whole_runs += image.shape[0]
             self._told.event(f"distributed: the VAE's {self._recipe.role} is not split: {why}")
             return super()._run(request, plan, links, strict)
-        self._agreement.note([image])
+        self._agreement.note(image)
         shares = group.shares(units(made), 1)
         try:
             found = [self._one(request, made, shares, part) for part in image.split(1)]

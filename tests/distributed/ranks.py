@@ -113,7 +113,13 @@ def _single_call(unet: Any, group: Group) -> dict[str, Any]:
     together = unet(batch, torch.arange(len(batch)), prompts).sample
     with guidance_split(unet, group):
         uneven = unet(batch, torch.arange(len(batch)), prompts).sample
+
+    def other_prompts() -> None:
+        with guidance_split(unet, group):
+            unet(batch, 501, prompts + 0.5 * group.rank)
+
     return {
+        "prompts": _said(other_prompts),
         "same": torch.equal(guided, alone) and torch.equal(low, few),
         "whole": (split.whole_calls, patches.whole_calls),
         "uneven": error(uneven, together),

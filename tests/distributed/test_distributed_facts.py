@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.distributed import guidance, meeting, rows, shares
+from lib_rocm_sd.distributed import agreement, guidance, meeting, rows, shares
 from lib_rocm_sd.distributed.errors import RankError
 from lib_rocm_sd.distributed.group import Group, _fit, _weights
 from lib_rocm_sd.distributed.meeting import Member
@@ -245,6 +245,21 @@ def test_a_rank_without_memory_does_not_go_on_alone() -> None:
     program = SharedProgram(module, group)
     with pytest.raises(RankError, match=r"rank 0 \(here, card\) has too little memory"):
         program(image("diffusers decoder", 32, 4), mode="whole")
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 16, 16), (2, 77, 96), (1, 4, 128, 128)])
+def test_other_noise_is_told_from_other_rounding(shape: tuple[int, ...]) -> None:
+    def drawn(seed: int) -> torch.Tensor:
+        return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))
+
+    first = drawn(0)
+    rounded = (first * 1.001).bfloat16()
+    own = [agreement.lengths(each)[None] for each in (first, rounded, first * 3)]
+    assert not agreement.differ(torch.stack(own))
+    for seed in range(1, 20):
+        pair = [agreement.lengths(first)[None], agreement.lengths(drawn(seed))[None]]
+        assert agreement.differ(torch.stack(pair))
+    assert not agreement.differ(torch.stack([agreement.lengths(torch.zeros(4))[None]] * 2))
 
 
 def test_ranks_of_stages() -> None:

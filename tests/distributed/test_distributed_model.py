@@ -37,6 +37,7 @@ def test_what_cannot_be_split_is_made_whole_and_told(called: Any) -> None:
         assert rank["single"]["same"]
         assert rank["single"]["whole"] == (1, 1)
         assert rank["single"]["uneven"] < 1e-12
+        assert "the ranks were given different images or prompts" in rank["single"]["prompts"]
         told = "\n".join(rank["told"])
         assert "without guidance: there is nothing to split" in told
         assert (

@@ -121,7 +121,7 @@ def test_exchanges_are_those_that_rows_of_a_unet_make(name: str, size: int) -> N
         added = {"text_embeds": torch.empty(2, 1280).half(), "time_ids": torch.empty(2, 6)}
     group: Any = Counted()
     with torch.no_grad(), patch_parallel(unet, group) as parallel:
-        parallel._agreement.note = lambda _: None  # type: ignore[method-assign, assignment]
+        parallel._agreement.note = lambda *_: None  # type: ignore[method-assign]
         unet(image, 501, prompt, added_cond_kwargs=added)
     step = model.by_name(f"{name} {size}x{size}, eager")
     for kind in ("edges", "norms", "keys"):
