@@ -1,4 +1,5 @@
-"""python -m lib_rocm_sd doctor | compile | inspect | bench | profile | demo | tune | results.
+"""python -m lib_rocm_sd doctor | compile | inspect | bench | profile | demo | tune | results |
+scaling.
 
 A command's module is imported when it is asked for.
 """
@@ -43,6 +44,10 @@ COMMANDS = {
     "results": (
         "lib_rocm_sd.results.command",
         "the results of speed tests that owners of cards contributed, as a table",
+    ),
+    "scaling": (
+        "lib_rocm_sd.scaling.command",
+        "what several cards would take, by a model; a farm of them, simulated",
     ),
 }
 

@@ -31,7 +31,8 @@ LAYERS = (
     ("speedtest",),
     ("ui",),
     ("hosts",),
-    ("tune", "doctor", "demo", "profile", "results", "commands"),
+    ("distributed",),
+    ("tune", "doctor", "demo", "profile", "results", "scaling", "commands"),
     ("__main__",),
 )
 """From the ground up: a module may import from its own layer and from those before it."""

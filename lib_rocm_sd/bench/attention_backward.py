@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.attention import timing
-from lib_rocm_sd.bench.attention.competitors import BACKENDS, SdpaBackend
 from lib_rocm_sd.bench.rows import TimedRow, figured, refusals_of, spread, tiles
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.engine.timing import queued
+from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention

@@ -29,6 +29,7 @@ from lib_rocm_sd.bench.unet.ways import KEYS as UNET_WAYS
 from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.distributed import command as distributed
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.ops.base import Launch
 
@@ -43,9 +44,9 @@ TABLES: dict[str, Any] = {
 """Ops that have a table of their own: problems, what each takes, rows, text. `norm_gradients`: both
 norms forward and backward.
 """
-OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed")
+OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed", "distributed")
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
-`speed`: the speed test that the WebUI's tab runs.
+`speed`: the speed test that the WebUI's tab runs; `distributed`: several GPUs, under torchrun.
 """
 
 
@@ -87,6 +88,8 @@ def main(args: argparse.Namespace) -> int:
         return 2
     if args.op == "speed":
         return speed.run(args)
+    if args.op == "distributed":
+        return distributed.run(args, _versions())
     if args.op != "attention":
         args.dtype = (args.dtype or attention.DTYPES)[0]
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
@@ -175,14 +178,20 @@ def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any
         "backend": info.backend,
         "gfx": info.gfx,
         "not_ours": list(info.reasons),
+        **_versions(),
+        "runs": runs,
+        "timing": "device events" if device.type == "cuda" else "perf_counter",
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {
         "torch": torch.__version__,
         "hip": torch.version.hip,
         "cuda": torch.version.cuda,
         "os": platform.system(),
         "python": platform.python_version(),
         "rocm_sd": __version__,
-        "runs": runs,
-        "timing": "device events" if device.type == "cuda" else "perf_counter",
     }
 
 

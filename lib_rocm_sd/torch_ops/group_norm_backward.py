@@ -63,7 +63,7 @@ def group_norm_backward_door(inputs: GroupNormBackwardInputs) -> Any:
 
 def of_silu(
     inputs: GroupNormInputs,
-    _: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
     wanted: Sequence[bool],
     grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:

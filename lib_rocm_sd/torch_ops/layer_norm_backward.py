@@ -90,7 +90,7 @@ def layer_norm_backward_door(inputs: LayerNormBackwardInputs) -> Any:
 
 def of_plain(
     inputs: LayerNormInputs,
-    _: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
     wanted: Sequence[bool],
     grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
@@ -102,7 +102,7 @@ def of_plain(
 
 def of_added(
     inputs: LayerNormInputs,
-    _: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
     wanted: Sequence[bool],
     grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.weights import ReadyAttention
 
 CHUNK_BYTES = 32 << 20
@@ -28,6 +29,14 @@ def attend(
     ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor, session: Session
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x (N, H, W, C) plus attention over its pixels, in place; and the norm of what it is then."""
+    mix(ready, x, norm, (0, x.shape[1]), session)
+    return x, norm_after(ready, x, session)
+
+
+def mix(
+    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor, rows: Rows, session: Session
+) -> None:
+    """Add attention over all pixels of x (N, H, W, C) to some `rows` of it."""
     batch, height, width, channels = x.shape
     step = chunk_rows(batch, width, channels, x.element_size())
     parts = [(first, min(first + step, height)) for first in range(0, height, step)]
@@ -38,17 +47,23 @@ def attend(
         normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
         k[:, first:last] = F.linear(normed, *ready.k)
         v[:, first:last] = F.linear(normed, *ready.v)
-    for first, last in parts:
+    for first, last in [(max(first, rows[0]), min(last, rows[1])) for first, last in parts]:
+        if first >= last:
+            continue
         normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
         q = F.linear(normed, *ready.q).view(batch, -1, *shape[2:])
         del normed
         mixed = functional.attention(q, k.view(shape), v.view(shape), session=session)
         del q
         x[:, first:last] += F.linear(mixed, *ready.out).view(batch, -1, width, channels)
+
+
+def norm_after(ready: ReadyAttention, x: torch.Tensor, session: Session) -> torch.Tensor | None:
+    """The norm of the whole image for the step that reads it; None where that wants none."""
     following = ready.next_norm
     if following is None:
-        return x, None
+        return None
     statistics = functional.group_norm_statistics(x, session)
-    return x, functional.group_norm_finalize(
+    return functional.group_norm_finalize(
         statistics, following.gamma, following.beta, following.groups, following.eps, session
     )

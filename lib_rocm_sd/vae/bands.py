@@ -138,7 +138,7 @@ def _convolve(
         out = shortcut[..., : run.chain.sizes[image].channels]
     pieces = parts(run.chain, action)
     if len(pieces) == 1:
-        y, found = _launch(run, action, x, shortcut, out, wanted, whole)
+        y, found = launch(run, action, x, shortcut, out, wanted, whole)
         if not whole and found is not None:
             run.statistics.append(found)
             found = None
@@ -151,12 +151,12 @@ def _convolve(
         first, last = piece.made
         part = None if shortcut is None else shortcut[:, first:last]
         source = x[:, piece.source[0] : piece.source[1]]
-        _, found = _launch(run, piece, source, part, y[:, first:last], wanted, False)
+        _, found = launch(run, piece, source, part, y[:, first:last], wanted, False)
         statistics += [] if found is None else [found]
-    return y, _norm(run, image, statistics) if wanted else None
+    return y, norm_of(run, image, statistics) if wanted else None
 
 
-def _launch(
+def launch(
     run: Run,
     action: Action,
     x: torch.Tensor,
@@ -222,7 +222,7 @@ def _note_norm(run: Run, image: int) -> None:
     """The norm of an image that was swept over, from its bands' statistics."""
     if run.ready[image - 1].next_norm is None:
         return
-    norm = _norm(run, image, run.statistics)
+    norm = norm_of(run, image, run.statistics)
     if norm is not None:
         run.norms[image] = norm
     run.sweeping, run.statistics = None, []
@@ -230,7 +230,7 @@ def _note_norm(run: Run, image: int) -> None:
         raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
 
 
-def _norm(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def norm_of(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The norm of an image from the statistics of its bands, in order."""
     wanted = run.ready[image - 1].next_norm
     if wanted is None or not statistics:

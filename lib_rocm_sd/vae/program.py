@@ -41,7 +41,7 @@ PARTS = {"decoder": "VAE decode", "encoder": "VAE encode"}
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """What the caller asked for."""
 
     image: torch.Tensor
@@ -158,7 +158,7 @@ class Program:
         """
         wish = policy.wish(session.level, mode, budget_bytes)
         session = session.of_part(session.part or self._part)
-        request = _Request(image, wish, session, progress, interrupt)
+        request = Request(image, wish, session, progress, interrupt)
         with torch.no_grad(), _autocast_off(image.device):
             for _ in range(MOST_CHANGES):
                 self._look()
@@ -220,7 +220,7 @@ class Program:
             where = f"the image is on {image.device}, the weights are on {self._weight.device}"
             raise ValueError(where)
 
-    def _scaled(self, request: _Request) -> torch.Tensor:
+    def _scaled(self, request: Request) -> torch.Tensor:
         """Run, and where fp16 overflows run again with smaller values between the steps."""
         role = self._recipe.role
         fallible = self._weight.dtype == torch.float16
@@ -243,14 +243,14 @@ class Program:
             request.session.report.event(f"the {role}'s input has NaN or infinity")
         return output
 
-    def _attempt(self, request: _Request) -> torch.Tensor | None:
+    def _attempt(self, request: Request) -> torch.Tensor | None:
         """The output, or None where an overflow was seen before the end."""
         try:
             return self._within(request, strict=True)
         except Overflow:
             return None
 
-    def _within(self, request: _Request, strict: bool) -> torch.Tensor:
+    def _within(self, request: Request, strict: bool) -> torch.Tensor:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
             self._ready = prepare(self._recipe, self.scales)
@@ -335,7 +335,7 @@ class Program:
                 "here"
             )
 
-    def _run(self, request: _Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
+    def _run(self, request: Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         """As many images of the batch at once as `links` has, one after the other."""
         image, dtype, group = request.image, self._weight.dtype, links.batch
         batch, size = image.shape[0], links.sizes[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,7 +33,7 @@ class VaePatch:
 class VaeStandIn(StandIn):
     """Our program in the place of a VAE's decoder or encoder, as `role` says."""
 
-    passed_on = (MemoryError, ValueError)
+    passed_on: ClassVar[tuple[type[Exception], ...]] = (MemoryError, ValueError)
 
     def __init__(
         self, vae: Any, role: str, mode: str, budget_bytes: int | None, session: Session

@@ -1,0 +1,329 @@
+"""The ranks that work together: who they are, what they exchange, and how they end.
+
+All exchange is torch.distributed's: NCCL or RCCL for what lies on GPUs, gloo for what lies in the
+host's memory. Bytes are sent as such, so every dtype is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lib_rocm_sd.distributed import meeting
+from lib_rocm_sd.distributed.errors import LeftOut, RankError
+from lib_rocm_sd.distributed.meeting import Member
+from lib_rocm_sd.distributed.pulse import Pulse
+from lib_rocm_sd.distributed.shares import Part, split
+from lib_rocm_sd.report import report
+
+LIMIT_S = 120.0
+SHARES = ("equal", "memory")
+
+
+@dataclass
+class Traffic:
+    """What this rank took part in: exchanges, and bytes that it gave to others."""
+
+    exchanges: int = 0
+    sent_bytes: int = 0
+    calls: int = 0
+    """Of torch.distributed, waits included: by these ranks see who is behind."""
+
+
+class Waiting:
+    """An exchange under way. `wait()` gives what `finish` makes of it; the same each time."""
+
+    def __init__(self, group: Group, works: Sequence[Any], finish: Callable[[], Any]) -> None:
+        self._group, self._works, self._made = group, list(works), None
+        self._finish: Callable[[], Any] | None = finish
+
+    def wait(self) -> Any:
+        with self._group.named(None):
+            while self._works:
+                self._works.pop(0).wait()
+        if self._finish is not None:
+            self._made, self._finish = self._finish(), None
+        return self._made
+
+
+class Group:
+    """`members` in order, of which this process is number `rank`; `size` of them.
+
+    `weights`: what share of the work each takes. Not thread-safe; every rank makes the same calls
+    in the same order.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rank: int,
+        device: torch.device,
+        weights: Sequence[float],
+        ranks: Any = None,
+    ) -> None:
+        self.members, self.rank, self.device = tuple(members), rank, device
+        self.weights, self.size = tuple(weights), len(members)
+        self.traffic = Traffic()
+        self._ranks = ranks
+        self._pulse: Pulse | None = None
+        self._global = list(range(self.size))
+
+    def shares(self, count: int, least: int = 0) -> list[Part]:
+        """0 to `count`, a part for each rank by the weights; see shares.split."""
+        return split(count, self.weights, least)
+
+    def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """All ranks' tensors of one shape, in order."""
+        made: list[torch.Tensor] = self.start_gather(own).wait()
+        return made
+
+    def start_gather(self, own: torch.Tensor) -> Waiting:
+        """The same, under way while this rank computes on."""
+        flat = own.contiguous().flatten().view(torch.uint8)
+        parts = [torch.empty_like(flat) for _ in range(self.size)]
+        with self.named(flat.numel() * (self.size - 1)):
+            work = dist.all_gather(parts, flat, group=self._ranks, async_op=True)
+
+        def finish(kept: torch.Tensor = flat) -> list[torch.Tensor]:  # kept until it is sent
+            return [part.view(own.dtype).view(own.shape) for part in parts]
+
+        return Waiting(self, [work], finish)
+
+    def concatenate(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """All ranks' tensors along `dim`, where rank r has `sizes[r]` of it."""
+        made: torch.Tensor = torch.cat(self.start_parts(own, sizes, dim).wait(), dim)
+        return made
+
+    def start_parts(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> Waiting:
+        """The tensors that `concatenate` puts together, under way."""
+        front = own.movedim(dim, 0)
+        padded = F.pad(front, (0, 0) * (front.ndim - 1) + (0, max(sizes) - front.shape[0]))
+        gathered = self.start_gather(padded)
+
+        def finish() -> list[torch.Tensor]:
+            parts = gathered.wait()
+            pairs = zip(parts, sizes, strict=True)
+            return [part[:size].movedim(0, dim) for part, size in pairs]
+
+        return Waiting(self, [], finish)
+
+    def start_swap(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+    ) -> Waiting:
+        """Send a tensor to each rank of `sent`; fill those of `received`, which are contiguous."""
+        keys = sorted({*sent, *received})
+        given = {key: sent[key].contiguous().flatten().view(torch.uint8) for key in sent}
+        wanted = {key: received[key].flatten().view(torch.uint8) for key in received}
+        calls = []
+        for key in keys:
+            peer = self._global[key]
+            if key in given:
+                calls.append(dist.P2POp(dist.isend, given[key], peer, self._ranks))
+            if key in wanted:
+                calls.append(dist.P2POp(dist.irecv, wanted[key], peer, self._ranks))
+        with self.named(sum(tensor.numel() for tensor in given.values())):
+            works = dist.batch_isend_irecv(calls) if calls else []
+        return Waiting(self, works, lambda: (received, given)[0])
+
+    def objects(self, own: Any) -> list[Any]:
+        """All ranks' objects, pickled: for facts, not for images."""
+        found: list[Any] = [None] * self.size
+        with self.named():
+            dist.all_gather_object(found, own, group=self._ranks)
+        return found
+
+    def to_first(self, own: Any) -> list[Any]:
+        """All ranks' objects on rank 0, pickled; nothing on the others."""
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self.named():
+            dist.gather_object(own, found, dst=self._global[0], group=self._ranks)
+        return found or []
+
+    def send(self, thing: Any, to: int) -> None:
+        """An object, pickled, to one rank, which calls `receive`."""
+        with self.named():
+            dist.send_object_list([thing], dst=self._global[to], group=self._ranks)
+
+    def receive(self, source: int) -> Any:
+        """The object that one rank sends."""
+        found: list[Any] = [None]
+        with self.named():
+            dist.recv_object_list(found, src=self._global[source], group=self._ranks)
+        return found[0]
+
+    def team(self, size: int) -> Group:
+        """The ranks in teams of `size`, in order; this rank's. Every rank has to call it.
+
+        Raises ValueError where they cannot be parted so.
+        """
+        if size < 1 or self.size % size:
+            raise ValueError(f"{self.size} ranks cannot be parted in teams of {size}")
+        mine = self.rank // size
+        made = None
+        for number in range(self.size // size):
+            ranks = [self._global[number * size + index] for index in range(size)]
+            with self.named():
+                handle = dist.new_group(ranks)
+            if number == mine:
+                found = slice(number * size, (number + 1) * size)
+                rank = self.rank % size
+                made = Group(self.members[found], rank, self.device, self.weights[found], handle)
+                made._global, made._pulse, made.traffic = ranks, self._pulse, self.traffic
+        assert made is not None
+        return made
+
+    @contextmanager
+    def named(self, sent_bytes: int | None = 0) -> Iterator[None]:
+        """An exchange, or, with None, the wait for one: what goes wrong in it is raised with the
+        name of the rank that it is due to. Raises RankError.
+        """
+        if self._pulse is not None and self._pulse.gone:
+            raise RankError(self._pulse.gone)
+        self.traffic.calls += 1
+        self.traffic.exchanges += sent_bytes is not None
+        self.traffic.sent_bytes += sent_bytes or 0
+        try:
+            yield
+        except RuntimeError as error:
+            why = "" if self._pulse is None else self._pulse.gone or self._pulse.named()
+            if not why:
+                raise
+            raise RankError(why) from error
+
+    def _gone(self, why: str) -> None:
+        """Another rank is gone: called by the pulse's thread."""
+        print(f"rank {self.rank}: {why}", file=sys.stderr, flush=True)
+        self._abort()
+
+    def _abort(self) -> None:
+        """End NCCL's calls under way, which would wait for ever; gloo's end by themselves."""
+        abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+        if self.device.type == "cuda" and abort is not None and dist.is_initialized():
+            abort()
+
+
+@contextmanager
+def joined(
+    device: str | torch.device | None = None,
+    *,
+    limit_s: float = LIMIT_S,
+    share: str | Sequence[float] = "equal",
+    selftest: Callable[[torch.device], str] = meeting.computes_right,
+) -> Iterator[Group]:
+    """The processes that torchrun has started, as a Group, inside the `with` block.
+
+    `device`: default the GPU of torchrun's LOCAL_RANK, else the CPU. `limit_s`: how long one rank
+    waits for another before all end with an error. `share`: what each takes of the work: "equal",
+    "memory" (by what is free on its device), or a weight for each rank. `selftest(device)` says why
+    a device cannot take part: its rank then raises LeftOut, which ends the process with status 0,
+    and the others go on without it.
+
+    Raises ValueError where the ranks' devices do not fit; RankError where one does not come, dies,
+    or fails: it is named.
+    """
+    if not dist.is_available():
+        raise ValueError("this torch was built without torch.distributed")
+    where = meeting.place()
+    if not limit_s > 0:
+        raise ValueError(f"limit_s has to be above 0: {limit_s}")
+    own_device = meeting.chosen_device(device, where.local_rank)
+    store, second = meeting.stores(where, limit_s)
+    own = meeting.member(where.rank, own_device, selftest(own_device))
+    everybody = meeting.meet(store, own, where.size, limit_s)
+    members = _fit(everybody, own)
+    weights = _weights(share, members, where.size)
+    rank = [one.rank for one in members].index(where.rank)
+    group = Group(members, rank, own_device, weights)
+    _start(group, store, limit_s)
+    names = [str(one) for one in members]
+    traffic = group.traffic
+    group._pulse = Pulse(second, rank, names, limit_s, lambda: traffic.calls, group._gone)
+    try:
+        group.objects(None)  # all have their first beat in the store now
+        group._pulse.start()
+        yield group
+        group.objects(None)  # nobody leaves while another may still need the store
+        group._pulse.stop()
+    except BaseException as error:
+        group._pulse.stop(f"failed: {type(error).__name__}: {_first_line(error)}")
+        group._abort()
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _fit(everybody: Sequence[Member], own: Member) -> list[Member]:
+    """Those that take part. Raises LeftOut on the others, ValueError where nobody can."""
+    doubled = meeting.twice(everybody)
+    if doubled:
+        raise ValueError(doubled)
+    members = [one for one in everybody if not one.unfit]
+    if not members:
+        raise ValueError("; ".join(f"{one}: {one.unfit}" for one in everybody))
+    if everybody[0].unfit and not meeting.launcher_has_store():
+        raise ValueError(f"{everybody[0]} has the store and cannot be left out: use torchrun")
+    if len({torch.device(one.device).type for one in members}) > 1:
+        raise ValueError(f"some ranks have GPUs and some have none: {', '.join(map(str, members))}")
+    for one in everybody:
+        if one.unfit:
+            report.event(f"distributed: {one} is left out: {one.unfit}")
+    if own.unfit:
+        print(f"{own} is left out: {own.unfit}", file=sys.stderr, flush=True)
+        raise LeftOut(own.unfit)
+    return members
+
+
+def _weights(share: str | Sequence[float], members: Sequence[Member], size: int) -> list[float]:
+    if isinstance(share, str):
+        if share not in SHARES:
+            one_of = ", ".join(SHARES)
+            raise ValueError(f"share is {share!r}: it has to be one of {one_of}, or weights")
+        by_memory = share == "memory" and all(one.free_bytes for one in members)
+        return [float(one.free_bytes) if by_memory else 1.0 for one in members]
+    if len(share) != size or min(share) <= 0:
+        raise ValueError(f"share has to have a weight above 0 for each rank: {list(share)}")
+    return [float(share[one.rank]) for one in members]
+
+
+def _start(group: Group, store: Any, limit_s: float) -> None:
+    """torch.distributed's process group of the members."""
+    if dist.is_initialized():
+        raise ValueError("torch.distributed has a process group already: joined() makes its own")
+    nccl = group.device.type == "cuda"
+    if nccl and not dist.is_nccl_available():
+        raise ValueError("this torch has neither RCCL nor NCCL, by which GPUs exchange")
+    if nccl:
+        torch.cuda.set_device(group.device)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=dist.PrefixStore("torch", store),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=timedelta(seconds=limit_s),
+        )
+        if not nccl:
+            dist.monitored_barrier(timeout=timedelta(seconds=limit_s))
+    except RuntimeError as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise RankError(f"the ranks could not connect: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def under_torchrun() -> bool:
+    """Whether this process was started by torchrun or in its way."""
+    return all(name in os.environ for name in meeting.WANTED)

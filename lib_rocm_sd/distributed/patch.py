@@ -1,0 +1,271 @@
+"""Patch parallel: each rank computes some rows of every image in a diffusers UNet.
+
+A convolution needs the rows next to its own, GroupNorm the statistics of all, self-attention all
+keys and values; these are exchanged where they are needed. All else, cross attention too, is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lib_rocm_sd.distributed.agreement import Agreement
+from lib_rocm_sd.distributed.exchange import Exact, Stale
+from lib_rocm_sd.distributed.group import Group
+from lib_rocm_sd.distributed.made import image_of, with_image
+from lib_rocm_sd.distributed.rows import RowSplit, obstacles, row_split
+from lib_rocm_sd.modules.patches import Patch, put, take
+from lib_rocm_sd.report import Report, report
+
+RESIDUALS = (
+    "down_block_additional_residuals",
+    "mid_block_additional_residual",
+    "down_intrablock_additional_residuals",
+)
+"""What ControlNet and T2I-Adapter add: images of the UNet's sizes."""
+
+
+class Exchanging:
+    """A forward that does more than the module's: a block of ours may not compute in its stead."""
+
+    does_more = True
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+class PatchParallel:
+    """The forwards that stand in for those of a UNet and of some of its modules."""
+
+    def __init__(self, unet: Any, exchange: Exact, tell: Report = report) -> None:
+        self._unet, self._exchange, self._report = unet, exchange, tell
+        self._group = exchange.group
+        self._agreement = Agreement(self._group)
+        self._rows: RowSplit | None = None
+        self._theirs: Callable[..., Any] = unet.forward
+        self.split_calls = self.whole_calls = 0
+
+    def put_in(self) -> list[Patch]:
+        """Replace the forwards; what to take back, in order."""
+        found: list[tuple[Any, Callable[..., Any]]] = []
+        for name, module in self._unet.named_modules():
+            if isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1:
+                found.append((module, partial(self._convolve, name, module, module.forward)))
+            elif isinstance(module, nn.GroupNorm):
+                found.append((module, partial(self._normalise, name, module, module.forward)))
+            elif _attends_to_itself(module):
+                found += _Attended(self, name, module).forwards()
+        self._theirs = self._unet.forward
+        found.append((self._unet, self._forward))
+        return [put(module, "forward", Exchanging(forward)) for module, forward in found]
+
+    def settle(self) -> None:
+        """Raises ValueError where the ranks' calls did not belong together."""
+        self._exchange.settle()
+        self._agreement.look(to_the_end=True)
+
+    @property
+    def rows(self) -> RowSplit | None:
+        """Who has which rows in this call; None where it is not split."""
+        return self._rows
+
+    def gathered(self, key: str, own: torch.Tensor) -> torch.Tensor:
+        """All ranks' tokens (N, tokens, C) of which this rank has `own`, those of its rows."""
+        assert self._rows is not None
+        counts = self._rows.tokens(self._group.rank, own.shape[1])
+        return torch.cat(self._exchange.parts(key, own, counts, 1), 1)
+
+    def _forward(self, sample: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+        why = self._refusal(sample, args, kwargs)
+        if why:
+            self.whole_calls += 1
+            self._report.event(f"distributed: the UNet is not split: {why}")
+            return self._theirs(sample, timestep, *args, **kwargs)
+        self._agreement.note(sample, _prompt(args, kwargs))
+        self.split_calls += 1
+        self._exchange.begin(_number(timestep) if isinstance(self._exchange, Stale) else 0.0)
+        rows = self._split(sample)
+        self._rows = rows
+        try:
+            for name in RESIDUALS:
+                if kwargs.get(name) is not None:
+                    kwargs = {**kwargs, name: self._own(kwargs[name])}
+            made = self._theirs(self._own(sample), timestep, *args, **kwargs)
+        finally:
+            self._rows = None
+        sizes = [last - first for first, last in rows.parts]
+        return with_image(made, self._group.concatenate(image_of(made), sizes, 2))
+
+    def _refusal(self, sample: torch.Tensor, args: Any, kwargs: Any) -> str:
+        """Why each rank computes this call whole."""
+        if self._group.size == 1:
+            return "there is one rank"
+        if torch.is_grad_enabled() and sample.requires_grad:
+            return "gradients are wanted"
+        # After the prompt: class labels, a condition of time, then a mask over the image's tokens.
+        if kwargs.get("attention_mask") is not None or (len(args) > 3 and args[3] is not None):
+            return "self-attention has a mask"
+        if "gligen" in (kwargs.get("cross_attention_kwargs") or {}):
+            return "attention to boxes beside the image"
+        if _prompt(args, kwargs) is None:
+            return "it is called without a prompt"
+        try:
+            self._split(sample)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _split(self, sample: torch.Tensor) -> RowSplit:
+        height, width = sample.shape[2:]
+        return row_split(height, width, 2**self._unet.num_upsamplers, self._group.weights)
+
+    def _own(self, image: Any) -> Any:
+        """This rank's rows of an image (N, C, H, W), or of each image of a list."""
+        if isinstance(image, (list, tuple)):
+            return type(image)([self._own(item) for item in image])
+        assert self._rows is not None
+        first, last = self._rows.of(image.shape[2])[self._group.rank]
+        return image[:, :, first:last]
+
+    def _convolve(
+        self, name: str, module: nn.Conv2d, theirs: Callable[..., Any], x: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows of the output that belong to the rows of x."""
+        if self._rows is None:
+            made: torch.Tensor = theirs(x)
+            return made
+        stride, padding = module.stride[0], int(module.padding[0])
+        last = self._group.rank == self._group.size - 1
+        above, below = self._exchange.edges(name, x, padding, padding + 1 - stride)
+        empty = x.new_zeros((x.shape[0], x.shape[1], padding, x.shape[3]))
+        rows = [empty if above is None else above, x]
+        if below is not None or last:
+            rows.append(empty if below is None else below)
+        sides = (0, int(module.padding[1]))
+        return F.conv2d(torch.cat(rows, 2), module.weight, module.bias, module.stride, sides)
+
+    def _normalise(
+        self, name: str, module: nn.GroupNorm, theirs: Callable[..., Any], x: torch.Tensor
+    ) -> torch.Tensor:
+        """GroupNorm of x (N, C, ...) by the mean and the variance of all ranks' values."""
+        if self._rows is None:
+            made: torch.Tensor = theirs(x)
+            return made
+        wide = torch.promote_types(x.dtype, torch.float32)
+        values = x.to(wide).reshape(x.shape[0], module.num_groups, -1)
+        variance, mean = torch.var_mean(values, 2, correction=0)
+        count = torch.full_like(mean, values.shape[2])
+        own = torch.stack([count, mean, variance]).double()[None]
+        parts = self._exchange.parts(name, own, [1] * self._group.size, 0)
+        scale, shift = _merged(torch.cat(parts), module)
+        shape = (*scale.shape, *[1] * (x.ndim - 2))
+        return (x.to(wide) * scale.to(wide).view(shape) + shift.to(wide).view(shape)).to(x.dtype)
+
+
+def _attends_to_itself(module: nn.Module) -> bool:
+    """Whether it may attend to the image; that of a prompt is local, and always has one here."""
+    layers = (getattr(module, name, None) for name in ("to_q", "to_k", "to_v"))
+    known = all(isinstance(layer, nn.Module) for layer in layers)
+    return known and not getattr(module, "is_cross_attention", False)
+
+
+class _Attended:
+    """An attention module: whether a call of it is of the image's tokens to each other, and the
+    keys and values of that call.
+    """
+
+    def __init__(self, owner: PatchParallel, name: str, module: Any) -> None:
+        self._owner, self._name, self._module = owner, name, module
+        self._to_k, self._to_v = module.to_k.forward, module.to_v.forward
+        self._theirs = module.forward
+        self._itself = False
+        self._ready: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forwards(self) -> list[tuple[Any, Callable[..., Any]]]:
+        """Modules and what stands in for their forwards."""
+        module = self._module
+        return [(module, self._forward), (module.to_k, self._keys), (module.to_v, self._values)]
+
+    def _forward(self, x: Any, context: Any = None, *args: Any, **kwargs: Any) -> Any:
+        context = kwargs.pop("encoder_hidden_states", context)
+        self._itself = context is None and self._owner.rows is not None
+        try:
+            return self._theirs(x, context, *args, **kwargs)
+        finally:
+            self._itself, self._ready = False, None
+
+    def _keys(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        keys = self._to_k(x, *args, **kwargs)
+        if not self._itself:
+            return keys
+        both = torch.cat([keys, self._to_v(x, *args, **kwargs)], 2)
+        made = self._owner.gathered(self._name, both)
+        self._ready = (x, made[..., keys.shape[2] :])
+        return made[..., : keys.shape[2]]
+
+    def _values(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._ready is not None and self._ready[0] is x:
+            return self._ready[1]
+        values = self._to_v(x, *args, **kwargs)
+        return self._owner.gathered(f"{self._name} v", values) if self._itself else values
+
+
+@contextmanager
+def patch_parallel(
+    unet: nn.Module, group: Group, *, stale: bool = False, tell: Report = report
+) -> Iterator[PatchParallel]:
+    """Split the images of a diffusers UNet2DConditionModel by rows over the group, inside the
+    `with` block.
+
+    Every rank calls the pipeline with the same arguments and the same seed, and gets the whole.
+    Exact: what is computed is the same, but for the order in which GroupNorm adds. `stale`: not
+    exact, see exchange.Stale; a rank waits for no other but in a picture's first steps.
+
+    A call that cannot be split, such as of an image of too few rows, is made by each rank for
+    itself, and told. Raises ValueError where the UNet cannot be split.
+    """
+    why = obstacles(unet)
+    if why:
+        more = f", and {len(why) - 3} more" if len(why) > 3 else ""
+        raise ValueError(f"this UNet cannot be split by rows: {'; '.join(why[:3])}{more}")
+    parallel = PatchParallel(unet, Stale(group) if stale else Exact(group), tell)
+    patches = parallel.put_in()
+    try:
+        yield parallel
+        parallel.settle()
+    finally:
+        for patch in reversed(patches):
+            take(patch)
+
+
+def _merged(parts: torch.Tensor, module: nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift (N, C) from (ranks, 3, N, groups) of count, mean and variance."""
+    count, mean, variance = parts.unbind(1)
+    total = count.sum(0)
+    together = (count * mean).sum(0) / total
+    spread = (count * (variance + (mean - together) ** 2)).sum(0) / total
+    each = module.num_channels // module.num_groups
+    scale = (spread + module.eps).rsqrt().repeat_interleave(each, 1)
+    shift = -together.repeat_interleave(each, 1) * scale
+    if module.affine:
+        gamma = module.weight.detach().double()
+        scale, shift = scale * gamma, shift * gamma + module.bias.detach().double()
+    return scale, shift
+
+
+def _prompt(args: Any, kwargs: Any) -> Any:
+    """What a UNet is given after the image and the time step."""
+    return args[0] if args else kwargs.get("encoder_hidden_states")
+
+
+def _number(timestep: Any) -> float:
+    return float(timestep.flatten()[0]) if isinstance(timestep, torch.Tensor) else float(timestep)

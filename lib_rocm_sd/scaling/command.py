@@ -1,0 +1,184 @@
+"""`python -m lib_rocm_sd scaling`: what several cards would take, by a model; a farm, simulated.
+
+Nothing is measured, no torch is needed. docs/scaling.md tells what is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd import __version__, checks
+from lib_rocm_sd.scaling import measured, model, queueing
+from lib_rocm_sd.scaling.measured import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
+
+LOADS = (0.3, 0.6, 0.8, 0.9)
+REQUESTS = 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--link", default="", metavar="NAME", help="only links with this in them")
+    parser.add_argument("--cards", type=int, action="append", help="2 to 64; default 2, 4 .. 64")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="of a simulated farm")
+    parser.add_argument("--seed", type=int, default=0, help="of when requests come")
+    parser.add_argument("--json", metavar="FILE", help="also write the result here")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the tables. 2 on bad options."""
+    links = [link for link in LINKS if args.link.lower() in link.name.lower()]
+    cards = args.cards or list(CARDS)
+    refusal = _refusal(args, links, cards)
+    if refusal:
+        print(f"scaling: {refusal}", file=sys.stderr)
+        return 2
+    document = {
+        "rocm_sd": __version__,
+        "kind": "a model and a simulation; nothing here was measured on several cards but `checks`",
+        "links": [asdict(link) for link in links],
+        "checks": checked(),
+        "steps": [row for link in links for row in step_rows(link, cards)],
+        "vae": [row for link in links for row in vae_rows(link, cards)],
+        "pictures": picture_rows(cards),
+        "farm": farm(cards, args.requests, args.seed),
+    }
+    print(text(document))
+    if args.json:
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _refusal(args: argparse.Namespace, links: list[Link], cards: list[int]) -> str:
+    if not links:
+        return f"no link has {args.link!r} in its name: {', '.join(one.name for one in LINKS)}"
+    if min(cards) < 2 or max(cards) > 64:
+        return f"--cards has to be from 2 to 64: {cards}"
+    if args.requests < 100:
+        return "--requests has to be 100 or more"
+    why = checks.unwritable(args.json) if args.json else ""
+    return f"--json: {why}" if why else ""
+
+
+def checked() -> list[dict[str, Any]]:
+    """The model beside what was measured on two cards."""
+    return [
+        {
+            "case": found.pair.name,
+            "one_ms": found.pair.one_ms,
+            "two_ms": found.pair.two_ms,
+            "model_ms": round(found.model_ms, 2),
+            "error": round(found.error, 4),
+            "fitted": found.fitted,
+            "measured_on": measured.TWO_H200,
+        }
+        for found in model.checked(LINKS[0])
+    ]
+
+
+def step_rows(link: Link, cards: list[int]) -> list[dict[str, Any]]:
+    """A step, in each way, over a link."""
+    rows = []
+    for step in STEPS:
+        if 2 in cards:
+            rows.append(_row(step.name, "guidance", link, model.guidance(step, link)))
+        rows += [_row(step.name, "rows", link, model.patches(step, n, link)) for n in cards]
+    return rows
+
+
+def vae_rows(link: Link, cards: list[int]) -> list[dict[str, Any]]:
+    """A decode by rows, over a link."""
+    return [
+        _row(f"VAE {size}x{size}", "rows", link, model.vae(size, n, link))
+        for size in VAE_MS
+        for n in cards
+    ]
+
+
+def picture_rows(cards: list[int]) -> list[dict[str, Any]]:
+    """Many pictures: each on one card, or in stages. What links take of that is left out."""
+    return [
+        _row(one.name, way, None, split(one, n))
+        for one in PICTURES
+        for way, split in (("batch", model.batch), ("stages", model.stages))
+        for n in cards
+    ]
+
+
+def _row(case: str, way: str, link: Link | None, split: model.Split) -> dict[str, Any]:
+    known = not math.isnan(split.ms)
+    return {
+        "case": case,
+        "way": way,
+        "link": "any" if link is None else link.name,
+        "cards": split.cards,
+        "one_ms": round(split.one_ms, 3),
+        "ms": round(split.ms, 3) if known else None,
+        "speedup": round(split.speedup, 3) if known else None,
+        "why": split.why,
+    }
+
+
+def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
+    """Throughput and latency of farms, by load and by what is split."""
+    kinds = [
+        (one.share, tuple(one.seconds / model.picture_speedup(one, n) for n in (1, 2)))
+        for one in PICTURES
+    ]
+    mean_s = sum(share * seconds[0] for share, seconds in kinds)
+    rows = []
+    for count in cards:
+        for load in LOADS:
+            drawn = queueing.drawn(requests, load * count / mean_s, kinds, seed)
+            for name, gang in queueing.POLICIES.items():
+                served = queueing.simulate(drawn, count, gang)
+                given = {key: round(value, 4) for key, value in asdict(served).items()}
+                rows.append({"cards": count, "load": load, "policy": name, **given})
+    return rows
+
+
+_TITLES = (("A step", "steps"), ("A decode by the VAE", "vae"), ("Many pictures", "pictures"))
+
+
+def text(document: dict[str, Any]) -> str:
+    """The tables."""
+    lines = [
+        "A model, not a measurement: docs/scaling.md has what it assumes.",
+        'Rows of a UNet are made by the host\'s modules today: "blocks" is what ours would take.',
+        "",
+        "Beside two H200s (ms for a step split by guidance)",
+    ]
+    for row in document["checks"]:
+        said = "fitted" if row["fitted"] else f"off by {row['error']:+.1%}"
+        lines.append(
+            f"  {row['case']:8} one card {row['one_ms']:5.1f}  two, measured {row['two_ms']:5.1f}"
+            f"  two, by the model {row['model_ms']:5.1f}  {said}"
+        )
+    for title, key in _TITLES:
+        lines += ["", f"{title}: times as fast as one card", *_speedups(document[key])]
+    lines += ["", "A farm: seconds from request to picture, half of them, 95 % and 99 %"]
+    for row in document["farm"]:
+        lines.append(
+            f"  {row['cards']:2} cards, load {row['load']:.0%}, {row['policy']:14}"
+            f" {row['per_s']:7.2f} a second, busy {row['busy']:4.0%}:"
+            f" {row['p50_s']:7.2f} {row['p95_s']:7.2f} {row['p99_s']:7.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _speedups(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    keys = list(dict.fromkeys((row["case"], row["way"], row["link"]) for row in rows))
+    for key in keys:
+        found = [row for row in rows if (row["case"], row["way"], row["link"]) == key]
+        told = "  ".join(
+            f"{row['cards']}: {row['speedup']:.2f}" if row["speedup"] else f"{row['cards']}: -"
+            for row in found
+        )
+        lines.append(f"  {key[0]:26} {key[1]:9} {key[2]:20} {told}")
+    return lines
