@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -176,6 +177,9 @@ class Replica:
     def close(self) -> None:
         """Give its card's memory back; returns at once."""
         self._link.end()
+        if self._shared.is_pinned:
+            with suppress(RuntimeError):
+                settle(self._home)  # a result may still be on its way out of it
         self._shared.close()
 
     def _ask(self, kind: str, **more: Any) -> None:
