@@ -13,6 +13,7 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
+from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -94,6 +95,8 @@ def attention_backward(gfx: str) -> Iterator[Case]:
             for dtype in backward_kernel.DTYPES:
                 turn += 1
                 plain = AttentionProblem(1, 1, queries - 1 - turn % 3, keys - 2, head_dim, dtype)
+                if MatrixBackward().refusals(arch, plain):
+                    continue
                 case = Case(gfx, "attention backward", plain, index, "misaligned", turn)
                 yield replace(case, scale=SCALES[turn % len(SCALES)])
                 case = replace(case, layout="plain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.route import tensors_of
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.torch_ops import register
 from tests import simt
 from tests.ops.attention_backward.judge import drawn, faults
@@ -30,9 +32,16 @@ class Counting(ShimLaunch):
         super().__init__(table()["gfx1100"])
         self.entries: list[str] = []
 
-    def __call__(self, spec: Any, *others: Any) -> None:
+    def __call__(
+        self,
+        spec: KernelSpec,
+        grid: int,
+        block: int,
+        params: ctypes.Structure,
+        device: torch.device,
+    ) -> None:
         self.entries.append(spec.entry)
-        super().__call__(spec, *others)
+        super().__call__(spec, grid, block, params, device)
 
 
 class Showing:
@@ -78,9 +87,9 @@ def test_backward_is_ours_and_as_good_as_torchs(launch: Counting, mask: str) -> 
     q, k, v = (t.clone().requires_grad_() for t in given[:3])
     output = ROCM.attention(q, k, v, given.mask)
     assert set(launch.entries) == {"attention_forward"}
-    made = torch.autograd.grad(output, (q, k, v), given.grad)
+    of_q, of_k, of_v = torch.autograd.grad(output, (q, k, v), given.grad)
     assert launch.entries[-2:] == ["attention_backward"] * 2
-    assert faults(made, given._replace(output=output.detach())) == []
+    assert faults((of_q, of_k, of_v), given._replace(output=output.detach())) == []
 
 
 def test_only_what_is_wanted_is_given(launch: Counting) -> None:

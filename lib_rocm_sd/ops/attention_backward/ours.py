@@ -40,6 +40,10 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
                 p.mask not in MASK_KINDS,
                 f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",
             ),
+            (
+                arch.matrix == "dot2" and p.dtype == "bfloat16" and p.head_dim > 160,
+                f"head_dim {p.head_dim} in bfloat16 spills registers on {arch.family}",
+            ),
             (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
             (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
         )

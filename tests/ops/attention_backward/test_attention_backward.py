@@ -117,6 +117,9 @@ def test_what_the_kernel_does_not_take_is_refused_with_reasons() -> None:
     ):
         reasons = ours.refusals(ROW, replace(plain, **changed))
         assert any(said in reason for reason in reasons), (changed, reasons)
+    half = replace(plain, head_dim=256, dtype="bfloat16")
+    assert "spills registers on RDNA2" in ours.refusals(table()["gfx1030"], half)[0]
+    assert ours.refusals(ROW, half) == []
     given = inputs()
     turned = given._replace(q=given.q.mT.contiguous().mT)
     assert ours.input_refusals(turned) == ["the last stride of q is not 1"]
