@@ -27,7 +27,11 @@ FILE = CHECKOUT / "tests" / "executed.json"
 KERNELS = CHECKOUT / "kernels"
 FOLLOWED = (
     *("tests", "tools", "lib_rocm_sd.arch", "lib_rocm_sd.ops", "lib_rocm_sd.machine"),
-    "lib_rocm_sd.runtime.codeobject",
+    *(
+        "lib_rocm_sd.runtime.clang",
+        "lib_rocm_sd.runtime.codeobject",
+        "lib_rocm_sd.runtime.compiler",
+    ),
 )
 """Packages and modules whose text is part of a key, where a test imports them, directly or not."""
 ABOUT = "What was executed and right. Written by install.py test --all, see tests/executed.py."
