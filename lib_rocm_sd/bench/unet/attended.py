@@ -4,6 +4,7 @@ finds in it is `torch.ops.rocm_sd.attention`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,8 +39,7 @@ class Attended:
 @contextmanager
 def attended(module: Any) -> Iterator[None]:
     """Within this, the attentions of a UNet of diffusers are `Attended`."""
-    import lib_rocm_sd.torch_ops  # noqa: F401 - the operators that torch.compile is given
-
+    importlib.import_module("lib_rocm_sd.torch_ops")  # no host has it for what it measures itself
     before = dict(module.attn_processors)
     module.set_attn_processor(Attended())
     try:
