@@ -130,7 +130,7 @@ def _stale(unet: Any, group: Group) -> list[float]:
     """Errors of steps by the stale form, the image moving a little in each; then a new picture."""
     found: list[float] = []
     prompt = drawn(2, 77, 96).double()
-    first, moved = drawn(2, 4, 32, 16).double(), drawn(2, 4, 32, 16, seed=1).double()
+    first, moved = drawn(2, 4, 16, 16).double(), drawn(2, 4, 16, 16, seed=1).double()
     with patch_parallel(unet, group, stale=True):
         steps = [(first + 0.002 * step * moved, 500 - step) for step in range(3)]
         steps.append((moved, 900))
