@@ -99,6 +99,11 @@ def needs_triton() -> None:
         pytest.skip("Triton 2 does not interpret all of it")
 
 
+def _named(item: object) -> str:
+    """The same in every process."""
+    return str(getattr(item, "name", item))
+
+
 @pytest.mark.parametrize("program", [ATTENTIONS, NORMS], ids=["attention", "group norm"])
 def test_it_is_right_as_triton_interprets_it(program: str) -> None:
     needs_triton()
@@ -152,7 +157,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         (NORMALISE, replace(IMAGE, channels=8192), "2048 channels of a group"),
         (NORMALISE, replace(IMAGE, width=1 << 26), "an image has more than 2^31 values"),
     ],
-    ids=str,
+    ids=_named,
 )
 def test_what_the_kernels_do_not_take(variant: Any, problem: Any, told: str) -> None:
     (why,) = variant.refusals(ARCH, problem)
@@ -220,7 +225,7 @@ GPU_CASES: list[tuple[Op[Any, Any], Any, Any]] = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "variant", "problem"), GPU_CASES, ids=str)
+@pytest.mark.parametrize(("op", "variant", "problem"), GPU_CASES, ids=_named)
 def test_on_the_card_every_config_is_right(op: Any, variant: Any, problem: Any) -> None:
     device = torch.device("cuda:0")
     arch = identify(device).arch
