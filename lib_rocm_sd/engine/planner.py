@@ -95,7 +95,7 @@ class Planner:
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
             why = barred if variant.ours else self._against(variant, device)
-            why = why or variant.refusals(arch, problem)
+            why = why or _asked(op, variant, arch, problem)
             if not why and variant in op.measured_only and variant.name not in times:
                 return self._unmeasured(op, variant, problem, device)
             return why
@@ -141,7 +141,7 @@ class Planner:
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
         why = self._against(variant, device)
-        return why or variant.refusals(self.identify(device).arch, problem)
+        return why or _asked(op, variant, self.identify(device).arch, problem)
 
     def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
         """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
@@ -370,6 +370,18 @@ class Planner:
         if key not in self._noted:
             self._noted[key] = variant.notes(self.identify(device).arch, problem)
         return self._noted[key]
+
+
+def _asked(
+    op: Op[Any, Any], variant: Variant[Any, Any], arch: Arch | None, problem: Any
+) -> list[str]:
+    """Why `variant` refuses; of one that is only measured, what it raises when it is asked."""
+    try:
+        return variant.refusals(arch, problem)
+    except Exception as error:
+        if variant not in op.measured_only:
+            raise
+        return [selftest.describe(error)]
 
 
 def _class(

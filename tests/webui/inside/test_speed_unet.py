@@ -33,7 +33,7 @@ def test_a_step_with_and_without_the_blocks(blocks: WebUI, gpu: FakeGpu, monkeyp
     assert not off["reason"] and not on["reason"]
     assert off["error"] == 0 and 0 < on["error"] < 0.3
     steps = seen.count("downsampling")
-    assert len(seen) == unet_help.BLOCKS * steps and steps >= 6
+    assert len(seen) == unet_help.CALLED * steps and steps >= 6
     ours = [q for q, *_ in gpu.seen[used:] if q.shape[2] == 2]  # self-tests have one head
     assert len(ours) == 6 * steps  # a WebUI's own step has none of them
     assert unet_help.untouched(blocks) and unet_help.bytes_of(blocks) == before

@@ -13,6 +13,7 @@ from PIL import Image
 from unet_help import (
     AUTO,
     BLOCKS,
+    CALLED,
     WITHOUT,
     begin,
     blocks_shown,
@@ -69,7 +70,8 @@ def test_on_and_off(start: Start, gpu: FakeGpu, monkeypatch: Any, case: str) -> 
     steps = [title for title in seen if title == "downsampling"]
     made = fields.get("steps", 3) * fields.get("n_iter", 1)
     assert len(steps) == made + (2 if "enable_hr" in fields else 0)
-    assert len(seen) == BLOCKS * len(steps)
+    each = CALLED if family == "ldm" else BLOCKS  # the double's sgm has ldm's FeedForward: theirs
+    assert len(seen) == each * len(steps)
     assert (
         f'ROCm SD UNet: "Auto, {BLOCKS} of {BLOCKS} blocks, linear: torch, conv: torch' in on.info
     )
@@ -78,7 +80,7 @@ def test_on_and_off(start: Start, gpu: FakeGpu, monkeypatch: Any, case: str) -> 
     assert ours(webui) == BLOCKS
 
     assert same(webui.txt2img(False, **fields), expected)
-    assert untouched(webui) and len(seen) == BLOCKS * len(steps)
+    assert untouched(webui) and len(seen) == each * len(steps)
     webui.sd_models.reload_model_weights()
     assert {name: strides for name, (strides, _) in bytes_of(webui).items()} == {
         name: strides for name, (strides, _) in before.items()
@@ -164,11 +166,11 @@ def test_interrupt(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(webui.processing, "store_latent", stop)
     webui.txt2img(*AUTO, steps=9)
-    assert len(seen) == BLOCKS
+    assert len(seen) == CALLED
     monkeypatch.setattr(webui.processing, "store_latent", stopping)
     webui.shared.state.interrupted = False
     webui.txt2img(*AUTO)
-    assert len(seen) == 4 * BLOCKS and not webui.errors_reported
+    assert len(seen) == 4 * CALLED and not webui.errors_reported
 
 
 def test_refiner_that_was_loaded_before(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
@@ -187,7 +189,7 @@ def test_refiner_that_was_loaded_before(start: Start, gpu: FakeGpu, monkeypatch:
     before = {name: webui.shared.sd_model for name in models}
     seen = steps_of(webui, monkeypatch)
     webui.txt2img(*AUTO, refiner_checkpoint="model-7", steps=4)
-    assert len(seen) == 4 * BLOCKS
+    assert len(seen) == 4 * CALLED
     assert ours(webui) == BLOCKS and webui.shared.sd_model is models["model-7"]
     webui.shared.sd_model = before["model-0"]
     assert untouched(webui)
@@ -244,7 +246,7 @@ def test_low_vram(start: Start, gpu: FakeGpu, monkeypatch: Any, flag: str) -> No
     before = bytes_of(webui)
     seen = steps_of(webui, monkeypatch)
     assert same(webui.txt2img(*AUTO, n_iter=2), expected)
-    assert len(seen) == 6 * BLOCKS and len(webui.lowvram.moves) >= 6
+    assert len(seen) == 6 * CALLED and len(webui.lowvram.moves) >= 6
     webui.txt2img(False)
     assert bytes_of(webui) == before and untouched(webui)
 

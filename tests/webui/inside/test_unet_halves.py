@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import FakeGpu, Start, WebUI
-from unet_help import AUTO, blocks_shown, bytes_of, ours, steps_of, unet_of, untouched
+from unet_help import AUTO, blocks_shown, bytes_of, called, ours, steps_of, unet_of, untouched
 from vae_help import distance, same
 
 FIELDS = {"steps": 2}
@@ -51,12 +51,12 @@ def test_blocks(start: Start, gpu: FakeGpu, monkeypatch: Any, family: str) -> No
     in_half(webui)
     before = bytes_of(webui)
     on = webui.txt2img(*AUTO, **FIELDS)
-    total = ours(webui)
-    assert total >= 13 and len(seen) == 2 * total, on.info
+    total, each = ours(webui), called(webui)
+    assert total >= 13 and len(seen) == 2 * each, on.info
     assert f'ROCm SD UNet: "Auto, {total} of {total} blocks' in on.info
     assert distance(on, expected) < NEAR
     hires = webui.txt2img(*AUTO, enable_hr=True, width=72, height=56, **FIELDS)
-    assert len(seen) >= 5 * total and hires.images[0].size[0] > 72
+    assert len(seen) >= 5 * each and hires.images[0].size[0] > 72
     webui.library("hosts.a1111.unet").session.end()
     assert untouched(webui) and bytes_of(webui) == before
 

@@ -17,6 +17,8 @@ AUTO = (True, "Auto", "Off", 0, "Auto")
 WITHOUT = (True, "Auto", "Off", 0, "Off")
 BLOCKS = 17
 """Of the double's whole UNet."""
+CALLED = 14
+"""Of these; the three blocks of transformers are computed with them."""
 
 
 def begin(start: Start, gpu: FakeGpu | None = None, **more: Any) -> WebUI:
@@ -32,7 +34,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec is not None and spec.loader is not None
     module = sys.modules["graph_tape"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.recording_cpu(monkeypatch)
+    return module.recording_cpu(monkeypatch, baked=True)
 
 
 def unet_of(webui: WebUI) -> Any:
@@ -57,6 +59,12 @@ def ours(webui: WebUI) -> int:
     """How many modules of the UNet have a forward of ours."""
     forwards = [vars(module).get("forward") for module in unet_of(webui).modules()]
     return sum(type(forward).__module__.startswith("lib_rocm_sd.") for forward in forwards)
+
+
+def called(webui: WebUI) -> int:
+    """How many of these are called: blocks of transformers are computed with them."""
+    within = [m for m in unet_of(webui).modules() if type(m).__name__ == "BasicTransformerBlock"]
+    return ours(webui) - sum("forward" in vars(module) for module in within)
 
 
 def session_of(webui: WebUI) -> Any:
