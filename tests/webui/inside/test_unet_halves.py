@@ -52,7 +52,7 @@ def test_blocks(start: Start, gpu: FakeGpu, monkeypatch: Any, family: str) -> No
     before = bytes_of(webui)
     on = webui.txt2img(*AUTO, **FIELDS)
     total, each = ours(webui), called(webui)
-    assert total >= 13 and len(seen) == 2 * each, on.info
+    assert total >= 13 and len(seen) in (2 * each, 2 * total), on.info
     assert f'ROCm SD UNet: "Auto, {total} of {total} blocks' in on.info
     assert distance(on, expected) < NEAR
     hires = webui.txt2img(*AUTO, enable_hr=True, width=72, height=56, **FIELDS)
