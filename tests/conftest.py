@@ -41,7 +41,8 @@ LONGEST = (
     ),
     *("test_amdgpu_host", "test_machine_code", "test_browser_accordion", "test_amdgpu_counts"),
     *("test_browser_reload", "test_demo", "test_tiny_model", "test_compilers", "test_doctor"),
-    "test_forge_host",
+    *("test_forge_host", "test_recording", "test_distributed_ends", "test_distributed_model"),
+    *("test_faults", "test_update"),
 )
 """Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -118,7 +119,12 @@ def meet(store: Any, own: Member, size: int, limit_s: float) -> list[Member]:
         if not late:
             raise RankError(f"the store failed while ranks met: {error}") from error
         raise RankError(f"rank {', '.join(late)} did not come within {limit_s:g} s") from error
-    return [Member(**json.loads(store.get(key))) for key in keys]
+    found = [Member(**json.loads(store.get(key))) for key in keys]
+    store.set(f"read/{own.rank}", "")
+    if own.rank == 0 and not launcher_has_store():  # the store must not end with it before
+        with suppress(RuntimeError):  # who is gone meanwhile is named by what comes next
+            store.wait([f"read/{rank}" for rank in range(size)], timedelta(seconds=limit_s))
+    return found
 
 
 def twice(members: Sequence[Member]) -> str:
