@@ -22,6 +22,8 @@ WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _joined = 0
+_served: dict[int, Any] = {}
+"""By port, the stores that this process has: one that joins again may be connected before it is."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def stores(where: Place, limit_s: float) -> tuple[Any, Any]:
         except RuntimeError as error:
             at = f"{where.host}:{where.port}"
             raise RankError(f"no store at {at} within {limit_s:g} s: {error}") from error
+        if master:
+            _served[where.port] = store
         made.append(dist.PrefixStore(prefix, store))
     return made[0], made[1]
 

@@ -219,6 +219,8 @@ def test_an_end_from_outside_waits_for_no_kernel_and_leaves_nothing(
         "ROCM_SD_CACHE_DIR": str(tmp_path / "cache"),
         "ROCM_SD_COMPILE_TIME_LIMIT_S": "3600",
     }
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # or the child ignores it too
     started = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=SCRIPT.parent,
