@@ -9,6 +9,7 @@ import torch
 from lib_rocm_sd.triton_kernels.attention import (
     ADDED,
     BOOL,
+    LEAST_COLUMNS,
     NO_MASK,
     TritonConfig,
     attention,
@@ -26,9 +27,18 @@ CONFIGS = {
 first spills no registers on gfx1100 at 40, 64, 80 and 128, with Triton 3.9."""
 
 
+def cut(head_dim: int) -> tuple[int, int]:
+    """Columns of a head's two pieces: one piece on NVIDIA. With two, Triton 3.6 makes code for an
+    H200 that leaves shared memory or is wrong, where loads are pipelined (compute-sanitizer).
+    """
+    if torch.version.hip:
+        return pieces(head_dim)
+    return max(LEAST_COLUMNS, 1 << (head_dim - 1).bit_length()), 0
+
+
 def configs(head_dim: int) -> tuple[TritonConfig, ...]:
     """What is tried for a head_dim."""
-    columns = sum(pieces(head_dim))
+    columns = sum(cut(head_dim))
     return next((CONFIGS[most] for most in CONFIGS if columns <= most), CONFIGS[256])
 
 
@@ -47,7 +57,7 @@ def run(
     seq_k = k.shape[1]
     out = q.new_empty((batch, seq_q, heads * head_dim))
     q_blocks = -(-seq_q // config.block_m)
-    first, rest = pieces(head_dim)
+    first, rest = cut(head_dim)
     strides = [stride for tensor in (q, k, v) for stride in tensor.stride()[:3]]
     kind, given = NO_MASK, out
     of_mask: tuple[int, ...] = (0, 0, 0, 0)

@@ -130,6 +130,15 @@ def test_a_head_is_cut_into_few_columns() -> None:
         assert head_dim <= first + rest and (not rest or 16 <= rest < first < head_dim)
 
 
+def test_only_on_amd_a_head_is_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_triton()
+    from lib_rocm_sd.triton_kernels.attention_run import cut
+
+    for hip, found in (("7.0", [(32, 16), (64, 16)]), (None, [(64, 0), (128, 0)])):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert [cut(40), cut(80)] == found
+
+
 def test_few_configs_are_tried() -> None:
     needs_triton()
     for case in ATTENTION.cases:
