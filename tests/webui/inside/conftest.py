@@ -20,13 +20,14 @@ import pytest
 import torch
 from fastapi import FastAPI
 from gradio import routes
-from starts import make_cheaper, remembered
+from starts import is_kept, make_cheaper, remembered
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
 make_cheaper(ROOTS)
+gc.set_threshold(100_000, 50, 100)
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
 if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
@@ -66,7 +67,7 @@ def join(name: str) -> None:
 def forget() -> None:
     """Drop the double and this extension from the process."""
     for name in list(sys.modules):
-        if name.split(".")[0] in ROOTS:
+        if name.split(".")[0] in ROOTS and not is_kept(name):
             del sys.modules[name]
 
 

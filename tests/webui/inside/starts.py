@@ -3,7 +3,7 @@
 What Python does at each import and what comes out the same every time is done once: asking each
 finder for a module, reading its code from its file, and compiling what `dataclasses` writes as
 text; and what an op's reference gives for a self-test. The modules themselves are executed at every
-start.
+start, but for `TABLES`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,16 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+TABLES = (
+    *("arch", "shipped", "unet_step", "unet.ahead", "vae.ahead"),
+    *("ops.base", "ops.registry", "ops.tuned", "ops.attention.kernel", "ops.conv.kernel"),
+    *("ops.conv.rows", "ops.group_norm.kernel", "ops.group_norm.whole", "ops.layer_norm.kernel"),
+    *("ops.linear.kernel", "ops.linear.layers"),
+)
+"""Modules of lib_rocm_sd that install.py reads too: of files of the checkout they make tables, which
+a start takes longest to make. They hold nothing of a WebUI.
+"""
+_tables: dict[str, dict[str, Any]] = {}
 _references: dict[tuple[str, str], Any] = {}
 _codes: dict[tuple[int, int, int], CodeType] = {}
 _from_file = SourceFileLoader.get_code
@@ -82,6 +92,20 @@ def make_cheaper(roots: tuple[str, ...]) -> None:
     sys.meta_path.insert(0, _Finder(roots))  # type: ignore[arg-type]
     vars(dataclasses)["exec"] = _execute
     SourceFileLoader.get_code = _code  # type: ignore[method-assign]
+
+
+def is_kept(name: str) -> bool:
+    """Whether the next start has this module of `TABLES` too: as long as nobody has set anything in
+    it.
+    """
+    package, _, table = name.partition(".")
+    if package != "lib_rocm_sd" or table not in TABLES:
+        return False
+    now = dict(vars(sys.modules[name]))
+    before = _tables.setdefault(name, now)
+    if now.keys() == before.keys() and all(now[each] is before[each] for each in now):
+        return True
+    raise AssertionError(f"{name} was changed: {now.keys() ^ before.keys()}")
 
 
 def remembered(reference_of: Any) -> Any:
