@@ -95,7 +95,7 @@ class Planner:
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
             why = barred if variant.ours else self._against(variant, device)
-            why = why or _asked(op, variant, arch, problem)
+            why = why or _asked(op, variant, arch, problem, device)
             if not why and variant in op.measured_only and variant.name not in times:
                 return self._unmeasured(op, variant, problem, device)
             return why
@@ -141,7 +141,7 @@ class Planner:
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
         why = self._against(variant, device)
-        return why or _asked(op, variant, self.identify(device).arch, problem)
+        return why or _asked(op, variant, self.identify(device).arch, problem, device)
 
     def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
         """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
@@ -373,11 +373,19 @@ class Planner:
 
 
 def _asked(
-    op: Op[Any, Any], variant: Variant[Any, Any], arch: Arch | None, problem: Any
+    op: Op[Any, Any],
+    variant: Variant[Any, Any],
+    arch: Arch | None,
+    problem: Any,
+    device: torch.device,
 ) -> list[str]:
-    """Why `variant` refuses; of one that is only measured, what it raises when it is asked."""
+    """Why `variant` refuses; of one that is only measured, what it raises when it is asked. It may
+    ask torch about the current device.
+    """
+    on_card = device.type == "cuda" and torch.cuda.is_initialized()
     try:
-        return variant.refusals(arch, problem)
+        with torch.cuda.device(device) if on_card else nullcontext():
+            return variant.refusals(arch, problem)
     except Exception as error:
         if variant not in op.measured_only:
             raise
