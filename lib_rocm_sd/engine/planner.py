@@ -17,6 +17,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import measure, selftest
 from lib_rocm_sd.engine.answers import Answers, Ask, Others
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
+from lib_rocm_sd.engine.known_times import KnownTimes
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
@@ -69,13 +70,12 @@ class Planner:
         self.gate: Gatekeeper | None = None
         self.changes = 0
         """Counts what was barred or pardoned."""
+        self.known = KnownTimes(identify)
         self.waits = 0
         """Counts refusals that the gate will think over."""
         self._checks: dict[Hashable, Check] = {}
         self._quarantine: dict[Hashable, str] = {}
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
-        self._times: dict[Hashable, measure.Times] = {}
-        self._tried: set[Hashable] = set()
         self._noted: dict[Hashable, list[str]] = {}
 
     def plan(
@@ -103,7 +103,7 @@ class Planner:
         answers, at = Answers(op, ask, further), ""
         if session.measures:
             like = op.measured_as(problem)
-            times = self.times(session, op, like, device)
+            times = self.known.of(session, op, like, device)
             at = "" if like == problem else f", for {like}"
         candidates = [
             Candidate(
@@ -287,37 +287,6 @@ class Planner:
     ) -> None:
         """Report once that `variant` is not used any more."""
         session.report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
-
-    def times(
-        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
-    ) -> measure.Times:
-        """What is known, or stored, of the variants' times for `problem`."""
-        key = (op.name, problem, device)
-        if key not in self._times and not is_recording(device):
-            self._times[key], reason = measure.load(op, self.identify(device), problem)
-            if reason:
-                session.report.event(reason)
-        return self._times.get(key, {})
-
-    def note_times(
-        self,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
-        times: measure.Times,
-        tried: Sequence[Variant[Any, Any]],
-    ) -> None:
-        """Keep what was measured, for this process and the next ones. `tried`: also in vain."""
-        known = {**self._times.get((op.name, problem, device), {}), **times}
-        self._times[op.name, problem, device] = known
-        self._tried.update((op.name, variant.name, problem, device) for variant in tried)
-        measure.save(op, self.identify(device), problem, known)
-
-    def was_tried(
-        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> bool:
-        """True if this process has tried to time `variant`."""
-        return (op.name, variant.name, problem, device) in self._tried
 
     def launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
         """The launcher, or why there is none; asked once per device."""

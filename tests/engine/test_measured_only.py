@@ -98,7 +98,7 @@ def test_a_graph_capture_does_not_begin_with_it(
     library = Doubler("library")
     op = with_library(library, clock)
     inner: Any = engine.engine._planner
-    inner.times(engine.session, op, PROBLEM, CPU)
+    inner.known.of(engine.session, op, PROBLEM, CPU)
     monkeypatch.setattr(planner, "is_recording", lambda device: True)
     plan = inner.plan(engine.session, op, PROBLEM, CPU)
     assert plan.variant.name == "own" and not library.seen
