@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
@@ -17,8 +17,6 @@ from lib_rocm_sd.ops.linear.kernel import LinearParams
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
 MOST_COLUMNS = 1 << 20
-MOST_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 
 
 class LibraryLinear(Variant[LinearProblem, LinearInputs]):
@@ -41,10 +39,7 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
             (not p.gate, "there is no gate"),
             (p.all_columns % 8 or not p.all_columns, f"{p.all_columns} columns: no multiple of 8"),
             (p.all_columns > MOST_COLUMNS, f"{p.all_columns} columns"),
-            (
-                p.rows * p.all_columns // 8 + kernel.SUM_THREADS > MOST_WORK_ITEMS,
-                f"{p.rows} rows are more than one launch may have",
-            ),
+            one_launch(kernel.pass_grid(p.rows, p.all_columns) * kernel.SUM_THREADS),
         )
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
@@ -139,7 +134,7 @@ def _params(p: LinearProblem, residual: torch.Tensor | None) -> LinearParams:
 
 
 def _launch_words(p: LinearProblem) -> tuple[KernelSpec, int, int]:
-    grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
+    grid = kernel.pass_grid(p.rows, p.all_columns)
     return kernel.gate_spec(p.dtype), grid, kernel.SUM_THREADS
 
 
