@@ -111,7 +111,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         def prepared(params: ctypes.Structure) -> Callable[[], None]:
             return in_a_row([prepare(*each, params, device) for each in launches])
 
-        return BoundLinear(p, cut.parts, first, prepared, self.run)
+        return BoundLinear(p, first, prepared, self.run, cut.parts)
 
     @staticmethod
     def _launches(
