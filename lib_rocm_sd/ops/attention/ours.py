@@ -51,10 +51,10 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         if arch is None:
             return ["no supported GPU"]
-        p = problem
-        config = self.configs(arch, p)[0] if not kernel.head_dim_refusals(p.head_dim) else None
-        items = self.grid(p, config) * config.block if config else 0
-        return kernel.head_dim_refusals(p.head_dim) + reasons(
+        p, found = problem, kernel.head_dim_refusals(problem.head_dim)
+        space = () if found else kernel.configs(arch, p.head_dim)
+        items = max((self.grid(p, config) * config.block for config in space), default=0)
+        return found + reasons(
             halves_only(p.dtype),
             (
                 p.mask not in kernel.MASK_KINDS,
