@@ -129,7 +129,7 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
 
 def _attention_backward(case: Case, launch: CodeLaunch) -> list[str]:
     config = MatrixBackward().configs(case.arch, case.problem)[case.config]
-    inputs = backward_judge.drawn(case.problem, case.layout, case.scale, case.seed)
+    inputs = backward_judge.drawn(case.problem, case.layout, case.seed, case.scale)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
         made = compute(ATTENTION_BACKWARD, MatrixBackward(), launch, config, inputs)
     return backward_judge.faults(made, inputs)
