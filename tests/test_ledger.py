@@ -15,8 +15,8 @@ import pytest
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests import compiled, executed, ledger
 from tests.amdgpu import launch
+from tests.amdgpu.case import Case
 from tests.amdgpu.coverage import kernel_of
-from tests.amdgpu.judge import Case
 from tests.amdgpu.test_amdgpu_kernels import spec_turn
 from tests.executed import Entry
 from tests.test_executed import OTHER, A, B, C

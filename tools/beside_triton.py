@@ -140,11 +140,11 @@ and counts both halves of a dual-issue pair; `issue` counts their issue slots. B
 all lanes; `memory bytes` are what the loads ask for.
 
 `{ours}`: kernels/attention.hip by {compiler}, its machine code executed on the CPU with
-two lengths of keys; the difference is one pass. `Triton`: tools/triton_attention.py by Triton
-{triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost model
-puts first among those that spill nothing, of equals the one with fewer vector instructions; where
-another of these has fewer of them, that one too ("fewest"). Its tiles are powers of two: head_dim
-40 takes 64 columns, 80 takes 128.
+two lengths of keys; the difference is one pass. `Triton`: lib_rocm_sd/triton_kernels/attention.py
+by Triton {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost
+model puts first among those that spill nothing, of equals the one with fewer vector instructions;
+where another of these has fewer of them, that one too ("fewest"). Its tiles are powers of two: it
+computes head_dim 40 as 32 and 16 columns, 80 as 64 and 16.
 `cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units, for padding too)
 are estimates of the cost model (lib_rocm_sd/machine/rates.py), the same for both. A ratio below 1
 is in favour of `{ours}`. No comparison of times follows from any of this."""

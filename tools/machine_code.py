@@ -31,6 +31,7 @@ from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.runtime import codeobject
 from tests.amdgpu import judge, launch
+from tests.amdgpu.case import Case
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")
@@ -70,22 +71,22 @@ class Counted:
         return waves_instructions * self.wave_size / self.units
 
 
-def typical(gfx: str) -> Iterator[tuple[judge.Case, str, int]]:
+def typical(gfx: str) -> Iterator[tuple[Case, str, int]]:
     """A case of each kernel, the unit that it computes, and how many."""
     for head_dim in HEAD_DIMS:
         attention = AttentionProblem(1, 1, 128, 256, head_dim, "float16", "none")
-        yield judge.Case(gfx, "attention", attention), "query and key", 128 * 256
+        yield Case(gfx, "attention", attention), "query and key", 128 * 256
     rows = AttentionProblem(1, 1, 4, 4096, 512, "float16", "none")
-    yield judge.Case(gfx, "softmax", rows), "score", 4 * 4096
+    yield Case(gfx, "softmax", rows), "score", 4 * 4096
     conv = ConvProblem("3x3", 1, 16, 32, 64, 128, "float16", True, statistics=True)
-    yield judge.Case(gfx, "conv", conv), "output value", 16 * 32 * 128
+    yield Case(gfx, "conv", conv), "output value", 16 * 32 * 128
     upsample = ConvProblem("upsample", 1, 8, 16, 64, 128, "float16", statistics=True)
-    yield judge.Case(gfx, "conv", upsample), "output value", 16 * 32 * 128
+    yield Case(gfx, "conv", upsample), "output value", 16 * 32 * 128
     norm = GroupNormProblem(1, 64, 32, 64, "float16", True, True, 32, "float16")
-    yield judge.Case(gfx, "group norm", norm), "value", 64 * 32 * 64
+    yield Case(gfx, "group norm", norm), "value", 64 * 32 * 64
 
 
-def count(wanted: tuple[judge.Case, str, int]) -> list[Counted]:
+def count(wanted: tuple[Case, str, int]) -> list[Counted]:
     """Execute a case. Raises AssertionError where it comes out wrong."""
     case, unit, units = wanted
     launched: list[Any] = []

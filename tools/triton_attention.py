@@ -1,5 +1,5 @@
-"""Flash attention in Triton, compiled ahead of time: what the machine code of kernels/attention.hip
-is compared with. Needs requirements/triton.txt, and no GPU.
+"""lib_rocm_sd/triton_kernels/attention.py, compiled ahead of time: what the machine code of
+kernels/attention.hip is compared with. Needs requirements/triton.txt, and no GPU.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.bench.attention.triton_kernel import TritonConfig, attention, columns_of
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.triton_kernels.attention import NO_MASK, TritonConfig, attention, pieces
 
 ENTRY = "attention"
 VERSION: str = triton.__version__
-POINTERS = ("q", "k", "v", "out")
+POINTERS = ("q", "k", "v", "out", "mask")
 
 
 class Params(ctypes.Structure):
-    """The kernel's arguments; Triton adds the last two. `scale`: times log2(e)."""
+    """The kernel's arguments; Triton adds the last two. `scale`: times log2(e); no mask is read."""
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in POINTERS),
         ("q_stride", ctypes.c_int32 * 3),
         ("k_stride", ctypes.c_int32 * 3),
         ("v_stride", ctypes.c_int32 * 3),
+        ("mask_stride", ctypes.c_int32 * 4),
         *((name, ctypes.c_int32) for name in ("heads", "seq_q", "seq_k", "q_blocks")),
         ("scale", ctypes.c_float),
         ("global_scratch", ctypes.c_uint64),
@@ -59,11 +60,13 @@ class Made:
 
 
 def compiled(arch: Arch, head_dim: int, config: TritonConfig, *, tail: bool, buffers: bool) -> Made:
-    """The kernel for fp16 and inputs aligned to 16 bytes. `buffers`: inputs below
-    2 GiB, which lets it use buffer instructions. Raises CompileError.
+    """The kernel for fp16, no mask and inputs aligned to 16 bytes, heads cut as on AMD. `buffers`:
+    inputs below 2 GiB, which lets it use buffer instructions. Raises CompileError.
     """
-    sizes = {"head_dim": head_dim, "columns": columns_of(head_dim), "tail": tail}
-    constants: dict[str, Any] = {**sizes, "block_m": config.block_m, "block_n": config.block_n}
+    first, rest = pieces(head_dim)
+    constants: dict[str, Any] = {"head_dim": head_dim, "first": first, "rest": rest}
+    constants |= {"block_m": config.block_m, "block_n": config.block_n}
+    constants |= {"kind": NO_MASK, "tail": tail}
     signature = {name: _type_of(name, constants) for name in attention.arg_names}
     hints = {
         (place,): _hints(name, head_dim, buffers)

@@ -54,13 +54,13 @@ class Measurer:
     ) -> list[Variant[Any, Any]]:
         """The variants that could run `problem`, and were neither timed nor tried in vain."""
         with self._lock:
-            known = self._planner.times(session, op, problem, device)
+            known = self._planner.known.of(session, op, problem, device)
             return [
                 variant
                 for variant in op.every
                 if variant.name not in known
                 and not variant.last_resort
-                and not self._planner.was_tried(op, variant, problem, device)
+                and not self._planner.known.was_tried(op, variant, problem, device)
                 and not self._planner.refusals(op, variant, problem, device)
             ]
 
@@ -93,7 +93,7 @@ class Measurer:
         with self._lock:
             for contender, failure in failures:
                 self._failed(session, op, problem, device, contender, failure)
-            self._planner.note_times(op, problem, device, times, variants)
+            self._planner.known.note(op, problem, device, times, variants)
         return True
 
     def _failed(

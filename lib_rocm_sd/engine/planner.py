@@ -17,6 +17,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import measure, selftest
 from lib_rocm_sd.engine.answers import Answers, Ask, Others
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
+from lib_rocm_sd.engine.known_times import KnownTimes
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
@@ -69,13 +70,12 @@ class Planner:
         self.gate: Gatekeeper | None = None
         self.changes = 0
         """Counts what was barred or pardoned."""
+        self.known = KnownTimes(identify)
         self.waits = 0
         """Counts refusals that the gate will think over."""
         self._checks: dict[Hashable, Check] = {}
         self._quarantine: dict[Hashable, str] = {}
         self._launchers: dict[torch.device, tuple[Launch | None, list[str]]] = {}
-        self._times: dict[Hashable, measure.Times] = {}
-        self._tried: set[Hashable] = set()
         self._noted: dict[Hashable, list[str]] = {}
 
     def plan(
@@ -95,7 +95,7 @@ class Planner:
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
             why = barred if variant.ours else self._against(variant, device)
-            why = why or _asked(op, variant, arch, problem)
+            why = why or _asked(op, variant, arch, problem, device)
             if not why and variant in op.measured_only and variant.name not in times:
                 return self._unmeasured(op, variant, problem, device)
             return why
@@ -103,7 +103,7 @@ class Planner:
         answers, at = Answers(op, ask, further), ""
         if session.measures:
             like = op.measured_as(problem)
-            times = self.times(session, op, like, device)
+            times = self.known.of(session, op, like, device)
             at = "" if like == problem else f", for {like}"
         candidates = [
             Candidate(
@@ -141,7 +141,7 @@ class Planner:
     ) -> list[str]:
         """Why `variant` cannot run `problem` on `device` at all, before any test."""
         why = self._against(variant, device)
-        return why or _asked(op, variant, self.identify(device).arch, problem)
+        return why or _asked(op, variant, self.identify(device).arch, problem, device)
 
     def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
         """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
@@ -288,37 +288,6 @@ class Planner:
         """Report once that `variant` is not used any more."""
         session.report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
 
-    def times(
-        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
-    ) -> measure.Times:
-        """What is known, or stored, of the variants' times for `problem`."""
-        key = (op.name, problem, device)
-        if key not in self._times and not is_recording(device):
-            self._times[key], reason = measure.load(op, self.identify(device), problem)
-            if reason:
-                session.report.event(reason)
-        return self._times.get(key, {})
-
-    def note_times(
-        self,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
-        times: measure.Times,
-        tried: Sequence[Variant[Any, Any]],
-    ) -> None:
-        """Keep what was measured, for this process and the next ones. `tried`: also in vain."""
-        known = {**self._times.get((op.name, problem, device), {}), **times}
-        self._times[op.name, problem, device] = known
-        self._tried.update((op.name, variant.name, problem, device) for variant in tried)
-        measure.save(op, self.identify(device), problem, known)
-
-    def was_tried(
-        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> bool:
-        """True if this process has tried to time `variant`."""
-        return (op.name, variant.name, problem, device) in self._tried
-
     def launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
         """The launcher, or why there is none; asked once per device."""
         if device not in self._launchers:
@@ -373,11 +342,19 @@ class Planner:
 
 
 def _asked(
-    op: Op[Any, Any], variant: Variant[Any, Any], arch: Arch | None, problem: Any
+    op: Op[Any, Any],
+    variant: Variant[Any, Any],
+    arch: Arch | None,
+    problem: Any,
+    device: torch.device,
 ) -> list[str]:
-    """Why `variant` refuses; of one that is only measured, what it raises when it is asked."""
+    """Why `variant` refuses; of one that is only measured, what it raises when it is asked. It may
+    ask torch about the current device.
+    """
+    on_card = device.type == "cuda" and torch.cuda.is_initialized()
     try:
-        return variant.refusals(arch, problem)
+        with torch.cuda.device(device) if on_card else nullcontext():
+            return variant.refusals(arch, problem)
     except Exception as error:
         if variant not in op.measured_only:
             raise

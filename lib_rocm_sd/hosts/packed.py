@@ -20,6 +20,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.dtypes import HALVES
 
 WITHOUT_EFFECT = {
     "attn_precision": "scores and sums are float32 in ours",
@@ -28,7 +29,6 @@ WITHOUT_EFFECT = {
     "_inside_attn_wrapper": "ComfyUI's own mark",
 }
 """Keyword arguments that ours need not look at, and why."""
-HALVES = (torch.float16, torch.bfloat16)
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 

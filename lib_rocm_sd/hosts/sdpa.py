@@ -25,10 +25,10 @@ from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import HALVES
 
 SDPA: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
 """What torch.nn.functional.scaled_dot_product_attention is, unless somebody has replaced that."""
-HALVES = (torch.float16, torch.bfloat16)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)

@@ -219,3 +219,12 @@ HALVES = ("float16", "bfloat16")
 def halves_only(dtype: str) -> tuple[bool, str]:
     """A check of a kernel that reads nothing else."""
     return dtype not in HALVES, f"{dtype}: the kernel takes fp16 and bf16"
+
+
+MOST_WORK_ITEMS = (1 << 32) - 1
+"""HIP's limit of grid x block in one dimension."""
+
+
+def one_launch(items: int) -> tuple[bool, str]:
+    """A check that so many work-items can be launched at once."""
+    return items > MOST_WORK_ITEMS, f"{items} work-items are more than one launch may have"

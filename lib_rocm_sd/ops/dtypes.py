@@ -11,5 +11,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 """The float types known here."""
+HALVES = (torch.float16, torch.bfloat16)
+"""What our kernels read. Their names are HALVES of base.py."""
 FLOATS = frozenset(DTYPES.values())
 DTYPE_NAMES = {**{dtype: name for name, dtype in DTYPES.items()}, torch.bool: "bool"}

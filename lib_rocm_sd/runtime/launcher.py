@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.base import MOST_WORK_ITEMS, KernelSpec, Launch
 from lib_rocm_sd.runtime import build, codeobject, cuda, hip
 from lib_rocm_sd.runtime.driver import Driver
 
 if TYPE_CHECKING:
     import torch
 
-_MAX_WORK_ITEMS = 2**32
 MOST_IDENTITIES = 4096
 """Specs of a launcher that are found without being hashed."""
 
@@ -121,7 +120,7 @@ class Launcher:
     def _check(self, spec: KernelSpec, grid: int, block: int, device: torch.device) -> None:
         if device.index is not None and device.index != self._index:
             raise ValueError(f"launcher for device {self._index} called for {device}")
-        if grid * block >= _MAX_WORK_ITEMS:
+        if grid * block > MOST_WORK_ITEMS:
             raise LaunchError(
                 f"{spec.entry}: {grid} groups of {block} work-items do not fit into one launch"
             )

@@ -109,11 +109,17 @@ def _linear(arch: Arch, layer: Linear) -> Iterator[KernelSpec]:
         yield from linear_kernel.specs(DTYPE, layer.gate, split, config)
 
 
-def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
+def convolved(layer: Conv) -> tuple[ConvForm, rows.Layer]:
+    """As our kernel takes it, with weights as they lie."""
     form = ConvForm(layer.kind, DTYPE, layer.norm, layer.shortcut, layer.statistics, in_rows=True)
     through = layer.shortcut_channels if layer.shortcut == "conv" else 0
     sizes = (layer.batch, *layer.out_size, layer.in_channels, layer.out_channels, through)
-    configs = rows.configs(arch, form, rows.Layer(*sizes))
+    return form, rows.Layer(*sizes)
+
+
+def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
+    form, sizes = convolved(layer)
+    configs = rows.configs(arch, form, sizes)
     takes = layer.out_channels % 8 == 0  # a library's, with our passes around it
     if takes and (not configs or arch.matrix in LIBRARY_IS_FAST):
         yield from _around_library(arch, layer)

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.watch import Watch
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet import blocks, read_comfy, read_diffusers, read_forge, read_ldm
 from lib_rocm_sd.unet.parts import Parts, Transformer
 from lib_rocm_sd.unet.weights import Slots, obstacles, slots_of
 
 _AT_REST = (nn.Dropout, nn.Identity, nn.SiLU)
-HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)

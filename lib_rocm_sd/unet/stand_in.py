@@ -15,9 +15,10 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
 from lib_rocm_sd.unet.hook import Hook
-from lib_rocm_sd.unet.kinds import HALVES, Kind, Reading, read
+from lib_rocm_sd.unet.kinds import Kind, Reading, read
 from lib_rocm_sd.unet.parts import Block
 from lib_rocm_sd.unet.weights import laid
 

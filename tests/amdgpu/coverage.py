@@ -21,8 +21,9 @@ from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import compiled, executed
 from tests.amdgpu import cases, loader
+from tests.amdgpu.case import Case
 from tests.amdgpu.decode import Instruction
-from tests.amdgpu.judge import Case, Outcome, execute, specs_of
+from tests.amdgpu.judge import Outcome, execute, specs_of
 from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 

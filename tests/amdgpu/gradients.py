@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.layer_norm_backward import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from tests.amdgpu import judge
-from tests.amdgpu.judge import Case
+from tests.amdgpu.case import Case
 from tests.amdgpu.launch import CodeLaunch
 from tests.ops.gradients import displaced, draw, faults
 from tests.ops.running import compute

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
+from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -21,17 +21,10 @@ from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_s
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
-from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
-from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import NormInputs
-from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
@@ -42,7 +35,8 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.torch import TorchLinear, finished
 from lib_rocm_sd.ops.linear.trial import apart
-from tests.amdgpu import drawn
+from tests.amdgpu import drawn, images
+from tests.amdgpu.case import CPU, Case, judged, largest
 from tests.amdgpu.errors import ExecutionError, RaceError, UnsupportedError
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.lines import lines_of
@@ -50,42 +44,6 @@ from tests.ops.attention.judge import numbers, torchs_own
 from tests.ops.attention_backward import judge as backward_judge
 from tests.ops.layer_norm import judge as layer_norm_judge
 from tests.ops.running import compute
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem, by one config, on one GPU. `layout`, `values`, `scale` and what `mask_of` says
-    are those of attention (drawn.py); `layout` also of images, "misaligned", "wide", "band",
-    "normed", and of rows, "misaligned", "apart".
-    `schedule`: in which order waves take turns, 0 for lockstep.
-    """
-
-    gfx: str
-    op: str
-    problem: Any
-    config: int = 0
-    layout: str = "plain"
-    seed: int = 1
-    compiled_by: str = "clang"
-    values: str = "random"
-    scale: float | None = None
-    mask_of: str = "rows"
-    schedule: int = 0
-
-    @property
-    def arch(self) -> Arch:
-        arch = by_gfx(self.gfx)
-        assert arch is not None
-        return arch
-
-    def __str__(self) -> str:
-        how = f"config {self.config} {self.layout} {self.values} {self.compiled_by}"
-        how += f" scale {self.scale}" * (self.scale is not None)
-        how += f" mask of {self.mask_of}" * (getattr(self.problem, "mask", "none") != "none")
-        how += f" schedule {self.schedule} of seed {self.seed}" * bool(self.schedule)
-        return f"{self.gfx} {self.op} {self.problem} {how}"
 
 
 @dataclass(frozen=True)
@@ -153,16 +111,6 @@ def _lines(error: ExecutionError, launch: CodeLaunch) -> str:
     return f", {' after '.join(f'{file}:{line}' for file, line in places)}"
 
 
-def _largest(output: torch.Tensor, exact: torch.Tensor) -> float:
-    return (output.double() - exact).abs().max().item()
-
-
-def _judged(ours: float, theirs: float, slack: float = 0.0) -> list[str]:
-    """At most twice the error of torch's own in the same half type; NaN is wrong."""
-    good = ours <= 2 * theirs + slack
-    return [] if good else [f"largest error {ours}, torch's own {theirs}"]
-
-
 def _config(case: Case) -> attention_kernel.AttentionConfig:
     """In an order that does not depend on lengths."""
     p = case.problem
@@ -181,7 +129,7 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
 
 def _attention_backward(case: Case, launch: CodeLaunch) -> list[str]:
     config = MatrixBackward().configs(case.arch, case.problem)[case.config]
-    inputs = backward_judge.drawn(case.problem, case.layout, case.scale, case.seed)
+    inputs = backward_judge.drawn(case.problem, case.layout, case.seed, case.scale)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
         made = compute(ATTENTION_BACKWARD, MatrixBackward(), launch, config, inputs)
     return backward_judge.faults(made, inputs)
@@ -193,120 +141,7 @@ def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
     with launch.knows(q, k, v):
         output = compute(ATTENTION, ScoresAttention(), launch, None, inputs)
     exact = reference(inputs)
-    return _judged(_largest(output, exact), _largest(torchs_own(*inputs), exact))
-
-
-def _conv(case: Case, launch: CodeLaunch) -> list[str]:
-    p: ConvProblem = case.problem
-    op = CONVS[p.kind]
-    inputs = drawn.conv(p, case.layout, case.values)
-    exact, exact_norm = op.reference(inputs)
-    theirs, _ = compute(
-        op, op.variants[-1], None, None, inputs._replace(next_norm=None, out=None, overflow=None)
-    )
-    fits = exact.abs() < torch.finfo(theirs.dtype).max
-    error = _largest(theirs[fits], exact[fits])
-    if case.op == "finish":  # torch rounds to half before bias and shortcut are added
-        error *= 2
-    output, norm = run_conv(case, launch, inputs)
-    found = _judged(_largest(output[fits], exact[fits]), error)
-    found += _overflow_faults(inputs.overflow, output, exact)
-    if output[..., p.out_channels :].any():
-        found.append("the padding channels are not zero")
-    if p.statistics and not _largest(norm, exact_norm) <= 2e-3 * exact_norm.abs().max().item():
-        found.append(f"the next norm is off by {_largest(norm, exact_norm)}")
-    return found
-
-
-def _overflow_faults(
-    flag: torch.Tensor | None, output: torch.Tensor, exact: torch.Tensor
-) -> list[str]:
-    """`output` is infinite where `exact` is too large for fp16, and only then there is a flag."""
-    assert flag is not None
-    known = output.dtype == torch.float16
-    found = []
-    if known and not output[exact.abs() > 65536].isinf().all():
-        found.append("what does not fit is not infinite")
-    if bool(flag.item()) != bool(known and not output.isfinite().all()):
-        found.append(f"the flag of an overflow is {flag.item()}")
-    return found
-
-
-def run_conv(case: Case, launch: CodeLaunch, inputs: ConvInputs) -> Any:
-    """What the kernels give."""
-    p = case.problem
-    variant: Any = LibraryConv(p.kind) if case.op == "finish" else MatrixConv(p.kind)
-    weights = inputs.weights
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    with launch.knows(*tensors, weights.weight, weights.bias_on(CPU)):
-        config = variant.configs(case.arch, p)[case.config]
-        return compute(CONVS[p.kind], variant, launch, config, inputs)
-
-
-def _finish_pass(case: Case, launch: CodeLaunch) -> list[str]:
-    """STEP_FINISH alone: of "misaligned" images, too, and with phases."""
-    p: ConvProblem = case.problem
-    config = norm_kernel.configs(case.arch)[case.config]
-    x, out, bias, shortcut = drawn.finish(p, case.layout)
-    exact = drawn.finished(p, x, bias, shortcut)
-    flag = torch.zeros(1, dtype=torch.int32)
-    with launch.knows(x, out, bias, shortcut, flag):
-        made = launches.launch_finish(
-            launch, config, x, out, bias, shortcut, flag, p.statistics, drawn.ABOVE[p.kind]
-        )
-    fits = exact.abs() < torch.finfo(out.dtype).max
-    rounded = _largest(exact.to(out.dtype)[fits], exact[fits])
-    found = _judged(_largest(out[fits], exact[fits]), rounded)
-    found += _overflow_faults(flag, out, exact)
-    if made is not None:
-        moments = formula.moments_of(exact)
-        off = ((made - moments).abs() / (moments.abs() + 1))[..., 2:, :].max().item()
-        found += [] if off <= 1e-5 else [f"a statistic is off by {off}"]
-    return found
-
-
-def _group_norm(case: Case, launch: CodeLaunch) -> list[str]:
-    inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
-    if case.layout == "misaligned":
-        inputs = inputs._replace(x=drawn.misaligned(inputs.x))
-    x, gamma, beta, groups, eps, silu = inputs
-    config = norm_kernel.configs(case.arch)[case.config]
-    exact = formula.reference(*inputs)
-    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)
-    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-        statistics = launches.launch_statistics(launch, config, x)
-        norm = launches.launch_finalize(launch, config, statistics, gamma, beta, groups, eps)
-        output = launches.launch_apply(launch, config, x, norm, silu)
-    return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
-
-
-def _whole_norm(case: Case, launch: CodeLaunch) -> list[str]:
-    """The image; where it is "normed" the norm alone."""
-    inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
-    config = whole_norm.CONFIGS[case.config]
-    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-        if case.layout == "normed":
-            norm = launches.launch_whole(launch, config, *inputs[:5], silu=None)
-        else:
-            output = launches.launch_whole(launch, config, *inputs)
-    if case.layout == "normed":
-        exact = NORM.reference(NormInputs(*inputs[:5]))
-        error, limit = _largest(norm, exact), 2e-6 * exact.abs().max().item()
-        return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
-    exact = formula.reference(*inputs)
-    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)
-    return _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
-
-
-def _finalize(case: Case, launch: CodeLaunch) -> list[str]:
-    inputs = FINALIZE.make_inputs(case.problem, CPU, 3)
-    exact = formula.reference_norm(*inputs)
-    config = norm_kernel.configs(case.arch)[case.config]
-    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-        output = launches.launch_finalize(launch, config, *inputs)
-    error = _largest(output, exact)
-    limit = 2e-6 * exact.abs().max().item()
-    return [] if error <= limit else [f"largest error {error}, {limit} allowed"]
+    return judged(largest(output, exact), largest(torchs_own(*inputs), exact))
 
 
 def _layer_norm(case: Case, launch: CodeLaunch) -> list[str]:
@@ -350,7 +185,7 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
     ours, config = _linear_way(case)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
         output = compute(LINEAR, ours, launch, config, inputs)
-    found = _judged(_largest(output, exact), _largest(theirs, exact), 1e-7)
+    found = judged(largest(output, exact), largest(theirs, exact), 1e-7)
     if p.in_place and (inputs.out is None or output.data_ptr() != inputs.out.data_ptr()):
         found.append("not in place")
     return found
@@ -360,12 +195,12 @@ _RUN: dict[str, Any] = {
     "attention": _attention,
     "attention backward": _attention_backward,
     "softmax": _softmax,
-    "conv": _conv,
-    "finish": _conv,
-    "finish pass": _finish_pass,
-    "group norm": _group_norm,
-    "whole group norm": _whole_norm,
-    "finalize": _finalize,
+    "conv": images.conv,
+    "finish": images.conv,
+    "finish pass": images.finish_pass,
+    "group norm": images.group_norm,
+    "whole group norm": images.whole_group_norm,
+    "finalize": images.finalize,
     "layer norm": _layer_norm,
     "linear": _linear,
     "linear gate": _linear,

@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
 from tests.amdgpu import gradients
-from tests.amdgpu.judge import Case
+from tests.amdgpu.case import Case
 
 KINDS: dict[str, tuple[re.Pattern[str], str]] = {
     "barrier": (re.compile(r"\bbarrier\(\);"), "(void)0;"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.amdgpu import floats
 from tests.amdgpu.decode import Instruction
-from tests.amdgpu.errors import UnsupportedError
+from tests.amdgpu.errors import UninitializedError, UnsupportedError
 from tests.amdgpu.operands import Read, modified, vector, vector_target
 from tests.amdgpu.salu import Step
 from tests.amdgpu.state import Waves
@@ -93,15 +94,26 @@ def _pairs(ins: Instruction) -> Step:
             reads.append(modified(read, "f32", bool(ins.get(negates) >> place & 1), False))
         sides.append(reads)
     register = ins.get("vdst") - 256
-    low, high = vector_target(register, "f32"), vector_target(register + 1, "f32")
+    targets = [vector_target(each, "f32") for each in (register, register + 1)]
 
     def step(b: Waves) -> None:
-        first = function(*(read(b) for read in sides[0]))
-        second = function(*(read(b) for read in sides[1]))
-        low(b, first)
-        high(b, second)
+        made = [_half_of_pair(b, function, reads) for reads in sides]
+        for place, (write, value) in enumerate(zip(targets, made, strict=True)):
+            if value is None:
+                b.forget_v(register + place, b.exec)
+            else:
+                write(b, value)
 
     return step
+
+
+def _half_of_pair(b: Waves, function: Any, reads: Sequence[Read]) -> Array | None:
+    """None where it is made of what was never written: compilers use one half of a pair only."""
+    try:
+        made: Array = function(*(read(b) for read in reads))
+    except UninitializedError:
+        return None
+    return made
 
 
 def _moves(ins: Instruction) -> Step:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.amdgpu import assembled
 from tests.amdgpu.assembled import USUAL_MODE, Machine
-from tests.amdgpu.errors import UndefinedError, UnsupportedError
+from tests.amdgpu.errors import UndefinedError, UninitializedError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(assembled.missing() is not None, reason=str(assembled.missing()))
 LANE = np.arange(32)
@@ -260,6 +260,10 @@ def test_pairs_of_floats(gfx: str) -> None:
     )
     assert [m.v(r)[0] for r in (6, 7, 8, 9)] == [-9.0, -8.0, 21.0, 42.0]
     assert [m.v(r)[0] for r in (2, 3)] == [10.0, 40.0]
+    m.set_s(s7=0x40000000).lines("v_pk_mul_f32 v[6:7], v[2:3], s[6:7]")
+    assert m.v(7)[0] == 80.0
+    with pytest.raises(UninitializedError, match="v6"):  # s6 was never written
+        m.lines("v_mov_b32 v8, v6")
 
 
 @pytest.mark.parametrize("gfx", ALL)
@@ -288,6 +292,13 @@ def test_modifiers_of_dot_products_are_refused(gfx: str) -> None:
     m = Machine(gfx).set_v(v1=0, v2=0, v3=0)
     with pytest.raises(UnsupportedError, match="dot product"):
         m.lines("v_dot2_f32_f16 v4, v1, v2, v3 neg_lo:[1,0,0]")
+
+
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx1201"])
+def test_half_words_become_words(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0xFFFE_8001)
+    m.lines("v_cvt_u32_u16 v2, v1")
+    assert m.v(2, np.uint32)[0] == 0x8001
 
 
 @pytest.mark.parametrize("gfx", ALL)

@@ -11,8 +11,9 @@ import pytest
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed
 from tests.amdgpu import cases, coverage
+from tests.amdgpu.case import Case
 from tests.amdgpu.coverage import kernel_of, parts
-from tests.amdgpu.judge import Case, execute
+from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a")

@@ -13,8 +13,9 @@ from lib_rocm_sd.ops.attention.scores import THREADS, SoftmaxParams, softmax_spe
 from lib_rocm_sd.runtime.codeobject import KernelResources
 from tests import simt
 from tests.amdgpu import limits, loader
+from tests.amdgpu.case import Case
 from tests.amdgpu.errors import LaunchError
-from tests.amdgpu.judge import Case, execute, specs_of
+from tests.amdgpu.judge import execute, specs_of
 from tests.amdgpu.launch import CodeLaunch, built, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -18,9 +18,10 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
 from tests.amdgpu import mistakes, patch
+from tests.amdgpu.case import Case
 from tests.amdgpu.errors import UnsupportedError
 from tests.amdgpu.gradients import specs_of
-from tests.amdgpu.judge import Case, execute
+from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import built, compiler, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

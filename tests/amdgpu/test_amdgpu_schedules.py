@@ -18,8 +18,9 @@ import pytest
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, simt
 from tests.amdgpu import cases
+from tests.amdgpu.case import Case
 from tests.amdgpu.coverage import kernel_of
-from tests.amdgpu.judge import Case, execute
+from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import missing
 from tests.amdgpu.lines import text_at
 from tests.amdgpu.races import Races

@@ -1,5 +1,5 @@
-"""A flash attention that Triton compiled, with its own lane layouts, runs right in the executor of
-AMD machine code: a check of the executor's matrix instructions that owes nothing to our kernels.
+"""Our attention in Triton, with lane layouts of Triton's, runs right in the executor of AMD machine
+code: a check of the executor's matrix instructions that owes nothing to kernels/.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ def run(
     batch, seq_q, heads, head_dim = q.shape
     out = torch.full((batch, seq_q, heads * head_dim), math.nan, dtype=q.dtype)
     memory = Memory()
-    for name, tensor in zip(triton_attention.POINTERS, (q, k, v, out), strict=True):
+    given = (q, k, v, out)
+    for name, tensor in zip("qkvo", given, strict=True):
         memory.add_host(tensor.data_ptr(), tensor.untyped_storage().nbytes(), name)
     blocks = -(-seq_q // config.block_m)
     params = triton_attention.Params(
-        *(tensor.data_ptr() for tensor in (q, k, v, out)),
+        *(tensor.data_ptr() for tensor in (*given, out)),
         *(tuple(tensor.stride(axis) for axis in (0, 1, 2)) for tensor in (q, k, v)),
+        (0, 0, 0, 0),
         *(heads, seq_q, k.shape[1], blocks),
         head_dim**-0.5 * math.log2(math.e),
     )

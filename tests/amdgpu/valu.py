@@ -133,6 +133,7 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "V_CVT_F32_I32": (_F, (_I,), lambda a: a.astype(np.float32)),
     "V_CVT_U32_F32": (_U, (_F,), floats.to_unsigned),
     "V_CVT_I32_F32": (_I, (_F,), floats.to_signed),
+    "V_CVT_U32_U16": (_U, (_W,), lambda a: a.astype(np.uint32)),
     "V_CVT_F16_F32": (_H, (_F,), _to_half),
     "V_CVT_F32_F16": (_F, (_H,), lambda a: a.astype(np.float32)),
     "V_CVT_PK_RTZ_F16_F32": (

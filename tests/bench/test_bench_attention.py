@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -18,7 +15,6 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.bench.attention import (
-    competitors,
     exact,
     measure,
     plot,
@@ -38,7 +34,6 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Variant
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
 EFFORT = AttentionEffort(runs=4, row_s=0.01)
@@ -127,7 +122,7 @@ def test_every_competitor_is_there_or_says_why() -> None:
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
     others |= {"flash-attention", "flash-attention triton", "triton"}
     ours = {OURS, AmdLoops.name, "torch + rocm_sd"}
-    assert set(found) == {*ours, "triton tutorial-like", *backends, *others}
+    assert set(found) == {*ours, *backends, *others}
     assert found[OURS].reason == "no supported GPU"
     for row in rows:
         assert row.reason or (row.p10_us <= row.median_us <= row.p90_us and row.runs >= 3)
@@ -220,50 +215,6 @@ def test_inputs_rotate_through_more_than_the_cache(monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(inputs[2], sets[0][2]) for inputs in sets)
     q = sets[-1][0]
     assert q.shape == (2, 17, 3, 40) and q.flatten(2).data_ptr() == q.data_ptr()
-
-
-def test_triton_asks_for_few_configs() -> None:
-    pytest.importorskip("triton", reason="no triton: pip install -r requirements/triton.txt")
-    from lib_rocm_sd.bench.attention import triton_run
-
-    for case in CASES:
-        configs = competitors.TritonAttention().configs(None, case.problem)
-        assert 1 < len(configs) <= 3
-    assert triton_run.configs(40) == triton_run.CONFIGS[64]
-    assert triton_run.configs(160) == triton_run.CONFIGS[256]
-
-
-INTERPRETED = """
-import torch
-from lib_rocm_sd.bench.attention import exact, triton_run
-from lib_rocm_sd.bench.attention.triton_kernel import TritonConfig
-from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
-
-for sizes in ((2, 3, 37, 77, 40), (1, 2, 32, 64, 64), (1, 2, 20, 32, 160)):
-    for scale in (None, 0.3):
-        problem = AttentionProblem(*sizes)
-        inputs = ATTENTION.make_inputs(problem, torch.device("cpu"), 1)._replace(scale=scale)
-        right = exact.expected(inputs, problem)
-        q, k, v = inputs[:3]
-        error = right.error(triton_run.run(TritonConfig(32, 32, 4, 1), q, k, v, scale))
-        assert error <= ATTENTION.tolerance(problem), (problem, error)
-"""
-
-
-def test_tritons_kernel_is_right_as_triton_interprets_it() -> None:
-    triton = pytest.importorskip("triton", reason="no triton: requirements/triton.txt")
-    if triton.__version__.startswith("2."):
-        pytest.skip("Triton 2 does not interpret all of it")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def some_rows() -> list[AttentionRow]:

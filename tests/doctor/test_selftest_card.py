@@ -20,13 +20,14 @@ from lib_rocm_sd.doctor.cases import CardCase
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv import rows
+from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.verdicts import Verdict
 from tests.ops import toy_op
+from tests.ops.conv import unet_layers
 from tests.ops.toy_op import GFX1100, Doubler, Doubling, Tile
 from tests.vae.vae_models import needs_half
 
@@ -214,7 +215,11 @@ def test_every_kernel_of_the_search_space_is_among_the_cases(gfx: str) -> None:
         module = family.kernel
         missing = {*module.shipped_specs(row), *module.searched_specs(row)} - reached
         assert not missing
-    assert {*rows.searched_specs(row), *shipped(row, AT_START)} <= reached
+    assert {
+        *unet_layers.searched(row),
+        conv_kernel.sum_spec("float16"),
+        *shipped(row, AT_START),
+    } <= reached
 
 
 def test_each_case_is_there_once_and_small() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +98,7 @@ def test_a_graph_capture_does_not_begin_with_it(
     library = Doubler("library")
     op = with_library(library, clock)
     inner: Any = engine.engine._planner
-    inner.times(engine.session, op, PROBLEM, CPU)
+    inner.known.of(engine.session, op, PROBLEM, CPU)
     monkeypatch.setattr(planner, "is_recording", lambda device: True)
     plan = inner.plan(engine.session, op, PROBLEM, CPU)
     assert plan.variant.name == "own" and not library.seen
@@ -123,3 +125,25 @@ class Allowing:
 
     def refusal(self, asked: Any) -> None:
         return None
+
+
+def test_it_is_asked_on_the_card_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    on: list[torch.device] = []
+
+    @contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        on.append(device)
+        yield
+        on.pop()
+
+    class Asking(Doubler):
+        def refusals(self, arch: Any, problem: Any) -> list[str]:
+            return [f"asked on {[str(device) for device in on]}"]
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    library, second = Asking("library"), torch.device("cuda", 1)
+    op = replace(op_of(), measured_only=(library,))
+    inner: Any = engine_of()[0].engine._planner
+    for begun, device, told in ((True, second, ["cuda:1"]), (True, CPU, []), (False, second, [])):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda begun=begun: begun)
+        assert inner.refusals(op, library, PROBLEM, device) == [f"asked on {told}"]

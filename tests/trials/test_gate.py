@@ -217,11 +217,13 @@ def test_performance_measures_what_was_tried(world: World, brief_tuning: None) -
     world.busy = True
     assert world.run() == "torch"
     planner = world.user.engine._planner
-    assert not planner.was_tried(SCALING, SCALING.variants[0], scaling.Scaling(1024, 2.0), CPU)
+    assert not planner.known.was_tried(
+        SCALING, SCALING.variants[0], scaling.Scaling(1024, 2.0), CPU
+    )
     world.busy = False
     world.settled()
     world.run()
-    assert planner.was_tried(SCALING, SCALING.variants[0], scaling.Scaling(1024, 2.0), CPU)
+    assert planner.known.was_tried(SCALING, SCALING.variants[0], scaling.Scaling(1024, 2.0), CPU)
 
 
 def test_the_second_look_is_left_out_when_it_has_taken_long_enough(world: World) -> None:

@@ -149,7 +149,7 @@ def test_few_configs_are_tried() -> None:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one, and Triton."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(optional, "absent", lambda package, module: "")
     monkeypatch.setattr(optional, "module", lambda name: SimpleNamespace(too_old=lambda: ""))
 
@@ -199,7 +199,7 @@ def test_tensors_that_they_do_not_take() -> None:
 def test_without_triton_or_with_an_old_one_there_is_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(optional, "absent", lambda package, module: f"{package} is not installed")
     pairs: list[tuple[Any, Any]] = [(ATTEND, SEQUENCE), (NORMALISE, IMAGE)]
     for variant, problem in pairs:

@@ -14,7 +14,6 @@ import torch
 
 from lib_rocm_sd.bench.attention import timing
 from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
-from lib_rocm_sd.bench.attention.competitors import COMPETITORS
 from lib_rocm_sd.bench.attention.exact import Exact, expected
 from lib_rocm_sd.bench.attention.result import AttentionRow
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
@@ -36,8 +35,10 @@ CLEAN_BYTES = 4 << 30
 ALL: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
     *(variant for variant in ATTENTION.variants if variant.ours),
     AmdLoops(),
-    *COMPETITORS,
+    *(variant for variant in ATTENTION.every if not variant.ours),
+    *METHODS,
 )
+"""Ours, then what else a user could pick."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall
@@ -35,7 +36,6 @@ ROUGH_PIXELS = 64
 """Latent pixels a side of what stands for an interrupted decode."""
 PREVIEW = "Live preview"
 """The part of the report's rows that are no picture's."""
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Watch:
 
 def _unfit(dtype: torch.dtype, device: torch.device) -> str:
     """Why ours cannot run with weights of this dtype on a device; empty where it can."""
-    if dtype not in _HALVES:
+    if dtype not in HALVES:
         return float32_reason(dtype)
     return "; ".join(engine.usable(device, CONVS["3x3"]))
 

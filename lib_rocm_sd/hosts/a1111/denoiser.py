@@ -13,9 +13,9 @@ from torch import nn
 from lib_rocm_sd.hosts.a1111 import host, several, state, unet
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.method import autocast
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.speedtest.side import Denoiser
 from lib_rocm_sd.ui.options import Options
-from lib_rocm_sd.unet.kinds import HALVES
 
 BATCH, TOKENS, FACTOR = 2, 77, 8
 """The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""

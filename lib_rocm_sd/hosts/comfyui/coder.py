@@ -14,9 +14,9 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.tally import tally
-from lib_rocm_sd.hosts.packed import HALVES
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall

@@ -24,6 +24,7 @@ from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Launch, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.on_card import card_refusals
 
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -59,14 +60,13 @@ class SdpaBackend(SdpaAttention):
         self.backend = backend
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        if arch is None or not torch.cuda.is_available():
-            return ["no supported GPU"]
+        why = card_refusals(arch) or switch_refusals(self.backend)
+        if why:
+            return why
         large = self.backend == "math" and problem.score_bytes > MOST_SCORE_BYTES
         if large:
             return [f"its scores would take {problem.score_bytes >> 20} MiB, and more"]
-        return switch_refusals(self.backend) or list(
-            torchs_refusals(self.backend, problem, torch.cuda.current_device())
-        )
+        return list(torchs_refusals(self.backend, problem, torch.cuda.current_device()))
 
     def input_refusals(self, inputs: AttentionInputs) -> list[str]:
         return gradient_refusals(*inputs[:3])

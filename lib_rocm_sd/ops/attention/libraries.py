@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.base import HALVES, Launch, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.on_card import card_refusals
 
 MOST_HEAD_DIM = 256
 MOST_TOKENS = 1 << 20
@@ -32,8 +33,9 @@ class _Library(Variant[AttentionProblem, AttentionInputs]):
     module: str
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        if arch is None or not torch.cuda.is_available():
-            return ["no supported GPU"]
+        none = card_refusals(arch)
+        if none:
+            return none
         why = optional.absent(self.package, self.module)
         return [why + self.hint()] if why else self.limits(problem)
 

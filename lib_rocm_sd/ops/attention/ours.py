@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.attention.call import BoundCall
 from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -41,10 +41,6 @@ LONGEST_PROMPT = 320
 """Keys up to which it is asked whose tiles fit them best."""
 
 
-MAX_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
-
-
 class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     """kernels/attention.hip."""
 
@@ -55,17 +51,17 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         if arch is None:
             return ["no supported GPU"]
-        p = problem
-        config = self.configs(arch, p)[0] if not kernel.head_dim_refusals(p.head_dim) else None
-        items = self.grid(p, config) * config.block if config else 0
-        return kernel.head_dim_refusals(p.head_dim) + reasons(
+        p, found = problem, kernel.head_dim_refusals(problem.head_dim)
+        space = () if found else kernel.configs(arch, p.head_dim)
+        items = max((self.grid(p, config) * config.block for config in space), default=0)
+        return found + reasons(
             halves_only(p.dtype),
             (
                 p.mask not in kernel.MASK_KINDS,
                 f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",
             ),
             (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
-            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
+            one_launch(items),
         )
 
     def input_refusals(self, inputs: AttentionInputs) -> list[str]:

@@ -10,12 +10,12 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.kernel import MASK_KINDS
-from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MAX_WORK_ITEMS
+from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.kernel import BackwardConfig, BackwardParams
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -45,7 +45,7 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
                 f"head_dim {p.head_dim} in bfloat16 spills registers on {arch.family}",
             ),
             (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
-            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have"),
+            one_launch(items),
         )
 
     @staticmethod

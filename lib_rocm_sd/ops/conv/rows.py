@@ -5,12 +5,10 @@ A weight (Co, Ci, 3, 3) in channels-last memory is a matrix (Co, 9 Ci); see comm
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch, table
-from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import STRIDED, ConvConfig, ConvForm
 
@@ -134,50 +132,3 @@ def most_splits(layer: Layer) -> int:
 def _one_of_each() -> tuple[Arch, ...]:
     """A GPU with each kind of matrix unit; graphics within a processor apart."""
     return tuple({arch.matrix: arch for arch in table().values() if not arch.integrated}.values())
-
-
-def launched() -> Iterator[tuple[ConvForm, Layer]]:
-    """What Stable Diffusion's UNets launch at their pictures' sizes, for one picture and two."""
-    for batch in (2, 4):
-        for scale, widths in ((64, (320, 640, 1280, 1280)), (128, (320, 640, 1280))):
-            yield from _of_unet(batch, scale, widths)
-
-
-def _of_unet(batch: int, side: int, widths: tuple[int, ...]) -> Iterator[tuple[ConvForm, Layer]]:
-    """`side`: of the latent image; `widths`: channels of its levels."""
-    plain = ConvForm("3x3", norm=True, in_rows=True)
-    first = replace(plain, statistics=True)
-    for level, width in enumerate(widths):
-        size = side >> level
-        below = widths[max(level - 1, 0)]
-        above = widths[min(level + 1, len(widths) - 1)]
-        inputs = {width, below, 2 * width, width + below, width + above}
-        for taken in sorted(inputs):
-            yield first, Layer(batch, size, size, taken, width)
-            if taken != width:
-                yield replace(plain, shortcut="conv"), Layer(batch, size, size, width, width, taken)
-        yield replace(plain, shortcut="identity"), Layer(batch, size, size, width, width)
-        if level + 1 < len(widths):
-            half = (size // 2, size // 2)
-            yield ConvForm(STRIDED[1], in_rows=True), Layer(batch, *half, width, width)
-            yield ConvForm("upsample", in_rows=True), Layer(batch, size, size, above, above)
-    yield plain, Layer(batch, side, side, widths[0], 4)
-
-
-def unet_specs(arch: Arch) -> list[KernelSpec]:
-    """What Stable Diffusion's UNets launch in fp16."""
-    return _specs(arch, slice(1))
-
-
-def searched_specs(arch: Arch) -> list[KernelSpec]:
-    """Every config of the search space for the same launches."""
-    return _specs(arch, slice(None))
-
-
-def _specs(arch: Arch, which: slice) -> list[KernelSpec]:
-    found = [
-        kernel.spec(form, config)
-        for form, layer in launched()
-        for config in configs(arch, form, layer)[which]
-    ]
-    return [*dict.fromkeys(found), kernel.sum_spec("float16")]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import Launches
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
@@ -38,9 +38,6 @@ from lib_rocm_sd.ops.group_norm.problem import (
 )
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 
-MAX_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
-
 Config = WholeConfig | GroupNormConfig
 
 
@@ -60,9 +57,7 @@ def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
         for of_statistics in (True, False)
     )
     items = grid * config.threads
-    return reasons(
-        (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have")
-    )
+    return reasons(one_launch(items))
 
 
 class _Ours(Variant[Any, Any]):

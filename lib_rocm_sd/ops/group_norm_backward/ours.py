@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm_backward import kernel
@@ -16,9 +16,6 @@ from lib_rocm_sd.ops.group_norm_backward.problem import (
     GroupNormBackwardInputs,
     GroupNormBackwardProblem,
 )
-
-MAX_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 
 
 class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwardInputs]):
@@ -40,9 +37,7 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
             for sums in (True, False)
         ]
         items = max(*grids, p.batch * p.groups) * config.threads
-        return reasons(
-            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have")
-        )
+        return reasons(one_launch(items))
 
     def input_refusals(self, inputs: GroupNormBackwardInputs) -> list[str]:
         return gradient_refusals(*inputs)

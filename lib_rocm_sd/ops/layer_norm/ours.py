@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig
@@ -18,9 +18,6 @@ from lib_rocm_sd.ops.layer_norm.launch import (
     template,
 )
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
-
-MAX_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 
 
 class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
@@ -48,9 +45,7 @@ class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
             kernel.tiling(p.channels, config).grid(p.rows, config) * config.threads
             for config in kernel.configs(arch, p.channels)
         )
-        return reasons(
-            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have")
-        )
+        return reasons(one_launch(items))
 
     def input_refusals(self, inputs: LayerNormInputs) -> list[str]:
         return gradient_refusals(*inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
@@ -15,9 +15,6 @@ from lib_rocm_sd.ops.layer_norm_backward.problem import (
     LayerNormBackwardInputs,
     LayerNormBackwardProblem,
 )
-
-MAX_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 
 
 class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwardInputs]):
@@ -42,9 +39,7 @@ class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwar
             return found
         (config,) = kernel.configs(arch, p.channels)
         items = tiling(p.channels, config).grid(p.rows, config) * config.threads
-        return reasons(
-            (items > MAX_WORK_ITEMS, f"{items} work-items are more than one launch may have")
-        )
+        return reasons(one_launch(items))
 
     def input_refusals(self, inputs: LayerNormBackwardInputs) -> list[str]:
         return gradient_refusals(*inputs)

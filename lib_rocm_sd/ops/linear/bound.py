@@ -1,10 +1,11 @@
-"""Our linear layer called again and again with tensors that differ only in where they lie."""
+"""Our linear layers called again and again with tensors that differ only in where they lie."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.ops.base import Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
@@ -14,7 +15,7 @@ from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 ALIGNED_BYTES = 16
 
 
-class BoundLinear(Bound[LinearParams]):
+class _BoundRows(Bound[LinearParams]):
     """Callable like `Variant.run`, for inputs of one key with dense rows. What does not begin at a
     multiple of 16 bytes goes to `run`. `parts`: of k, each with a sum of its own.
     """
@@ -22,13 +23,24 @@ class BoundLinear(Bound[LinearParams]):
     __slots__ = ("_in_place", "_parted", "_run", "_shape")
 
     def __init__(
-        self, problem: LinearProblem, parts: int, first: LinearParams, prepare: Prepare, run: Run
+        self,
+        problem: LinearProblem,
+        first: LinearParams,
+        prepare: Prepare,
+        run: Run,
+        parts: int = 1,
     ) -> None:
         super().__init__(first, prepare)
         self._shape = problem.rows, problem.all_columns
         self._parted = (parts, problem.rows, problem.weight_rows) if parts > 1 else None
         self._in_place = problem.in_place
         self._run = run
+
+
+class BoundLinear(_BoundRows):
+    """linear, and linear_sum where k has parts."""
+
+    __slots__ = ()
 
     def __call__(
         self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
@@ -58,6 +70,34 @@ class BoundLinear(Bound[LinearParams]):
         packet.launch()
         self.free.append(packet)
         return y
+
+
+class BoundGate(_BoundRows):
+    """The product by torch, then linear_gate."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
+    ) -> torch.Tensor:
+        residual = inputs.residual
+        if residual is not None and residual.data_ptr() % ALIGNED_BYTES:
+            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+        made = product(inputs)
+        y = residual if self._in_place and residual is not None else made.new_empty(self._shape)
+        packet = self.taken()
+        params = packet.params
+        params.x, params.out = made.data_ptr(), y.data_ptr()
+        if residual is not None:
+            params.residual = residual.data_ptr()
+        packet.launch()
+        self.free.append(packet)
+        return y
+
+
+def product(inputs: LinearInputs) -> torch.Tensor:
+    """(rows, 2 columns), contiguous, by torch."""
+    return F.linear(inputs.x, inputs.weight, inputs.bias)
 
 
 def _others(params: LinearParams, *layers: torch.Tensor | None) -> int:

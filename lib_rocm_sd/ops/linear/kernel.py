@@ -253,6 +253,11 @@ def gate_spec(dtype: str) -> KernelSpec:
     return KernelSpec(SOURCE, "linear_gate", tuple(defines.items()))
 
 
+def pass_grid(rows: int, columns: int) -> int:
+    """Work-groups of linear_sum and of linear_gate: a work-item makes eight values."""
+    return -(-rows * columns // (8 * SUM_THREADS))
+
+
 def specs(dtype: str, gate: bool, split: bool, config: LinearConfig) -> tuple[KernelSpec, ...]:
     """All that a linear layer launches."""
     made = spec(dtype, gate, split, config)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
-from lib_rocm_sd.ops.bound import Bound
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
-from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES
+from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundGate, product
 from lib_rocm_sd.ops.linear.kernel import LinearParams
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
 MOST_COLUMNS = 1 << 20
-MOST_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 
 
 class LibraryLinear(Variant[LinearProblem, LinearInputs]):
@@ -41,10 +37,7 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
             (not p.gate, "there is no gate"),
             (p.all_columns % 8 or not p.all_columns, f"{p.all_columns} columns: no multiple of 8"),
             (p.all_columns > MOST_COLUMNS, f"{p.all_columns} columns"),
-            (
-                p.rows * p.all_columns // 8 + kernel.SUM_THREADS > MOST_WORK_ITEMS,
-                f"{p.rows} rows are more than one launch may have",
-            ),
+            one_launch(kernel.pass_grid(p.rows, p.all_columns) * kernel.SUM_THREADS),
         )
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
@@ -67,14 +60,14 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
             return self.run
         first = _params(problem, residual)
         device, words = inputs.x.device, _launch_words(problem)
-        return _BoundGate(problem, first, lambda params: prepare(*words, params, device), self.run)
+        return BoundGate(problem, first, lambda params: prepare(*words, params, device), self.run)
 
     def run(
         self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
     ) -> torch.Tensor:
         if launch is None:
             raise ValueError("LibraryLinear needs a launch")
-        made, out, given = _product(inputs), inputs.out, inputs.residual
+        made, out, given = product(inputs), inputs.out, inputs.residual
         if given is not None and (not _good(given) or given.data_ptr() % ALIGNED_BYTES):
             given = given.clone(memory_format=torch.contiguous_format)
         here = out is not None and given is inputs.residual
@@ -85,45 +78,6 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
         params.residual = 0 if given is None else given.data_ptr()
         launch(*_launch_words(problem), params, made.device)
         return y if here or out is None else out.copy_(y)
-
-
-class _BoundGate(Bound[LinearParams]):
-    """Callable like `Variant.run`, for inputs of one key."""
-
-    __slots__ = ("_in_place", "_run", "_shape")
-
-    def __init__(
-        self,
-        problem: LinearProblem,
-        first: LinearParams,
-        prepare: Callable[..., Callable[[], None]],
-        run: Run,
-    ) -> None:
-        super().__init__(first, prepare)
-        self._in_place, self._run = problem.in_place, run
-        self._shape = problem.rows, problem.all_columns
-
-    def __call__(
-        self, launch: Launch, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> torch.Tensor:
-        residual = inputs.residual
-        if residual is not None and residual.data_ptr() % ALIGNED_BYTES:
-            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
-        made = _product(inputs)
-        y = residual if self._in_place and residual is not None else made.new_empty(self._shape)
-        packet = self.taken()
-        params = packet.params
-        params.x, params.out = made.data_ptr(), y.data_ptr()
-        if residual is not None:
-            params.residual = residual.data_ptr()
-        packet.launch()
-        self.free.append(packet)
-        return y
-
-
-def _product(inputs: LinearInputs) -> torch.Tensor:
-    """(rows, 2 columns), contiguous."""
-    return F.linear(inputs.x, inputs.weight, inputs.bias)
 
 
 def _params(p: LinearProblem, residual: torch.Tensor | None) -> LinearParams:
@@ -139,7 +93,7 @@ def _params(p: LinearProblem, residual: torch.Tensor | None) -> LinearParams:
 
 
 def _launch_words(p: LinearProblem) -> tuple[KernelSpec, int, int]:
-    grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
+    grid = kernel.pass_grid(p.rows, p.all_columns)
     return kernel.gate_spec(p.dtype), grid, kernel.SUM_THREADS
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
@@ -19,8 +19,6 @@ from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 MOST_STRIDE = 1 << 22
 """Halves from row to row of x: a work-group's rows then lie within 4 GiB."""
 MOST_BYTES = (1 << 32) - 1
-MOST_WORK_ITEMS = (1 << 32) - 1
-"""HIP's limit of grid x block in one dimension."""
 FEW_ROWS = 512
 """A prompt and its negative have 154, three chunks of each 462."""
 _FIRST = 40
@@ -56,10 +54,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         return reasons(
             (p.k > MOST_STRIDE, f"{p.k} values in a row"),
             (max(p.columns) * (1 + p.gate) * p.k * 2 > MOST_BYTES, "a weight of 4 GiB"),
-            (
-                max(items, p.rows * p.all_columns // 8) > MOST_WORK_ITEMS,
-                f"{items} work-items are more than one launch may have",
-            ),
+            one_launch(max(items, kernel.pass_grid(p.rows, p.all_columns) * kernel.SUM_THREADS)),
         )
 
     def preference_for(self, arch: Arch | None, problem: LinearProblem) -> int:
@@ -116,7 +111,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         def prepared(params: ctypes.Structure) -> Callable[[], None]:
             return in_a_row([prepare(*each, params, device) for each in launches])
 
-        return BoundLinear(p, cut.parts, first, prepared, self.run)
+        return BoundLinear(p, first, prepared, self.run, cut.parts)
 
     @staticmethod
     def _launches(
@@ -126,7 +121,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         split = cut.parts > 1
         made = [(kernel.spec(p.dtype, p.gate, split, config), cut.grid, config.block)]
         if split:
-            grid = -(-p.rows * p.all_columns // (8 * kernel.SUM_THREADS))
+            grid = kernel.pass_grid(p.rows, p.all_columns)
             made.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
         return made
 

@@ -24,6 +24,7 @@ from lib_rocm_sd.ops.base import Launch, Run, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, tolerance
 from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.ops.on_card import card_refusals
 
 VARIABLES = "PYTORCH_TUNABLEOP_"
 """With which the names of a user's own settings begin; they count before what a program sets."""
@@ -50,8 +51,9 @@ class TunedLinear(TorchLinear):
     preference = 0
 
     def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
-        if arch is None or not torch.cuda.is_available():
-            return ["no supported GPU"]
+        none = card_refusals(arch)
+        if none:
+            return none
         if torch.version.hip is None:
             return ["TunableOp has nothing to choose from on CUDA"]
         return unavailable()
@@ -156,7 +158,7 @@ def file() -> Path:
     folder = cache.directory()
     assert folder is not None
     card = ""
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         card = str(torch.cuda.get_device_properties(torch.cuda.current_device()))
     key = cache.key_of("tunableop", torch.__version__, str(torch.version.hip), card)
     path = folder / "tune" / "tunableop" / f"{key[:16]}.csv"

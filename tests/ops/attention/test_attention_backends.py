@@ -45,7 +45,7 @@ def _anew() -> Iterator[None]:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
@@ -123,10 +123,18 @@ def test_it_computes_attention(backend: str, mask: str) -> None:
         assert relative_error(made[:, :-1], right[:, :-1]) < 1e-5
 
 
-def test_without_a_gpu_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_before_torch_has_a_gpu_there_is_nothing_to_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never() -> int:
+        raise AssertionError("this would make a context")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", never)
     for arch in (None, ARCH):
-        assert SdpaBackend("math").refusals(arch, PROBLEM) == ["no supported GPU"]
+        for backend in BACKENDS:
+            assert SdpaBackend(backend).refusals(arch, PROBLEM) == ["no supported GPU"]
 
 
 @pytest.mark.usefixtures("card")

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import GFX1100, engine_of
@@ -242,3 +243,12 @@ def test_rows_very_far_apart_are_not_said_to_be_aligned(beyond: int) -> None:
     params = AttentionParams.from_buffer_copy(launches.seen[0][3])
     assert params.aligned == (beyond == 0)
     assert 2 * LARGEST_ROW_STRIDE * max(config.block_q for config in CONFIGS) < 1 << 32
+
+
+def test_more_than_one_launch_may_have_is_refused() -> None:
+    arch = table()["gfx1100"]
+    most = AttentionProblem(1, 8, 1 << 27, 77, 40)
+    assert OURS.refusals(arch, most) == []
+    (why,) = OURS.refusals(arch, replace(most, batch=2))
+    assert why.endswith("work-items are more than one launch may have")
+    assert OURS.refusals(arch, replace(most, head_dim=36)) == ["head_dim 36 is not a multiple of 8"]

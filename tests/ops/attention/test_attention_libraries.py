@@ -27,7 +27,7 @@ XFORMERS, FLASH, IN_TRITON = XformersAttention(), FlashAttention(False), FlashAt
 
 @pytest.fixture(autouse=True)
 def _card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     optional.absent.cache_clear()
     yield
     optional.absent.cache_clear()
@@ -93,7 +93,7 @@ def test_what_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         assert why.startswith(f"{package} is not installed")
         assert variant.refusals(None, PROBLEM) == ["no supported GPU"]
     assert "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE" in FLASH.refusals(ARCH, PROBLEM)[0]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert XFORMERS.refusals(ARCH, PROBLEM) == ["no supported GPU"]
 
 

@@ -26,7 +26,7 @@ LEAST = 2.0**-24
 
 
 def drawn(
-    problem: AttentionProblem, layout: str = "plain", scale: float | None = None, seed: int = 1
+    problem: AttentionProblem, layout: str = "plain", seed: int = 1, scale: float | None = None
 ) -> AttentionBackwardInputs:
     """Random inputs in this layout; `output` as torch makes it."""
     p = problem

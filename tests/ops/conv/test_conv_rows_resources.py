@@ -10,6 +10,7 @@ from lib_rocm_sd.ops.conv.kernel import ConvForm
 from lib_rocm_sd.ops.conv.rows import Layer
 from tests import executed
 from tests.ops.conv.test_conv_resources import ONE_OF_EACH, check, clang
+from tests.ops.conv.unet_layers import launched, searched
 
 AMD = [gfx for gfx, arch in table().items() if arch.is_amd]
 PLAIN = ConvForm("3x3", norm=True, statistics=True, in_rows=True)
@@ -20,15 +21,7 @@ PLAIN = ConvForm("3x3", norm=True, statistics=True, in_rows=True)
 def test_what_a_unet_launches_spills_nothing_and_two_waves_fit_a_simd(gfx: str) -> None:
     arch = table()[gfx]
     compiler = clang(arch)
-    blocks = {}
-    for form, layer in rows.launched():
-        for config in rows.configs(arch, form, layer):
-            blocks[kernel.spec(form, config)] = config.block
-    assert {*rows.unet_specs(arch), *rows.searched_specs(arch)} == {
-        *blocks,
-        kernel.sum_spec("float16"),
-    }
-    for spec, block in blocks.items():
+    for spec, block in searched(arch).items():
         check(compiler, spec, arch, block)
     halves = ConvForm("3x3", "bfloat16", True, "conv", in_rows=True)
     for config in rows.configs(arch, halves, Layer(2, 16, 16, 1280, 1280, 1280)):
@@ -48,7 +41,7 @@ def test_no_channel_of_a_unet_is_computed_in_vain(gfx: str) -> None:
 def test_configs_are_apt(gfx: str) -> None:
     """Whole chunks of both inputs; few work-groups are split, and each has channels enough."""
     arch = table()[gfx]
-    for form, layer in rows.launched():
+    for form, layer in launched():
         found = rows.configs(arch, form, layer)
         assert found and len(set(found)) == len(found)
         for config in found:

@@ -197,7 +197,7 @@ def test_a_recorded_call_times_nothing(fake: Tunable, monkeypatch: pytest.Monkey
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one of AMD's."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.version, "hip", "7.2")
 
 

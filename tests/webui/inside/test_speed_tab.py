@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import FakeGpu, Start, WebUI
+from speed_help import WAIT_S, Test, method, reasons
 
-WAIT_S = 60
 TAB = "Speed test"
 
 
@@ -22,37 +21,6 @@ def gpu() -> FakeGpu:
     made = FakeGpu()
     made.convs = True
     return made
-
-
-class Test:
-    """The speed test of a WebUI, as the tab starts it."""
-
-    __test__ = False
-
-    def __init__(self, webui: WebUI) -> None:
-        self.webui = webui
-        self.session = webui.library("speedtest.session").session
-        self.side = webui.library("hosts.a1111.speedtest").side
-        self.view = webui.library("ui.speed_view").View(self.session, self.side)
-
-    def start(self, *what: str) -> str:
-        return self.view.start(list(what), "quick", "")
-
-    def run(self, *what: str) -> dict[str, Any]:
-        """The finished document."""
-        assert self.start(*what) == ""
-        assert self.session.wait(WAIT_S)
-        progress = self.session.progress()
-        assert progress.state == "done", progress
-        return self.session.result(progress.id)
-
-    @property
-    def folder(self) -> Path:
-        return self.webui.data / "outputs" / "rocm-sd-speed-test"
-
-
-def method(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [row for row in document["rows"] if row["method"] == name]
 
 
 @contextmanager
@@ -300,10 +268,6 @@ def fails(webui: WebUI, monkeypatch: Any, error: BaseException) -> None:
 
     kind = webui.processing.StableDiffusionProcessingTxt2Img
     monkeypatch.setattr(kind, "sample", sample)
-
-
-def reasons(document: dict[str, Any]) -> list[str]:
-    return [row["reason"] for row in document["rows"]]
 
 
 def test_failures_of_the_webui_are_reasons(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import unet_help
 from conftest import FakeGpu, Start, WebUI
-from test_speed_tab import Test, reasons
+from speed_help import Test, reasons
 
 
 @pytest.fixture

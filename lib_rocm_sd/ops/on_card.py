@@ -1,0 +1,15 @@
+"""Whether what belongs to other libraries can run on a GPU here."""
+
+from __future__ import annotations
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import reasons
+
+
+def card_refusals(arch: Arch | None) -> list[str]:
+    """Why nothing can run on a GPU in this process. torch is not made to begin with its GPUs for
+    the question: before it has, no input lies on one.
+    """
+    return reasons((arch is None or not torch.cuda.is_initialized(), "no supported GPU"))
