@@ -298,6 +298,7 @@ def _one_test(problem: Any) -> tuple[Any, ...]:
 
 def _gradients(base: Any) -> Any:
     formula = importlib.import_module("lib_rocm_sd.ops.attention_backward.formula").formula
+    kernel = importlib.import_module("lib_rocm_sd.ops.attention_backward.kernel")
 
     class Gradients(base):  # type: ignore[misc]
         """Ours by name, as the kernel below."""
@@ -308,7 +309,7 @@ def _gradients(base: Any) -> Any:
         def refusals(self, arch: Any, problem: Any) -> list[str]:
             if problem.dtype == "float32" and not self.gpu.floats:
                 return ["float32: the kernel takes fp16 and bf16"]
-            return []
+            return list(kernel.head_dim_refusals(problem.head_dim))
 
         def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
             made = formula(inputs, torch.float32)
