@@ -29,13 +29,13 @@ from lib_rocm_sd.ops.base import reasons
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_DECIDED = 4096
 
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 is_transformed: Callable[[torch.Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
 )
 """Whether torch.func (vmap, grad) stands between the tensor and its memory."""
-STOPS: tuple[type[Exception], ...] = tuple(
-    kind for kind in (getattr(checkpoint, "_StopRecomputationError", None),) if kind is not None
-)
+_Stop: Any = getattr(checkpoint, "_StopRecomputationError", None)
+STOPS: tuple[type[Exception], ...] = () if _Stop is None else (_Stop,)
 """By this torch.utils.checkpoint ends a function that it calls again, from within a call of ours:
 no host may take it for an error.
 """
@@ -52,6 +52,11 @@ def wanted(arguments: Iterable[Any]) -> bool:
     if _any_wants is not None:
         return _any_wants(*arguments)
     return any(isinstance(item, torch.Tensor) and item.requires_grad for item in arguments)
+
+
+def asked(arguments: Iterable[Any]) -> bool:
+    """The same, and no torch.compile traces it: that makes an operator of the call (torch_ops/)."""
+    return not is_compiling() and wanted(arguments)
 
 
 def attention(inputs: AttentionInputs, session: Session = DEFAULT) -> torch.Tensor:

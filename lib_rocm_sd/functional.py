@@ -6,14 +6,14 @@ A call is checked, planned at its first use, and run by the fastest variant that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.followed import attention_or_torchs, wanted
+from lib_rocm_sd.followed import asked, attention_or_torchs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
@@ -43,8 +43,6 @@ from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardInputs
 from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-
 
 def attention(
     q: torch.Tensor,
@@ -64,7 +62,7 @@ def attention(
     kernels refuse torch's. torch.compile makes an operator of it where torch_ops/ was imported.
     """
     inputs = AttentionInputs(q, k, v, mask, scale)
-    if torch.is_grad_enabled() and not is_compiling() and wanted(inputs):
+    if torch.is_grad_enabled() and asked(inputs):
         return attention_or_torchs(inputs, session)
     made: torch.Tensor = engine.run(ATTENTION, inputs, session)
     return made

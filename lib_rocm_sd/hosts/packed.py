@@ -17,7 +17,7 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.followed import NotFollowedError, attention, wanted
+from lib_rocm_sd.followed import NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
@@ -92,7 +92,7 @@ def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:
         raise NotOursError(unfit or f"it is in {str(q.dtype).removeprefix('torch.')}")
     if engine.gate is None:
         gate.begin(say)
-    if torch.is_grad_enabled() and wanted(call.inputs):
+    if torch.is_grad_enabled() and asked(call.inputs):
         made = _followed(call.inputs, session)
     else:
         route = engine.route(ATTENTION, call.inputs, session)

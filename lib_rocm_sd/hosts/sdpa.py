@@ -25,9 +25,9 @@ from lib_rocm_sd.followed import (
     PLAIN,
     STOPS,
     NotFollowedError,
+    asked,
     attention,
     is_transformed,
-    wanted,
 )
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -109,7 +109,7 @@ def ours(session: Session, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotOursError(str(error)) from None
     if engine.gate is None:
         gate.begin()
-    if torch.is_grad_enabled() and wanted(inputs):
+    if torch.is_grad_enabled() and asked(inputs):
         made = attention(inputs, session)
     else:
         route = engine.route(ATTENTION, inputs, session)

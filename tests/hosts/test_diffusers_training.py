@@ -83,3 +83,33 @@ def test_a_text_embedding_with_the_unets_blocks_taken_over(
     assert "gradients are wanted" in told(session)
     noise, off = ((each - exact).abs().max() for each in (half, ours))
     assert off <= 2 * noise
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpoints", [False, True], ids=["plain", "checkpointed"])
+def test_on_a_gpu_a_lora_learns_as_by_torch_within_noise(
+    unet: Any, session: Session, checkpoints: bool
+) -> None:
+    """The noise is what torch's losses in bfloat16 differ from those in float32."""
+    unet.to("cuda:0")
+    try:
+        exact = curve(unet, ours=False, norms=False)
+        unet.to(torch.bfloat16)
+        theirs = curve(unet, ours=False, norms=False)
+        if checkpoints:
+            unet.enable_gradient_checkpointing()
+        unet.train(checkpoints)
+        pipeline = SimpleNamespace(unet=unet)
+        with patched(pipeline, vae=False, session=session, wait=True):
+            mine = curve(unet, ours=False, norms=False)
+    finally:
+        unet.eval().disable_gradient_checkpointing()
+        unet.to("cpu", torch.float32)
+    noise, off = (
+        max(abs(a - b) for a, b in zip(each, exact, strict=True)) for each in (theirs, mine)
+    )
+    assert mine[-1] < 0.9 * mine[2] and off <= 2 * noise + 0.01 * max(exact)
+    assert ran(session.patiently()) == {
+        FORWARD: STEPS * ATTENTIONS * (1 + checkpoints),
+        BACKWARD: STEPS * ATTENTIONS,
+    }

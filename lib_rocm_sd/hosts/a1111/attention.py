@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd import functional, report
 from lib_rocm_sd.engine import selftest
-from lib_rocm_sd.followed import STOPS, NotFollowedError, attention, wanted
+from lib_rocm_sd.followed import STOPS, NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
@@ -154,7 +154,7 @@ class _Core:
         if mask is not None:
             mask = mask_of_keys(mask, q.shape[0], k.shape[1])
         own = session.current().of_part(self.part)
-        if torch.is_grad_enabled() and wanted((q, k, v, mask)):
+        if torch.is_grad_enabled() and asked((q, k, v, mask)):
             return attention(AttentionInputs(q, k, v, mask, scale), own).to(dtype)
         with self.devices.without_autocast(disable=not upcast):
             return functional.attention(q, k, v, mask, scale, own).to(dtype)
