@@ -311,6 +311,12 @@ def _gradients(base: Any) -> Any:
                 return ["float32: the kernel takes fp16 and bf16"]
             return list(kernel.head_dim_refusals(problem.head_dim))
 
+        def configs(self, arch: Any, problem: Any) -> Any:
+            return (None,)
+
+        def specs(self, arch: Any, problem: Any, config: Any) -> Any:
+            return ()
+
         def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
             made = formula(inputs, torch.float32)
             return tuple(t.to(inputs.q.dtype).contiguous() for t in made)
