@@ -48,7 +48,7 @@ class NotFollowedError(Exception):
 
 
 def wanted(arguments: Iterable[Any]) -> bool:
-    """Whether any of them is a tensor of which a gradient is wanted, where grad mode is on."""
+    """Whether any of them is a tensor that asks for its gradient. It counts in grad mode only."""
     if _any_wants is not None:
         return _any_wants(*arguments)
     return any(isinstance(item, torch.Tensor) and item.requires_grad for item in arguments)
