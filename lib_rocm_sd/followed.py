@@ -28,6 +28,9 @@ from lib_rocm_sd.ops.base import reasons
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_DECIDED = 4096
+_OPS: tuple[Any, ...] = (ATTENTION, ATTENTION_BACKWARD)
+_decided: dict[Hashable, str] = {}
+"""By engine, session, problem and device, why that is torch's; empty where it is ours."""
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 is_transformed: Callable[[torch.Tensor], bool] = getattr(
@@ -40,7 +43,6 @@ STOPS: tuple[type[Exception], ...] = () if _Stop is None else (_Stop,)
 no host may take it for an error.
 """
 _any_wants: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
-_decided: dict[Hashable, str] = {}
 
 
 class NotFollowedError(Exception):
@@ -126,9 +128,6 @@ def _against(problem: AttentionProblem, device: torch.device, session: Session) 
             _decided.clear()
         why = _decided.setdefault(key, why)
     return why
-
-
-_OPS: tuple[Any, ...] = (ATTENTION, ATTENTION_BACKWARD)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
