@@ -58,6 +58,17 @@ def further_classes(arch: Arch) -> list[Subject]:
     return [each for each in every if each.identity not in under_auto]
 
 
+def gradient_classes(arch: Arch) -> list[Subject]:
+    """Of attention's gradients: tried ahead where a host's settings say that it trains with ours.
+    Their kernels are compiled for it.
+    """
+    from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+    from lib_rocm_sd.trials.subject import subjects
+
+    work = [(ATTENTION_BACKWARD, problem) for _, problem in ATTENTION_BACKWARD.usual]
+    return list(subjects(work, arch))
+
+
 def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION

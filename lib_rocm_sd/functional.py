@@ -13,6 +13,7 @@ import torch
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.followed import asked, attention_or_torchs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
@@ -56,8 +57,14 @@ def attention(
     Strided views are fine. `mask`: bool (True = attend) or additive, broadcastable to
     (B, H, Sq, Sk). `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices
     do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
+
+    Where gradients are wanted they are those of attention_backward, of a mask or for what our
+    kernels refuse torch's. torch.compile makes an operator of it where torch_ops/ was imported.
     """
-    made: torch.Tensor = engine.run(ATTENTION, AttentionInputs(q, k, v, mask, scale), session)
+    inputs = AttentionInputs(q, k, v, mask, scale)
+    if torch.is_grad_enabled() and asked(inputs):
+        return attention_or_torchs(inputs, session)
+    made: torch.Tensor = engine.run(ATTENTION, inputs, session)
     return made
 
 

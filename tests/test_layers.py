@@ -21,7 +21,7 @@ LAYERS = (
     ("machine",),
     ("engine",),
     ("trials",),
-    ("functional", "graphs", "calls", "ranges"),
+    ("functional", "followed", "graphs", "calls", "ranges"),
     ("torch_ops",),
     ("modules",),
     ("vae", "unet"),

@@ -142,6 +142,18 @@ class Engine:
 
         return self._awaited(session, plan)
 
+    def refused(
+        self, op: Op[Any, Any], problem: Any, device: torch.device, session: Session = DEFAULT
+    ) -> list[str]:
+        """Why a plan of `problem` leads to no kernel of ours; empty where it does, and where the
+        gate has not decided yet. As `plan` does, it tests what was never used.
+        """
+        asked, plan = self._planner.waits, self.plan(problem, device, op, session)
+        if plan.variant.ours or self._planner.waits != asked:
+            return []
+        first = next(variant.name for variant in op.variants if variant.ours)
+        return plan.refusals[first] or [plan.why]
+
     def usable(
         self, device: torch.device, op: Op[Any, Any] = ATTENTION, session: Session = DEFAULT
     ) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.followed import NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
@@ -80,7 +81,8 @@ def call_of(
 
 
 def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:
-    """The call by a kernel of ours, in the layout that it asks for; NotOursError where none may.
+    """The call by a kernel of ours, in the layout that it asks for, also with gradients;
+    NotOursError where none may.
 
     `say` is told of what trials find, where this is what begins them.
     """
@@ -90,13 +92,23 @@ def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:
         raise NotOursError(unfit or f"it is in {str(q.dtype).removeprefix('torch.')}")
     if engine.gate is None:
         gate.begin(say)
-    route = engine.route(ATTENTION, call.inputs, session)
-    if not route.is_ours:
-        raise NotOursError(_why(route.plan))
-    made: torch.Tensor = engine.follow(route, ATTENTION, call.inputs, session)
+    if torch.is_grad_enabled() and asked(call.inputs):
+        made = _followed(call.inputs, session)
+    else:
+        route = engine.route(ATTENTION, call.inputs, session)
+        if not route.is_ours:
+            raise NotOursError(_why(route.plan))
+        made = engine.follow(route, ATTENTION, call.inputs, session)
     if call.heads_apart:
         return made.unflatten(-1, (q.shape[2], -1)).transpose(1, 2)
     return made
+
+
+def _followed(inputs: AttentionInputs, session: Session) -> torch.Tensor:
+    try:
+        return attention(inputs, session)
+    except NotFollowedError as reason:
+        raise NotOursError(str(reason)) from None
 
 
 def _why(plan: Any) -> str:

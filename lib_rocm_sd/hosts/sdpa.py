@@ -21,6 +21,14 @@ from torch.overrides import TorchFunctionMode
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.followed import (
+    PLAIN,
+    STOPS,
+    NotFollowedError,
+    asked,
+    attention,
+    is_transformed,
+)
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
@@ -29,13 +37,8 @@ from lib_rocm_sd.ops.dtypes import HALVES
 
 SDPA: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
 """What torch.nn.functional.scaled_dot_product_attention is, unless somebody has replaced that."""
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-_is_transformed: Callable[[torch.Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
-)
-"""Whether torch.func (vmap, grad) stands between the tensor and its memory."""
 _of_thread = threading.local()
 
 
@@ -65,8 +68,10 @@ class Serving(TorchFunctionMode):
             return func(*args, **kwargs)
         try:
             return ours(self.session, *args, **kwargs)
-        except NotOursError as reason:
+        except (NotOursError, NotFollowedError) as reason:
             why = str(reason)
+        except STOPS:
+            raise
         except Exception as error:  # also out of memory: torch's may need less
             why = f"ours failed: {trouble.once(error)}"
         self.session.report.event(f"attention ran on torch's own code: {why}")
@@ -90,7 +95,9 @@ def served(session: Session = DEFAULT, *, wait: bool = False) -> Iterator[Servin
 
 
 def ours(session: Session, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A call of torch's function by our kernel, (B, H, Sq, D); NotOursError where it cannot be."""
+    """A call of torch's function by our kernel, (B, H, Sq, D), also with gradients; NotOursError or
+    NotFollowedError where it cannot be.
+    """
     inputs = inputs_of(*args, **kwargs)
     q = inputs.q
     unfit = "; ".join(identify(q.device).reasons) or _dtype_refusal(q)
@@ -102,10 +109,13 @@ def ours(session: Session, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotOursError(str(error)) from None
     if engine.gate is None:
         gate.begin()
-    route = engine.route(ATTENTION, inputs, session)
-    if not route.is_ours:
-        raise NotOursError(_why(route.plan))
-    made: torch.Tensor = engine.follow(route, ATTENTION, inputs, session)
+    if torch.is_grad_enabled() and asked(inputs):
+        made = attention(inputs, session)
+    else:
+        route = engine.route(ATTENTION, inputs, session)
+        if not route.is_ours:
+            raise NotOursError(_why(route.plan))
+        made = engine.follow(route, ATTENTION, inputs, session)
     return made.unflatten(-1, (q.shape[2], -1)).transpose(1, 2)
 
 
@@ -132,12 +142,8 @@ def inputs_of(
         (torch.jit.is_tracing(), "torch.jit traces it"),
     )
     why = why or reasons(
-        (any(_is_transformed(t) for t in given), "torch.func transforms it"),
+        (any(is_transformed(t) for t in given), "torch.func transforms it"),
         (any(t.ndim != 4 for t in (q, k, v)), "q, k and v are not (batch, heads, seq, head_dim)"),
-        (
-            torch.is_grad_enabled() and any(t.requires_grad for t in given),
-            "gradients are wanted",
-        ),
     )
     if why:
         raise NotOursError("; ".join(why))

@@ -17,6 +17,7 @@ from lib_rocm_sd.calls import autocasts
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.followed import wanted
 from lib_rocm_sd.torch_ops.shapes import shapes_of
 from lib_rocm_sd.torch_ops.torch_op import Made, TorchOp
 
@@ -28,7 +29,6 @@ _WITH_KEYSET = (
     "with_keyset" in inspect.signature(Library.impl).parameters and _after_autograd is not None
 )
 _below_autograd: Any = torch._C._AutoDispatchBelowAutograd
-_any_wants: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
 
 
 def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
@@ -79,7 +79,7 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
     after = _after_autograd
 
     def follow(keyset: Any, *arguments: Any) -> Made:
-        if torch.is_grad_enabled() and _wants(arguments):
+        if torch.is_grad_enabled() and wanted(arguments):
             made: Made = _Recomputed.apply(row, overload, *arguments)
             return made
         below: Made = overload.redispatch(keyset & after, *arguments)
@@ -90,7 +90,7 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
 
 def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]:
     def follow(*arguments: Any) -> Made:
-        if torch.is_grad_enabled() and _wants(arguments):
+        if torch.is_grad_enabled() and wanted(arguments):
             made: Made = _Recomputed.apply(row, overload, *arguments)
             return made
         with _below_autograd():
@@ -98,13 +98,6 @@ def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]
         return below
 
     return follow
-
-
-def _wants(arguments: Sequence[Any]) -> bool:
-    """Whether the gradient of any of them is wanted."""
-    if _any_wants is not None:
-        return _any_wants(*arguments)
-    return any(isinstance(item, torch.Tensor) and item.requires_grad for item in arguments)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls, Routes
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.graphs.programs import Graphs
+from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings
@@ -332,9 +333,14 @@ def _theirs(
 
 
 def _called(module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
-    """What a host's module gives; what it raises goes to the host as it is."""
+    """What a host's module gives; what it raises goes to the host as it is.
+
+    What it keeps out of sight of the block, as the WebUI does a hypernetwork, may be in training.
+    """
     try:
         made: torch.Tensor = module(x, **given)
     except Exception as error:
         raise TheirsError(error) from error
+    if torch.is_grad_enabled() and made.requires_grad:
+        raise UnknownModuleError(("gradients are wanted",))
     return made

@@ -78,6 +78,20 @@ def test_a_driver_that_cannot_be_used_is_a_refusal() -> None:
     assert "libamdhip64.so was not found" in plan.refusals["ours"][0]
 
 
+def test_why_no_kernel_of_ours_is_planned() -> None:
+    engine, theirs = engine_of(GFX1100)[0].engine, Doubler("theirs", 5)
+    wrong = Doubler("wrong", 9, ours=True, work=lambda x: x * 3)
+    refuses = Doubler("refuses", 9, ours=True, refuses=["too wide"])
+    modest = Doubler("modest", 1, ours=True)
+    for ours, why in ((Doubler("ours", 9, ours=True), []), (refuses, ["too wide"])):
+        op = op_of(ours, theirs, name=ours.name)
+        assert engine.refused(op, Doubling(10, 8), CPU) == why
+    (failed,) = engine.refused(op_of(wrong, theirs, name="wrong"), Doubling(10, 8), CPU)
+    assert failed.startswith("self-test failed")
+    (after,) = engine.refused(op_of(modest, theirs, name="modest"), Doubling(10, 8), CPU)
+    assert after == "comes after theirs"
+
+
 def test_nothing_left_names_every_reason() -> None:
     engine, _ = engine_of()
     op = op_of(Doubler("a", refuses=["too old"]), Doubler("b", work=lambda x: x * 3))

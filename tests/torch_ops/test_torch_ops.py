@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd import functional
+from lib_rocm_sd import followed, functional
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.registry import ops
@@ -145,7 +145,7 @@ def test_an_older_torch_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.library, "impl_abstract", torch.library.register_fake, False)
     monkeypatch.setattr(register, "KEEPS_WHOLE", False)
     monkeypatch.setattr(register, "_WITH_KEYSET", False)
-    monkeypatch.setattr(register, "_any_wants", None)
+    monkeypatch.setattr(followed, "_any_wants", None)
     library = register.registered(OPS, "rocm_sd_older")
     attention = torch.ops.rocm_sd_older.attention
     q = torch.randn(1, 3, 2, 8, requires_grad=True)

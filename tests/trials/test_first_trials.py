@@ -181,3 +181,15 @@ def test_the_doctor_tries_each_class_also_after_a_fault_and_shows_what_came_of_i
     assert "of 1.0e-06 allowed" in right
     assert doctor_trials.kept([DeviceInfo(0, "Another card", "hip", GFX, place.arch)]) == []
     assert list(doctor_trials.text([])) == ["none was made on the devices above"]
+
+
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx942"])
+def test_attentions_gradients_are_tried_for_each_head_dim(gfx: str) -> None:
+    """In fp16, in which the WebUI trains; no class of theirs is among what pictures need."""
+    row = by_gfx(gfx)
+    assert row is not None
+    found = first_trials.gradient_classes(row)
+    assert [len(each.specs) for each in found] == [2] * 4
+    assert {each.first.head_dim for each in found} == {40, 64, 80, 160}
+    pictures = {each.identity for each in first_trials.all_classes(row)}
+    assert not pictures & {each.identity for each in found}

@@ -76,6 +76,26 @@ def test_gradients_and_training_are_the_hosts(unet: Any, inputs: Any) -> None:
     assert torch.equal(models.step(unet.train(), inputs), theirs)
 
 
+def test_a_gradient_that_comes_from_within_is_the_hosts(unet: Any) -> None:
+    """As of a hypernetwork, which attention keeps to itself: no module of the block has it."""
+    report = Report()
+    block = blocks_of(unet)[0]
+    x, text = models.draw(2, 16, 32).to(BF16), models.draw(2, 7, models.KEYS_DIM).to(BF16)
+    theirs, factor = block.attn2.forward, torch.ones((), dtype=BF16)
+    block.attn2.forward = lambda x, *given, **more: theirs(x, *given, **more) * factor
+    expected = block(x, text)
+    take_over(unet, Session(report=report))
+    assert not torch.equal(block(x, text), expected), "ours, which rounds less often"
+    factor.requires_grad_()
+    made = block(x, text)
+    assert torch.equal(made, expected)
+    made.float().sum().backward()
+    assert factor.grad is not None
+    assert "transformer block of the UNet was left to the host: gradients are wanted" in "\n".join(
+        report.snapshot()["events"]
+    )
+
+
 def test_more_arguments_are_the_hosts(unet: Any) -> None:
     take_over(unet)
     block, x = blocks_of(unet)[0], models.draw(1, 5, 32).to(BF16)

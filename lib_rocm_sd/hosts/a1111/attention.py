@@ -1,8 +1,8 @@
 """Attention forwards for the WebUI: all around attention as there, attention by the engine.
 
 Whatever fails between projections and `to_out` ends in the forward that the WebUI would have used
-without this extension; only "out of memory" is passed on. So do calls that need gradients, as our
-kernels have no backward, and masks whose meaning is not clear.
+without this extension; only "out of memory" is passed on. So do masks whose meaning is not clear,
+and calls with gradients that our kernels refuse (followed.py); of the others these are ours too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import torch
 
 from lib_rocm_sd import functional, report
 from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.followed import STOPS, NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 
 
 class Owner(Protocol):
@@ -121,18 +123,18 @@ class _Core:
         scale: float | None = None,
     ) -> torch.Tensor | None:
         """(B, Sq, heads*D) from tensors like it, by views; None if the WebUI has to compute it."""
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            calls.left_to_host += 1
-            report.event("a call that needs gradients was left to the WebUI's own attention")
-            return None
         try:
             return self._compute(q, k, v, heads, mask, scale)
+        except NotFollowedError as reason:
+            why = str(reason)
+        except STOPS:
+            raise
         except Exception as error:
             if selftest.is_out_of_memory(error):
                 raise
-            calls.left_to_host += 1
             why = trouble.once(error)
-            report.event(f"a call was left to the WebUI's own attention: {why}")
+        calls.left_to_host += 1
+        report.event(f"a call was left to the WebUI's own attention: {why}")
         return None
 
     def _compute(
@@ -151,10 +153,11 @@ class _Core:
         q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
         if mask is not None:
             mask = mask_of_keys(mask, q.shape[0], k.shape[1])
+        own = session.current().of_part(self.part)
+        if torch.is_grad_enabled() and asked((q, k, v, mask)):
+            return attention(AttentionInputs(q, k, v, mask, scale), own).to(dtype)
         with self.devices.without_autocast(disable=not upcast):
-            return functional.attention(
-                q, k, v, mask, scale, session.current().of_part(self.part)
-            ).to(dtype)
+            return functional.attention(q, k, v, mask, scale, own).to(dtype)
 
 
 def mask_of_keys(mask: torch.Tensor, batch: int, keys: int) -> torch.Tensor:

@@ -43,6 +43,7 @@ def begin(settle: Callable[[], None]) -> None:
     for part in AT_START:
         if not background.refusal(part):
             trials.expect(part, settle)
+    trials.expect_training()
 
 
 def waits(part: str) -> bool:

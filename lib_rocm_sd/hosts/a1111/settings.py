@@ -14,6 +14,10 @@ PREVIEWS_KEY = "rocm_sd_live_previews"
 GRAPHS_KEY = "rocm_sd_graphs"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
+TRAINING_KEY = "training_xattention_optimizations"
+"""The WebUI's own, read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd,
+modules/shared_options.py."""
+
 ATTENTION = "Attention"
 UNET = "UNet blocks"
 ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
@@ -74,6 +78,12 @@ def current() -> Settings:
         log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
         graphs if graphs in tuple(GRAPHS) else DEFAULTS.graphs,
     )
+
+
+def trains_with_ours() -> bool:
+    """Whether the WebUI leaves attention's optimizer on while it trains."""
+    opts: Any = host.attribute("modules.shared", "opts")
+    return bool(getattr(opts, TRAINING_KEY, False))
 
 
 def _mebibytes(value: Any) -> int:

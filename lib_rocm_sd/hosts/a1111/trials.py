@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from lib_rocm_sd import first_trials
+from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.a1111 import host
+from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.shipped import AT_START
 from lib_rocm_sd.trials import place, stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate, GateState
+from lib_rocm_sd.trials.subject import Subject
 
 PENDING = "its kernels are tried in a process of their own first"
 RISK = (
@@ -28,6 +30,8 @@ RISK = (
     "again, one by one, in processes of their own. This may freeze the screen for some seconds, or "
     "until the machine is restarted: save your work first."
 )
+TRAINING = "training"
+"""Beside the parts of AT_START."""
 AT_WORK = "Kernels are being tried already."
 NOTHING = "Nothing of ours is barred on this card."
 
@@ -77,10 +81,27 @@ class Trials:
                 self._expected[part] = none_left
                 return
             self._expected[part] = None
-            self._todo.append(part)
-            if not self._working:
-                self._working = True
-                threading.Thread(target=self._work, name="rocm_sd trials", daemon=True).start()
+            self._begin(part)
+
+    def expect_training(self) -> None:
+        """Have tried the kernels of attention's gradients where the WebUI trains with ours, when
+        all parts are through: a training on its page lets nothing be tried before it ends.
+        """
+        with self._lock:
+            if TRAINING not in self._expected and self._through() and settings.trains_with_ours():
+                self._expected[TRAINING] = int
+                self._begin(TRAINING)
+
+    def _through(self) -> bool:
+        """Whether nothing that is tried ahead for pictures is left."""
+        return all(part in self._expected and not self.waits(part) for part in AT_START)
+
+    def _begin(self, part: str) -> None:
+        """Ask for what `part` needs. The lock is held."""
+        self._todo.append(part)
+        if not self._working:
+            self._working = True
+            threading.Thread(target=self._work, name="rocm_sd trials", daemon=True).start()
 
     def pending(self, part: str) -> str:
         """Why `part` has to wait for its first trials; empty where it does not. Takes no lock."""
@@ -144,7 +165,9 @@ class Trials:
     def _ask(self, part: str) -> None:
         gate, device = self._gate, host.device()
         assert gate is not None
-        classes = partial(first_trials.classes, part)
+        classes: Callable[[Arch], Sequence[Subject]] = partial(first_trials.classes, part)
+        if part == TRAINING:
+            classes = first_trials.gradient_classes
         left = gate.expect(device, engine.launcher(device), classes)
         with self._lock:
             self._expected[part] = left
@@ -163,10 +186,10 @@ class Trials:
                 self._settling = False
             engine.renew()
         gfx = str(identify(host.device()).gfx)
-        through = all(part in self._expected and not self.waits(part) for part in AT_START)
-        if through and not stamp.is_whole(gfx):
+        if self._through() and not stamp.is_whole(gfx):
             stamp.put(gfx)
         self._settled()
+        self.expect_training()
 
 
 def _nothing() -> None:
@@ -178,6 +201,7 @@ trials = Trials()
 
 begin = trials.begin
 expect = trials.expect
+expect_training = trials.expect_training
 pending = trials.pending
 waits = trials.waits
 state = trials.state

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.followed import STOPS
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.tally import ATTENTION as COUNTED
@@ -41,6 +42,8 @@ class Override:
             made = attend(call_of(*args, **kwargs), self.session, host.say)
         except NotOursError as reason:
             why = str(reason)
+        except STOPS:
+            raise
         except Exception as error:  # also out of memory: ComfyUI's may need less
             why = f"ours failed: {trouble.once(error)}"
         else:

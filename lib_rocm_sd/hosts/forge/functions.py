@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from lib_rocm_sd import report
+from lib_rocm_sd.followed import STOPS
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session
 from lib_rocm_sd.hosts.a1111.attention import calls
@@ -43,6 +44,8 @@ class Function:
             return self._compute(*args, **kwargs)
         except NotOursError as reason:
             why = str(reason)
+        except STOPS:
+            raise
         except Exception as error:  # also out of memory: Forge's may need less
             why = f"ours failed: {trouble.once(error)}"
         calls.left_to_host += 1
@@ -85,7 +88,4 @@ def spatial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _ours(call: Call, part: str) -> torch.Tensor:
-    inputs = (call.inputs.q, call.inputs.k, call.inputs.v)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        raise NotOursError("gradients are wanted")
     return attend(call, session.current().of_part(part), host.say)

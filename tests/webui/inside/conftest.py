@@ -244,16 +244,17 @@ class FakeGpu:
             module = importlib.import_module("lib_rocm_sd.engine.engine")
             attention = importlib.import_module("lib_rocm_sd.ops.attention.ours")
             kinds = importlib.import_module("lib_rocm_sd.ops.attention.op")
+            backward = importlib.import_module("lib_rocm_sd.ops.attention_backward.ours")
+            graded = importlib.import_module("lib_rocm_sd.ops.attention_backward.op")
             device = importlib.import_module("lib_rocm_sd.device")
             arch = importlib.import_module("lib_rocm_sd.arch")
             build = importlib.import_module("lib_rocm_sd.runtime.build")
         finally:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)
-        vars(kinds.ATTENTION).update(
-            variants=(self.kernel, *kinds.ATTENTION.variants[1:]),
-            test_problems=lambda problem: (replace(problem, batch=1, heads=1, seq_q=5, seq_k=7),),
-        )
+        gradients = _gradients(backward.MatrixBackward)(self)
+        for op, ours in ((kinds.ATTENTION, self.kernel), (graded.ATTENTION_BACKWARD, gradients)):
+            vars(op).update(variants=(ours, *op.variants[1:]), test_problems=_one_test)
         info = device.DeviceInfo(
             0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", arch.by_gfx("gfx1100"), self.why_not
         )
@@ -290,6 +291,38 @@ class FakeGpu:
         finally:
             sys.path = before
         stand_in.BlockStandIn.obstacle = lambda block, routes: ""  # type: ignore[attr-defined]
+
+
+def _one_test(problem: Any) -> tuple[Any, ...]:
+    return (replace(problem, batch=1, heads=1, seq_q=5, seq_k=7),)
+
+
+def _gradients(base: Any) -> Any:
+    formula = importlib.import_module("lib_rocm_sd.ops.attention_backward.formula").formula
+    kernel = importlib.import_module("lib_rocm_sd.ops.attention_backward.kernel")
+
+    class Gradients(base):  # type: ignore[misc]
+        """Ours by name, as the kernel below."""
+
+        def __init__(self, gpu: FakeGpu) -> None:
+            self.gpu = gpu
+
+        def refusals(self, arch: Any, problem: Any) -> list[str]:
+            if problem.dtype == "float32" and not self.gpu.floats:
+                return ["float32: the kernel takes fp16 and bf16"]
+            return list(kernel.head_dim_refusals(problem.head_dim))
+
+        def configs(self, arch: Any, problem: Any) -> Any:
+            return (None,)
+
+        def specs(self, arch: Any, problem: Any, config: Any) -> Any:
+            return ()
+
+        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+            made = formula(inputs, torch.float32)
+            return tuple(t.to(inputs.q.dtype).contiguous() for t in made)
+
+    return Gradients
 
 
 def _kernel(base: Any) -> Any:

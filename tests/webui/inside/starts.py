@@ -24,8 +24,8 @@ TABLES = (
     *("ops.conv.rows", "ops.group_norm.kernel", "ops.group_norm.whole", "ops.layer_norm.kernel"),
     *("ops.linear.kernel", "ops.linear.layers"),
 )
-"""Modules of lib_rocm_sd that install.py reads too: of files of the checkout they make tables, which
-a start takes longest to make. They hold nothing of a WebUI.
+"""Modules of lib_rocm_sd that install.py reads too. Their tables, made of files of the checkout,
+took a third of a start. They hold nothing of a WebUI.
 """
 _tables: dict[str, dict[str, Any]] = {}
 _references: dict[tuple[str, str], Any] = {}

@@ -215,19 +215,6 @@ def test_attn_block_hands_the_convolutions_nchw(webui: WebUI) -> None:
     assert seen[0].is_contiguous()
 
 
-def test_gradients_are_left_to_the_host(webui: WebUI, gpu: FakeGpu) -> None:
-    """As in training with optimizations: our kernels have no backward."""
-    module, (x, text) = cross(webui), inputs()
-    before = len(gpu.seen)
-    module(x, text).square().mean().backward()
-    assert module.to_q.weight.grad.abs().sum() > 0
-    vae = block(webui)
-    vae(torch.randn(1, 32, 4, 4)).mean().backward()
-    assert vae.q.weight.grad is not None
-    assert len(gpu.seen) == before
-    assert left_to_host(webui) == 2
-
-
 @pytest.mark.parametrize("family", ["ldm", "sgm"])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, AssertionError])
 def test_an_error_of_ours_ends_in_the_hosts_own_path(
