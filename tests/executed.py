@@ -4,8 +4,8 @@ A test that `@executed.known(...)` marks is a function of sources alone: of kern
 that it reaches, of a compiler's version. The hash of these is its key. A key that the file has was
 executed with just these sources and was right.
 
-The pages with gradio 4, which are the pages with gradio 3 once more, are known in the same way, by
-every byte of the package and of what stands around it.
+What runs in the WebUI's double and what looks at its pages is known in the same way, by every byte
+of the package and of what stands around it, and by the versions of Python, torch and gradio.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import platform
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +71,8 @@ def known(
     """Marks tests that need not be executed again while nothing changes that decides about them.
 
     `sources`: files of kernels/ or of the checkout; `by`: what compiles them, "clang", "ziglang",
-    NEWEST of these, "shim", or "gradio" for Forge's. A test that compiles another source fails.
+    NEWEST of these, "shim", or a WebUI's "gradio3" or "gradio4". A test that compiles another
+    source fails.
     `parts` gives, of a test's parameters, a name for its group and what else its key is made of, in
     the place of its own name, its imports and `sources`. Tests of which `together` gives the same
     are executed again on one day, which compiles what they have in common once.
@@ -120,10 +124,11 @@ def version_of(by: str) -> str:
     """Of the compiler that tests use under this name; empty where there is none."""
     from tests import compiled, simt
     from tests.amdgpu import launch
-    from tests.webui.environments import FORGE
+    from tests.webui.environments import A1111, FORGE
 
-    if by == "gradio":
-        return FORGE.packages[0].partition("==")[2]
+    for webui in (A1111, FORGE):
+        if by == webui.name:
+            return webui.packages[0].partition("==")[2]
     if by == "shim":
         found = simt.find_clang()
         return compiled.version_of(found) if found else ""
@@ -156,9 +161,24 @@ def whole(**params: object) -> tuple[str, tuple[object, ...]]:
 
 
 def page(**params: object) -> tuple[str, tuple[object, ...]]:
-    """`parts` of tests that look at the pages."""
+    """`parts` of tests that run in a WebUI's double, or look at its pages."""
     named = " ".join(str(getattr(value, "name", value)) for value in params.values())
-    return named, (named, folders(*PAGE))
+    return named, (
+        named,
+        folders(*PAGE),
+        platform.platform(terse=True),
+        sys.version_info[:3],
+        torch(),
+    )
+
+
+@cache
+def torch() -> str:
+    """Its version; empty where it is not installed."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @cache

@@ -177,25 +177,37 @@ def test_tests_of_the_whole_package_differ_by_their_parameters() -> None:
     assert executed.whole()[0] == "" and executed.whole() == executed.whole()
 
 
-def test_the_pages_with_gradio_4_alone_are_known() -> None:
+def test_some_pages_are_always_looked_at() -> None:
     from tests.browser import conftest
     from tests.webui.environments import A1111, FORGE
 
     class Page:
-        path = Path(conftest.__file__)
-
-        def __init__(self, environment: Any) -> None:
+        def __init__(self, environment: Any, name: str) -> None:
+            self.path = Path(conftest.__file__).with_name(f"test_browser_{name}.py")
             self.callspec = SimpleNamespace(params={"webui": environment})
             self.marks: list[pytest.MarkDecorator] = []
 
         def add_marker(self, mark: pytest.MarkDecorator) -> None:
             self.marks.append(mark)
 
-    three, four = Page(A1111), Page(FORGE)
-    conftest.pytest_collection_modifyitems([three, four])  # type: ignore[list-item]
-    assert [mark.name for mark in three.marks] == ["slow"]
-    assert [mark.name for mark in four.marks] == ["slow", "executed"]
-    assert four.marks[1].kwargs["together"](webui=FORGE) == "tests/browser/conftest.py"
+    names = ("accordion", "speed")
+    pages = [Page(environment, name) for environment in (A1111, FORGE) for name in names]
+    conftest.pytest_collection_modifyitems(pages)  # type: ignore[arg-type]
+    assert [len(page.marks) for page in pages] == [1, 2, 2, 2]
+    assert [page.marks[1].kwargs["by"] for page in pages[1:]] == ["gradio3", "gradio4", "gradio4"]
+    together = pages[1].marks[1].kwargs["together"]
+    assert together(webui=A1111) == "tests/browser/test_browser_speed.py"
     assert executed.page(webui=FORGE)[0] == "gradio4"
     assert executed.page(webui=FORGE)[1] != executed.page(webui=A1111)[1]
-    assert executed.version_of("gradio").startswith("4.")
+    assert [executed.version_of(by)[:2] for by in ("gradio3", "gradio4")] == ["3.", "4."]
+
+
+def test_what_runs_in_a_webui_is_known_for_its_python_and_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = [executed.page()]
+    monkeypatch.setattr(executed.sys, "version_info", (3, 99, 0))
+    keys.append(executed.page())
+    monkeypatch.setattr(executed, "torch", lambda: "99.0")
+    keys.append(executed.page())
+    assert len(set(keys)) == 3

@@ -19,6 +19,6 @@ WITHOUT_PAGE = (
 
 
 @pytest.mark.slow
-@executed.known(by="gradio", parts=executed.page)
+@executed.known(by=FORGE.name, parts=executed.page)
 def test_webui(tmp_path: Path) -> None:
     check(FORGE, tmp_path, *(f"--ignore={WEBUI / 'inside' / name}" for name in WITHOUT_PAGE))
