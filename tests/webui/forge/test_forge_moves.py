@@ -1,0 +1,166 @@
+"""Models that a Forge has loaded in parts: whose the blocks are whose weights it brings, or
+changes, in each call.
+
+Its own code moves them where a real one is there: backend/memory_management.py of
+lllyasviel/stable-diffusion-webui-forge dfdcbab6 loads in parts, and of
+Panchovix/stable-diffusion-webui-reForge 3b56b268 ldm_patched/modules/model_patcher.py unloads
+parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from conftest import FakeGpu, real
+from forge_help import CPU, distance, same
+from test_forge_unet import CAST, NEAR, ONE, counts, lora, patcher_of, unet_of, why
+from unet_help import AUTO
+
+KINDS = {"ResBlock": "residual block", "Upsample": "upsampling", "Downsample": "downsampling"}
+
+
+@pytest.fixture(autouse=True)
+def norms(gpu: FakeGpu) -> None:
+    gpu.norms = True
+
+
+@contextmanager
+def in_parts(forge: Any, patcher: Any, share: float = 0.6) -> Iterator[None]:
+    """So much of a loaded model stays on the device."""
+    sizes = [p.numel() * p.element_size() for p in patcher.model.parameters()]
+    if forge.kind == "reforge":
+        if not hasattr(patcher, "partially_unload"):
+            pytest.skip("this one's patchers cannot unload parts")
+        patcher.partially_unload(CPU, int((1 - share) * sum(sizes)))
+        yield
+        patcher.load(CPU, full_load=True)
+        return
+    memory: Any = importlib.import_module("backend.memory_management")
+    loaded = memory.LoadedModel(patcher)
+    loaded.model_load(int(share * sum(sizes)))
+    yield
+    loaded.model_unload(avoid_model_moving=True)
+
+
+def brought(forge: Any, module: torch.nn.Module) -> bool:
+    return any(getattr(each, CAST[forge.kind], False) for each in module.modules())
+
+
+def expected_counts(forge: Any, webui: Any) -> dict[str, tuple[int, int]]:
+    """Of kinds that have no parts which are called as they are."""
+    found: dict[str, list[bool]] = {kind: [] for kind in KINDS.values()}
+    for module in unet_of(webui).modules():
+        if type(module).__name__ in KINDS:
+            found[KINDS[type(module).__name__]].append(not brought(forge, module))
+    return {kind: (sum(ours), len(ours)) for kind, ours in found.items()}
+
+
+def test_a_model_that_is_loaded_in_parts(forge: Any, gpu: FakeGpu) -> None:
+    webui = forge(gpu=gpu, whole=True)
+    plain = webui.txt2img(False, steps=1)
+    whole = webui.txt2img(*AUTO, steps=1)
+    with in_parts(forge, patcher_of(webui)):
+        on = webui.txt2img(*AUTO, steps=1)
+        found = counts(webui)
+        asked = expected_counts(forge, webui)
+        assert {kind: found[kind] for kind in asked} == asked
+        assert 0 < sum(ours for ours, _ in found.values()) < sum(of for _, of in found.values())
+        assert "brings its weights from elsewhere" in why(webui, "residual block")
+        assert distance(on, plain) < NEAR and 'ROCm SD: "Auto, attention: rocm_sd"' in on.info
+        assert same(webui.txt2img(False, steps=1), plain)
+        assert same(webui.txt2img(*AUTO, steps=1), on)
+    assert same(webui.txt2img(*AUTO, steps=1), whole)
+    assert all(ours == of for ours, of in counts(webui).values())
+    assert same(webui.txt2img(False, steps=1), plain) and not webui.errors_reported
+
+
+@pytest.mark.parametrize(
+    ("forge", "online"),
+    [("forge", False), ("forge", True), ("reforge", False)],
+    indirect=["forge"],
+)
+def test_loras_of_a_model_in_parts(forge: Any, gpu: FakeGpu, online: bool) -> None:
+    """reForge has them as functions of the weights that it brings, Forge's are in these, or it
+    makes them in each call.
+    """
+    webui = forge(gpu=gpu, whole=True)
+    plain = webui.txt2img(False, steps=1)
+    webui.txt2img(*AUTO, steps=1)
+    lora(webui, online)
+    whole = webui.txt2img(*AUTO, steps=1)
+    with in_parts(forge, patcher_of(webui)):
+        on = webui.txt2img(*AUTO, steps=1)
+        if forge.kind == "reforge":
+            assert any(getattr(m, "weight_function", []) for m in unet_of(webui).modules())
+        expected = webui.txt2img(False, steps=1)
+        assert distance(on, expected) < NEAR < distance(expected, plain)
+    assert same(webui.txt2img(*AUTO, steps=1), whole)
+
+
+def test_a_model_that_was_moved_away_and_back(forge: Any, gpu: FakeGpu) -> None:
+    """As --always-offload-from-vram and --always-no-vram do after each use: its parameters stay the
+    same objects, at other places.
+    """
+    webui = forge(gpu=gpu, whole=True)
+    expected = webui.txt2img(*AUTO, steps=1)
+    kept = []  # so that nothing comes to lie where it was
+    for parameter in unet_of(webui).parameters():
+        with torch.inference_mode():
+            kept.append(parameter.data)
+            parameter.data = parameter.data.clone()
+    assert same(webui.txt2img(*AUTO, steps=1), expected)
+    assert all(ours == of for ours, of in counts(webui).values())
+
+
+def give_functions(operations: Any, patch: pytest.MonkeyPatch) -> None:
+    """As in Forge Neo since its layers have lists: ForgeWeights and get_weight_and_bias of
+    backend/operations.py, read in copies of Haoming02/sd-webui-forge-classic of 2026.
+    """
+    own = operations.get_weight_and_bias
+
+    def get_weight_and_bias(layer: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        made = own(layer, *args, **kwargs)
+        for index, key in enumerate(("weight_function", "bias_function")):
+            for function in getattr(layer, key, []):
+                made[index] = function(made[index])
+        return made  # type: ignore[no-any-return]
+
+    patch.setattr(operations, "get_weight_and_bias", get_weight_and_bias)
+    for name in ("Linear", "Conv2d", "GroupNorm", "LayerNorm"):
+        for key in ("weight_function", "bias_function"):
+            patch.setattr(getattr(operations.ForgeOperations, name), key, [], raising=False)
+
+
+@ONE
+@pytest.mark.skipif(real() is not None, reason="of a newer one than what can be named")
+@pytest.mark.parametrize("name", ["in_layers.2", "in_layers.0"])
+def test_functions_of_weights_that_come_later(
+    forge: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neo's LoRA in each call, and those of layers that it brings: functions in lists which its
+    layers have already, while their flag says that nothing is cast.
+    """
+
+    def before(webui: Any) -> None:
+        give_functions(importlib.import_module("backend.operations"), monkeypatch)
+
+    webui = forge(gpu=gpu, whole=True, before=before)
+    for module in unet_of(webui).modules():
+        if hasattr(module, "weight_function"):
+            module.weight_function, module.bias_function = [], []
+    plain, ours = webui.txt2img(False, steps=1), webui.txt2img(*AUTO, steps=1)
+    layer = unet_of(webui).middle_block[0].get_submodule(name)
+    layer.weight_function.append(lambda weight: 8 * weight)
+    changed = webui.txt2img(*AUTO, steps=1)
+    assert "has its weights changed in each call" in why(webui, "residual block")
+    expected = webui.txt2img(False, steps=1)
+    assert distance(changed, expected) < NEAR / 2 and not same(expected, plain)
+    assert not same(changed, ours)
+    layer.weight_function.clear()
+    assert same(webui.txt2img(*AUTO, steps=1), ours)
+    assert same(webui.txt2img(False, steps=1), plain)
