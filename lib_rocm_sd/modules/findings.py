@@ -43,7 +43,9 @@ _CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", _FORGES_CAST)
 _CHANGES = ("forge_online_loras", "scale_weight")
 """What a layer of Forge's has where its weights are not what is computed with."""
 _FUNCTIONS = ("weight_function", "bias_function")
-"""Lists of what ComfyUI's and reForge's layers do with their weights in each call."""
+"""Lists of what ComfyUI's, reForge's and a newer Forge Neo's layers do with their weights in each
+call.
+"""
 _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 """What a packed weight has."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
@@ -279,9 +281,14 @@ class Findings:
             getattr(module, key, None) for key in _FUNCTIONS
         ):
             self.add(f"{name} has its weights changed in each call")
+        for key, value in module._parameters.items():
+            if value is not None and type(value) is not nn.Parameter:
+                self.add(f"{name}.{key} is a {type(value).__name__}")
         own = vars(module)
         for flag in (flag for flag in _CASTS if hasattr(module, flag)):
-            keys = (flag, *(_CHANGES if flag == _FORGES_CAST else _FUNCTIONS))
+            changes = _CHANGES if flag == _FORGES_CAST else ()
+            functions = _FUNCTIONS if hasattr(module, _FUNCTIONS[0]) else ()
+            keys = (flag, *changes, *functions)
             self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
