@@ -74,6 +74,7 @@ class UnetTakeover:
         gone = set(self._stand_ins) - {module for module, _, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
+            self._weights.leave(module.modules())
         for module, kind, family in found:
             self._take(module, kind, family, anew)
         self._embeddings.timed = tuple(self._timed())
@@ -98,6 +99,7 @@ class UnetTakeover:
             stand_in.renew()
         if stand_in.reasons:
             stand_in.take_out()
+            self._weights.leave(module.modules())
         else:
             stand_in.put_in()
 
