@@ -51,6 +51,8 @@ _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
+MOST_ALIKE = 2
+"""Layers that are named one by one where the same is said of them."""
 _BRINGS = "brings its weights from elsewhere in each call"
 
 
@@ -60,6 +62,21 @@ class UnknownModuleError(ValueError):
     def __init__(self, reasons: tuple[str, ...]) -> None:
         super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
         self.reasons = reasons
+
+
+def brief(reasons: Iterable[str]) -> list[str]:
+    """Reasons for people: what is said of many layers is said once, of the first."""
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, what = reason.partition(" ")
+        alike.setdefault(what, []).append(name)
+    found = []
+    for what, names in alike.items():
+        if len(names) <= MOST_ALIKE:
+            found += [f"{name} {what}".strip() for name in names]
+        else:
+            found.append(f"{names[0]} and {len(names) - 1} others: {what}")
+    return found
 
 
 class Findings:

@@ -13,6 +13,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs.programs import Graphs
+from lib_rocm_sd.modules.findings import brief
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Inner, Means
@@ -158,7 +159,7 @@ class UnetTakeover:
 
 
 def _row(title: str, found: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> KindReport:
-    left = Counter("; ".join(reasons) for reasons, _ in found if reasons)
+    left = Counter("; ".join(brief(reasons)) for reasons, _ in found if reasons)
     partly = Counter(reason for _, reasons in found for reason in reasons)
     ours = sum(not reasons for reasons, _ in found)
     return KindReport(title, len(found), ours, dict(left), dict(partly))

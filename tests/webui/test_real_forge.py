@@ -131,6 +131,6 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
     part = re.search(r"Auto, (\d+) of (\d+) blocks", played["in parts"]["info"])
     assert part and 0 < int(part[1]) < int(part[2])
     assert 'ROCm SD: "Auto, attention: rocm_sd"' in played["in parts"]["info"]
-    assert "left to the WebUI" in played["in parts"]["info"]  # the VAE
+    assert "weights from elsewhere in each call" in played["status in parts"]  # the VAE's
     assert played["status"].startswith("Attention runs on our kernel (gfx1100).")
     assert "The VAE runs on our kernels." in played["status"]

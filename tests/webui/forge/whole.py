@@ -209,6 +209,7 @@ def main() -> None:
         found |= {"blocks": picture(modules, *blocks), "off again": picture(modules, False)}
         with in_parts():
             found["in parts"] = picture(modules, *blocks)
+            found["status in parts"] = state.status()
             found["in parts, off"] = picture(modules, False)
         found["blocks again"] = picture(modules, *blocks)
         found["status"] = state.status()
