@@ -21,6 +21,7 @@ from forge_help import CPU, distance, same
 from test_forge_unet import CAST, NEAR, ONE, counts, lora, patcher_of, unet_of, why
 from unet_help import AUTO
 
+MEMORY = {"forge": "backend.memory_management", "reforge": "ldm_patched.modules.model_management"}
 KINDS = {"ResBlock": "residual block", "Upsample": "upsampling", "Downsample": "downsampling"}
 
 
@@ -40,7 +41,7 @@ def in_parts(forge: Any, patcher: Any, share: float = 0.6) -> Iterator[None]:
         yield
         patcher.load(CPU, full_load=True)
         return
-    memory: Any = importlib.import_module("backend.memory_management")
+    memory: Any = importlib.import_module(MEMORY[forge.kind])
     loaded = memory.LoadedModel(patcher)
     loaded.model_load(int(share * sum(sizes)))
     yield
@@ -115,6 +116,45 @@ def test_a_model_that_was_moved_away_and_back(forge: Any, gpu: FakeGpu) -> None:
             parameter.data = parameter.data.clone()
     assert same(webui.txt2img(*AUTO, steps=1), expected)
     assert all(ours == of for ours, of in counts(webui).values())
+
+
+def test_a_vae_that_is_always_loaded_in_parts_needs_forges_memory(
+    forge: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --always-no-vram its layers cast only between being loaded for a decode, for which so
+    much was made free, and being unloaded.
+    """
+    gpu.convs = True
+    webui = forge(gpu=gpu)
+    vae, flag = webui.shared.sd_model.forge_objects.vae, CAST[forge.kind]
+    memory: Any = importlib.import_module(MEMORY[forge.kind])
+    conv, load, asked = vae.first_stage_model.decoder.conv_in, memory.load_models_gpu, []
+
+    def load_in_parts(models: Any, memory_required: float = 0, **more: Any) -> Any:
+        asked.append(memory_required)
+        made = load(models, memory_required, **more)
+        setattr(conv, flag, True)
+        return made
+
+    def unload(self: Any, p: Any, *args: Any, **kwargs: Any) -> None:
+        setattr(conv, flag, False)
+
+    kind = type("Other", (webui.scripts.Script,), {"post_sample": unload})
+    other = kind()
+    other.args_from = other.args_to = 0
+    webui.scripts.scripts_txt2img.alwayson_scripts.append(other)
+    monkeypatch.setattr(memory, "load_models_gpu", load_in_parts)
+    first, second = webui.txt2img(True, steps=1), webui.txt2img(True, steps=1)
+    assert all("whole frame" not in each.info for each in (first, second))
+    assert "conv_in brings its weights from elsewhere" in webui.status
+    monkeypatch.setattr(memory, "load_models_gpu", load)
+    third = webui.txt2img(True, steps=1)
+    assert "whole frame" in third.info
+    monkeypatch.setattr(memory, "load_models_gpu", load_in_parts)
+    webui.txt2img(True, steps=1)
+    of_decodes = [each for each in asked if each]
+    own = vae.memory_used_decode((1, 4, 8, 8), torch.bfloat16)
+    assert len(of_decodes) == 3 and of_decodes[0] == of_decodes[2] < of_decodes[1] == own
 
 
 def give_functions(operations: Any, patch: pytest.MonkeyPatch) -> None:
