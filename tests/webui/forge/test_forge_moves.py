@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FakeGpu, real
+from conftest import FakeGpu
 from forge_help import CPU, distance, same
-from test_forge_unet import CAST, NEAR, ONE, counts, lora, patcher_of, unet_of, why
+from test_forge_unet import CAST, NEAR, counts, lora, patcher_of, unet_of, why
 from unet_help import AUTO
 
 MEMORY = {"forge": "backend.memory_management", "reforge": "ldm_patched.modules.model_management"}
@@ -155,52 +155,3 @@ def test_a_vae_that_is_always_loaded_in_parts_needs_forges_memory(
     of_decodes = [each for each in asked if each]
     own = vae.memory_used_decode((1, 4, 8, 8), torch.bfloat16)
     assert len(of_decodes) == 3 and of_decodes[0] == of_decodes[2] < of_decodes[1] == own
-
-
-def give_functions(operations: Any, patch: pytest.MonkeyPatch) -> None:
-    """As in Forge Neo since its layers have lists: ForgeWeights and get_weight_and_bias of
-    backend/operations.py, read in copies of Haoming02/sd-webui-forge-classic of 2026.
-    """
-    own = operations.get_weight_and_bias
-
-    def get_weight_and_bias(layer: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        made = own(layer, *args, **kwargs)
-        for index, key in enumerate(("weight_function", "bias_function")):
-            for function in getattr(layer, key, []):
-                made[index] = function(made[index])
-        return made  # type: ignore[no-any-return]
-
-    patch.setattr(operations, "get_weight_and_bias", get_weight_and_bias)
-    for name in ("Linear", "Conv2d", "GroupNorm", "LayerNorm"):
-        for key in ("weight_function", "bias_function"):
-            patch.setattr(getattr(operations.ForgeOperations, name), key, [], raising=False)
-
-
-@ONE
-@pytest.mark.skipif(real() is not None, reason="of a newer one than what can be named")
-@pytest.mark.parametrize("name", ["in_layers.2", "in_layers.0"])
-def test_functions_of_weights_that_come_later(
-    forge: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Neo's LoRA in each call, and those of layers that it brings: functions in lists which its
-    layers have already, while their flag says that nothing is cast.
-    """
-
-    def before(webui: Any) -> None:
-        give_functions(importlib.import_module("backend.operations"), monkeypatch)
-
-    webui = forge(gpu=gpu, whole=True, before=before)
-    for module in unet_of(webui).modules():
-        if hasattr(module, "weight_function"):
-            module.weight_function, module.bias_function = [], []
-    plain, ours = webui.txt2img(False, steps=1), webui.txt2img(*AUTO, steps=1)
-    layer = unet_of(webui).middle_block[0].get_submodule(name)
-    layer.weight_function.append(lambda weight: 8 * weight)
-    changed = webui.txt2img(*AUTO, steps=1)
-    assert "has its weights changed in each call" in why(webui, "residual block")
-    expected = webui.txt2img(False, steps=1)
-    assert distance(changed, expected) < NEAR / 2 and not same(expected, plain)
-    assert not same(changed, ours)
-    layer.weight_function.clear()
-    assert same(webui.txt2img(*AUTO, steps=1), ours)
-    assert same(webui.txt2img(False, steps=1), plain)
