@@ -80,6 +80,56 @@ def test_a_model_that_is_loaded_in_parts(forge: Any, gpu: FakeGpu) -> None:
     assert same(webui.txt2img(False, steps=1), plain) and not webui.errors_reported
 
 
+ELSEWHERE = {
+    "in_layers.2": "residual block",
+    "emb_layers.1": "residual block",
+    "attn1.to_q": "transformer block",
+    "ff.net.2": "transformer block",
+}
+CASTS = {
+    "forge": ("backend.operations", "get_weight_and_bias"),
+    "reforge": ("ldm_patched.modules.ops", "cast_bias_weight"),
+}
+"""Where layers get what they compute with."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_weights_on_another_device(
+    forge: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The first layer of this name; on the meta device, from which its own function brings it."""
+    webui = forge(gpu=gpu, whole=True)
+    whole, kind = webui.txt2img(*AUTO, steps=1), ELSEWHERE[name]
+    layer = next(m for path, m in unet_of(webui).named_modules() if path.endswith(name))
+    kept, operations = layer.weight, importlib.import_module(CASTS[forge.kind][0])
+    with torch.inference_mode():
+        away = torch.nn.Parameter(kept.to("meta"), requires_grad=False)
+    own, brought_times = getattr(operations, CASTS[forge.kind][1]), []
+
+    def bring(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        if asked is not layer:
+            return own(asked, *args, **kwargs)
+        brought_times.append(1)
+        layer.weight = kept
+        try:
+            return own(asked, *args, **kwargs)
+        finally:
+            layer.weight = away
+
+    monkeypatch.setattr(operations, CASTS[forge.kind][1], bring)
+    layer.weight = away
+    setattr(layer, CAST[forge.kind], True)
+    on = webui.txt2img(*AUTO, steps=1)
+    ours, of = counts(webui)[kind]
+    partly = kind == "transformer block"
+    assert ours == (of if partly else of - 1) and brought_times
+    assert f"{name} brings its weights from elsewhere" in why(webui, kind)
+    assert distance(on, whole) < NEAR / 3
+    layer.weight = kept
+    setattr(layer, CAST[forge.kind], False)
+    assert same(webui.txt2img(*AUTO, steps=1), whole) and not webui.errors_reported
+
+
 @pytest.mark.parametrize(
     ("forge", "online"),
     [("forge", False), ("forge", True), ("reforge", False)],
