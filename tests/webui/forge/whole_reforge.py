@@ -1,4 +1,4 @@
-"""A small model of a real reForge's own classes, for whole.py."""
+"""A small model of a real reForge's, or Classic's, own classes, for whole.py."""
 
 from __future__ import annotations
 
