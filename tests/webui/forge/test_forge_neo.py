@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import FakeGpu, real
-from forge_help import distance, same
+from forge_help import HALF, distance, same
 from test_forge_unet import NEAR, ONE, counts, step, unet_of, why
 from unet_help import AUTO
 
@@ -76,7 +76,7 @@ def test_an_override_of_attention_is_asked(forge: Any, gpu: FakeGpu) -> None:
         asked.append(function.__name__)
         return torch.zeros_like(q)
 
-    q = torch.randn(1, 4, 32)
+    q = torch.randn(1, 4, 32).to(HALF)
     options = {OVERRIDE: override}
     made = forge.home.attention_function(q, q, q, 2, transformer_options=options)
     assert asked == ["attention_pytorch"] and not made.any()
