@@ -43,12 +43,16 @@ _CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", _FORGES_CAST)
 _CHANGES = ("forge_online_loras", "scale_weight")
 """What a layer of Forge's has where its weights are not what is computed with."""
 _FUNCTIONS = ("weight_function", "bias_function")
-"""Lists of what ComfyUI's and reForge's layers do with their weights in each call."""
+"""Lists of what ComfyUI's, reForge's and a newer Forge Neo's layers do with their weights in each
+call.
+"""
 _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 """What a packed weight has."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
+MOST_ALIKE = 2
+"""Layers that are named one by one where the same is said of them."""
 _BRINGS = "brings its weights from elsewhere in each call"
 
 
@@ -58,6 +62,21 @@ class UnknownModuleError(ValueError):
     def __init__(self, reasons: tuple[str, ...]) -> None:
         super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
         self.reasons = reasons
+
+
+def brief(reasons: Iterable[str]) -> list[str]:
+    """Reasons for people: what is said of many layers is said once, of the first."""
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, what = reason.partition(" ")
+        alike.setdefault(what, []).append(name)
+    found = []
+    for what, names in alike.items():
+        if len(names) <= MOST_ALIKE:
+            found += [f"{name} {what}".strip() for name in names]
+        else:
+            found.append(f"{names[0]} and {len(names) - 1} others: {what}")
+    return found
 
 
 class Findings:
@@ -279,9 +298,14 @@ class Findings:
             getattr(module, key, None) for key in _FUNCTIONS
         ):
             self.add(f"{name} has its weights changed in each call")
+        for key, value in module._parameters.items():
+            if value is not None and type(value) is not nn.Parameter:
+                self.add(f"{name}.{key} is a {type(value).__name__}")
         own = vars(module)
         for flag in (flag for flag in _CASTS if hasattr(module, flag)):
-            keys = (flag, *(_CHANGES if flag == _FORGES_CAST else _FUNCTIONS))
+            changes = _CHANGES if flag == _FORGES_CAST else ()
+            functions = _FUNCTIONS if hasattr(module, _FUNCTIONS[0]) else ()
+            keys = (flag, *changes, *functions)
             self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.findings import UnknownModuleError, is_the_classs
+from lib_rocm_sd.modules.findings import UnknownModuleError, brief, is_the_classs
 from lib_rocm_sd.modules.patches import ABSENT, Patch, named, put, take
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -73,7 +73,7 @@ class StandIn(ABC):
             if not why:
                 return self.serve(asked)
         except UnknownModuleError as error:
-            why = "; ".join(error.reasons)
+            why = "; ".join(brief(error.reasons))
         except Exception as error:
             if isinstance(error, self.passed_on) or is_out_of_memory(error):
                 raise

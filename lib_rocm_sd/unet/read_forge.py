@@ -31,6 +31,8 @@ resample_call = read_comfy.resample_call
 
 NORM_WRAPPER = "group_norm_wrapper"
 """An option: what is called in the place of the norms in residual blocks."""
+OVERRIDE = "optimized_attention_override"
+"""An option: what Neo's attention functions call in their place, as ComfyUI's do."""
 _SHAPE = "activations_shape"
 """An option that reForge's transformers give their blocks."""
 _CHECKPOINT = "_forward checkpoint parameters use_checkpoint"
@@ -105,7 +107,8 @@ def block_call(
 ) -> BlockCall | None:
     """What is patched within is not for us: UnknownModuleError says what."""
     options = {} if transformer_options is None else transformer_options
-    why = read_comfy.patched(options)
+    why = f"an {OVERRIDE} is set in this model" if OVERRIDE in options else ""
+    why = why or read_comfy.patched(options)
     if why:
         raise UnknownModuleError((why,))
     own, cross = (_given(part, options, module) for part in (module.attn1, module.attn2))

@@ -13,6 +13,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs.programs import Graphs
+from lib_rocm_sd.modules.findings import brief
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.unet.blocks import Inner, Means
@@ -74,6 +75,7 @@ class UnetTakeover:
         gone = set(self._stand_ins) - {module for module, _, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
+            self._weights.leave(module.modules())
         for module, kind, family in found:
             self._take(module, kind, family, anew)
         self._embeddings.timed = tuple(self._timed())
@@ -98,6 +100,7 @@ class UnetTakeover:
             stand_in.renew()
         if stand_in.reasons:
             stand_in.take_out()
+            self._weights.leave(module.modules())
         else:
             stand_in.put_in()
 
@@ -156,7 +159,7 @@ class UnetTakeover:
 
 
 def _row(title: str, found: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> KindReport:
-    left = Counter("; ".join(reasons) for reasons, _ in found if reasons)
+    left = Counter("; ".join(brief(reasons)) for reasons, _ in found if reasons)
     partly = Counter(reason for _, reasons in found for reason in reasons)
     ours = sum(not reasons for reasons, _ in found)
     return KindReport(title, len(found), ours, dict(left), dict(partly))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -97,15 +97,17 @@ class UnetWeights:
         laid otherwise by another, stays as it is.
         """
         self._made.clear()
-        for conv, laid in self._laid.items():
-            laid.remove_hook()
-            parameter = laid.parameter()
-            current = conv._parameters.get("weight")
-            if current is None or parameter is not current:
-                continue
-            if current.is_contiguous(memory_format=torch.channels_last):
-                restride(current, laid.strides)
-        self._laid.clear()
+        self.leave(list(self._laid))
+
+    def leave(self, leaves: Iterable[nn.Module]) -> None:
+        """As `give_back`, for the convolutions among `leaves`: they are the host's for now."""
+        for leaf in leaves:
+            laid = self._laid.get(leaf)
+            if laid is not None:
+                _unlay(leaf, laid)
+                del self._laid[leaf]
+                for bare in (False, True):
+                    self._made.pop((cast(nn.Conv2d, leaf), bare), None)
 
     def _lay(self, conv: nn.Conv2d) -> None:
         weight = conv.weight
@@ -131,10 +133,25 @@ def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
     return found
 
 
+def _unlay(conv: nn.Module, laid: _Laid) -> None:
+    laid.remove_hook()
+    parameter = laid.parameter()
+    current = conv._parameters.get("weight")
+    if current is None or parameter is not current:
+        return
+    if current.is_contiguous(memory_format=torch.channels_last):
+        restride(current, laid.strides)
+
+
 def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
-    """Lay a parameter anew in place: its values stay, and whether it is an inference tensor."""
+    """Lay a parameter anew in place: its values stay, and whether it is an inference tensor. Pinned
+    memory stays its own: hosts register it.
+    """
     with torch.inference_mode(parameter.is_inference()), torch.no_grad():
         data = parameter.data
+        if data.device.type == "cpu" and data.is_pinned():
+            parameter.data = data.as_strided(data.shape, strides).copy_(data.clone())
+            return
         again = torch.empty_strided(data.shape, strides, dtype=data.dtype, device=data.device)
         parameter.data = again.copy_(data)
 

@@ -168,6 +168,18 @@ def test_comfyuis_estimate_stays_where_ours_does_not_run(
     assert ours.memory_used_decode((1, 4, 8, 8), torch.float32) == own
 
 
+def test_comfyuis_estimate_stays_while_a_vae_is_loaded_in_parts(vae: Any, card: Engine) -> None:
+    """Its layers cast only after they were loaded for a decode, until they are unloaded."""
+    conv, ours = vae.first_stage_model.decoder.conv_in, vaes.with_ours(vae, wish())
+    own = vae.memory_used_decode((1, 4, 8, 8), torch.float32)
+    conv.comfy_cast_weights = True
+    ours.decode(latent())
+    conv.comfy_cast_weights = False
+    assert ours.memory_used_decode((1, 4, 8, 8), torch.float32) == own
+    ours.decode(latent())
+    assert ours.memory_used_decode((1, 4, 8, 8), torch.float32) < own
+
+
 # --- progress and Cancel
 
 

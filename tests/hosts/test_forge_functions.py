@@ -137,3 +137,10 @@ def test_forges_own_called_alone() -> None:
         expected = attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2)
         torch.testing.assert_close(method(of_unet, of_vae)(q, k, v), expected + added)
         torch.testing.assert_close(method(of_unet, None)(q, k, v), expected)
+
+
+def test_a_models_own_override_is_forges(card: Engine) -> None:
+    q, k, v = (t.transpose(1, 2).flatten(2) for t in tensors(B, H, S, D))
+    options = {"optimized_attention_override": lambda function, *args: "another's"}
+    assert ours()(q, k, v, H, transformer_options=options)[0] == "Forge's"
+    assert isinstance(ours()(q, k, v, H, transformer_options={}), torch.Tensor)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.findings import UnknownModuleError, brief
 from lib_rocm_sd.modules.stand_in import StandIn
 
 X = torch.arange(3.0)
@@ -201,3 +201,9 @@ def test_torch_compile_traces_the_modules_own(stand_in: Negative) -> None:
         pytest.skip(f"torch.compile cannot be used here: {error}")
     assert torch.equal(made, 2 * X)
     assert is_ours(stand_in.module)
+
+
+def test_what_is_said_of_many_layers_is_said_once() -> None:
+    said = [f"up.{index}.conv casts" for index in range(3)]
+    assert brief([*said[:2], "alone"]) == [*said[:2], "alone"]
+    assert brief(["norm has hooks", *said]) == ["norm has hooks", "up.0.conv and 2 others: casts"]

@@ -11,6 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import take_over
+from lib_rocm_sd.unet.weights import restride
 from tests.unet import unet_models as models
 from tests.unet.looking import blocks_of, near, rows
 
@@ -198,6 +199,47 @@ def test_weights_within_a_larger_memory_are_left_alone(unet: Any) -> None:
     conv.weight.data = joint[1].copy_(conv.weight)
     row = rows(take_over(unet))["residual block"]
     assert row.left == {"its weights share their memory with others": 1}
+
+
+def test_weights_of_another_class_are_left_alone(unet: Any, inputs: Any) -> None:
+    """As packed ones that say bfloat16 of themselves."""
+
+    class Packed(nn.Parameter):
+        pass
+
+    conv = unet.middle_block[0].in_layers[2]
+    conv.weight = Packed(conv.weight.detach())
+    taken = take_over(unet)
+    (why,) = rows(taken)["residual block"].left
+    assert why.endswith(".weight is a Packed")
+    models.step(unet, inputs)
+    assert conv.weight.is_contiguous()
+
+
+def test_a_block_that_is_left_has_its_weights_as_they_were(unet: Any, inputs: Any) -> None:
+    """Its host computes it as without us; so do hosts that bring weights from pinned memory."""
+    taken, first = take_over(unet), unet.middle_block[0].in_layers[2]
+    other = unet.middle_block[-1].in_layers[2]
+    plain = models.step(unet, inputs)
+    assert not first.weight.is_contiguous() and not other.weight.is_contiguous()
+    handle = first.register_forward_hook(lambda module, given, made: made)
+    taken.take_over(anew=False)
+    assert first.weight.is_contiguous() and not other.weight.is_contiguous()
+    assert not first._state_dict_hooks and near(models.step(unet, inputs), plain)
+    handle.remove()
+    taken.take_over(anew=False)
+    assert torch.equal(models.step(unet, inputs), plain) and not first.weight.is_contiguous()
+    taken.give_back()
+    assert first.weight.is_contiguous() and other.weight.is_contiguous()
+
+
+def test_pinned_memory_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may have registered it."""
+    weight = torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last)
+    values, place = weight.clone(), weight.data_ptr()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    restride(weight, (72, 9, 3, 1))
+    assert weight.is_contiguous() and torch.equal(weight, values) and weight.data_ptr() == place
 
 
 def test_writing_into_a_blocks_output_harms_nobody(unet: Any, inputs: Any) -> None:

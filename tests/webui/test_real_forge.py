@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.webui.environments import CHECKOUT, FORGE, FORGE_BACKEND, REAL, prepare
+from tests.webui.environments import A1111, CHECKOUT, FORGE, FORGE_BACKEND, REAL, prepare
 from tests.webui.inside_run import DOUBLE, WEBUI, run_inside
 from tests.webui.surface import Mirror
 
@@ -76,10 +77,11 @@ def test_inside_the_real_one(
 
 @pytest.fixture(scope="module")
 def environments(checkout: Path) -> list[str]:
-    """Folders of packages for a whole Forge."""
-    if not (checkout / "backend").is_dir():
-        pytest.skip("only a Forge with a backend is started as a whole")
-    wanted = (FORGE_BACKEND, FORGE, REAL)
+    """Folders of packages for a whole Forge, reForge or Classic; these have gradio 3."""
+    is_forge = (checkout / "backend").is_dir()
+    if not is_forge and not (checkout / "repositories").is_dir():
+        pytest.skip("the checkout has no repositories: it has never been started")
+    wanted = (FORGE_BACKEND, FORGE, REAL) if is_forge else (REAL, A1111)
     for why in map(prepare, wanted):
         if why:
             pytest.skip(why)
@@ -125,4 +127,11 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
     assert 'ROCm SD VAE: "Auto, whole frame, conv: torch"' in played["on"]["info"]
     assert "blocks, linear: torch, conv: torch" in played["blocks"]["info"]
     assert played["off again"] == played["off"]
+    assert played["in parts, off"] == played["off"] and played["blocks again"] == played["blocks"]
+    part = re.search(r"Auto, (\d+) of (\d+) blocks", played["in parts"]["info"])
+    left = 'ROCm SD UNet: "Auto, left to the WebUI"'  # Classic leaves all layers
+    assert int(part[1]) < int(part[2]) if part else left in played["in parts"]["info"]
+    assert 'ROCm SD: "Auto, attention: rocm_sd"' in played["in parts"]["info"]
+    assert "weights from elsewhere in each call" in played["status in parts"]  # the VAE's
     assert played["status"].startswith("Attention runs on our kernel (gfx1100).")
+    assert "The VAE runs on our kernels." in played["status"]

@@ -82,6 +82,7 @@ class CoderStandIn(StandIn):
         self._barred = ""
         self._lock = threading.RLock()
         self._unwanted = False
+        self._was_left = False
 
     def serve_from(self, wish: VaeWish, turn: Turn) -> None:
         """Serve the module's calls from now on, unless another extension does."""
@@ -145,11 +146,12 @@ class CoderStandIn(StandIn):
     def needed_bytes(
         self, height: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> int | None:
-        """Device memory that has to be free for one image; None where the module's own will run.
+        """Device memory that has to be free for one image; None where the module's own will run, or
+        ran last time: it may be for how its weights are loaded when this is known.
 
         Kernels are compiled and tested now where they were not. Raises as Program.prepare does.
         """
-        if not self.is_put_in or self._barred or _unfit(dtype, device):
+        if not self.is_put_in or self._barred or self._was_left or _unfit(dtype, device):
             return None
         with self._alone():
             program, wish = self._made(), self._wish
@@ -174,6 +176,7 @@ class CoderStandIn(StandIn):
         if self._turn.is_here:
             message = f"the VAE's {self.role} was left to the WebUI: {why}"
             self._turn.left[message] = None
+            self._was_left = True
         else:
             message = f"a live preview was left to the WebUI: {why}"
         report.event(message)
@@ -213,6 +216,7 @@ class CoderStandIn(StandIn):
             turn.stopped = turn.stopped or turn.is_here
             return self._rough(program, image, wish)
         else:
+            self._was_left = False
             self._note(program, wish)
             return made
         finally:

@@ -197,6 +197,12 @@ def is_short_of_memory() -> bool:
     return bool(getattr(loaded_model(), "lowvram", False))
 
 
+def vae_dtype() -> Any:
+    """Of the VAE's weights. A Forge's VAE says it of itself: which it is follows from the model."""
+    own = getattr(kinds.vae_of(loaded_model()), "vae_dtype", None) if forge() else None
+    return own or attribute("modules.devices", "dtype_vae")
+
+
 def half_vae_flag() -> str:
     """The flag of a Forge that keeps a VAE's weights in half; empty elsewhere."""
     return kinds.half_vae_flag() if forge() is not None else ""

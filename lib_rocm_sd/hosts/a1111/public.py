@@ -195,6 +195,6 @@ def _usable(why_not: list[str] | None) -> dict[str, Any]:
 
 def _vae(device: torch.device) -> list[str] | None:
     why = engine.known(device, CONVS["3x3"])
-    if why == [] and host.attribute("modules.devices", "dtype_vae") == torch.float32:
+    if why == [] and host.vae_dtype() == torch.float32:
         return [float32_reason()]
     return why

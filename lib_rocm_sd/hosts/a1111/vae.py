@@ -141,7 +141,7 @@ def refusals() -> list[str]:
 def why_not() -> list[str]:
     """Why no VAE can be run on this machine as the WebUI is now; empty where one can."""
     why = refusals()
-    if not why and host.attribute("modules.devices", "dtype_vae") == torch.float32:
+    if not why and host.vae_dtype() == torch.float32:
         return [float32_reason()]
     return why
 

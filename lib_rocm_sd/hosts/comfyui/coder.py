@@ -45,6 +45,10 @@ class Coder(StandIn):
         self.role = role
         self.program = Program(module)
         self._wish: VaeWish | None = None
+        self.was_left = False
+        """Whether the last image was ComfyUI's. So may be the next: how the weights are loaded is
+        known only after memory was made free for it.
+        """
 
     def begin(self, wish: VaeWish) -> None:
         """Serve the module's calls from now on, unless another does."""
@@ -91,6 +95,7 @@ class Coder(StandIn):
             progress=host.progress_bar(),
             interrupt=host.interrupted,
         )
+        self.was_left = False
         tally.served(PARTS[self.role])
         self._note(wish)
         return made
@@ -106,6 +111,7 @@ class Coder(StandIn):
         return f"ours failed: {trouble.once(error)}"
 
     def tell(self, why: str) -> None:
+        self.was_left = True
         tally.leave(PARTS[self.role], why)
 
     def needed_bytes(

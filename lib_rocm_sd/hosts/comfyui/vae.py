@@ -145,6 +145,6 @@ def _needed(
     coder = coder_of(model, role, wish)
     if coder is None or len(shape) != 4 or not isinstance(device, torch.device):
         return None
-    if coder.unfit(dtype, device):
+    if coder.was_left or coder.unfit(dtype, device):
         return None
     return coder.needed_bytes(int(shape[2]), int(shape[3]), dtype, device, wish)

@@ -15,6 +15,7 @@ from lib_rocm_sd.hosts.a1111 import host, session
 from lib_rocm_sd.hosts.a1111.attention import calls
 from lib_rocm_sd.hosts.packed import Call, NotOursError, attend, call_of, is_compiling
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.unet.read_forge import OVERRIDE
 
 Compute = Callable[..., torch.Tensor]
 
@@ -65,7 +66,11 @@ def given(function: Any) -> Any:
 
 
 def packed(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attention of the UNet or transformer, as hosts/packed.py says."""
+    """Attention of the UNet or transformer, as hosts/packed.py says. A model's override of it is
+    asked by Neo's own.
+    """
+    if OVERRIDE in (kwargs.get("transformer_options") or ()):
+        raise NotOursError(f"this model has an {OVERRIDE}")
     call = call_of(*args, **kwargs)
     mask = kwargs.get("mask", args[4] if len(args) > 4 else None)
     if mask is not None and mask.ndim == 3 and mask.shape[0] != 1:

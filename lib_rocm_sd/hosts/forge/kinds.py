@@ -1,7 +1,8 @@
 """Which of the Forges this is, by what it has. Nothing here raises where a piece is missing.
 
 Read in lllyasviel/stable-diffusion-webui-forge dfdcbab6 and Haoming02/sd-webui-forge-classic
-1fe65075 (its branch neo): attention.py, args.py and memory_management.py of backend/; and in
+1fe65075 (its branch neo): attention.py, args.py and memory_management.py of backend/. In later
+copies of neo (2026, their commits are not known) the VAE's function has another name. And in
 Panchovix/stable-diffusion-webui-reForge 3b56b268 and sd-webui-forge-classic 1f95d717 (its branch
 classic): ldm/modules/attention.py, modules/args_parser.py and modules/model_management.py of
 ldm_patched/.
@@ -10,7 +11,7 @@ ldm_patched/.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -40,15 +41,18 @@ class Kind:
         return tuple(filter(None, (*self.packed, self.spatial)))
 
 
+FORGE = Kind(
+    "backend.attention",
+    ("attention_function",),
+    "attention_function_single_head_spatial",
+    "backend.args",
+    "backend.memory_management",
+    ("backend.nn.t5", "backend.nn.llm", "backend.text_processing"),
+)
+NEO = replace(FORGE, spatial="attention_function_vae")
 KINDS = (
-    Kind(
-        "backend.attention",
-        ("attention_function",),
-        "attention_function_single_head_spatial",
-        "backend.args",
-        "backend.memory_management",
-        ("backend.nn.t5", "backend.nn.llm", "backend.text_processing"),
-    ),
+    FORGE,
+    NEO,
     Kind(
         "ldm_patched.ldm.modules.attention",
         ("optimized_attention", "optimized_attention_masked"),
@@ -69,8 +73,8 @@ def shortcomings() -> list[str]:
     """What a Forge that is not as known lacks; empty where it is as known, and where it is none."""
     if find() is not None:
         return []
-    there = [kind for kind in KINDS if _module(kind.attention)]
-    return [f"its {kind.attention} has no {', '.join(_lacking(kind))}" for kind in there]
+    first = {kind.attention: kind for kind in reversed(KINDS) if _module(kind.attention)}
+    return [f"its {name} has no {', '.join(_lacking(kind))}" for name, kind in first.items()]
 
 
 def _lacking(kind: Kind) -> list[str]:

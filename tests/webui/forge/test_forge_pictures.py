@@ -170,6 +170,17 @@ def test_packed_weights_stay_where_forge_leaves_models(forge: Any, gpu: FakeGpu)
     assert any(kept())
 
 
+def test_the_status_says_what_the_vae_itself_is_in(forge: Any, gpu: FakeGpu) -> None:
+    """Forges choose by its model; what modules/devices.py has is chosen without one."""
+    webui = forge(gpu=gpu)
+    webui.devices.dtype_vae = torch.float32
+    assert "whole frame" in webui.txt2img(True, steps=1).info
+    assert "The VAE runs on our kernels." in webui.status
+    webui.devices.dtype_vae = torch.bfloat16
+    webui.shared.sd_model.forge_objects.vae.vae_dtype = torch.float32
+    assert "The VAE is the WebUI's own: its weights are float32" in webui.status
+
+
 CHANGED = {
     "forge": {"parameters_manual_cast": True, "forge_online_loras": {"weight": []}},
     "reforge": {"ldm_patched_cast_weights": True},

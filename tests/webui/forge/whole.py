@@ -1,4 +1,5 @@
-"""A whole real Forge: started on the CPU, with its page, and asked for pictures of a small model.
+"""A whole real Forge or reForge: started on the CPU, with its page, and asked for pictures of a
+small model.
 
 python whole.py CHECKOUT DATA [card]: DATA is its data folder, with the extension in it or not;
 `card`: the CPU plays a card of ours. What came of it is in DATA/found.json.
@@ -6,21 +7,31 @@ python whole.py CHECKOUT DATA [card]: DATA is its data folder, with the extensio
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 HALF = torch.bfloat16
 ROOT, DATA, CARD = Path(sys.argv[1]), Path(sys.argv[2]), len(sys.argv) > 3
-STUBS = ("basicsr", "gfpgan", "joblib", "peft", "pywt", "realesrgan", "insightface", "loadimg")
+STUBS = (
+    *("basicsr", "gfpgan", "insightface", "joblib", "loadimg", "peft", "pillow_heif", "pywt"),
+    *("realesrgan", "rich"),
+)
+IS_REFORGE = not (ROOT / "backend").is_dir()
+MEMORY = "ldm_patched.modules.model_management" if IS_REFORGE else "backend.memory_management"
 FLAGS = "--always-cpu --skip-version-check --no-download-sd-model --skip-torch-cuda-test"
+SHARE = 0.7
+"""Of a model that memory is for when it is loaded in parts."""
 UNET: dict[str, Any] = {
     "in_channels": 4,
     "out_channels": 4,
@@ -47,10 +58,15 @@ def start() -> Any:
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1", COVERAGE_RUN="1")
     builtin = sorted(path.name for path in (ROOT / "extensions-builtin").iterdir())
     settings = {"disabled_extensions": builtin, "samples_save": False}
+    settings["live_previews_enable"] = False  # its model would be downloaded
     (DATA / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    checkpoints = DATA / "models" / "Stable-diffusion"
+    checkpoints.mkdir(parents=True)
+    save_file({"nothing": torch.zeros(1)}, checkpoints / "small.safetensors")
     inside: Any = importlib.import_module("real_parts")
     inside.STUBS.update(STUBS)
-    inside.STUBS.difference_update(("accelerate", "diffusers"))
+    if not IS_REFORGE:
+        inside.STUBS.difference_update(("accelerate", "diffusers"))
     sys.meta_path.insert(0, inside.Stubs())
     sys.path.insert(0, str(ROOT))
     sys.argv = ["launch.py", "--data-dir", str(DATA), *FLAGS.split()]
@@ -77,10 +93,13 @@ def start() -> Any:
 
 def load(modules: Any) -> None:
     """A small model becomes the one that is loaded."""
-    engine, data = _engine(), modules.sd_models.model_data
-    data.set_sd_model(engine)
-    data.forge_hash = str(data.forge_loading_parameters)
-    modules.script_callbacks.model_loaded_callback(engine)
+    data = modules.sd_models.model_data
+    if IS_REFORGE:
+        importlib.import_module("whole_reforge").load(modules.sd_models, UNET)
+    else:
+        data.set_sd_model(_engine())
+        data.forge_hash = str(data.forge_loading_parameters)
+    modules.script_callbacks.model_loaded_callback(data.sd_model)
 
 
 def picture(modules: Any, *args: Any) -> dict[str, Any]:
@@ -98,6 +117,25 @@ def picture(modules: Any, *args: Any) -> dict[str, Any]:
     p.script_args = tuple(values)
     made = modules.processing.process_images(p)
     return {"pixels": zlib.crc32(made.images[0].tobytes()), "info": made.infotexts[0]}
+
+
+@contextlib.contextmanager
+def in_parts() -> Iterator[None]:
+    """Its own memory management leaves layers in main memory, as where a card has few bytes."""
+    memory: Any = importlib.import_module(MEMORY)
+    load = memory.LoadedModel.model_load
+
+    def load_part(self: Any, *given: Any, **more: Any) -> Any:
+        parameters = self.model.model.parameters()
+        return load(self, int(SHARE * sum(p.numel() * p.element_size() for p in parameters)))
+
+    memory.unload_all_models()
+    memory.LoadedModel.model_load = load_part
+    try:
+        yield
+    finally:
+        memory.LoadedModel.model_load = load
+        memory.unload_all_models()
 
 
 def _engine() -> Any:
@@ -169,6 +207,11 @@ def main() -> None:
         blocks = (True, "Auto", "Auto", 0, "Auto")
         found |= {"on": picture(modules, True), "off": picture(modules, False)}
         found |= {"blocks": picture(modules, *blocks), "off again": picture(modules, False)}
+        with in_parts():
+            found["in parts"] = picture(modules, *blocks)
+            found["status in parts"] = state.status()
+            found["in parts, off"] = picture(modules, False)
+        found["blocks again"] = picture(modules, *blocks)
         found["status"] = state.status()
     (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
 

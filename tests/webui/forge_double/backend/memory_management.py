@@ -18,8 +18,28 @@ def get_torch_device():
 
 
 class LoadedModel:
+    """What has no room casts its weights in each call."""
+
     def __init__(self, model):
         self.model = model
+
+    def model_load(self, model_gpu_memory_when_using_cpu_swap=-1):
+        room = model_gpu_memory_when_using_cpu_swap
+        layers = [m for m in self.model.model.modules() if hasattr(m, "parameters_manual_cast")]
+        for layer in sorted(layers, key=module_size) if room >= 0 else ():
+            room -= module_size(layer)
+            if room < 0:
+                layer.prev_parameters_manual_cast = layer.parameters_manual_cast
+                layer.parameters_manual_cast = True
+                layer.weight = torch.nn.Parameter(layer.weight.detach(), requires_grad=False)
+        self.model.refresh_loras()
+        return self.model.model
+
+    def model_unload(self, avoid_model_moving=False):
+        for layer in self.model.model.modules():
+            if hasattr(layer, "prev_parameters_manual_cast"):
+                layer.parameters_manual_cast = layer.prev_parameters_manual_cast
+                del layer.prev_parameters_manual_cast
 
 
 def load_models_gpu(models, memory_required=0, hard_memory_preservation=0):
@@ -39,6 +59,10 @@ def get_free_memory(dev=None, torch_free_too=False):
 
 def dtype_size(dtype):
     return dtype.itemsize
+
+
+def module_size(module, exclude_device=None, include_device=None, return_split=False):
+    return sum(each.numel() * each.element_size() for each in module.state_dict().values())
 
 
 def intermediate_device():
