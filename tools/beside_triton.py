@@ -141,7 +141,7 @@ all lanes; `memory bytes` are what the loads ask for.
 
 `{ours}`: kernels/attention.hip by {compiler}, its machine code executed on the CPU with
 two lengths of keys; the difference is one pass. `Triton`: lib_rocm_sd/triton_kernels/attention.py
-by Triton {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost
+with `fused` by Triton {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost
 model puts first among those that spill nothing, of equals the one with fewer vector instructions;
 where another of these has fewer of them, that one too ("fewest"). Its tiles are powers of two: it
 computes head_dim 40 as 32 and 16 columns, 80 as 64 and 16.

@@ -66,7 +66,7 @@ def compiled(arch: Arch, head_dim: int, config: TritonConfig, *, tail: bool, buf
     first, rest = pieces(head_dim)
     constants: dict[str, Any] = {"head_dim": head_dim, "first": first, "rest": rest}
     constants |= {"block_m": config.block_m, "block_n": config.block_n}
-    constants |= {"kind": NO_MASK, "tail": tail}
+    constants |= {"kind": NO_MASK, "tail": tail, "fused": True}
     signature = {name: _type_of(name, constants) for name in attention.arg_names}
     hints = {
         (place,): _hints(name, head_dim, buffers)

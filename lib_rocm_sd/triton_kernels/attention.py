@@ -7,6 +7,10 @@ Tiles of Triton are powers of two. A head is cut into a `first` piece and a `res
 fewer columns than one power of two: 40 is 32 + 16, 80 is 64 + 16, 160 is 128 + 32. Each piece has
 its own product for the scores, and its own sum.
 
+A score is scaled before the largest is taken off it. In one multiply-add (`fused`, as Triton's own
+example has it) that takes fewer instructions, and from scores of 2^29 on the rounding of the largest
+makes weights 0 or infinite. So it is there only to be compared with.
+
 A query whose keys are all masked gives zeros. Within a head offsets have 32 bits; where a head
 begins has 64.
 """
@@ -28,7 +32,7 @@ def add_tile(  # type: ignore[no-untyped-def]
     sums, more, largest, total, q_first, q_rest, k, v, mask, k_row, v_row, mask_column,
     mask_row, row, begin, seq_q, seq_k, scale,
     head_dim: tl.constexpr, first: tl.constexpr, rest: tl.constexpr, block_n: tl.constexpr,
-    kind: tl.constexpr, tail: tl.constexpr,
+    kind: tl.constexpr, tail: tl.constexpr, fused: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys, from `begin` on. `tail`: some may lie past the end."""
     keys = begin + tl.arange(0, block_n)
@@ -45,22 +49,29 @@ def add_tile(  # type: ignore[no-untyped-def]
         at = keys[None, :] * k_row + further[:, None]
         k_tile = tl.load(k + at, inside[None, :] & ours[:, None], other=0.0)
         scores = tl.dot(q_rest, k_tile, scores)
-    scores = scores * scale
-    if kind != 0:
-        at = row[:, None] * mask_row + keys[None, :] * mask_column
-        there = (row[:, None] < seq_q) & inside[None, :]
-        given = tl.load(mask + at, there, other=0)
-        if kind == 1:
-            scores = tl.where(given != 0, scores, float("-inf"))
-        else:
-            scores += given.to(tl.float32) * 1.4426950408889634
-    if tail:
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-    new = tl.maximum(largest, tl.max(scores, 1))
-    base = new
-    if kind != 0:
-        base = tl.where(new == float("-inf"), 0.0, new)
-    weights = tl.math.exp2(scores - base[:, None])
+    if fused:
+        if tail:
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1) * scale)
+        base = new
+        weights = tl.math.exp2(scores * scale - base[:, None])
+    else:
+        scores = scores * scale
+        if kind != 0:
+            at = row[:, None] * mask_row + keys[None, :] * mask_column
+            there = (row[:, None] < seq_q) & inside[None, :]
+            given = tl.load(mask + at, there, other=0)
+            if kind == 1:
+                scores = tl.where(given != 0, scores, float("-inf"))
+            else:
+                scores += given.to(tl.float32) * 1.4426950408889634
+        if tail:
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1))
+        base = new
+        if kind != 0:
+            base = tl.where(new == float("-inf"), 0.0, new)
+        weights = tl.math.exp2(scores - base[:, None])
     shrink = tl.math.exp2(largest - base)
     total = total * shrink + tl.sum(weights, 1)
     v_at = keys[:, None] * v_row
@@ -80,10 +91,10 @@ def attention(  # type: ignore[no-untyped-def]
     q, k, v, out, mask, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
     mask_batch, mask_head, mask_row, mask_column, heads, seq_q, seq_k, q_blocks, scale,
     head_dim: tl.constexpr, first: tl.constexpr, rest: tl.constexpr, block_m: tl.constexpr,
-    block_n: tl.constexpr, kind: tl.constexpr, tail: tl.constexpr,
+    block_n: tl.constexpr, kind: tl.constexpr, tail: tl.constexpr, fused: tl.constexpr = False,
 ):  # fmt: skip
     """(B, S, H, D) by strides -> (B, Sq, H * D). `scale`: times log2(e). `kind` of mask: 0 none,
-    1 bool, 2 added.
+    1 bool, 2 added. `fused`, for comparisons: no mask, a scale above 0 and scores below 2^29.
     """
     block = tl.program_id(0)
     head = (block // q_blocks % heads).to(tl.int64)
@@ -113,11 +124,13 @@ def attention(  # type: ignore[no-untyped-def]
         sums, more, largest, total = add_tile(
             sums, more, largest, total, q_first, q_rest, k, v, mask, k_row, v_row, mask_column,
             mask_row, row, begin, seq_q, seq_k, scale, head_dim, first, rest, block_n, kind, False,
+            fused,
         )  # fmt: skip
     if tail:
         sums, more, largest, total = add_tile(
             sums, more, largest, total, q_first, q_rest, k, v, mask, k_row, v_row, mask_column,
             mask_row, row, whole, seq_q, seq_k, scale, head_dim, first, rest, block_n, kind, True,
+            fused,
         )  # fmt: skip
     if kind != 0:
         total = tl.where(total == 0.0, 1.0, total)

@@ -59,8 +59,11 @@ def test_attention(gfx: str, problem: AttentionProblem) -> None:
     constants |= {"block_n": BLOCK_K, "kind": kind, "tail": True}
     arguments = (q, k, v, out, given, *strides, *steps, *sizes)
     groups = p.batch * p.heads * blocks
-    triton_code.run(arch, attention, arguments, constants, groups, WAVES)
-    assert relative_error(out, ATTENTION.reference(inputs)) <= ATTENTION.tolerance(p)
+    for fused in (False, True) if mask is None else (False,):
+        made = {**constants, "fused": fused}
+        triton_code.run(arch, attention, arguments, made, groups, WAVES)
+        assert relative_error(out, ATTENTION.reference(inputs)) <= ATTENTION.tolerance(p), fused
+        out.fill_(math.nan)
 
 
 @pytest.mark.slow
