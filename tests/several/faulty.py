@@ -18,16 +18,10 @@ class Faulty(worker.Worker):
         kind, _, fault = PLAN.read_text().partition(" ")
         if kind != message["kind"]:
             return super().answer(message)
-        if fault == "die":
-            os._exit(7)
-        if fault == "hang":
-            time.sleep(60)
-        if fault == "words":
-            print("a word of its own")
-        if fault == "memory":
-            raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB")
-        if fault == "error":
-            raise ValueError("a planted error")
+        if fault.startswith("amid "):
+            self._fail_amid(fault.removeprefix("amid "))
+            return super().answer(message)
+        _fail(fault)
         if fault == "unusable":
             return {"kind": "unusable", "reason": "a planted reason"}
         answer = super().answer(message)
@@ -41,6 +35,32 @@ class Faulty(worker.Worker):
         if fault == "number":
             message["number"] = -1
         return answer
+
+    def _fail_amid(self, fault: str) -> None:
+        """At the fifth exchange from now on."""
+        whole, left = self._meet, [5]
+
+        def meet(number: int) -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._meet = whole
+                _fail(fault)
+            whole(number)
+
+        self._meet = meet
+
+
+def _fail(fault: str) -> None:
+    if fault == "die":
+        os._exit(7)
+    if fault == "hang":
+        time.sleep(60)
+    if fault == "words":
+        print("a word of its own")
+    if fault == "memory":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB")
+    if fault == "error":
+        raise ValueError("a planted error")
 
 
 def main() -> int:
