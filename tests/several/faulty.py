@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lib_rocm_sd.several import child, worker
 
 PLAN = Path(sys.argv[-1])
@@ -26,8 +28,8 @@ class Faulty(worker.Worker):
             return {"kind": "unusable", "reason": "a planted reason"}
         answer = super().answer(message)
         if fault == "wrong":
-            out = self._shared.tensor(message["out"], answer["shape"], self._tensors[0].dtype)
-            out.mul_(1.5)
+            dtype = getattr(torch, answer["dtype"])
+            self._shared.tensor(message["out"], answer["shape"], dtype).mul_(1.5)
         if fault == "shape":
             answer["shape"] = answer["shape"][:-1]
         if fault == "poor":
