@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.engine.memory import free_bytes, is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.several.board import Board, board_bytes, row_bytes
 from lib_rocm_sd.several.clock import Clock
@@ -26,6 +26,7 @@ from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.together import TogetherProgram
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.plan import BandPlan
+from lib_rocm_sd.vae.policy import limit_bytes
 from lib_rocm_sd.vae.program import Request
 from lib_rocm_sd.vae.shared import parts_of, units
 from lib_rocm_sd.vae.steps import Rows
@@ -36,6 +37,8 @@ LEAST_PIXELS = 64 * 64
 LEAST_UNITS = 2
 SMALL = "the picture is small"
 BANDED = "one card makes it in bands that take little memory"
+PEAK_SHARE = 1.5
+"""Of a whole picture's memory, by a card's share of it: nothing is written in place."""
 WIDE = "the picture is too wide to be exchanged"
 AMID = "the VAE's weights have changed amid a generation, and are not sent twice"
 NO_ROOM = "this card has too little memory for its part"
@@ -74,11 +77,12 @@ class Decoding:
         self._board: Shared | None = None
         self._number = -1
         """Of the board: a name may come again."""
-        self._sent = False
+        self._sent: list[Member] = []
+        """Who was sent weights since `begin`."""
 
     def begin(self) -> None:
         """The next pictures are begun."""
-        self._sent = False
+        self._sent = []
 
     def close(self) -> None:
         """Give the shared memory back, and forget what was measured."""
@@ -103,7 +107,7 @@ class Decoding:
         image = request.image
         try:
             links = program.chain_of(image)
-            self._prepare(subject, image, links, plan)
+            self._prepare(subject, image, links, lambda: self._fits(program, request, plan))
         except NotDividedError as reason:
             self.why, self.way = str(reason), ()
             return alone()
@@ -125,7 +129,9 @@ class Decoding:
         self.why = self._failures(kind) or self.shares.alone(kind, rows)
         return made
 
-    def _prepare(self, subject: Subject, image: torch.Tensor, links: Chain, plan: BandPlan) -> None:
+    def _prepare(
+        self, subject: Subject, image: torch.Tensor, links: Chain, fits: Callable[[], bool]
+    ) -> None:
         """Raises NotDividedError."""
         for member in self._members:
             member.look()
@@ -133,8 +139,6 @@ class Decoding:
         pixels = image.shape[2] * image.shape[3]
         if not len(image) or pixels < LEAST_PIXELS or units(links) < LEAST_UNITS:
             raise NotDividedError(SMALL)
-        if not plan.whole:
-            raise NotDividedError(BANDED)
         if is_recording(self._home):
             raise NotDividedError("somebody records this decode")
         cards = 1 + len(self._members)
@@ -144,16 +148,29 @@ class Decoding:
         subject.look()
         if subject.reasons:
             raise NotDividedError("; ".join(subject.reasons[:MOST_REASONS]))
+        if not fits():
+            raise NotDividedError(BANDED)
         self._send(subject)
+
+    def _fits(self, program: TogetherProgram, request: Request, plan: BandPlan) -> bool:
+        """Whether this card's part, of equal ones, is within what one card may take."""
+        if plan.whole:
+            return True
+        session, device = request.session, request.image.device
+        limit = limit_bytes(request.wish, free_bytes(device, session.headroom_bytes))
+        if limit is None or request.wish.mode == "banded":
+            return False
+        whole = program.whole_bytes(request.image, session)
+        return PEAK_SHARE * whole / (1 + len(self._members)) <= limit
 
     def _send(self, subject: Subject) -> None:
         """See that the replicas have these weights; once in a generation they may be sent."""
         there = [m for m in self._members if m.is_there and not m.without(DECODER)]
         lacking = [member for member in there if not member.has(subject)]
-        if lacking and self._sent:
+        if any(member in self._sent for member in lacking):
             raise NotDividedError(AMID)
         for member in lacking:
-            self._sent = True
+            self._sent.append(member)
             member.give(subject)
         if not any(member.has(subject) for member in there):
             raise NotDividedError(missing(self._members, DECODER))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.memory import UNLIMITED_BYTES
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.vae.bands import Run, nothing
 from lib_rocm_sd.vae.program import SCALES, Program
@@ -37,6 +39,13 @@ class TogetherProgram(Program):
         """What is done with one image like this (N, C, H, W)."""
         height, width = image.shape[2:]
         return chain(self._recipe, 1, height, width, self._weight.dtype)
+
+    def whole_bytes(self, image: torch.Tensor, session: Session) -> int:
+        """Device memory for one such image, not in bands, as the plan for it was made."""
+        where = (self._weight.dtype, image.device, session.of_part(self._part), engine.renewals)
+        height, width = image.shape[2:]
+        plans = self._plans.get(where)
+        return plans.planner((1, height, width)).whole().peak_bytes if plans else UNLIMITED_BYTES
 
     def together(
         self,

@@ -41,12 +41,12 @@ class Pictures:
     """A decoder whose pictures a team makes."""
 
     def __init__(self, module: Any, start: Callable[[torch.device], Replica], cards: int) -> None:
-        self.module, self.level = module, "Auto"
+        self.module, self.session = module, Session()
         self.team = Team(CPU, [CPU] * cards, start)
         self.program = SeveralProgram(module)
         self.program.decoding = self.team.decoding
         self.program.subject = Subject(
-            module, lambda: Manner(self.level, 0, None, switches()), part=DECODER
+            module, lambda: Manner(self.session.level, 0, None, switches()), part=DECODER
         )
         self.team.begin()
         self.wait()
@@ -64,7 +64,7 @@ class Pictures:
                 time.sleep(0.005)
 
     def make(self, image: torch.Tensor, **more: Any) -> torch.Tensor:
-        made = self.program(image, session=Session.of(self.level), **more)
+        made = self.program(image, session=self.session, **more)
         self.wait()
         return made
 
@@ -214,9 +214,19 @@ def test_small_pictures(pictures: Pictures, shape: tuple[int, int, int], why: st
 
 
 def test_bands_of_little_memory(pictures: Pictures) -> None:
-    made = pictures.make(latent(1, 64, 16), mode="banded")
-    assert torch.equal(made, pictures.alone(latent(1, 64, 16)))
+    """One card's, unless half of the whole picture fits where all of it does not."""
+    image = latent(1, 128, 8)
+    expected = pictures.alone(image)
+    assert torch.equal(pictures.make(image, mode="banded"), expected)
     assert pictures.decoding.why == decodings.BANDED
+    whole = pictures.program.whole_bytes(image, pictures.session)
+    for share, why in ((0.9, ""), (0.7, decodings.BANDED)):
+        given = {"budget_bytes": int(share * whole)}
+        for _ in range(4):
+            assert torch.equal(pictures.make(image, **given), expected)
+            assert not pictures.program.last_plan.whole  # type: ignore[union-attr]
+        assert (pictures.decoding.why == decodings.BANDED) is bool(why)
+    assert pictures.decoding.divided > 0
 
 
 def test_what_others_have_done(pictures: Pictures) -> None:
