@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import policy
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.several import rebuilt
 from lib_rocm_sd.several.together import TogetherProgram
@@ -26,7 +25,6 @@ class CopiedDecoder:
 
     def picture(self, image: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
         """The first `rows` of what it gives for `image`, all of it made here."""
-        engine.renew()
         self._program.look()
         self._program.take_scale(scale)
         made = self._program(image, session=self._session)

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ import torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.several import decoding as decodings
 from lib_rocm_sd.several.board import Board
+from lib_rocm_sd.several.decoder import CopiedDecoder
 from lib_rocm_sd.several.decoding import Kind, SeveralProgram
 from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.several.replica import DECODER, Limits, Manner, Replica
+from lib_rocm_sd.several.replica import DECODER, UNET, Limits, Manner, Replica
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Team
-from lib_rocm_sd.several.worker import switches
+from lib_rocm_sd.several.worker import Worker, switches
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 from tests.several.help import CPU, LIMIT_S, inputs, near
@@ -360,6 +362,39 @@ def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
     before = pictures.decoding.divided
     assert torch.equal(pictures.make(image), pictures.alone(image))
     assert pictures.decoding.divided == before + 1
+
+
+def test_a_step_that_runs_out_of_memory_there() -> None:
+    """What the decoder keeps beside its weights is given back, and the step is tried again."""
+    shared = Shared(1 << 16)
+    opening = {"device": "cpu", "bytes": shared.size, "memory": shared.name}
+    worker = Worker(opening, lambda number: None)
+    done: list[str] = []
+
+    class Full(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            done.append("step")
+            if "release" not in done:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return x + 1
+
+    worker._unet = Full()
+    message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.answer(message)
+    worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
+    shared.tensor(0, (3,), torch.float32).fill_(2)
+    assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
+    assert shared.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(("level", "kept"), [("Auto", True), ("Memory", False)])
+def test_what_is_kept_beside_the_weights(decoder: Any, level: str, kept: bool) -> None:
+    copied = CopiedDecoder(decoder, Session.of(level))
+    image = latent(1, 20, 8)
+    made = copied.picture(image, 0, 24)
+    assert torch.equal(made, Program(decoder)(image)[:, :, :24])
+    assert bool(copied._program._ready) is kept
 
 
 def test_a_board_in_pieces() -> None:

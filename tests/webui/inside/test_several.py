@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from conftest import FakeGpu, Start, WebUI
 from unet_help import AUTO, WITHOUT, begin, unet_of, untouched
-from vae_help import distance, same
+from vae_help import HALF, coders, distance, same
 
 SEVERAL = (*AUTO, "Auto")
 VAE_TOO = (True, "Auto", "Auto", 0, "Auto", "Auto")
@@ -146,6 +147,9 @@ def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family:
     told = webui.library("hosts.a1111.public").status()["several"]["vae"]
     assert told == {"bands": [2, 1], "why": ""}
 
+    decode_as_a_preview_and_as_a_picture(webui)
+    assert decoding.divided == 3  # live previews are one card's
+
     webui.txt2img(*VAE_TOO, steps=2)
     assert row().runs == "one card" and row().why == (decodings.SMALL,)
     webui.txt2img(*SEVERAL, steps=2)
@@ -154,6 +158,23 @@ def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family:
     assert same(webui.txt2img(*VAE_TOO[:-1], **size), alone)
     assert row_of(webui, *VAE_TOO[:-1], name="Several GPUs, VAE") is None
     assert not webui.errors_reported
+
+
+def decode_as_a_preview_and_as_a_picture(webui: WebUI) -> None:
+    session = webui.library("hosts.a1111.vae").session
+    session.begin()
+    session.establish(webui.library("ui.options").parse(*VAE_TOO)[0])
+    decoder, image = coders(webui)[0], torch.zeros(1, 4, 33, 8, dtype=HALF)
+
+    def decode() -> None:
+        with torch.no_grad():
+            decoder(image)
+
+    preview = threading.Thread(target=decode)
+    preview.start()
+    preview.join()
+    decode()
+    session.end()
 
 
 def test_sdxl_refiner_reasons_and_unloading(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
