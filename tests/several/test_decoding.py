@@ -128,8 +128,13 @@ def test_one_cards_bits(pictures: Pictures, batch: int, height: int, width: int)
 
 
 def test_what_the_decoder_itself_gives(pictures: Pictures) -> None:
+    """What its own forward notes on it changes nothing: nothing is sent again."""
     image = latent(1, 32, 16)
-    assert near(pictures.divided(image), pictures.module(image))
+    made, (member,) = pictures.divided(image), pictures.team.members
+    sent = member.sent_bytes
+    assert near(made, pictures.module(image)) and pictures.module.last_z_shape == image.shape
+    pictures.team.begin()
+    assert torch.equal(pictures.make(image), made) and member.sent_bytes == sent
 
 
 @pytest.mark.slow
@@ -327,6 +332,8 @@ def test_interrupt(pictures: Pictures) -> None:
     with pytest.raises(Interrupted):
         pictures.make(image, progress=progress, interrupt=lambda: len(ticks) > 3)
     assert [done for done, _ in ticks] == [1, 2, 3, 4] and ticks[0][1] > 10
+    pictures.wait()
+    assert pictures.team.members[0].is_there
     before = pictures.decoding.divided
     assert torch.equal(pictures.make(image), pictures.alone(image))
     assert pictures.decoding.divided == before + 1
@@ -406,6 +413,7 @@ def test_a_board_in_pieces() -> None:
     def run(rank: int) -> None:
         def meet() -> None:
             barrier.wait(LIMIT_S)
+            time.sleep(0.01 * rank)  # one reads while the other writes again
 
         board = Board(shared, rank, 2, CPU, meet)
         parts = whole.split([3, 2], 1)
