@@ -122,6 +122,7 @@ class Decoding:
                 self.divided += len(image)
                 return made
             self.why, self.way = self._failures(kind), ()
+            request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
             if self._home.type == "cuda":
                 torch.cuda.empty_cache()
             return alone()

@@ -10,7 +10,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import UNLIMITED_BYTES
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.vae.bands import Run, nothing
-from lib_rocm_sd.vae.program import SCALES, Program
+from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.shared import Ranks, Shared, make_shared
 from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.trace import Chain, chain
@@ -22,13 +22,13 @@ class TogetherProgram(Program):
 
     @property
     def scale(self) -> int:
-        """Which of SCALES the images between steps are multiplied by."""
+        """Which of vae/program.py's SCALES the images between steps are multiplied by."""
         return self._scale
 
     def take_scale(self, scale: int) -> None:
         """Use that of another process, which has found it."""
         if scale != self._scale:
-            self._scale, self._hopeless = range(len(SCALES))[scale], False
+            self._scale, self._hopeless = scale, False
             self.release()
 
     def look(self) -> None:

@@ -261,16 +261,21 @@ def test_off(pictures: Pictures) -> None:
         ("amid error", "cpu: it failed: ValueError: a planted error"),
     ],
 )
-def test_a_card_that_fails(pictures: Pictures, plan: Path, fault: str, why: str) -> None:
+def test_a_card_that_fails(
+    pictures: Pictures, plan: Path, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
+) -> None:
     """One's own card makes the whole picture in the same call, and the next ones."""
     image = latent()
     pictures.warm(image)
     plan.write_text(f"call {fault}")
+    told: list[str] = []
+    monkeypatch.setattr(pictures.session.report, "event", told.append)
     assert torch.equal(pictures.make(image), pictures.alone(image))
     assert pictures.decoding.why == why and pictures.decoding.way == ()
     plan.write_text("")
     assert torch.equal(pictures.make(image), pictures.alone(image))
     assert pictures.decoding.why == why
+    assert told == [f"one card makes the VAE's pictures: {why}"]
     other = latent(1, 33, 8)
     assert torch.equal(pictures.divided(other), pictures.alone(other))
 
