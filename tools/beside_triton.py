@@ -141,10 +141,10 @@ all lanes; `memory bytes` are what the loads ask for.
 
 `{ours}`: kernels/attention.hip by {compiler}, its machine code executed on the CPU with
 two lengths of keys; the difference is one pass. `Triton`: lib_rocm_sd/triton_kernels/attention.py
-with `fused` by Triton {triton}: of {configs} combinations of tile sizes, waves and stages the one that the cost
-model puts first among those that spill nothing, of equals the one with fewer vector instructions;
-where another of these has fewer of them, that one too ("fewest"). Its tiles are powers of two: it
-computes head_dim 40 as 32 and 16 columns, 80 as 64 and 16.
+with `fused`, by Triton {triton}: of {configs} combinations of tile sizes, waves and stages the one
+that the cost model puts first among those that spill nothing, of equals the one with fewer vector
+instructions; where another of these has fewer of them, that one too ("fewest"). Its tiles are
+powers of two: it computes head_dim 40 as 32 and 16 columns, 80 as 64 and 16.
 `cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units, for padding too)
 are estimates of the cost model (lib_rocm_sd/machine/rates.py), the same for both. A ratio below 1
 is in favour of `{ours}`. No comparison of times follows from any of this."""

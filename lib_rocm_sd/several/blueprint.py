@@ -1,5 +1,6 @@
-"""A UNet as data, so that another process can build one like it: the classes of its modules, their
-plain attributes, the shapes of their weights. Nothing is pickled, and no constructor is called.
+"""A UNet, or a VAE's decoder, as data, so that another process can build one like it: the classes
+of its modules, their plain attributes, the shapes of their weights. Nothing is pickled, and no
+constructor is called.
 
 What cannot be said so, or was changed by somebody, is a reason why there is no copy.
 """
@@ -18,13 +19,15 @@ from lib_rocm_sd.modules.findings import is_the_classs
 from lib_rocm_sd.modules.patches import named
 
 FAMILIES = ("ldm", "sgm")
-"""The packages whose UNets are known."""
+"""The packages whose modules are known."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _OURS = "lib_rocm_sd"
 _FORWARDS = ("forward", "_forward", "_conv_forward")
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _KEPT_BESIDE = ("network_", "fp16_")
 """How attributes begin that the WebUI keeps on layers: networks' and float8's backups."""
+_NOTED = ("weighted_forward", "last_z_shape")
+"""Attributes that compute nothing; a decoder notes in the last what it was called with."""
 _GLOBALS = ("th", "timestep_embedding")
 """Names in a UNet's Python module through which its forward computes."""
 
@@ -45,26 +48,29 @@ class Blueprint:
         return [tensor for module in unet.modules() for _, tensor in tensors_of(module)]
 
 
-def read(unet: nn.Module, hosts_own: Sequence[str] = ()) -> tuple[Blueprint | None, list[str]]:
-    """The blueprint of `unet`, or the reasons why there is none.
+def read(
+    module: nn.Module, hosts_own: Sequence[str] = (), name: str = "the UNet"
+) -> tuple[Blueprint | None, list[str]]:
+    """The blueprint of `module`, or the reasons why there is none. `name`: what they call it.
 
     `hosts_own`: Python modules of the host whose forwards, put into classes, and whose globals
     compute what the classes' own do.
     """
-    family = type(unet).__module__.partition(".")[0]
+    family = type(module).__module__.partition(".")[0]
     if family not in FAMILIES:
-        return None, [f"a UNet of {family or 'an unknown kind'} is not known"]
-    reasons = dict.fromkeys(_global_reasons(unet, family, hosts_own))
+        return None, [f"{name} is of {family or 'an unknown kind'}, of which there is no copy"]
+    reasons = dict.fromkeys(_global_reasons(module, family, hosts_own))
     rows: list[Row] = []
-    for path, module in unet.named_modules():
-        reasons |= dict.fromkeys(_reasons(path, module, family, hosts_own))
+    for path, part in module.named_modules():
+        where = path or name
+        reasons |= dict.fromkeys(_reasons(where, part, part is module, family, hosts_own))
         try:
-            rows.append(_row(path, module))
+            rows.append(_row(path, part))
         except ValueError as error:
-            reasons[f"{path or 'the UNet'}: {error}"] = None
+            reasons[f"{where}: {error}"] = None
     if reasons:
         return None, list(reasons)
-    return Blueprint(rows, _packages(unet)), []
+    return Blueprint(rows, _packages(module)), []
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -92,7 +98,7 @@ def _row(path: str, module: nn.Module) -> Row:
     cls = type(module)
     attributes = {}
     for name, value in vars(module).items():
-        kept_beside = name.startswith(_KEPT_BESIDE) or name in (*_FORWARDS, "weighted_forward")
+        kept_beside = name.startswith(_KEPT_BESIDE) or name in (*_FORWARDS, *_NOTED)
         if name in _OF_ALL_MODULES or kept_beside:
             continue
         try:
@@ -119,9 +125,11 @@ def _shape(tensor: torch.Tensor | None) -> Any:
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
-def _reasons(path: str, module: nn.Module, family: str, hosts_own: Sequence[str]) -> Iterator[str]:
+def _reasons(
+    name: str, module: nn.Module, is_root: bool, family: str, hosts_own: Sequence[str]
+) -> Iterator[str]:
     """Who has changed what this module computes."""
-    name, cls = path or "the UNet", type(module)
+    cls = type(module)
     root = cls.__module__.partition(".")[0]
     if root not in (family, "torch", *FAMILIES):
         yield f"{name} is a {cls.__name__} of {cls.__module__}"
@@ -129,9 +137,9 @@ def _reasons(path: str, module: nn.Module, family: str, hosts_own: Sequence[str]
     for key in _FORWARDS:
         own = vars(module).get(key)
         ours = type(own).__module__.startswith(_OURS)
-        if own is not None and path and not ours and not is_the_classs(own, module, key):
+        if not (own is None or is_root or ours or is_the_classs(own, module, key)):
             yield f"{name}.{key} has been replaced ({named(own)})"
-    if path and (module._forward_hooks or module._forward_pre_hooks):
+    if not is_root and (module._forward_hooks or module._forward_pre_hooks):
         yield f"{name} has forward hooks"
     if module.training:
         yield f"{name} is in training"

@@ -1,4 +1,4 @@
-"""The process of a replica: it reads lines of JSON from standard input until that ends, and ends
+"""The process of replicas: it reads lines of JSON from standard input until that ends, and ends
 with it, also amid a call. Weights and latents are in memory that it shares with its parent.
 """
 
@@ -15,6 +15,13 @@ from typing import Any, BinaryIO
 
 from lib_rocm_sd.trials.child import quiet
 
+AMID = ("go", "stop")
+"""What is said amid a call, to those who wait for the others."""
+
+
+class StoppedError(Exception):
+    """Nobody wants what this process was computing with others."""
+
 
 def main() -> int:
     """Serve until the parent ends it."""
@@ -24,24 +31,35 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     inbox = _inbox(sys.stdin.buffer)
     worker: Any = None
+
+    def write(answer: dict[str, Any], number: Any) -> None:
+        answers.write(json.dumps({**answer, "number": number}).encode() + b"\n")
+
+    def meet(number: Any) -> None:
+        write({"kind": "met"}, number)
+        if inbox.get()["kind"] != "go":
+            raise StoppedError("the others have stopped")
+
     while True:
         message = inbox.get()
+        if message["kind"] in AMID:  # of a call that has failed here
+            continue
         try:
             if worker is None:
                 from lib_rocm_sd.several.worker import Worker
 
-                worker = Worker(message)
+                worker = Worker(message, meet)
             answer = worker.answer(message)
         except Exception as error:
             answer = _failed(error)
-        answers.write(json.dumps({**answer, "number": message.get("number")}).encode() + b"\n")
+        write(answer, message.get("number"))
 
 
 def _failed(error: Exception) -> dict[str, Any]:
     from lib_rocm_sd.engine.selftest import is_out_of_memory
 
     memory = is_out_of_memory(error)
-    if not memory:
+    if not (memory or isinstance(error, StoppedError)):
         traceback.print_exc()
     text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
     return {"kind": "failed", "reason": text, "memory": memory}

@@ -1,5 +1,7 @@
 """One further card of a team: its replica from the start to the end, what it was given, what it may
 compute, and why not.
+
+It may have a copy of the UNet and one of the VAE's decoder, and a kind of call is of either.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -14,7 +17,7 @@ from torch import nn
 
 from lib_rocm_sd.several.blueprint import Blueprint
 from lib_rocm_sd.several.link import LostError
-from lib_rocm_sd.several.replica import FailedError, Made, Manner, Replica
+from lib_rocm_sd.several.replica import UNET, FailedError, Made, Manner, Replica
 from lib_rocm_sd.several.subject import Fact, Subject
 
 Start = Callable[[torch.device], Replica]
@@ -25,13 +28,15 @@ MOST_ERRORS = {torch.float16: 0.01, torch.bfloat16: 0.06, torch.float32: 0.003}
 Steps of Stable Diffusion's UNets differ by a tenth of it.
 """
 GIB = 1 << 30
+BUSY = "the other cards are busy"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What the replica has."""
+    """What the replica has of a part."""
 
-    unet: ref[nn.Module]
+    module: ref[nn.Module]
     blueprint: Blueprint
     manner: Manner
     facts: list[Fact]
@@ -45,6 +50,10 @@ class _Trial:
     expected: torch.Tensor | None = None
 
 
+class NotDividedError(Exception):
+    """One card computes this call; the message says why."""
+
+
 class Member:
     """On `device`. Nothing here raises what its replica raises: it becomes `reason`."""
 
@@ -55,7 +64,9 @@ class Member:
         self.sent_bytes = 0
         """Of weights, since the start."""
         self._replica: Replica | None = None
-        self._given: _Given | None = None
+        self._given: dict[str, _Given] = {}
+        self._without: dict[str, str] = {}
+        """Parts that it cannot have, and why."""
         self._passed: set[Hashable] = set()
         self._barred: dict[Hashable, str] = {}
         self._trial: _Trial | None = None
@@ -76,7 +87,9 @@ class Member:
     def close(self) -> None:
         """Give its memory back."""
         replica, self._replica = self._replica, None
-        self._given, self._trial = None, None
+        self._trial = None
+        self._given.clear()
+        self._without.clear()
         self._passed.clear()
         self._barred.clear()
         if replica is not None:
@@ -93,23 +106,23 @@ class Member:
         return replica is not None and not self._opening and not replica.waits_for
 
     def has(self, subject: Subject) -> bool:
-        """Whether it has this UNet with its weights as they are."""
-        given = self._given
-        if given is None or given.unet() is not subject.unet or given.facts != subject.facts:
+        """Whether it has this module with its weights as they are."""
+        given = self._given.get(subject.part)
+        if given is None or given.module() is not subject.module or given.facts != subject.facts:
             return False
         if given.blueprint is not subject.blueprint and given.blueprint == subject.blueprint:
-            self._given = given = replace(given, blueprint=subject.blueprint)
+            given = self._given[subject.part] = replace(given, blueprint=subject.blueprint)
         return given.blueprint is subject.blueprint and given.manner == subject.manner
 
     def had(self, subject: Subject) -> bool:
-        """Whether it has this UNet, maybe with other weights."""
-        given = self._given
-        return given is not None and given.unet() is subject.unet
+        """Whether it has this module, maybe with other weights."""
+        given = self._given.get(subject.part)
+        return given is not None and given.module() is subject.module
 
     def forget_weights(self) -> None:
         """Others may be in the host's tensors, though it does not show."""
-        if self._given is not None:
-            self._given = replace(self._given, facts=[])
+        self._given = {part: replace(given, facts=[]) for part, given in self._given.items()}
+        self._without.clear()
 
     def may(self, kind: Hashable) -> bool:
         """Whether it may compute calls of this kind."""
@@ -122,8 +135,9 @@ class Member:
 
     def why_not(self, kind: Hashable) -> str:
         """Why it does not compute calls of this kind; empty where it does."""
-        if self.reason or kind in self._barred:
-            return self.reason or self._barred[kind]
+        why = self.reason or self._without.get(part_of(kind), "") or self._barred.get(kind, "")
+        if why:
+            return why
         return "" if self.may(kind) else "its first result is compared with this card's"
 
     def look(self) -> None:
@@ -147,19 +161,24 @@ class Member:
         except LostError as error:
             self._lost(str(error))
         except FailedError as error:
-            self._failed(error, trial.kind if trial else None)
+            if trial is not None or self._opening:
+                self._failed(error, trial.kind if trial else None)
+
+    def without(self, part: str) -> str:
+        """Why it can have no copy of this part; empty where it may."""
+        return self._without.get(part, "")
 
     def give(self, subject: Subject) -> None:
-        """Send it what it lacks of this UNet and its weights."""
-        replica, given = self._replica, self._given
+        """Send it what it lacks of this module and its weights."""
+        replica, part = self._replica, subject.part
         assert replica is not None
-        self._given = None
-        self._passed.clear()
+        given = self._given.pop(part, None)
+        self._passed = {kind for kind in self._passed if part_of(kind) != part}
         try:
             tensors = subject.tensors()
             same = (
                 given is not None
-                and given.unet() is subject.unet
+                and given.module() is subject.module
                 and (given.manner, given.blueprint) == (subject.manner, subject.blueprint)
             )
             places = range(len(tensors))
@@ -167,32 +186,33 @@ class Member:
                 pairs = enumerate(zip(given.facts, subject.facts, strict=True))
                 places = [place for place, (old, new) in pairs if old != new]  # type: ignore[assignment]
             else:
-                self._barred.clear()
-                self._check_room(replica, given, tensors)
-                replica.build(subject.blueprint, subject.manner)
-            self.sent_bytes += replica.fill(tensors, places)
-            self._given = _Given(
-                ref(subject.unet), subject.blueprint, subject.manner, list(subject.facts)
+                self._barred = {k: why for k, why in self._barred.items() if part_of(k) != part}
+                if given is None:
+                    _check_room(replica, part, tensors)
+                replica.build(subject.blueprint, subject.manner, part)
+            self.sent_bytes += replica.fill(tensors, places, part)
+            self._given[part] = _Given(
+                ref(subject.module), subject.blueprint, subject.manner, list(subject.facts)
             )
         except LostError as error:
             self._lost(str(error))
         except FailedError as error:
-            self._starts = MOST_STARTS
-            self._lost("out of memory" if error.memory else str(error))
+            why = "out of memory" if error.memory else str(error)
+            if part == UNET:
+                self._starts = MOST_STARTS
+                self._lost(why)
+            else:
+                self._without[part] = why
 
-    def _check_room(
-        self, replica: Replica, given: _Given | None, tensors: Sequence[torch.Tensor]
-    ) -> None:
-        wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        free = replica.free_bytes
-        if given is None and free is not None and free < wanted:
-            raise FailedError(
-                f"the UNet takes {wanted / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
-            )
-
-    def try_(self, kind: Hashable, given: Mapping[str, torch.Tensor], out_bytes: int) -> bool:
+    def try_(
+        self,
+        kind: Hashable,
+        given: Mapping[str, torch.Tensor],
+        out_bytes: int,
+        asked: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Begin a call that the host computes too; `expect` says its result."""
-        if not self.begin(kind, given, out_bytes):
+        if not self.begin(kind, given, out_bytes, asked):
             return False
         self._trial = _Trial(kind)
         return True
@@ -202,11 +222,17 @@ class Member:
         if self._trial is not None:
             self._trial = _Trial(self._trial.kind, expected.clone())
 
-    def begin(self, kind: Hashable, given: Mapping[str, torch.Tensor], out_bytes: int) -> bool:
-        """Begin a call; False where that cannot be."""
+    def begin(
+        self,
+        kind: Hashable,
+        given: Mapping[str, torch.Tensor],
+        out_bytes: int,
+        asked: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Begin a call; False where that cannot be. `asked`: see Replica.begin."""
         assert self._replica is not None
         try:
-            self._replica.begin(given, out_bytes)
+            self._replica.begin(given, out_bytes, {"part": part_of(kind), **(asked or {})})
         except LostError as error:
             self._lost(str(error))
         except ValueError as error:
@@ -217,10 +243,32 @@ class Member:
 
     def fetch(self, kind: Hashable) -> Made | None:
         """The result of the call that was begun; None where it came to nothing."""
-        replica = self._replica
-        assert replica is not None
+        return self._asked(kind, lambda replica: replica.made(replica.fetch(replica.limits.call_s)))
+
+    def took(self, kind: Hashable) -> float | None:
+        """What a call that gives nothing else has taken, in ms; None where it came to nothing."""
+        return self._asked(kind, lambda it: float(it.fetch(it.limits.call_s)["ms"]))
+
+    def arrived(self, kind: Hashable) -> bool:
+        """Wait until it has written its part of an exchange; False where it came to nothing."""
+        return self._done(kind, lambda replica: replica.arrived(replica.limits.call_s))
+
+    def say(self, kind: Hashable, word: str) -> bool:
+        """Amid a call: see Replica.say; False where it is gone."""
+        return self._done(kind, lambda replica: replica.say(word))
+
+    def _done(self, kind: Hashable, ask: Callable[[Replica], None]) -> bool:
+        def done(replica: Replica) -> bool:
+            ask(replica)
+            return True
+
+        return self._asked(kind, done) is not None
+
+    def _asked(self, kind: Hashable, ask: Callable[[Replica], Result]) -> Result | None:
+        if self._replica is None:
+            return None
         try:
-            return replica.made(replica.fetch(replica.limits.call_s))
+            return ask(self._replica)
         except LostError as error:
             self._lost(str(error))
         except FailedError as error:
@@ -247,15 +295,16 @@ class Member:
         self._trial = None
         if trial.expected is None:  # the host's own call failed
             return
-        why = _difference(made.tensor, trial.expected, self._dtype())
+        why = _difference(made.tensor, trial.expected, self._dtype(part_of(trial.kind)))
         if why:
             self._barred[trial.kind] = why
         else:
             self._passed.add(trial.kind)
 
-    def _dtype(self) -> torch.dtype:
-        unet = None if self._given is None else self._given.unet()
-        return next((p.dtype for p in unet.parameters()), torch.float16) if unet else torch.float16
+    def _dtype(self, part: str) -> torch.dtype:
+        given = self._given.get(part)
+        module = None if given is None else given.module()
+        return torch.float16 if module is None else next(p.dtype for p in module.parameters())
 
     def _failed(self, error: FailedError, kind: Hashable) -> None:
         self._trial = None
@@ -269,6 +318,26 @@ class Member:
         self._opening = False
         self.close()
         self.reason = why
+
+
+def part_of(kind: Hashable) -> str:
+    """Of which module a kind of call is: it says so where that is not the UNet."""
+    return str(getattr(kind, "part", UNET))
+
+
+def missing(members: Sequence[Member], part: str = UNET) -> str:
+    """Why none of them can compute anything of this part now."""
+    found = ((member.device, member.reason or member.without(part)) for member in members)
+    return "; ".join(f"{device}: {why}" for device, why in found if why) or BUSY
+
+
+def _check_room(replica: Replica, part: str, tensors: Sequence[torch.Tensor]) -> None:
+    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free = replica.free_bytes
+    if free is not None and free < wanted:
+        raise FailedError(
+            f"the {part} takes {wanted / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
+        )
 
 
 def _difference(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str:

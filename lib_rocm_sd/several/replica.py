@@ -1,4 +1,5 @@
-"""A copy of the UNet on another card, as its owner sees it: started, filled, asked, given back.
+"""Copies of the UNet and of the VAE's decoder on another card, as their owner sees them: started,
+filled, asked, given back.
 
 Every wait has a limit. After a LostError it is of no use any more; after a FailedError it is.
 """
@@ -18,6 +19,8 @@ from lib_rocm_sd.several.blueprint import Blueprint
 from lib_rocm_sd.several.link import Link, LostError
 from lib_rocm_sd.several.memory import Shared, aligned, room, settle
 
+UNET, DECODER = "UNet", "VAE's decoder"
+"""What there may be copies of, each by itself."""
 SHARED_BYTES = 64 << 20
 PIECES = 24
 """Of weights, in one message: it has to fit into a pipe."""
@@ -113,29 +116,31 @@ class Replica:
         if not self._waits:
             return None
         answer = self._link.ready()
-        return None if answer is None else self._understood(answer)
+        return None if answer is None or self._is_amid(answer) else self._understood(answer)
 
     def fetch(self, limit_s: float) -> dict[str, Any]:
         """The answer to what was asked. Raises LostError, after the limit too, and FailedError."""
-        what = self._waits
-        try:
-            answer = self._link.receive(limit_s)
-        except TimeoutError:
-            self._link.kill()
-            raise LostError(f"no answer to '{what}' within {limit_s:g} s") from None
-        return self._understood(answer)
+        what, end = self._waits, time.monotonic() + limit_s
+        while True:
+            try:
+                answer = self._link.receive(end - time.monotonic())
+            except TimeoutError:
+                self._link.kill()
+                raise LostError(f"no answer to '{what}' within {limit_s:g} s") from None
+            if not self._is_amid(answer):
+                return self._understood(answer)
 
-    def build(self, blueprint: Blueprint, manner: Manner) -> None:
-        """Make it another UNet, without weights. Raises LostError and FailedError."""
+    def build(self, blueprint: Blueprint, manner: Manner, part: str = UNET) -> None:
+        """Make it another such module, without weights. Raises LostError and FailedError."""
         text = json.dumps(asdict(blueprint)).encode()
         if len(text) > self._shared.size:
-            raise FailedError("this UNet has too many modules")
+            raise FailedError(f"this {part} has too many modules")
         raw = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._shared.tensor(0, raw.shape, torch.uint8).copy_(raw)
-        self._ask("build", bytes=len(text), **asdict(manner))
+        self._ask("build", part=part, bytes=len(text), **asdict(manner))
         self.fetch(self.limits.build_s)
 
-    def fill(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> int:
+    def fill(self, tensors: Sequence[torch.Tensor], places: Iterable[int], part: str = UNET) -> int:
         """Give it the values of those `places` in `tensors`; how many bytes. Raises as `build`."""
         sent = 0
         batches = list(_batches(tensors, places, self._shared.size))
@@ -143,18 +148,21 @@ class Replica:
             pieces = []
             for place, first, count, offset in batch:
                 tensor = tensors[place].detach()
-                part = tensor if count == tensor.numel() else _rows(tensor, first, count)
-                self._shared.tensor(offset, part.shape, part.dtype).copy_(part, non_blocking=True)
+                values = tensor if count == tensor.numel() else _rows(tensor, first, count)
+                piece = self._shared.tensor(offset, values.shape, values.dtype)
+                piece.copy_(values, non_blocking=True)
                 pieces.append([place, first, count, offset])
                 sent += count * tensor.element_size()
             settle(self._home)
-            self._ask("weights", pieces=pieces, last=number == len(batches) - 1)
+            self._ask("weights", part=part, pieces=pieces, last=number == len(batches) - 1)
             self.fetch(self.limits.weights_s)
         return sent
 
-    def begin(self, given: Mapping[str, torch.Tensor], out_bytes: int) -> None:
-        """Ask for a call; `fetch` or `poll` gives what `made` understands. ValueError where it
-        does not fit into shared memory.
+    def begin(
+        self, given: Mapping[str, torch.Tensor], out_bytes: int, asked: Mapping[str, Any]
+    ) -> None:
+        """Ask for a call; `fetch` or `poll` gives what `made` understands. `asked`: more of the
+        message. ValueError where it does not fit into shared memory.
         """
         inputs, offset = [], 0
         for name, tensor in given.items():
@@ -167,7 +175,27 @@ class Replica:
             raise ValueError(f"a call takes more than the {self._shared.size >> 20} MiB shared")
         settle(self._home)
         self._out = offset
-        self._ask("call", inputs=inputs, out=offset)
+        self._ask("call", inputs=inputs, out=offset, **asked)
+
+    def arrived(self, limit_s: float) -> None:
+        """Wait until it has written its part of an exchange. Raises as `fetch`, and FailedError
+        where it cannot.
+        """
+        try:
+            answer = self._link.receive(limit_s)
+        except TimeoutError:
+            self._link.kill()
+            raise LostError(f"no answer amid '{self._waits}' within {limit_s:g} s") from None
+        if not self._is_amid(answer):
+            self._understood(answer)
+            raise FailedError("it is done before the others are")
+
+    def say(self, kind: str) -> None:
+        """Amid a call: `go`, all have written, or `stop`. Raises LostError."""
+        self._link.send({"kind": kind, "number": self._number})
+
+    def _is_amid(self, answer: Mapping[str, Any]) -> bool:
+        return answer["kind"] == "met" and answer.get("number") == self._number
 
     def made(self, answer: Mapping[str, Any]) -> Made:
         """The result of a call, by its answer."""

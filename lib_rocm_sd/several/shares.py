@@ -30,7 +30,10 @@ class Kind:
 class Shares:
     """Of all kinds of calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: int | None = None, measured: int | None = None) -> None:
+        """`warm`, `measured`: calls of a way, as WARM and MEASURED."""
+        self.warm = WARM if warm is None else warm
+        self.measured = MEASURED if measured is None else measured
         self._kinds: dict[Hashable, Kind] = {}
 
     def of(self, kind: Hashable) -> Kind:
@@ -44,11 +47,13 @@ class Shares:
         """For the next call, of `rows` rows, on the cards that are `usable`, as one's own is."""
         known = self.of(kind)
         whole = (rows, *[0] * (len(usable) - 1))
-        if not _is_measured(known, whole) or rows < 2 or not any(usable[1:]):
+        if not self._is_measured(known, whole) or rows < 2 or not any(usable[1:]):
             return whole
         divided = self.divided(kind, rows, usable)
-        fitting = [way for way in known.times if _fits(way, usable) and _is_measured(known, way)]
-        if not _is_measured(known, divided) and len(fitting) < MOST_WAYS:
+        fitting = [
+            way for way in known.times if _fits(way, usable) and self._is_measured(known, way)
+        ]
+        if not self._is_measured(known, divided) and len(fitting) < MOST_WAYS:
             return divided
         return min(fitting, key=known.times.__getitem__)
 
@@ -64,7 +69,7 @@ class Shares:
     def again(self) -> None:
         """Measure all ways again, when they come up: the cards may have become others."""
         for known in self._kinds.values():
-            known.calls = dict.fromkeys(known.calls, WARM)
+            known.calls = dict.fromkeys(known.calls, self.warm)
             known.times.clear()
             known.speeds.clear()
 
@@ -82,12 +87,15 @@ class Shares:
         """A call took `ms`, and each card `each` of its own (0: not known)."""
         known = self.of(kind)
         known.calls[way] = known.calls.get(way, 0) + 1
-        if known.calls[way] <= WARM:
+        if known.calls[way] <= self.warm:
             return
         known.times[way] = _smooth(known.times.get(way), ms)
         for card, (rows, own_ms) in enumerate(zip(way, each, strict=False)):
             if rows and own_ms > 0:
                 known.speeds[card] = _smooth(known.speeds.get(card), rows / own_ms)
+
+    def _is_measured(self, known: Kind, way: Way) -> bool:
+        return known.calls.get(way, 0) >= self.warm + self.measured
 
 
 def divide(rows: int, speeds: Sequence[float]) -> Way:
@@ -108,10 +116,6 @@ def _fits(way: Way, usable: Sequence[bool]) -> bool:
     return len(way) == len(usable) and all(
         can or not rows for can, rows in zip(usable, way, strict=True)
     )
-
-
-def _is_measured(known: Kind, way: Way) -> bool:
-    return known.calls.get(way, 0) >= WARM + MEASURED
 
 
 def _smooth(before: float | None, now: float) -> float:

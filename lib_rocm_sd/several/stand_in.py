@@ -32,7 +32,7 @@ class SeveralStandIn(StandIn):
         obstacle: Callable[[], str],
         ready: Callable[[list[nn.Module]], str],
     ) -> None:
-        super().__init__(subject.unet)
+        super().__init__(subject.module)
         self._subject, self._team = subject, team
         self._obstacle, self._ready = obstacle, ready
         self._barred, self._barred_in = "", -1

@@ -1,4 +1,4 @@
-"""The UNet that is to be computed on several cards, looked at before each call."""
+"""A module that is to be computed on several cards, looked at before each call."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from torch import nn
 
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.several.blueprint import Blueprint, read
-from lib_rocm_sd.several.replica import Manner
+from lib_rocm_sd.several.replica import UNET, Manner
 
 Fact = tuple[int, int, int]
 """A tensor's identity, version and place: another one where its values may be others."""
 
 
 class Subject:
-    """`unet` and how it is computed. `hosts_own`: see blueprint.read."""
+    """`module` and how it is computed. `hosts_own`: see blueprint.read. `part`: UNET or DECODER."""
 
     def __init__(
-        self, unet: nn.Module, manner: Callable[[], Manner], hosts_own: Sequence[str] = ()
+        self,
+        module: nn.Module,
+        manner: Callable[[], Manner],
+        hosts_own: Sequence[str] = (),
+        part: str = UNET,
     ) -> None:
-        self.unet, self._manner, self._hosts_own = unet, manner, hosts_own
+        self.module, self.part = module, part
+        self._manner, self._hosts_own = manner, hosts_own
         self.reasons: list[str] = []
         """Why there can be no copy of it now."""
         self.facts: list[Fact] = []
@@ -67,7 +72,7 @@ class Subject:
         return [own[name] for own, name in self._slots]
 
     def _read(self) -> None:
-        modules = list(self.unet.modules())
+        modules = list(self.module.modules())
         self.leaves = [m for m in modules if m._parameters.get("weight") is not None]
         self._slots = [
             (own, name)
@@ -77,7 +82,7 @@ class Subject:
             if tensor is not None
         ]
         self._read_kinds = self._kinds()
-        blueprint, self.reasons = read(self.unet, self._hosts_own)
+        blueprint, self.reasons = read(self.module, self._hosts_own, f"the {self.part}")
         if any(tensor.is_inference() for tensor in self.tensors()):
             self.reasons.append("its weights were made in inference mode")
         if blueprint != self._blueprint:  # else the old one stays: it is known by identity
@@ -89,8 +94,8 @@ class Subject:
         self._watch = Watch(modules, watched)
 
     def _surroundings(self) -> tuple[Hashable, ...]:
-        """What the UNet computes with beside its modules."""
-        root = type(self.unet)
+        """What the module computes with beside those within."""
+        root = type(self.module)
         home = sys.modules.get(root.__module__)
         leaves = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm)
         return (

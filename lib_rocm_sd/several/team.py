@@ -1,4 +1,5 @@
-"""Several cards for one UNet: which rows of a call each computes, and what comes of it.
+"""Several cards for one UNet: which rows of a call each computes, and what comes of it. The VAE's
+pictures are made by the same cards (decoding.py).
 
 A row is a picture with its prompt or with its negative prompt. A call of both prompts is so divided
 between cards by its rows (guidance split), as one of many pictures is (batch split).
@@ -6,17 +7,17 @@ between cards by its rows (guidance split), as one of many pictures is (batch sp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import ref
 
 import torch
 from torch import nn
 
 from lib_rocm_sd.engine.memory import is_recording
-from lib_rocm_sd.several.member import Member, Start
+from lib_rocm_sd.several.clock import Clock
+from lib_rocm_sd.several.decoding import Decoding
+from lib_rocm_sd.several.member import Member, NotDividedError, Start, missing
 from lib_rocm_sd.several.shares import Shares, Way
 from lib_rocm_sd.several.subject import Subject
 
@@ -53,10 +54,6 @@ class Call:
         return {name: tensor[first:last] for name, tensor in self.given.items()}
 
 
-class NotDividedError(Exception):
-    """One card computes this call; the message says why."""
-
-
 class Team:
     """The cards beside `home`. `start`: starts a replica on one. Not thread-safe."""
 
@@ -70,8 +67,10 @@ class Team:
         self.divided = 0
         """How many calls were, since `begin`."""
         self.shares = Shares()
-        self._clock = _Clock(home, self.shares)
+        self._clock = Clock(home, self.shares)
         self._first: ref[nn.Module] | None = None
+        self.decoding = Decoding(home, self.members)
+        """The VAE's pictures, by the same cards."""
         self.generation = 0
         """How often `begin` was called."""
         self._begins, self._sent = True, False
@@ -79,9 +78,11 @@ class Team:
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
         self._begins, self._sent, self._first, self.divided = True, False, None, 0
+        self.decoding.begin()
         self.generation += 1
         if not self.generation % GENERATIONS:
             self.shares.again()
+            self.decoding.shares.again()
         for member in self.members:
             member.start()
 
@@ -91,6 +92,7 @@ class Team:
             member.close()
         self.why, self.way = "", ()
         self.shares.forget()
+        self.decoding.close()
 
     def forget_weights(self) -> None:
         """Others may be in the host's UNet: send them all again."""
@@ -137,15 +139,11 @@ class Team:
         if why:
             raise NotDividedError(why)
         if self._first is None:
-            self._first = ref(subject.unet)
+            self._first = ref(subject.module)
         there = [member for member in self.members if member.is_there]
         if not there:
-            raise NotDividedError(self._missing())
+            raise NotDividedError(missing(self.members))
         self._send(subject, there, begins)
-
-    def _missing(self) -> str:
-        found = (f"{member.device}: {member.reason}" for member in self.members if member.reason)
-        return "; ".join(found) or "the other cards are busy"
 
     def _send(self, subject: Subject, there: Sequence[Member], begins: bool) -> None:
         """See that the replicas have these weights; once in a generation they may be sent."""
@@ -154,7 +152,7 @@ class Team:
             return
         if begins:  # the first step lays weights anew and applies networks
             raise NotDividedError(FIRST)
-        if self._first is None or self._first() is not subject.unet:
+        if self._first is None or self._first() is not subject.module:
             raise NotDividedError(ANOTHER)
         known = [member for member in lacking if member.had(subject)]
         if self._sent and known:
@@ -215,7 +213,7 @@ class Team:
             self.why = self._failures(call) or "a card gave no result"
         return made
 
-    def _fetched(self, member: Member, call: Call, into: torch.Tensor, clock: _Clock) -> bool:
+    def _fetched(self, member: Member, call: Call, into: torch.Tensor, clock: Clock) -> bool:
         got = member.fetch(call.kind)
         if got is None:
             return False
@@ -230,71 +228,6 @@ class Team:
         return "; ".join(
             f"{m.device}: {m.why_not(call.kind)}" for m in self.members if not m.may(call.kind)
         )
-
-
-class _Clock:
-    """Times calls on `home`: what a device takes is known when the next call asks."""
-
-    def __init__(self, home: torch.device, shares: Shares) -> None:
-        self._on_device, self._shares = home.type == "cuda", shares
-        self._home = home
-        self._pending: list[tuple[Hashable, Way, list[Any], dict[int, float]]] = []
-        self._each: dict[int, float] = {}
-        self._now: tuple[Hashable, Way] = ((), ())
-        self._marks: list[Any] = []
-
-    def of(self, kind: Hashable, way: Way) -> _Clock:
-        """To be entered around a call. One that raises is not counted."""
-        self._now, self._each, self._marks = (kind, way), {}, []
-        return self
-
-    def took(self, card: int, ms: float) -> None:
-        """What another card took for its part."""
-        self._each[card] = ms
-
-    def own_begins(self) -> None:
-        """The others have been asked."""
-        self._mark()
-
-    def own_is_done(self) -> None:
-        """One's own part is computed, or will be when the device comes so far."""
-        self._mark()
-
-    def __enter__(self) -> _Clock:
-        self._settle()
-        self._mark()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._mark()
-        if kind is None:
-            self._pending.append((*self._now, self._marks, self._each))
-            self._settle()
-
-    def _mark(self) -> None:
-        if not self._on_device:
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._home))
-        self._marks.append(event)
-
-    def _settle(self) -> None:
-        while self._pending:
-            kind, way, marks, each = self._pending[0]
-            if self._on_device and not marks[-1].query():
-                return
-            self._pending.pop(0)
-            own = {0: self._between(marks[1], marks[2])} if len(marks) > 3 else {}
-            times = {**own, **each}
-            row = [times.get(card, 0.0) for card in range(len(way))]
-            self._shares.took(kind, way, self._between(marks[0], marks[-1]), row)
-
-    def _between(self, first: Any, last: Any) -> float:
-        """In ms."""
-        if self._on_device:
-            return float(first.elapsed_time(last))
-        return 1000 * float(last - first)
 
 
 def _bounds(way: Way) -> list[tuple[int, int]]:

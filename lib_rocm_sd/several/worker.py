@@ -1,4 +1,6 @@
-"""What a replica's process does: it builds a UNet, takes its weights, and computes calls of it."""
+"""What a replica's process does: it builds a UNet and a VAE's decoder, takes their weights, and
+computes calls of them.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ from torch import nn
 from lib_rocm_sd import functional
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.several import rebuilt
+from lib_rocm_sd.several.board import Board
+from lib_rocm_sd.several.decoder import CopiedDecoder
 from lib_rocm_sd.several.memory import Shared, settle
+from lib_rocm_sd.several.replica import DECODER
 from lib_rocm_sd.trials.gate import put_before
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover
@@ -37,9 +43,11 @@ class _Hook(Hook):
 
 
 class Worker:
-    """On one device. `opening`: the first message."""
+    """On one device. `opening`: the first message. `meet(number)`: amid the call of that number,
+    waits until all who compute it have written their parts of an exchange; raises where they stop.
+    """
 
-    def __init__(self, opening: Message) -> None:
+    def __init__(self, opening: Message, meet: Callable[[int], None]) -> None:
         self._device = torch.device(opening["device"])
         self._shared = Shared(int(opening["bytes"]), opening["memory"])
         self._session = Session()
@@ -47,6 +55,9 @@ class Worker:
         self._tensors: list[torch.Tensor] = []
         self._taken: UnetTakeover | None = None
         self._graphs: bool | None = None
+        self._meet = meet
+        self._decoder: CopiedDecoder | None = None
+        self._board: tuple[int, Shared] | None = None
 
     def answer(self, message: Message) -> Message:
         """What a message asks for, done."""
@@ -75,30 +86,39 @@ class Worker:
 
     def _build(self, message: Message) -> Message:
         """The blueprint lies in shared memory, as JSON. What was there before is given back."""
-        self._forget()
+        part = message["part"]
+        self._forget(part)
         text = bytes(self._shared.tensor(0, (message["bytes"],), torch.uint8).numpy())
         plan = json.loads(text)
         _mirror(message["switches"])
-        self._graphs = message["graphs"]
-        self._session = Session.of(message["level"], message["headroom"])
+        session = Session.of(message["level"], message["headroom"])
         engine.renew()
-        unet = rebuilt.build(plan["rows"], plan["packages"], self._device)
-        _replace_attention(unet, self._session)
-        self._unet, self._tensors = unet, rebuilt.tensors(unet)
+        module = rebuilt.build(plan["rows"], plan["packages"], self._device)
+        if part == DECODER:
+            self._decoder = CopiedDecoder(module, session)
+        else:
+            self._graphs, self._session = message["graphs"], session
+            _replace_attention(module, session)
+            self._unet, self._tensors = module, rebuilt.tensors(module)
         return {"kind": "built", **self._memory()}
 
-    def _forget(self) -> None:
-        if self._taken is not None:
+    def _forget(self, part: str) -> None:
+        if part == DECODER:
+            self._decoder = None
+        elif self._taken is not None:
             self._taken.give_back()
-        self._unet = self._taken = None
-        self._tensors = []
+        if part != DECODER:
+            self._unet = self._taken = None
+            self._tensors = []
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _weights(self, message: Message) -> Message:
         """Pieces of tensors: the tensor's number, its first element, how many, where they lie."""
+        decoder = self._decoder if message["part"] == DECODER else None
+        tensors = self._tensors if decoder is None else decoder.tensors
         for place, first, count, offset in message["pieces"]:
-            tensor = self._tensors[place]
+            tensor = tensors[place]
             piece = self._shared.tensor(offset, (count,), tensor.dtype)
             with torch.no_grad():
                 if count == tensor.numel():
@@ -110,26 +130,67 @@ class Worker:
                         piece.view(rows, *tensor.shape[1:]), non_blocking=True
                     )
         settle(self._device)
-        if message["last"] and self._unet is not None and self._taken is None:
+        if not message["last"]:
+            return {"kind": "taken"}
+        if decoder is None and self._unet is not None and self._taken is None:
             self._taken = UnetTakeover([self._unet], self._session, _Hook(self._graphs))
             self._taken.take_over()
         return {"kind": "taken"}
 
     def _call(self, message: Message) -> Message:
-        assert self._unet is not None
         given = {}
         for name, dtype, shape, offset in message["inputs"]:
             tensor = self._shared.tensor(offset, shape, getattr(torch, dtype))
             given[name] = tensor.to(self._device, non_blocking=True, copy=True)
         begin = time.perf_counter()
-        with torch.no_grad(), self._autocast():
-            made = self._unet(**given)
+        if message["part"] != DECODER:
+            made = self._of_unet(given)
+        elif "parts" in message:
+            return {"kind": "made", "ms": self._rows_of_decoder(given["image"], message)}
+        else:
+            assert self._decoder is not None
+            made = self._decoder.picture(given["image"], message["scale"], message["rows"])
         out = self._shared.tensor(message["out"], made.shape, made.dtype)
         out.copy_(made, non_blocking=True)
         settle(self._device)
         took_ms = 1000 * (time.perf_counter() - begin)
         dtype = str(made.dtype).removeprefix("torch.")
         return {"kind": "made", "shape": list(made.shape), "dtype": dtype, "ms": took_ms}
+
+    def _of_unet(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Where memory is short, what the decoder keeps beside its weights is given back first."""
+        assert self._unet is not None
+        with torch.no_grad(), self._autocast():
+            try:
+                made: torch.Tensor = self._unet(**given)
+            except (RuntimeError, MemoryError) as error:
+                if self._decoder is None or not is_out_of_memory(error):
+                    raise
+            else:
+                return made
+            self._decoder.release()
+            return self._unet(**given)  # type: ignore[no-any-return]
+
+    def _rows_of_decoder(self, image: torch.Tensor, message: Message) -> float:
+        """This process's part of a picture that several make; what it took, in ms."""
+        assert self._decoder is not None
+        parts = [(first, last) for first, last in message["parts"]]
+        ranks = Board(
+            *(self._attached(*message["board"]), message["rank"], len(parts), self._device),
+            lambda: self._meet(message["number"]),
+        )
+        self._decoder.together(image, message["scale"], parts, ranks)
+        return ranks.busy_ms
+
+    def _attached(self, number: int, name: str, size: int) -> Shared:
+        """The memory that processes exchange parts in."""
+        if self._board is None or self._board[0] != number:
+            if self._board is not None:
+                self._board[1].close()
+            self._board = number, Shared(size, name)
+            if self._device.type == "cuda":
+                self._board[1].pin()
+        return self._board[1]
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """As the WebUI has it around a UNet in half precision."""

@@ -7,9 +7,9 @@ Tiles of Triton are powers of two. A head is cut into a `first` piece and a `res
 fewer columns than one power of two: 40 is 32 + 16, 80 is 64 + 16, 160 is 128 + 32. Each piece has
 its own product for the scores, and its own sum.
 
-A score is scaled before the largest is taken off it. In one multiply-add (`fused`, as Triton's own
-example has it) that takes fewer instructions, and from scores of 2^29 on the rounding of the largest
-makes weights 0 or infinite. So it is there only to be compared with.
+A score is scaled before the largest is taken off it. One multiply-add for both (`fused`, as
+Triton's own example has it) takes fewer instructions, and from scores of 2^29 on the rounding of
+the largest makes weights 0 or infinite. So it is there only to be compared with.
 
 A query whose keys are all masked gives zeros. Within a head offsets have 32 bits; where a head
 begins has 64.

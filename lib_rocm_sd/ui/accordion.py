@@ -60,9 +60,9 @@ TOOLTIPS = {
         "weights are in half precision."
     ),
     "several": (
-        "Whether further cards compute a part of each step: the negative prompt, or some of the "
-        "pictures. Auto: where it is measured to be faster. Each card keeps a copy of the UNet. "
-        "The pictures are the same but for rounding."
+        "Whether further cards compute a part of each step, the negative prompt or some of the "
+        "pictures, and some rows of a large picture's VAE. Auto: where it is measured to be "
+        "faster. Each card keeps a copy of the UNet. The pictures are the same but for rounding."
     ),
     "several_cards": (
         "The numbers of the further cards, as the driver has them, for instance 1, 2. Empty: all "

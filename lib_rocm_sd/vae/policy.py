@@ -105,7 +105,7 @@ class Plans:
         self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
     ) -> tuple[BandPlan, Chain]:
         batch, height, width = size
-        limit = _limit(wish, free_bytes)
+        limit = limit_bytes(wish, free_bytes)
         if batch > 1 and limit is not None and wish.mode != "banded":
             together = self.planner(size)
             if together.whole().peak_bytes <= limit:
@@ -127,7 +127,7 @@ class Plans:
         return self._planners[size]
 
 
-def _limit(wish: Wish, free_bytes: int) -> int | None:
+def limit_bytes(wish: Wish, free_bytes: int) -> int | None:
     """What may be taken: the budget, else the level's share of the free memory, None: the least."""
     policy = levels.by_name(wish.level)
     least = policy is levels.MEMORY and wish.mode != "whole"

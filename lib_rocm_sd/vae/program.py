@@ -87,6 +87,11 @@ class Program:
         self.refresh()
 
     @property
+    def module(self) -> nn.Module:
+        """The Decoder or Encoder."""
+        return self._module
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why the module cannot be run, as of the last look; empty if it can."""
         return self._recipe.reasons

@@ -98,6 +98,7 @@ def make_shared(shared: Shared, image: torch.Tensor) -> torch.Tensor:
             before = images[index - 2] if step.residual else None
             images[index] = _convolve(shared, action, x, before)
         images.pop(index - 2, None)
+        run.tick()
     channels = chain.recipe.out_channels
     sizes = [last - first for first, last in shared.rows(chain.last)]
     whole = shared.ranks.concatenate(images[chain.last][..., :channels], sizes, 1)

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lib_rocm_sd.several import child, worker
 
 PLAN = Path(sys.argv[-1])
@@ -18,22 +20,16 @@ class Faulty(worker.Worker):
         kind, _, fault = PLAN.read_text().partition(" ")
         if kind != message["kind"]:
             return super().answer(message)
-        if fault == "die":
-            os._exit(7)
-        if fault == "hang":
-            time.sleep(60)
-        if fault == "words":
-            print("a word of its own")
-        if fault == "memory":
-            raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB")
-        if fault == "error":
-            raise ValueError("a planted error")
+        if fault.startswith("amid "):
+            self._fail_amid(fault.removeprefix("amid "))
+            return super().answer(message)
+        _fail(fault)
         if fault == "unusable":
             return {"kind": "unusable", "reason": "a planted reason"}
         answer = super().answer(message)
         if fault == "wrong":
-            out = self._shared.tensor(message["out"], answer["shape"], self._tensors[0].dtype)
-            out.mul_(1.5)
+            dtype = getattr(torch, answer["dtype"])
+            self._shared.tensor(message["out"], answer["shape"], dtype).mul_(1.5)
         if fault == "shape":
             answer["shape"] = answer["shape"][:-1]
         if fault == "poor":
@@ -41,6 +37,32 @@ class Faulty(worker.Worker):
         if fault == "number":
             message["number"] = -1
         return answer
+
+    def _fail_amid(self, fault: str) -> None:
+        """At the fifth exchange from now on."""
+        whole, left = self._meet, [5]
+
+        def meet(number: int) -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._meet = whole
+                _fail(fault)
+            whole(number)
+
+        self._meet = meet
+
+
+def _fail(fault: str) -> None:
+    if fault == "die":
+        os._exit(7)
+    if fault == "hang":
+        time.sleep(60)
+    if fault == "words":
+        print("a word of its own")
+    if fault == "memory":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB")
+    if fault == "error":
+        raise ValueError("a planted error")
 
 
 def main() -> int:

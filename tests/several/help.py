@@ -131,14 +131,14 @@ class Played:
     def build(self, *_: Any) -> None:
         pass
 
-    def fill(self, tensors: Any, places: Any) -> int:
+    def fill(self, tensors: Any, places: Any, part: str) -> int:
         own = list(self.unet.parameters())
         with torch.no_grad():
             for place in places:
                 own[place].copy_(tensors[place])
         return 0
 
-    def begin(self, given: Any, out_bytes: int) -> None:
+    def begin(self, given: Any, out_bytes: int, asked: Any) -> None:
         self.waits_for, self._given = "call", given
 
     def made(self, answer: Any) -> Made:

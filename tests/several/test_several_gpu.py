@@ -13,13 +13,16 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.several.replica import Manner, Replica
+from lib_rocm_sd.several.decoding import SeveralProgram
+from lib_rocm_sd.several.replica import DECODER, Manner, Replica
 from lib_rocm_sd.several.shares import divide
 from lib_rocm_sd.several.stand_in import SeveralStandIn
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Team
 from lib_rocm_sd.several.worker import switches
 from lib_rocm_sd.unet.takeover import take_over
+from lib_rocm_sd.vae.program import Program
+from tests.vae.vae_models import fill
 
 pytestmark = pytest.mark.gpu
 HALF = torch.float16
@@ -41,6 +44,17 @@ def unet(gpu: torch.device, families: None) -> Any:
     made = made.eval().requires_grad_(False).to(gpu, HALF)
     made.dtype = HALF
     return made
+
+
+@pytest.fixture(scope="module")
+def decoder(gpu: torch.device, families: None) -> Any:
+    """As wide as Stable Diffusion's."""
+    home = importlib.import_module("ldm.modules.diffusionmodules.model")
+    made = home.Decoder(
+        **{"ch": 128, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2},
+        **{"attn_resolutions": [], "in_channels": 3, "resolution": 256, "z_channels": 4},
+    )
+    return fill(made).requires_grad_(False).to(gpu, HALF)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +165,37 @@ def test_what_it_costs(team: Team, step: Any, gpu: torch.device, unet: Any) -> N
     each = team.shares.of(next(iter(team.shares._kinds))).speeds
     print(f"\n{times}; weights: {sent / past_s / 1e9:.2f} GB/s; rows a ms: {each}")
     assert not team.why
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (90, 64), (128, 128)])
+def test_a_picture(team: Team, decoder: Any, gpu: torch.device, height: int, width: int) -> None:
+    """Printed: whether both give one process's bits, and what a decode takes."""
+    program, alone, decoding = SeveralProgram(decoder), Program(decoder), team.decoding
+    program.decoding = decoding
+    program.subject = Subject(decoder, lambda: Manner("Auto", 0, None, switches()), part=DECODER)
+    team.begin()
+    decoding.shares.way = evenly  # type: ignore[method-assign]
+    generator = torch.Generator("cpu").manual_seed(height)
+    image = torch.randn((1, 4, height, width), generator=generator).to(gpu, HALF)
+    before, end = decoding.divided, time.monotonic() + LIMIT_S
+    while decoding.divided == before:
+        made = program(image)
+        assert time.monotonic() < end, decoding.why
+        time.sleep(0.02)
+    expected = alone(image)
+    assert error(made, expected) < 5e-3
+    times = []
+    for one in (alone, program):
+        for _ in range(3):
+            made = one(image)
+        torch.cuda.synchronize(gpu)
+        begin = time.perf_counter()
+        for _ in range(5):
+            made = one(image)
+        torch.cuda.synchronize(gpu)
+        times.append(1000 * (time.perf_counter() - begin) / 5)
+    assert not decoding.why and error(made, expected) < 5e-3
+    same = torch.equal(made, expected)
+    print(
+        f"\n{height}x{width}: same bits {same}; one process {times[0]:.1f} ms, two {times[1]:.1f}"
+    )

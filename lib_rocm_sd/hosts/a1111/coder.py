@@ -23,10 +23,10 @@ from lib_rocm_sd.hosts.a1111 import host, session, settings
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
+from lib_rocm_sd.several.decoding import SeveralProgram
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall
-from lib_rocm_sd.vae.program import Program
 
 PATIENCE_S = 3.0
 """A decode that will be done sooner than this is not worth interrupting: its picture is kept."""
@@ -36,6 +36,7 @@ ROUGH_PIXELS = 64
 """Latent pixels a side of what stands for an interrupted decode."""
 PREVIEW = "Live preview"
 """The part of the report's rows that are no picture's."""
+Lend = Callable[[SeveralProgram], None]
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,19 @@ class BusyError(RuntimeError):
 
 
 class CoderStandIn(StandIn):
-    """Our program in the place of a decoder or encoder, as `role` says, while it is put in."""
+    """Our program in the place of a decoder or encoder, as `role` says, while it is put in.
+
+    `lend(program)`: lets other cards help with the picture that a decoder is about to make.
+    """
 
     passed_on = (MemoryError, BusyError)
 
-    def __init__(self, module: nn.Module, role: str) -> None:
+    def __init__(self, module: nn.Module, role: str, lend: Lend) -> None:
         super().__init__(module)
-        self.role = role
+        self.role, self._lend = role, lend
         self._wish = VaeWish("auto")
         self._turn = Turn()
-        self._program: Program | None = None
+        self._program: SeveralProgram | None = None
         self._barred = ""
         self._lock = threading.RLock()
         self._unwanted = False
@@ -193,9 +197,9 @@ class CoderStandIn(StandIn):
         finally:
             self._lock.release()
 
-    def _made(self) -> Program:
+    def _made(self) -> SeveralProgram:
         if self._program is None:
-            self._program = Program(self.module)
+            self._program = SeveralProgram(self.module)
         return self._program
 
     def _run(self, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
@@ -203,6 +207,8 @@ class CoderStandIn(StandIn):
         try:
             if turn.stopped and self.role == "decoder" and turn.is_here:
                 return self._rough(program, image, wish)
+            if self.role == "decoder" and turn.is_here:
+                self._lend(program)
             with Watch(may_stop=self.role == "decoder", visible=turn.is_here) as watch:
                 made = program(
                     image,
@@ -213,6 +219,7 @@ class CoderStandIn(StandIn):
                     interrupt=watch.interrupt,
                 )
         except Interrupted:
+            program.decoding = None
             turn.stopped = turn.stopped or turn.is_here
             return self._rough(program, image, wish)
         else:
@@ -220,6 +227,7 @@ class CoderStandIn(StandIn):
             self._note(program, wish)
             return made
         finally:
+            program.decoding = None
             if host.is_short_of_memory():
                 program.release()
 
@@ -228,7 +236,7 @@ class CoderStandIn(StandIn):
         now = session.current()
         return now if self._turn.is_here else now.of_part(PREVIEW)
 
-    def _note(self, program: Program, wish: VaeWish) -> None:
+    def _note(self, program: SeveralProgram, wish: VaeWish) -> None:
         """Keep for the infotext what ran; say so where the budget was not enough.
 
         Live previews are not written about.
@@ -242,7 +250,7 @@ class CoderStandIn(StandIn):
             self._turn.left[message] = None
             report.event(message)
 
-    def _rough(self, program: Program, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
+    def _rough(self, program: SeveralProgram, image: torch.Tensor, wish: VaeWish) -> torch.Tensor:
         """What an interrupted decode gives: a small decode, enlarged."""
         if self._turn.is_here:
             self._turn.ran["interrupted: a rough picture"] = None

@@ -58,6 +58,7 @@ def register() -> type:
         host.add_callback("model_loaded", a1111_vae.model_loaded)
         host.add_callback("model_loaded", a1111_unet.model_loaded)
         host.add_callback("model_loaded", a1111_several.model_loaded)
+        a1111_vae.session.lend = a1111_several.session.lend
         host.add_callback("cfg_denoiser", a1111_unet.before_step)
         host.add_callback("cfg_denoiser", a1111_several.before_step)
         host.add_callback("ui_settings", a1111_settings_page.register)

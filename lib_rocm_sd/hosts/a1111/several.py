@@ -1,4 +1,5 @@
-"""Several GPUs in the WebUI: further cards compute rows of the UNet's calls while that is Auto.
+"""Several GPUs in the WebUI: further cards compute rows of the UNet's calls, and make rows of the
+VAE's pictures where these are ours, while that is Auto.
 
 Our forward stays on the UNet between generations, as its blocks stay ours. Who sets another one
 later, as ControlNet does, has all calls, and none is divided.
@@ -7,7 +8,7 @@ later, as ControlNet does, has all calls, and none is divided.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from lib_rocm_sd.hosts.a1111 import session as a1111_session
 from lib_rocm_sd.hosts.a1111.unet import obstacle
 from lib_rocm_sd.hosts.a1111.unet_hook import WebUIHook
 from lib_rocm_sd.several.cards import chosen
-from lib_rocm_sd.several.replica import Manner, Replica
+from lib_rocm_sd.several.decoding import SeveralProgram
+from lib_rocm_sd.several.replica import DECODER, Manner, Replica
 from lib_rocm_sd.several.stand_in import SeveralStandIn
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import NOTHING_TO_SPLIT, Team
@@ -47,6 +49,7 @@ ONE_BY_ONE = (
     "prompt and negative prompt are computed one after the other: Settings > Optimizations > "
     "Batch cond/uncond is off"
 )
+VAE_LABEL = f"{SEVERAL_LABEL}, VAE"
 UNEQUAL = (
     "prompt and negative prompt have different lengths and are computed one after the other; "
     "Settings > Optimizations > Pad prompt/negative prompt makes them equal"
@@ -102,6 +105,13 @@ class SeveralSession:
                 self._team = Team(choice[0], found.devices, start)
                 self._team.begin()
         self._hold(host.unet_of(host.loaded_model()))
+
+    def lend(self, program: SeveralProgram) -> None:
+        """Let the cards make the next picture of `program` together, if there are any."""
+        team = self._team
+        program.decoding = None if team is None else team.decoding
+        if team is not None and program.subject is None:
+            program.subject = Subject(program.module, _manner, HOSTS_OWN, DECODER)
 
     def before_step(self, params: Any) -> None:
         """Callback of the sampler: the refiner may have become the model."""
@@ -190,6 +200,20 @@ class SeveralSession:
             return f"prompt on {shares[0][1]}, negative prompt on {shares[1][1]}"
         return ", ".join(f"{rows} of {total} rows on {device}" for rows, device in shares)
 
+    def vae_row(self, why_not: str) -> StatusRow:
+        """Who made the VAE's last picture. `why_not`: why it is not ours; empty where it is."""
+        team = self._team
+        if team is None or why_not:
+            return StatusRow(VAE_LABEL, "one card", _said(why_not))
+        way, why = team.decoding.way, team.decoding.why
+        if sum(map(bool, way)) < 2:
+            runs = "one card" if way or why else "from the next picture on"
+            return StatusRow(VAE_LABEL, runs, _said(why))
+        devices = [team.home, *(member.device for member in team.members)]
+        shares = [(n, device) for n, device in zip(way, devices, strict=True) if n]
+        runs = ", ".join(f"{n} of {sum(way)} bands on {device}" for n, device in shares)
+        return StatusRow(VAE_LABEL, runs, _said(why))
+
     def told(self) -> dict[str, Any]:
         """For programs; JSON-able."""
         team = self._team
@@ -199,6 +223,10 @@ class SeveralSession:
             "runs": self.runs(),
             "rows": [] if team is None else list(team.way),
             "why": list(self.why()),
+            "vae": {
+                "bands": [] if team is None else list(team.decoding.way),
+                "why": "" if team is None else team.decoding.why,
+            },
             "cards": [
                 {"device": str(m.device), "reason": m.reason, "sent_bytes": m.sent_bytes}
                 for m in members
@@ -238,8 +266,8 @@ def _text(given: Any) -> Any:
     return given.get("crossattn") if isinstance(given, Mapping) else given
 
 
-def rows(options: Options) -> list[StatusRow]:
-    """Of the status table; none where it is off."""
+def rows(options: Options, why_not_vae: Sequence[str] = ()) -> list[StatusRow]:
+    """Of the status table; none where it is off. `why_not_vae`: why the VAE is not ours."""
     if not options.enable or not SEVERAL_MODES[options.several]:
         return []
     if host.forge() is not None:
@@ -250,7 +278,8 @@ def rows(options: Options) -> list[StatusRow]:
         found = chosen(host.device(), options.cards)
         runs = "from the next picture on" if found.devices and not session.trouble else "one card"
         return [StatusRow(SEVERAL_LABEL, runs, _said(*found.left, session.trouble))]
-    return [StatusRow(SEVERAL_LABEL, session.runs(), session.why())]
+    why_not = f"the VAE is not ours: {why_not_vae[0]}" if why_not_vae else ""
+    return [StatusRow(SEVERAL_LABEL, session.runs(), session.why()), session.vae_row(why_not)]
 
 
 session = SeveralSession()

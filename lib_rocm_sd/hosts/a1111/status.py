@@ -171,7 +171,7 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
         found.append(StatusRow("Attention", calls, ("the notes below say why",)))
-    found += [*_of_unet(options), *several.rows(options)]
+    found += [*_of_unet(options), *several.rows(options, _why_not_vae("decoder", options))]
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
         runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"

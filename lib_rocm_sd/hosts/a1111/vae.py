@@ -19,12 +19,17 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings
-from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Turn, VaeWish, float32_reason
+from lib_rocm_sd.hosts.a1111.coder import CoderStandIn, Lend, Turn, VaeWish, float32_reason
 from lib_rocm_sd.hosts.forge.estimates import Estimates
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.several.decoding import SeveralProgram
 from lib_rocm_sd.ui.options import VAE_MODES, Options
 
 _ROLES = ("decoder", "encoder")
+
+
+def alone(program: SeveralProgram) -> None:
+    """Lends no card."""
 
 
 class VaeSession:
@@ -38,6 +43,8 @@ class VaeSession:
         self._wish: VaeWish | None = None
         self._told: set[str] = set()
         self.turn = Turn()
+        self.lend: Lend = alone
+        """See CoderStandIn; set by those who have other cards."""
         self.can_serve = False
         """Whether our kernels could run a VAE here, as of the last `establish`."""
 
@@ -93,7 +100,7 @@ class VaeSession:
             for coder in known:
                 coder.take_out()
             known = tuple(
-                CoderStandIn(module, role)
+                CoderStandIn(module, role, lambda program: self.lend(program))
                 for module, role in zip(modules, _ROLES, strict=True)
                 if isinstance(module, nn.Module)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 import torch
 from conftest import FakeGpu, Start, WebUI
 from unet_help import AUTO, WITHOUT, begin, unet_of, untouched
-from vae_help import distance, same
+from vae_help import HALF, coders, distance, same
 
 SEVERAL = (*AUTO, "Auto")
+VAE_TOO = (True, "Auto", "Auto", 0, "Auto", "Auto")
 NEAR = 0.12
 STEPS = 8
 LIMIT_S = 120.0
@@ -30,10 +32,10 @@ def session_of(webui: WebUI) -> Any:
     return webui.library("hosts.a1111.several").session
 
 
-def row_of(webui: WebUI, *args: Any) -> Any:
+def row_of(webui: WebUI, *args: Any, name: str = "Several GPUs") -> Any:
     options = webui.library("ui.options").parse(*(args or SEVERAL))[0]
     rows = webui.library("hosts.a1111.status").look(options).rows
-    return next((row for row in rows if row.operation == "Several GPUs"), None)
+    return next((row for row in rows if row.operation == name), None)
 
 
 def prepared(start: Start, gpu: FakeGpu, **more: Any) -> WebUI:
@@ -70,7 +72,15 @@ def divide_all(webui: WebUI, monkeypatch: Any) -> list[Any]:
     def way(self: Any, kind: Any, rows: int, usable: list[bool]) -> Any:
         return shares.divide(rows, [1.0, 1.0]) if all(usable) else (rows, 0)
 
+    decodings = webui.library("several.decoding")
+    picture = decodings.Decoding.compute
+
+    def decode(decoding: Any, *args: Any) -> Any:
+        wait(webui)
+        return picture(decoding, *args)
+
     monkeypatch.setattr(teams.Team, "compute", compute)
+    monkeypatch.setattr(decodings.Decoding, "compute", decode)
     monkeypatch.setattr(shares.Shares, "way", way)
     return ways
 
@@ -108,6 +118,63 @@ def gone(pid: int) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("family", ["ldm", "sgm"])
+def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family: str) -> None:
+    gpu.convs = True
+    webui = prepared(start, gpu, family=family)
+    decodings = webui.library("several.decoding")
+    monkeypatch.setattr(decodings, "LEAST_PIXELS", 128)
+    size = {"width": 64, "height": 264, "steps": 2}
+    alone = webui.txt2img(*VAE_TOO[:-1], **size)
+    webui.txt2img(*SEVERAL, steps=2)
+    wait(webui)
+    divide_all(webui, monkeypatch)
+
+    def row() -> Any:
+        return row_of(webui, *VAE_TOO, name="Several GPUs, VAE")
+
+    webui.txt2img(*VAE_TOO, **size)
+    assert row().runs == "one card"
+    wait(webui)
+    both = webui.txt2img(*VAE_TOO, batch_size=2, **size)
+    decoding = session_of(webui).team.decoding
+    assert decoding.divided == 2  # the WebUI decodes one after the other
+    assert row().runs == "2 of 3 bands on cpu, 1 of 3 bands on cpu" and row().why == ()
+    assert (both.decoded[0][:1] - alone.decoded[0]).abs().max() < NEAR
+    assert both.info.partition("Size")[2] == alone.info.partition("Size")[2]
+    told = webui.library("hosts.a1111.public").status()["several"]["vae"]
+    assert told == {"bands": [2, 1], "why": ""}
+
+    decode_as_a_preview_and_as_a_picture(webui)
+    assert decoding.divided == 3  # live previews are one card's
+
+    webui.txt2img(*VAE_TOO, steps=2)
+    assert row().runs == "one card" and row().why == (decodings.SMALL,)
+    webui.txt2img(*SEVERAL, steps=2)
+    why = row_of(webui, name="Several GPUs, VAE").why
+    assert why == ("the VAE is not ours: VAE is Off",)
+    assert same(webui.txt2img(*VAE_TOO[:-1], **size), alone)
+    assert row_of(webui, *VAE_TOO[:-1], name="Several GPUs, VAE") is None
+    assert not webui.errors_reported
+
+
+def decode_as_a_preview_and_as_a_picture(webui: WebUI) -> None:
+    session = webui.library("hosts.a1111.vae").session
+    session.begin()
+    session.establish(webui.library("ui.options").parse(*VAE_TOO)[0])
+    decoder, image = coders(webui)[0], torch.zeros(1, 4, 33, 8, dtype=HALF)
+
+    def decode() -> None:
+        with torch.no_grad():
+            decoder(image)
+
+    preview = threading.Thread(target=decode)
+    preview.start()
+    preview.join()
+    decode()
+    session.end()
 
 
 def test_sdxl_refiner_reasons_and_unloading(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:

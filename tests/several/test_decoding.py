@@ -1,0 +1,439 @@
+"""A VAE's pictures that two cards make: one card's bits, and one card alone where one fails."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.several import decoding as decodings
+from lib_rocm_sd.several.board import Board
+from lib_rocm_sd.several.decoder import CopiedDecoder
+from lib_rocm_sd.several.decoding import Kind, SeveralProgram
+from lib_rocm_sd.several.memory import Shared
+from lib_rocm_sd.several.replica import DECODER, UNET, Limits, Manner, Replica
+from lib_rocm_sd.several.subject import Subject
+from lib_rocm_sd.several.team import Team
+from lib_rocm_sd.several.worker import Worker, switches
+from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.program import Program
+from tests.several.help import CPU, LIMIT_S, inputs, near
+from tests.vae.vae_models import fill, needs_half
+
+pytestmark = needs_half
+HALF = torch.float16
+SIZES = ((1, 57, 9), (1, 32, 16), (2, 40, 24))
+"""Of latent images: batch, height, width."""
+
+
+def latent(batch: int = 1, height: int = 40, width: int = 8, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn((batch, 4, height, width), generator=generator).to(HALF)
+
+
+class Pictures:
+    """A decoder whose pictures a team makes."""
+
+    def __init__(self, module: Any, start: Callable[[torch.device], Replica], cards: int) -> None:
+        self.module, self.session = module, Session()
+        self.team = Team(CPU, [CPU] * cards, start)
+        self.program = SeveralProgram(module)
+        self.program.decoding = self.team.decoding
+        self.program.subject = Subject(
+            module, lambda: Manner(self.session.level, 0, None, switches()), part=DECODER
+        )
+        self.team.begin()
+        self.wait()
+
+    @property
+    def decoding(self) -> Any:
+        return self.team.decoding
+
+    def wait(self) -> None:
+        end = time.monotonic() + LIMIT_S
+        for member in self.team.members:
+            while member._replica is not None and member._replica.waits_for:
+                member.look()
+                assert time.monotonic() < end
+                time.sleep(0.005)
+
+    def make(self, image: torch.Tensor, **more: Any) -> torch.Tensor:
+        made = self.program(image, session=self.session, **more)
+        self.wait()
+        return made
+
+    def alone(self, image: torch.Tensor) -> torch.Tensor:
+        return Program(self.module)(image)
+
+    def warm(self, image: torch.Tensor) -> None:
+        """Until the next of this kind is divided: one card's time looks long."""
+        for _ in range(3):
+            self.make(image)
+        known = self.decoding.shares.of(Kind(tuple(image.shape), HALF, self.program.scale))
+        known.times |= {way: 1e9 for way in known.times if not any(way[1:])}
+
+    def divided(self, image: torch.Tensor) -> torch.Tensor:
+        self.warm(image)
+        before = self.decoding.divided
+        made = self.make(image)
+        assert self.decoding.divided == before + len(image), self.decoding.why
+        return made
+
+
+@pytest.fixture
+def decoder() -> Any:
+    home = importlib.import_module("ldm.modules.diffusionmodules.model")
+    made = home.Decoder(
+        ch=16,
+        out_ch=3,
+        ch_mult=(1, 2),
+        num_res_blocks=1,
+        attn_resolutions=[],
+        in_channels=3,
+        resolution=32,
+        z_channels=4,
+    )
+    return fill(made).requires_grad_(False).to(HALF)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decodings, "LEAST_PIXELS", 64)
+
+
+@pytest.fixture
+def pictures(again: Any, decoder: Any) -> Iterator[Pictures]:
+    made = Pictures(decoder, again, 1)
+    yield made
+    made.team.close()
+
+
+@pytest.mark.parametrize(("batch", "height", "width"), SIZES)
+def test_one_cards_bits(pictures: Pictures, batch: int, height: int, width: int) -> None:
+    image = latent(batch, height, width)
+    expected = pictures.alone(image)
+    made = pictures.divided(image)
+    assert torch.equal(made, expected) and not pictures.decoding.why
+    assert sum(pictures.decoding.way) == -(-height // 16) and min(pictures.decoding.way) >= 1
+    other = latent(batch, height, width, seed=1)
+    assert torch.equal(pictures.make(other), pictures.alone(other))
+
+
+def test_what_the_decoder_itself_gives(pictures: Pictures) -> None:
+    """What its own forward notes on it changes nothing: nothing is sent again."""
+    image = latent(1, 32, 16)
+    made, (member,) = pictures.divided(image), pictures.team.members
+    sent = member.sent_bytes
+    assert near(made, pictures.module(image)) and pictures.module.last_z_shape == image.shape
+    pictures.team.begin()
+    assert torch.equal(pictures.make(image), made) and member.sent_bytes == sent
+
+
+@pytest.mark.slow
+def test_three_cards(again: Any, decoder: Any) -> None:
+    made = Pictures(decoder, lambda device: Replica(device, CPU, size=1 << 20), 2)
+    image = latent(1, 50, 8)
+    assert torch.equal(made.divided(image), made.alone(image))
+    assert min(made.decoding.way) >= 1 and sum(made.decoding.way) == 4
+    short = latent(1, 30, 8)  # rows for two of them
+    assert torch.equal(made.divided(short), made.alone(short))
+    assert sorted(made.decoding.way) == [0, 1, 1]
+    made.team.close()
+
+
+def test_first_one_card_then_all(pictures: Pictures) -> None:
+    """The copy's first picture is compared, and what each way takes is measured."""
+    image = latent()
+    member = pictures.team.members[0]
+    kind = Kind(tuple(image.shape), HALF, 0)
+    pictures.make(image)
+    assert pictures.decoding.way == (3, 0) and member.may(kind)
+    assert member.sent_bytes == sum(2 * p.numel() for p in pictures.module.parameters())
+    pictures.make(image)
+    assert pictures.decoding.why == "what one card takes is measured first"
+    pictures.make(image)
+    pictures.make(image)
+    assert pictures.decoding.divided == 2
+    known = pictures.decoding.shares.of(kind)
+    assert set(known.times) == {(3, 0), (2, 1)} and set(known.speeds) == {0, 1}
+    known.times[3, 0] = 1e-9
+    known.calls = dict.fromkeys(known.calls, 9) | {(1, 2): 9}
+    known.times[1, 2] = 1.0
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why.startswith("one card takes ") and pictures.decoding.divided == 2
+
+
+def test_weights_that_change(pictures: Pictures) -> None:
+    """Only they are sent; not twice in a generation."""
+    image = latent()
+    before = pictures.divided(image)
+    sent = pictures.team.members[0].sent_bytes
+    pictures.team.begin()
+    weight = pictures.module.conv_out.weight
+    with torch.no_grad():
+        weight.mul_(-2)
+    made = pictures.divided(image)
+    assert torch.equal(made, pictures.alone(image)) and not torch.equal(made, before)
+    assert pictures.team.members[0].sent_bytes - sent == 2 * weight.numel()
+    with torch.no_grad():
+        weight.mul_(-2)
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == decodings.AMID
+
+
+def test_another_checkpoint(pictures: Pictures) -> None:
+    pictures.divided(latent())
+    pictures.team.begin()
+    pictures.team.forget_weights()
+    with torch.no_grad():
+        pictures.module.conv_in.bias.data += 1  # no version tells of it
+    pictures.program.refresh()
+    pictures.program.release()
+    assert torch.equal(pictures.divided(latent()), pictures.alone(latent()))
+
+
+def test_an_overflow(pictures: Pictures) -> None:
+    """Both make the picture again with smaller numbers between the steps."""
+    with torch.no_grad():
+        pictures.module.conv_in.weight.mul_(30_000)
+    image = latent()
+    expected = pictures.alone(image)
+    assert expected.isfinite().all()
+    assert torch.equal(pictures.divided(image), expected) and pictures.program.scale > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [((1, 7, 8), decodings.SMALL), ((1, 16, 64), decodings.SMALL), ((0, 40, 8), decodings.SMALL)],
+)
+def test_small_pictures(pictures: Pictures, shape: tuple[int, int, int], why: str) -> None:
+    image = latent(*shape)
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == why and not pictures.team.members[0].sent_bytes
+
+
+def test_bands_of_little_memory(pictures: Pictures) -> None:
+    """One card's, unless half of the whole picture fits where all of it does not."""
+    image = latent(1, 128, 8)
+    expected = pictures.alone(image)
+    assert torch.equal(pictures.make(image, mode="banded"), expected)
+    assert pictures.decoding.why == decodings.BANDED
+    whole = pictures.program.whole_bytes(image, pictures.session)
+    for share, why in ((0.9, ""), (0.7, decodings.BANDED)):
+        given = {"budget_bytes": int(share * whole)}
+        for _ in range(4):
+            assert torch.equal(pictures.make(image, **given), expected)
+            assert not pictures.program.last_plan.whole  # type: ignore[union-attr]
+        assert (pictures.decoding.why == decodings.BANDED) is bool(why)
+    assert pictures.decoding.divided > 0
+
+
+def test_what_others_have_done(pictures: Pictures) -> None:
+    """Ours makes it, since it does not ask these; no copy is made of them."""
+    pictures.module.mid.extra = object()
+    image = latent()
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == "mid: its extra is a object"
+
+
+def test_off(pictures: Pictures) -> None:
+    pictures.divided(latent())
+    pictures.program.decoding = None
+    number = pictures.team.members[0]._replica._number  # type: ignore[union-attr]
+    assert torch.equal(pictures.make(latent()), pictures.alone(latent()))
+    assert pictures.team.members[0]._replica._number == number  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("memory", "cpu: out of memory on cpu"),
+        ("error", "cpu: it failed: ValueError: a planted error"),
+        ("amid memory", "cpu: out of memory on cpu"),
+        ("amid error", "cpu: it failed: ValueError: a planted error"),
+    ],
+)
+def test_a_card_that_fails(
+    pictures: Pictures, plan: Path, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
+) -> None:
+    """One's own card makes the whole picture in the same call, and the next ones."""
+    image = latent()
+    pictures.warm(image)
+    plan.write_text(f"call {fault}")
+    told: list[str] = []
+    monkeypatch.setattr(pictures.session.report, "event", told.append)
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == why and pictures.decoding.way == ()
+    plan.write_text("")
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == why
+    assert told == [f"one card makes the VAE's pictures: {why}"]
+    other = latent(1, 33, 8)
+    assert torch.equal(pictures.divided(other), pictures.alone(other))
+
+
+def test_a_wrong_first_picture(pictures: Pictures, plan: Path) -> None:
+    plan.write_text("call wrong")
+    pictures.make(latent())
+    pictures.warm(latent())
+    assert torch.equal(pictures.make(latent()), pictures.alone(latent()))
+    assert pictures.decoding.why.startswith("cpu: its first result differs from this card's by 0.5")
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("build memory", "cpu: out of memory"),
+        ("weights error", "cpu: ValueError: a planted error"),
+    ],
+)
+def test_no_room_for_the_decoder(pictures: Pictures, plan: Path, fault: str, why: str) -> None:
+    """The card stays there for the UNet."""
+    plan.write_text(fault)
+    for _ in range(2):
+        assert torch.equal(pictures.make(latent()), pictures.alone(latent()))
+        assert pictures.decoding.why == why
+        pictures.team.begin()
+    assert pictures.team.members[0].is_there
+    assert not pictures.team.members[0].reason
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_and_one_that_hangs(decoder: Any, plan: Path) -> None:
+    made = Pictures(decoder, lambda device: Replica(device, CPU, Limits(call_s=2.0), 1 << 20), 1)
+    image = latent()
+    made.warm(image)
+    plan.write_text("call amid die")
+    assert torch.equal(made.make(image), made.alone(image))
+    assert made.decoding.why == "cpu: its process ended with status 7"
+    plan.write_text("")
+    made.team.begin()
+    made.wait()
+    made.warm(image)
+    plan.write_text("call amid hang")
+    assert torch.equal(made.make(image), made.alone(image))
+    assert made.decoding.why == "cpu: no answer amid 'call' within 2 s"
+    assert torch.equal(made.make(image), made.alone(image))
+    made.team.close()
+
+
+def test_interrupt(pictures: Pictures) -> None:
+    """Between two steps; the other card stops too, and is there for the next picture."""
+    image = latent()
+    pictures.warm(image)
+    ticks: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        ticks.extend([(done, total)] * (done > 0))
+
+    with pytest.raises(Interrupted):
+        pictures.make(image, progress=progress, interrupt=lambda: len(ticks) > 3)
+    assert [done for done, _ in ticks] == [1, 2, 3, 4] and ticks[0][1] > 10
+    pictures.wait()
+    assert pictures.team.members[0].is_there
+    before = pictures.decoding.divided
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.divided == before + 1
+
+
+def test_too_little_memory_here(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = latent()
+    pictures.warm(image)
+
+    def fail(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "start_swap", fail)
+        assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == f"cpu: {decodings.NO_ROOM}"
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.team.members[0].is_there
+
+
+def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
+    """Each keeps its weights while the other's are sent."""
+    image = latent()
+    pictures.divided(image)
+    (member,) = pictures.team.members
+    subject = Subject(unet, lambda: Manner("Auto", 0, None, switches()))
+    subject.look()
+    member.give(subject)
+    assert member.begin("a step", inputs(), 1 << 16)
+    made = member.fetch("a step")
+    expected = type(unet).forward(unet, **inputs())
+    assert made is not None and near(made.tensor, expected)
+    before = pictures.decoding.divided
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.divided == before + 1
+
+
+def test_a_step_that_runs_out_of_memory_there() -> None:
+    """What the decoder keeps beside its weights is given back, and the step is tried again."""
+    shared = Shared(1 << 16)
+    opening = {"device": "cpu", "bytes": shared.size, "memory": shared.name}
+    worker = Worker(opening, lambda number: None)
+    done: list[str] = []
+
+    class Full(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            done.append("step")
+            if "release" not in done:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return x + 1
+
+    worker._unet = Full()
+    message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.answer(message)
+    worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
+    shared.tensor(0, (3,), torch.float32).fill_(2)
+    assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
+    assert shared.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(("level", "kept"), [("Auto", True), ("Memory", False)])
+def test_what_is_kept_beside_the_weights(decoder: Any, level: str, kept: bool) -> None:
+    copied = CopiedDecoder(decoder, Session.of(level))
+    image = latent(1, 20, 8)
+    made = copied.picture(image, 0, 24)
+    assert torch.equal(made, Program(decoder)(image)[:, :, :24])
+    assert bool(copied._program._ready) is kept
+
+
+def test_a_board_in_pieces() -> None:
+    """Two ranks in two threads; an image larger than what is exchanged at once."""
+    shared, barrier = Shared(2 * 2 * 1024), threading.Barrier(2)
+    whole = torch.arange(5 * 7 * 30, dtype=torch.int32).view(1, 5, 7, 30)
+    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def run(rank: int) -> None:
+        def meet() -> None:
+            barrier.wait(LIMIT_S)
+            time.sleep(0.01 * rank)  # one reads while the other writes again
+
+        board = Board(shared, rank, 2, CPU, meet)
+        parts = whole.split([3, 2], 1)
+        together = board.concatenate(parts[rank], [3, 2], 1)
+        got = torch.zeros(4, dtype=torch.int32)
+        board.start_swap({1 - rank: torch.full_like(got, rank)}, {1 - rank: got}).wait()
+        found[rank] = (together, got)
+        with pytest.raises(ValueError, match="more than 512 bytes"):
+            board.start_swap({1 - rank: torch.zeros(513, dtype=torch.uint8)}, {})
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    for rank in range(2):
+        together, got = found[rank]
+        assert torch.equal(together, whole) and got.tolist() == [1 - rank] * 4
