@@ -14,7 +14,7 @@ PREVIEWS_KEY = "rocm_sd_live_previews"
 GRAPHS_KEY = "rocm_sd_graphs"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
-TRAINING_KEY = "training_xattention_optimizations"
+WHILE_TRAINING = "training_xattention_optimizations"
 """The WebUI's own, read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd,
 modules/shared_options.py."""
 
@@ -83,7 +83,7 @@ def current() -> Settings:
 def trains_with_ours() -> bool:
     """Whether the WebUI leaves attention's optimizer on while it trains."""
     opts: Any = host.attribute("modules.shared", "opts")
-    return bool(getattr(opts, TRAINING_KEY, False))
+    return bool(getattr(opts, WHILE_TRAINING, False))
 
 
 def _mebibytes(value: Any) -> int:
