@@ -112,7 +112,7 @@ def gate(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
         gfx, kernels_dir, groups=lambda entry, grid: [p.start // each for p in places]
     )
     shown = [t[place] for t in (product, residual) for place in places]
-    with launch.knows(*shown), mock.patch.object(library, "_product", lambda inputs: product):
+    with launch.knows(*shown), mock.patch.object(library, "product", lambda inputs: product):
         made = library.LibraryLinear().run(launch, None, problem, inputs)
     found = []
     for place, (both, added) in zip(places, before, strict=True):
