@@ -20,7 +20,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 from gradio import routes
-from starts import is_kept, make_cheaper, remembered
+from starts import kept, make_cheaper, remembered
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
@@ -66,8 +66,9 @@ def join(name: str) -> None:
 
 def forget() -> None:
     """Drop the double and this extension from the process."""
+    tables = kept()
     for name in list(sys.modules):
-        if name.split(".")[0] in ROOTS and not is_kept(name):
+        if name.split(".")[0] in ROOTS and name not in tables:
             del sys.modules[name]
 
 

@@ -94,18 +94,18 @@ def make_cheaper(roots: tuple[str, ...]) -> None:
     SourceFileLoader.get_code = _code  # type: ignore[method-assign]
 
 
-def is_kept(name: str) -> bool:
-    """Whether the next start has this module of `TABLES` too: as long as nobody has set anything in
-    it.
+def kept() -> set[str]:
+    """The modules of `TABLES` that the next start has too: all of them, unless a test has set
+    something in one.
     """
-    package, _, table = name.partition(".")
-    if package != "lib_rocm_sd" or table not in TABLES:
-        return False
-    now = dict(vars(sys.modules[name]))
-    before = _tables.setdefault(name, now)
-    if now.keys() == before.keys() and all(now[each] is before[each] for each in now):
-        return True
-    raise AssertionError(f"{name} was changed: {now.keys() ^ before.keys()}")
+    names = {name for table in TABLES if (name := f"lib_rocm_sd.{table}") in sys.modules}
+    for name in names:
+        now = dict(vars(sys.modules[name]))
+        before = _tables.setdefault(name, now)
+        if now.keys() != before.keys() or any(now[each] is not before[each] for each in now):
+            _tables.clear()
+            return set()
+    return names
 
 
 def remembered(reference_of: Any) -> Any:
