@@ -21,10 +21,6 @@ ARTEFACTS = CHECKOUT / "outputs" / "browser"
 Open = Callable[..., Visit]
 
 
-ALWAYS = ("test_browser_accordion.py", "test_browser_reload.py")
-"""With A1111's gradio, what a user meets first: looked at also where nothing has changed."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them start servers and a browser. A WebUI is started on one day for all that a file
     looks at.
@@ -34,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         item.add_marker(pytest.mark.slow)
         environment = getattr(getattr(item, "callspec", None), "params", {}).get("webui")
-        if environment and (environment is FORGE or item.path.name not in ALWAYS):
+        if environment is not None:
             together = partial(_file, item.path.relative_to(CHECKOUT).as_posix())
             known = executed.known(by=environment.name, parts=executed.page, together=together)
             item.add_marker(known)

@@ -27,7 +27,7 @@ ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
 make_cheaper(ROOTS)
-gc.set_threshold(100_000, 50, 100)
+gc.set_threshold(100_000, 50, 100)  # each start makes tens of thousands of objects that stay
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
 if hasattr(gradio, "component_meta"):  # gradio 4 writes a .pyi beside each component's source
     gradio.component_meta.create_or_modify_pyi = lambda *args: None
