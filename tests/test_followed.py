@@ -257,22 +257,22 @@ def test_without_keys_all_is_zero(card: Card, session: Session) -> None:
     assert set(ran(session)) == {("attention", "zeros"), ("attention backward", "zeros")}
 
 
-def test_without_a_card_it_is_torchs(session: Session) -> None:
+def assert_torchs(session: Session, why: str) -> None:
     given = drawn()
     made = attended(session, given)
     close(gradients(made, given), gradients(exact(given), given))
     assert ran(session) == {("attention", "sdpa"): 1}
-    assert "gradients are wanted, and no GPU: this is the CPU" in told(session)
+    assert why in told(session)
+
+
+def test_without_a_card_it_is_torchs(session: Session) -> None:
+    assert_torchs(session, "gradients are wanted, and no GPU: this is the CPU")
 
 
 def test_a_kernel_found_wrong_leaves_all_to_torch(card: Card, session: Session) -> None:
     """No forward of ours then: the gradients would need torch's too."""
     card.spoil = lambda made: made + 1
-    given = drawn()
-    made = attended(session, given)
-    close(gradients(made, given), gradients(exact(given), given))
-    assert ran(session) == {("attention", "sdpa"): 1}
-    assert "self-test failed" in told(session)
+    assert_torchs(session, "self-test failed")
 
 
 def test_a_kernel_that_fails_in_the_backward_pass(card: Card, session: Session) -> None:

@@ -24,6 +24,16 @@ UNTIL_DIVIDED = 1 + WARM + MEASURED
 _plain = link.command
 
 
+def await_answers(team: Team) -> None:
+    """Until the replicas have answered what they were asked."""
+    end = time.monotonic() + LIMIT_S
+    for member in team.members:
+        while member._replica is not None and member._replica.waits_for:
+            member.look()
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+
 def command(plan: Path) -> list[str]:
     """Of a replica that does what `plan` says: see faulty.py."""
     found = _plain()
@@ -67,13 +77,7 @@ class Teams:
         return self.team.members[0]
 
     def wait(self) -> None:
-        """Until the replicas have answered what they were asked."""
-        end = time.monotonic() + LIMIT_S
-        for member in self.team.members:
-            while member._replica is not None and member._replica.waits_for:
-                member.look()
-                assert time.monotonic() < end
-                time.sleep(0.005)
+        await_answers(self.team)
 
     def call(self, rows: int = 2, **more: Any) -> torch.Tensor:
         with torch.no_grad():

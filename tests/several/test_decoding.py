@@ -25,7 +25,7 @@ from lib_rocm_sd.several.team import Team
 from lib_rocm_sd.several.worker import Worker, switches
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
-from tests.several.help import CPU, LIMIT_S, inputs, near
+from tests.several.help import CPU, LIMIT_S, await_answers, inputs, near
 from tests.vae.vae_models import fill, needs_half
 
 pytestmark = needs_half
@@ -58,12 +58,7 @@ class Pictures:
         return self.team.decoding
 
     def wait(self) -> None:
-        end = time.monotonic() + LIMIT_S
-        for member in self.team.members:
-            while member._replica is not None and member._replica.waits_for:
-                member.look()
-                assert time.monotonic() < end
-                time.sleep(0.005)
+        await_answers(self.team)
 
     def make(self, image: torch.Tensor, **more: Any) -> torch.Tensor:
         made = self.program(image, session=self.session, **more)
