@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -105,10 +105,23 @@ def _patched(pipeline: Any, args: argparse.Namespace) -> Iterator[None]:
     if args.without:
         yield
         return
+    from lib_rocm_sd.engine.session import Session
     from lib_rocm_sd.hosts.diffusers import patched
 
-    with patched(pipeline, unet=args.unet, wait=True):
+    with patched(pipeline, unet=args.unet, session=Session(progress=_told()), wait=True):
         yield
+
+
+def _told() -> Callable[[str], None]:
+    """Says on standard error what a first picture waits for, once."""
+    said: set[str] = set()
+
+    def tell(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            print(f"profile: {message}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _profiled(pipeline: Any, args: argparse.Namespace, device: Any) -> Any:

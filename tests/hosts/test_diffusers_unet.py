@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 
 from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.hosts.diffusers import pipeline as host
+from lib_rocm_sd.hosts.diffusers import unet as unet_host
 
 BF16 = torch.bfloat16
 
@@ -167,3 +169,19 @@ def test_a_layer_of_another_class_is_called_within_its_attention(
         row = next(row for row in patch.unet.rows() if row.kind == "transformer block")
     assert row.partly == {"attn1.to_q is a Adapted, not a Linear": 1}
     assert models.errors(ours, models.step(pipeline.unet, inputs))[0] < 0.05
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_only_a_patient_session_waits_until_blocks_may_be_ours(
+    patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usable(device: torch.device, op: Any, session: Session) -> list[str]:
+        return [] if session.patient else ["is being tried"]
+
+    engine = SimpleNamespace(
+        known=lambda device, op: ["is being tried"], waits=lambda device, op: True, usable=usable
+    )
+    monkeypatch.setattr(unet_host, "engine", engine)
+    session = Session().patiently() if patient else Session()
+    hook = unet_host.DiffusersHook(session)
+    assert hook.ready([nn.Linear(2, 2, device="meta")]) == ("" if patient else "is being tried")

@@ -172,3 +172,12 @@ def test_bad_options_are_named(
     assert __main__.main(["profile", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+def test_what_a_picture_waits_for_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = command._told()
+    for message in ("kernels are compiled", "kernels are tried", "kernels are compiled"):
+        tell(message)
+    assert capsys.readouterr().err == (
+        "profile: kernels are compiled\nprofile: kernels are tried\n"
+    )

@@ -11,6 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover, take_over
 
@@ -27,26 +28,36 @@ class UnetPatch:
 
 
 class DiffusersHook(Hook):
-    """LoRA adapters of diffusers replace layers or merge into them: nothing is to be made ready."""
+    """LoRA adapters of diffusers replace layers or merge into them: nothing is to be made ready.
 
-    def __init__(self) -> None:
+    A patient `session` waits until the gate has decided whether blocks can be ours at all.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._usable: set[torch.device] = {torch.device("cpu")}
 
     def ready(self, leaves: Sequence[nn.Module]) -> str:
         weight = leaves[0]._parameters.get("weight")
         if weight is None or weight.device in self._usable:
             return ""
-        why = engine.known(weight.device)
-        why = engine.usable(weight.device) if why is None else why
+        why = self._why_not(weight.device)
         if not why:
             self._usable.add(weight.device)
         return "; ".join(why)
+
+    def _why_not(self, device: torch.device) -> list[str]:
+        known = engine.known(device, LAYER_NORM)
+        waits = self._session.patient and engine.waits(device, LAYER_NORM)
+        if known is None or waits:
+            return engine.usable(device, LAYER_NORM, self._session)
+        return known
 
 
 @contextmanager
 def patched_unet(unet: nn.Module, session: Session = DEFAULT) -> Iterator[UnetPatch]:
     """Run the blocks of `unet` as our programs inside the `with` block, by rows "UNet"."""
-    taken = take_over(unet, session.of_part("UNet"), DiffusersHook())
+    taken = take_over(unet, session.of_part("UNet"), DiffusersHook(session))
     left = [row for row in taken.report() if row.left]
     if left:
         session.report.event(f"diffusers: blocks of the UNet left alone: {_told(left)}")
