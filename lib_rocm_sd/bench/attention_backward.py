@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from lib_rocm_sd.ops.attention_backward.torch import SlicedBackward
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.report import config_fields
 
-OURS = "rocm_sd"
+OURS, FLASH = "rocm_sd", "sdpa flash"
 OPERATIONS_BESIDE = 1e11
 """What a problem takes beside its products, as operations: for the estimate of the time left."""
 ALLOWANCE = 2.0
@@ -116,8 +117,7 @@ def _ways(
         if refusals:
             yield replace(row, reason="; ".join(refusals))
         else:
-            followed = partial(_followed, variant, problem)
-            yield _Way(row, partial(_both_by_torch, followed), partial(_backward_only, followed))
+            yield from _torchs_ways(row, partial(_followed, variant, problem))
 
 
 def _our_way(
@@ -138,6 +138,34 @@ def _our_way(
         return backward(inputs._replace(output=output))
 
     return _Way(row, both, lambda inputs: partial(backward, inputs))
+
+
+def _torchs_ways(row: BackwardRow, followed: Callable[..., Any]) -> Iterator[_Way]:
+    """Flash adds the gradient of q by atomics unless it is told not to, as ours never does."""
+    both, backward = partial(_both_by_torch, followed), partial(_backward_only, followed)
+    yield _Way(row, both, backward)
+    if row.way == FLASH:
+
+        def told(inputs: AttentionBackwardInputs) -> Callable[[], Any]:
+            return partial(_deterministic, backward(inputs))
+
+        row = replace(row, way=f"{FLASH}, same bits")
+        yield _Way(row, partial(_deterministic, both), told)
+
+
+def _deterministic(call: Callable[..., Any], *args: Any) -> Any:
+    """`call` where torch has been asked for the same bits every time, and for nothing beside."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    switches: Any = getattr(torch.utils, "deterministic", SimpleNamespace())  # torch 2.2 and later
+    fills = getattr(switches, "fill_uninitialized_memory", True)
+    switches.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        return call(*args)
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        switches.fill_uninitialized_memory = fills
 
 
 def _followed(
@@ -211,7 +239,7 @@ def render(heading: str, rows: list[BackwardRow]) -> str:
         best = min((row.median_us for row in group if row.way == OURS), default=math.nan)
         lines += ["", f"{label[0]}: {label[1]}"]
         lines.append(
-            f"  {'way':<16} {'us':>9} {'p10..p90':>17} {'backward':>9} {'ours/it':>7} "
+            f"  {'way':<22} {'us':>9} {'p10..p90':>17} {'backward':>9} {'ours/it':>7} "
             f"{'TFLOP/s':>7} {'error':>8}"
         )
         lines += [_line(row, best) for row in group]
@@ -220,11 +248,11 @@ def render(heading: str, rows: list[BackwardRow]) -> str:
 
 def _line(row: BackwardRow, ours_us: float) -> str:
     if row.reason:
-        return f"  {row.way:<16} not run: {row.reason}"
+        return f"  {row.way:<22} not run: {row.reason}"
     between = f"{row.p10_us:.1f}..{row.p90_us:.1f}"
     ratio = ours_us / row.median_us
     shown = f"{ratio:.2f}" if math.isfinite(ratio) else "-"
     return (
-        f"  {row.way:<16} {row.median_us:>9.1f} {between:>17} {row.backward_us:>9.1f} {shown:>7} "
+        f"  {row.way:<22} {row.median_us:>9.1f} {between:>17} {row.backward_us:>9.1f} {shown:>7} "
         f"{row.tflops:>7.1f} {row.error:>8.1e} {tiles(row)}".rstrip()
     )

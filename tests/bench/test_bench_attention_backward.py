@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ def test_the_command_prints_a_table_and_writes_json(
     file = tmp_path / "result.json"
     command = ["bench", "attention_backward", "--small", "--runs", "1", "--device", "cpu"]
     assert __main__.main([*command, "--json", str(file)]) == 0
-    assert "rocm_sd          not run: no supported GPU" in capsys.readouterr().out
+    assert "rocm_sd                not run: no supported GPU" in capsys.readouterr().out
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     figures = [row for row in rows if not row["reason"]]
     assert {"sdpa"} == {row["way"] for row in figures}
@@ -63,3 +66,27 @@ def test_ours_is_timed_beside_torchs() -> None:
     text = attention_backward.render("a card", rows)
     assert "odd: B1 H1 Sq17 Sk15 D40 float16" in text and "waves=4" in text
     assert f"{first.median_us / others[0].median_us:.2f}" in text
+
+
+def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
+    asked: list[bool] = []
+
+    def followed(inputs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+        given = [torch.ones(2, requires_grad=True) for _ in range(3)]
+        output = sum(given, torch.zeros(2))
+        output.register_hook(
+            lambda grad: asked.append(torch.are_deterministic_algorithms_enabled())
+        )
+        return given, output
+
+    row = attention_backward.BackwardRow("", "", attention_backward.FLASH)
+    ways = list(attention_backward._torchs_ways(row, followed))
+    assert [way.row.way for way in ways] == ["sdpa flash", "sdpa flash, same bits"]
+    for way in ways:
+        inputs: Any = SimpleNamespace(grad=torch.ones(2))
+        way.both(inputs)
+        way.backward(inputs)()
+    assert asked == [False, False, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    other = replace(row, way="sdpa")
+    assert len(list(attention_backward._torchs_ways(other, followed))) == 1
