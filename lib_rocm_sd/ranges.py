@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -56,15 +56,22 @@ def named(name: str) -> Iterator[None]:
     operator launches are counted to it.
     """
     on_gpu = torch.cuda.is_available()
-    handle = torch.autograd._record_function_with_args_enter(name)
-    if on_gpu:
-        torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
+    with _operator(name):
         if on_gpu:
-            torch.cuda.nvtx.range_pop()
-        torch.autograd._record_function_with_args_exit(handle)
+            torch.cuda.nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            if on_gpu:
+                torch.cuda.nvtx.range_pop()
+
+
+def _operator(name: str) -> AbstractContextManager[Any]:
+    """torch.profiler counts kernels to operators, and to no range of a user's. Inductor's ranges
+    around Triton's kernels are of this kind. Before torch 2.2 there is none.
+    """
+    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    return torch.autograd.profiler.record_function(name) if fast is None else fast(name)
 
 
 def _naming(follow: Callable[..., Any]) -> Callable[..., Any]:
