@@ -1,7 +1,8 @@
 """Has classes tried by children, one after the other, and writes down what became of each.
 
-The child is a process of its own (child.py). Where it dies, or does not come back in time, that is
-the verdict of the class in work. After a fault or a hang nothing more is tried on the card by
+A child is a process of its own (child.py): one tries what needs no torch, another, which takes long
+to start, the rest. Where it dies, or does not come back in time, that is the verdict of the class
+in work. After a fault or a hang nothing more is tried on the card by
 itself: `halt` says so and why, until driver, torch or kernels change or somebody asks.
 """
 
@@ -89,16 +90,17 @@ class Conductor:
         self._turns = Turns(busy, turn)
         self._stop, self._spawn = stop, spawn
         self._class_limit_s, self._start_limit_s = class_limit_s, start_limit_s
-        self._child: Link | None = None
-        self._with_torch = False
+        self._children: dict[bool, Link] = {}
+        """By whether they have torch."""
+        self._in_work = False
+        """Which of them has the class."""
         self._abandoned = ""
         self._cancelled = False
 
     def cancel(self) -> None:
         """Have `run` come to an end, from another thread: the class in work gets no verdict."""
         self._cancelled = True
-        child = self._child
-        if child is not None:
+        for child in list(self._children.values()):
             child.kill()
 
     def run(
@@ -108,12 +110,14 @@ class Conductor:
         force: bool = False,
         told: Told = _untold,
         limit_s: float = math.inf,
+        keep: Callable[[], bool] = bool,
     ) -> list[tuple[Subject, Verdict]]:
         """Try those that have no verdict; with `force` all, and each also after a fault of another.
 
         `told` gets each class with its verdict, also those known before. `limit_s`: classes that
-        are not begun by then are left. What could not be tried for a reason that passes (no
-        memory, no child) has the verdict "refused", which is not kept.
+        are not begun by then are left. `keep()` at the end: children stay until `rest`. What could
+        not be tried for a reason that passes (no memory, no child) has the verdict "refused", which
+        is not kept.
         """
         found: list[tuple[Subject, Verdict]] = []
         end = time.monotonic() + limit_s
@@ -127,9 +131,15 @@ class Conductor:
                 found.append((subject, verdict))
                 told(subject, verdict)
         finally:
-            self._dismiss()
+            if not keep() or self._cancelled:
+                self.rest()
             self._turns.leave()
         return found
+
+    def rest(self) -> None:
+        """End the children that a `run` has kept."""
+        while self._children:
+            self._children.popitem()[1].end()
 
     def _compile(self, subjects: Sequence[Subject], end: float) -> None:
         """All of them, before anything is tried: a turn is for the card alone."""
@@ -164,7 +174,7 @@ class Conductor:
 
     def _may_begin(self, end: float) -> bool:
         """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
-        return self._turns.come(partial(self._given_up, end), self._dismiss)
+        return self._turns.come(partial(self._given_up, end), self.rest)
 
     def _given_up(self, end: float) -> bool:
         return self._stop() or self._cancelled or time.monotonic() > end
@@ -226,7 +236,7 @@ class Conductor:
         reason = str(answer.get("reason", ""))
         if answer["outcome"] == FAULTED:  # the child can do nothing more on the card
             reason = f"{problem}: {reason}"
-            self._dismiss()
+            self.rest()
         made = replace(
             self._made(subject, answer["outcome"], reason),
             error=answer.get("error"),
@@ -245,11 +255,12 @@ class Conductor:
         return self._made(subject, HUNG, reason)
 
     def _end_hanging(self) -> None:
-        child, self._child = self._child, None
+        child = self._children.pop(self._in_work, None)
         if child is not None and child.kill():
             child.end()
         elif child is not None:
             self._abandoned = "a process hangs in the driver and cannot be ended"
+        self.rest()
 
     def _died(
         self,
@@ -284,11 +295,10 @@ class Conductor:
 
     def _opened(self, with_torch: bool) -> Link:
         """The child, started if need be. Raises OSError, RuntimeError and TimeoutError."""
-        if self._child is not None and self._with_torch == with_torch:
-            return self._child
-        self._dismiss()
-        child = self._spawn()
-        self._child, self._with_torch = child, with_torch
+        self._in_work = with_torch
+        if with_torch in self._children:
+            return self._children[with_torch]
+        child = self._children[with_torch] = self._spawn()
         if self._cancelled:
             child.kill()
         child.send({"kind": "open", **self.place.as_dict(), "torch": with_torch})
@@ -303,17 +313,14 @@ class Conductor:
         return child
 
     def _ended(self) -> tuple[str, str]:
-        """Outcome and reason of the child, which has ended by itself."""
-        child, self._child = self._child, None
-        assert child is not None
+        """Outcome and reason of the child, which has ended by itself. What ended it may have left
+        the card in a state that another would be blamed for.
+        """
+        child = self._children.pop(self._in_work)
         found = ended(child.status(), child.words())
         child.end()
+        self.rest()
         return found
-
-    def _dismiss(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
 
 
 def _longer(subject: Subject) -> Sequence[Any]:

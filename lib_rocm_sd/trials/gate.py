@@ -18,7 +18,6 @@ import atexit
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,12 +32,15 @@ from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.conductor import Conductor, halt, resume
 from lib_rocm_sd.trials.journal import Journal
+from lib_rocm_sd.trials.known import GateState, Known
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.turns import Turn
-from lib_rocm_sd.trials.verdicts import FAULTED, INTERRUPTED, Verdict
+from lib_rocm_sd.trials.verdicts import FAULTED, Verdict
 
 STOPPED_S = 15.0
+KEPT_S = 20.0
+"""How long a child that somebody waited for stays, for the next class."""
 MOST_SUBJECTS = 256
 """Kept at a time: those of the plans that are being made."""
 WAITS = "is being tried in a process of its own first"
@@ -50,30 +52,6 @@ Identity = tuple[Any, ...]
 
 def _none(arch: Arch) -> Iterable[Subject]:
     return ()
-
-
-@dataclass(frozen=True)
-class GateState:
-    """`done` of `total` classes were tried; `subject` is the one in work, empty if none.
-
-    `refused`: classes that must not be launched, in words, with the reason of each. `halted`: why
-    nothing more is tried by itself, empty where it is.
-    """
-
-    running: bool = False
-    done: int = 0
-    total: int = 0
-    subject: str = ""
-    refused: tuple[tuple[str, str], ...] = ()
-    halted: str = ""
-
-
-@dataclass(frozen=True)
-class _Known:
-    subject: Subject
-    place: Place
-    key: str
-    refusal: Refusal | None
 
 
 class Gate:
@@ -99,15 +77,19 @@ class Gate:
         self._journal = journal or Journal()
         self._place_of, self._conductor = place_of, conductor
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._places: dict[torch.device, Place | None] = {}
-        self._known: dict[tuple[Place, Identity], _Known] = {}
+        self._known: dict[tuple[Place, Identity], Known] = {}
         self._digests: dict[tuple[KernelSpec, str], str] = {}
         self._subjects: dict[Hashable, Subject] = {}
         self._queue: list[tuple[Place, Subject, bool]] = []
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
         self._thread: threading.Thread | None = None
-        self._running: Conductor | None = None
+        self._works = False
+        """The thread looks into the queue once more."""
+        self._conductors: dict[Place, Conductor] = {}
+        self._keeps = False
         self._group = process.Group()
 
     # -- for the host
@@ -115,7 +97,7 @@ class Gate:
     def start(self) -> list[Verdict]:
         """Read what processes that died have left in the journal; what that bars, once."""
         atexit.register(self.stop)
-        found = [_of_line(line) for line in self._journal.open_lines()]
+        found = [verdicts.of_line(line) for line in self._journal.open_lines()]
         for verdict in found:
             self._tell(f"{verdict.subject}: {verdict.reason}")
         return found
@@ -126,9 +108,10 @@ class Gate:
         """
         self._group.end()
         with self._lock:
-            running, thread = self._running, self._thread
-        if running is not None:
-            running.cancel()
+            running, thread = list(self._conductors.values()), self._thread
+            self._changed.notify_all()
+        for each in running:
+            each.cancel()
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOPPED_S)
 
@@ -154,7 +137,7 @@ class Gate:
             for subject in listed:
                 self._answer(place, subject)
         keys = [(place, subject.identity) for subject in listed]
-        return lambda: sum(_waits(self._known.get(key)) for key in keys)
+        return lambda: sum(self._known[key].waits for key in keys if key in self._known)
 
     def serves(self, device: torch.device) -> bool:
         """Whether what was expected on `device` is tried; not where no driver launches it."""
@@ -171,7 +154,7 @@ class Gate:
     def ask(self) -> int:
         """The user wants what was refused to be tried again, class by class; how many there are."""
         with self._lock:
-            again = [known for known in self._known.values() if _barred(known)]
+            again = [known for known in self._known.values() if known.is_barred]
             for place in {known.place for known in again}:
                 resume(place)
             self._show(halted="")
@@ -180,11 +163,12 @@ class Gate:
             return len(again)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until nothing is tried any more; False where something still is."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-        return not self._state.running
+        """Until nothing is tried any more; False where something still is. Who waits does so for
+        class after class, so that from now on children stay a moment.
+        """
+        with self._changed:
+            self._keeps = True
+            return self._changed.wait_for(lambda: not self._state.running, timeout_s)
 
     # -- for the engine
 
@@ -240,7 +224,7 @@ class Gate:
             found = self._subjects[key] = Subject.of(*made)
         return found
 
-    def _answer(self, place: Place, subject: Subject) -> _Known:
+    def _answer(self, place: Place, subject: Subject) -> Known:
         """The lock is held."""
         known = self._known.get((place, subject.identity))
         if known is None:
@@ -248,7 +232,7 @@ class Gate:
             self._note(known)
         return known
 
-    def _looked_up(self, place: Place, subject: Subject) -> _Known:
+    def _looked_up(self, place: Place, subject: Subject) -> Known:
         """By its verdict; queued where there is none. The lock is held."""
         try:
             key = subject.key(place, subject.digests(place.arch, self._digests))
@@ -257,31 +241,42 @@ class Gate:
             key, verdict = "", None
         if verdict is not None and not verdict.asks_again:
             refusal = Refusal(verdict.refusal) if verdict.refusal else None
-            return _Known(subject, place, key, refusal)
+            return Known(subject, place, key, refusal)
         halted = halt(place)
         if halted:
             self._show(halted=halted)
-            return _Known(subject, place, key, Refusal(halted))
+            return Known(subject, place, key, Refusal(halted))
         self._enqueue(place, subject, force=False)
         before = f" ({verdict.reason})" if verdict else ""
-        return _Known(subject, place, key, Refusal(f"{WAITS}{before}", waits=True))
+        return Known(subject, place, key, Refusal(f"{WAITS}{before}", waits=True))
 
     def _enqueue(self, place: Place, subject: Subject, force: bool) -> None:
         """The lock is held."""
         if self._group.ended:
             return
         self._queue.append((place, subject, force))
-        if self._thread is None or not self._thread.is_alive() or not self._state.running:
+        if not self._state.running:
             self._show(running=True, done=0, total=0)
             self._tell("trying new kernels in a process of their own, once")
+        self._show(total=self._state.total + 1)
+        self._changed.notify_all()
+        if not self._works:
+            self._works = True
             self._thread = threading.Thread(target=self._work, name="rocm_sd trials", daemon=True)
             self._thread.start()
-        self._show(total=self._state.total + 1)
 
     def _work(self) -> None:
         self._group.join()
-        while (batch := self._next()) is not None:
+        while True:
+            with self._lock:
+                batch = self._next()
+                if not batch:
+                    leaving, self._conductors = self._conductors, {}
+                    self._works = False
+                    break
             self._run(batch)
+        for each in leaving.values():
+            each.rest()
 
     def _run(self, batch: list[tuple[Place, Subject, bool]]) -> None:
         (place, _, force), *_ = batch
@@ -292,31 +287,40 @@ class Gate:
             done.add(subject.identity)
             self._done(place, subject, verdict)
 
-        runs = self._conductor(place, **self._when, stop=lambda: self._group.ended)
         with self._lock:
-            self._running = runs
+            runs = self._conductors.get(place)
+            if runs is None:
+                runs = self._conductor(place, **self._when, stop=lambda: self._group.ended)
+                self._conductors[place] = runs
         with suppress(OSError):
-            runs.run(subjects, force=force, told=told)
+            runs.run(subjects, force=force, told=told, keep=lambda: self._keeps)
         for subject in subjects:
             if subject.identity not in done:
                 self._done(place, subject, None)
 
-    def _next(self) -> list[tuple[Place, Subject, bool]] | None:
-        """What goes to one conductor; None ends the thread."""
-        with self._lock:
-            if self._group.ended or not self._queue:
-                self._queue.clear()
-                self._show(running=False, subject="")
-                refused = len(self._state.refused)
-                if not self._group.ended:
-                    said = f"all new kernels are tried, {refused} are not used"
-                    self._tell(self._state.halted or said)
-                return None
-            place, _, force = self._queue[0]
-            batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
-            self._queue = [item for item in self._queue if item not in batch]
-            self._show(subject=str(batch[0][1]))
-            return batch
+    def _next(self) -> list[tuple[Place, Subject, bool]]:
+        """What goes to one conductor; nothing ends the thread. The lock is held."""
+        if not self._queue and not self._group.ended:
+            said = f"all new kernels are tried, {len(self._state.refused)} are not used"
+            self._tell(self._state.halted or said)
+            self._rests()
+            if self._keeps:
+                self._changed.wait_for(lambda: self._queue or self._group.ended, KEPT_S)
+        if self._group.ended:
+            self._queue.clear()
+        if not self._queue:
+            self._rests()
+            return []
+        place, _, force = self._queue[0]
+        batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
+        self._queue = [item for item in self._queue if item not in batch]
+        self._show(subject=str(batch[0][1]))
+        return batch
+
+    def _rests(self) -> None:
+        """Nothing is tried. The lock is held."""
+        self._show(running=False, subject="")
+        self._changed.notify_all()
 
     def _done(self, place: Place, subject: Subject, verdict: Verdict | None) -> None:
         """A class has its verdict, or none can be had in this process."""
@@ -333,27 +337,27 @@ class Gate:
             refusal = Refusal(reason) if reason else None
             if reason not in ("", halted):
                 self._tell(f"{subject}: {reason}")
-            self._note(_Known(subject, place, key, refusal))
+            self._note(Known(subject, place, key, refusal))
             self._show(done=self._state.done + 1, halted=halted)
         self._renew()
 
-    def _learn(self, known: _Known, verdict: Verdict) -> None:
+    def _learn(self, known: Known, verdict: Verdict) -> None:
         with self._lock:
-            self._note(_Known(known.subject, known.place, known.key, Refusal(verdict.refusal)))
+            self._note(Known(known.subject, known.place, known.key, Refusal(verdict.refusal)))
         self._tell(f"{known.subject}: {verdict.reason}")
 
-    def _note(self, known: _Known) -> None:
+    def _note(self, known: Known) -> None:
         """The lock is held."""
         self._known[known.place, known.subject.identity] = known
         every = self._known.values()
-        refused = [(str(k.subject), k.refusal.reason) for k in every if _barred(k)]  # type: ignore[union-attr]
+        refused = [(str(k.subject), k.refusal.reason) for k in every if k.is_barred]  # type: ignore[union-attr]
         self._show(refused=tuple(refused))
 
     def _show(self, **changes: Any) -> None:
         self._state = GateState(**{**vars(self._state), **changes})
 
     @contextmanager
-    def _trying(self, known: _Known, once: tuple[Place, Identity, str]) -> Iterator[None]:
+    def _trying(self, known: Known, once: tuple[Place, Identity, str]) -> Iterator[None]:
         with self._journal.trying(known.key, str(known.subject), str(known.place)):
             yield
         self._launched.add(once)
@@ -369,20 +373,3 @@ def put_before(engine: Engine, say: Say) -> Gate:
     gate.start()
     engine.gate = gate
     return gate
-
-
-def _barred(known: _Known) -> bool:
-    return known.refusal is not None and not known.refusal.waits
-
-
-def _waits(known: _Known | None) -> bool:
-    return known is not None and known.refusal is not None and known.refusal.waits
-
-
-def _of_line(line: Any) -> Verdict:
-    """The verdict of a class whose launch a process did not come back from."""
-    if line.evidence:
-        said = f"the program itself died in its first launch there: {line.evidence}"
-        return verdicts.write(line.key, Verdict(line.subject, FAULTED, said, device=line.device))
-    said = "the program ended in its first launch there (a crash, a power cut, or it was closed)"
-    return verdicts.interrupted(line.key, line.subject, line.device, said, INTERRUPTED)

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lib_rocm_sd import cache
+from lib_rocm_sd.trials.journal import OpenLine
 
 KIND = "verdicts"
 PASSED, WRONG, FAULTED, HUNG, KILLED, REFUSED, INTERRUPTED = (
@@ -127,6 +128,15 @@ def interrupted(key: str, subject: str, device: str, reason: str, outcome: str) 
     if deaths >= MOST_DEATHS:
         reason = f"{reason}, {deaths} times"
     return write(key, Verdict(subject, outcome, reason, device=device, deaths=deaths))
+
+
+def of_line(line: OpenLine) -> Verdict:
+    """The verdict of a class whose launch a process did not come back from."""
+    if line.evidence:
+        said = f"the program itself died in its first launch there: {line.evidence}"
+        return write(line.key, Verdict(line.subject, FAULTED, said, device=line.device))
+    said = "the program ended in its first launch there (a crash, a power cut, or it was closed)"
+    return interrupted(line.key, line.subject, line.device, said, INTERRUPTED)
 
 
 def _parsed(data: bytes) -> Verdict | None:

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials import conductor, subject, turns, verdicts
+from lib_rocm_sd.trials import conductor, recorder, subject, turns, verdicts
 from lib_rocm_sd.trials.conductor import Conductor, ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place, launching
@@ -313,6 +313,56 @@ def test_statuses_of_windows(status: int) -> None:
     outcome, reason = ended(status, "")
     assert outcome == (WINDOWS[status])
     assert ("0xC0000005" in reason) == (outcome == FAULTED)
+
+
+class Answering:
+    """A child to which everything is right."""
+
+    def __init__(self, heads: list[dict[str, Any]], ended: list[Answering]) -> None:
+        self._heads, self._ended = heads, ended
+
+    def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        self._heads.append(head)
+
+    def receive(self, limit_s: float) -> dict[str, Any]:
+        if self._heads[-1]["kind"] == "open":
+            return {"kind": "ready"}
+        return {"kind": "verdict", "outcome": PASSED, "reason": ""}
+
+    def end(self) -> None:
+        self._ended.append(self)
+
+
+def test_what_needs_torch_has_a_child_of_its_own_beside_the_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[dict[str, Any]] = []
+    ended: list[Answering] = []
+    noted_alone = recorder.recordings
+
+    def recordings(op: Any, variant: Any, config: Any, problem: Any) -> Any:
+        if problem.factor > 3:
+            raise recorder.NeedsTorchError("between its launches")
+        return noted_alone(op, variant, config, problem)
+
+    def described(op: Any, variant: Any, config: Any, problems: Any) -> dict[str, Any]:
+        return {"op": op.name}
+
+    monkeypatch.setattr(recorder, "recordings", recordings)
+    monkeypatch.setattr(conductor.torch_child, "description", described)
+
+    def spawn() -> Any:
+        return Answering(heads, ended)
+
+    made = Conductor(place, spawn=spawn)
+    subjects = [scaling.subject(factor) for factor in (2.0, 4.0, 3.0, 5.0)]
+    found = made.run(subjects, keep=lambda: True)
+    assert [verdict.outcome for _, verdict in found] == [PASSED] * 4
+    opened = [head["torch"] for head in heads if head["kind"] == "open"]
+    tried = ["torch" in head for head in heads if head["kind"] == "class"]
+    assert (opened, tried, ended) == ([False, True], [False, True, False, True], [])
+    made.rest()
+    assert len(ended) == 2
 
 
 def test_a_process_that_cannot_be_ended_is_given_up(place: Place) -> None:

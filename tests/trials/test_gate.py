@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials import gate, verdicts
 from lib_rocm_sd.trials.gate import WAITS, Gate
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.subject import Subject
@@ -162,6 +163,32 @@ def test_a_patient_session_waits_for_the_first_trial(world: World) -> None:
     assert world.run() == "rocm_sd"
     assert world.user.usable(CPU, SCALING) == []
     assert world.user.plan(scaling.Scaling(1024, 3.0), CPU, SCALING).variant.name == "rocm_sd"
+
+
+def test_a_patient_sessions_classes_are_tried_by_one_child(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.user.session = world.user.session.patiently()
+    assert world.run(2.0) == "rocm_sd"  # may be tried before somebody is seen to wait
+    assert [world.run(factor) for factor in (3.0, 4.0)] == ["rocm_sd"] * 2
+    link, before = world.links[-1], len(world.links)
+    assert before <= 2 and world.gate._thread is not None
+    monkeypatch.setattr(gate, "KEPT_S", 0.0)
+    assert world.run(5.0) == "rocm_sd"
+    world.gate._thread.join(10)
+    assert link.status() == 0
+    assert world.run(6.0) == "rocm_sd"
+    assert len(world.links) == before + 1
+
+
+def test_a_child_that_is_kept_ends_with_its_program(world: World) -> None:
+    world.user.session = world.user.session.patiently()
+    world.run()
+    begin = time.monotonic()
+    world.gate.stop()
+    assert time.monotonic() - begin < gate.KEPT_S / 2
+    assert world.gate._thread is not None and not world.gate._thread.is_alive()
+    assert world.links[0].status() is not None
 
 
 def test_a_patient_session_goes_on_where_nothing_more_is_tried(

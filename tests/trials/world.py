@@ -16,6 +16,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.journal import Journal
+from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from tests.ops.toy_op import CPU, GFX1100, User
 from tests.runtime.driver_doubles import ScaleParams
@@ -55,6 +56,7 @@ class World:
         self.renewed = 0
         self.busy = False
         self.children = 0
+        self.links: list[Link] = []
         self.place = place
         self.journal = Journal(journal)
         self.user = User(
@@ -81,7 +83,11 @@ class World:
 
     def _conductor(self, place: Place, **how: Any) -> Conductor:
         self.children += 1
-        return Conductor(place, **how)
+        return Conductor(place, spawn=self._spawn, **how)
+
+    def _spawn(self) -> Link:
+        self.links.append(Link())
+        return self.links[-1]
 
     def run(self, factor: float = 2.0) -> str:
         """The variant that computed a call; it was right."""

@@ -21,7 +21,8 @@ from lib_rocm_sd.hosts.a1111 import host, settings
 from lib_rocm_sd.shipped import AT_START
 from lib_rocm_sd.trials import place, stamp
 from lib_rocm_sd.trials.conductor import Conductor
-from lib_rocm_sd.trials.gate import Gate, GateState
+from lib_rocm_sd.trials.gate import Gate
+from lib_rocm_sd.trials.known import GateState
 from lib_rocm_sd.trials.subject import Subject
 
 PENDING = "its kernels are tried in a process of their own first"
