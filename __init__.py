@@ -5,6 +5,7 @@ from pathlib import Path
 
 NODE_CLASS_MAPPINGS: "dict[str, type]" = {}
 NODE_DISPLAY_NAME_MAPPINGS: "dict[str, str]" = {}
+WEB_DIRECTORY = "./lib_rocm_sd/hosts/comfyui/web"
 
 
 def _register() -> None:

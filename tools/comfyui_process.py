@@ -99,10 +99,13 @@ def running(
     nodes: Mapping[str, Path],
     flags: Sequence[str] = ("--cpu",),
     environment: Mapping[str, str] | None = None,
+    page: Path | None = None,
 ) -> Iterator[Server]:
-    """ComfyUI of `checkout`, all that it writes under `folder`. `nodes`: custom nodes by name."""
-    place, page = folder / "custom_nodes", folder / "page"  # over HTTP alone it needs no page
-    for made in (place, page):
+    """ComfyUI of `checkout`, all that it writes under `folder`. `nodes`: custom nodes by name.
+    `page`: the folder of its page; over HTTP alone it needs none.
+    """
+    place, none = folder / "custom_nodes", folder / "page"
+    for made in (place, none):
         made.mkdir(parents=True)
     for name, source in nodes.items():
         (place / name).symlink_to(source)
@@ -110,7 +113,7 @@ def running(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [python, str(START), str(checkout), *flags, "--port", str(port)]
-    words += ["--base-directory", str(folder), "--front-end-root", str(page)]
+    words += ["--base-directory", str(folder), "--front-end-root", str(page or none)]
     words += ["--database-url", "sqlite:///:memory:", "--disable-metadata"]
     log = folder / "log.txt"
     known = {**os.environ, **(environment or {})}

@@ -19,7 +19,7 @@ from pathlib import Path
 from lib_rocm_sd.hosts.a1111.speedtest import FOLDER
 from lib_rocm_sd.speedtest.result import read
 from lib_rocm_sd.ui.speed_tab import TITLE
-from tests.browser.conftest import ARGUMENTS, BROWSERS
+from tests.browser.chromium import ARGUMENTS, BROWSERS
 from tests.browser.pages import PARTS, TRANSITION_MS, Visit
 from tests.browser.pictures import keep
 from tools.webui_process import started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 
 from tests import executed
+from tests.browser.chromium import launched
 from tests.browser.pages import Visit
 from tests.browser.served import Served
 from tests.webui.environments import A1111, CHECKOUT, FORGE, prepare
 
-ARGUMENTS = ("--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARTEFACTS = CHECKOUT / "outputs" / "browser"
 Open = Callable[..., Visit]
 
@@ -43,16 +41,8 @@ def _file(name: str, /, **params: object) -> str:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """The browser of the system; none is downloaded."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (requirements/test.txt has it)"
-    )
-    found = [path for path in map(shutil.which, BROWSERS) if path]
-    if not found:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is in PATH: `apt install chromium`")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found[0], args=list(ARGUMENTS))
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session", params=[A1111, FORGE], ids=lambda environment: environment.name)

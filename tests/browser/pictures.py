@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.browser.conftest import ARGUMENTS, BROWSERS
+from tests.browser.chromium import ARGUMENTS, BROWSERS
 from tests.browser.pages import Visit
 from tests.browser.served import Served
 from tests.webui.environments import A1111, CHECKOUT, prepare

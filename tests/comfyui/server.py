@@ -15,10 +15,19 @@ TINY = Path(__file__).parent / "inside" / "tiny_models"
 
 @contextmanager
 def running(
-    checkout: Path, python: str, folder: Path, *, ours: bool = True, **environment: str
+    checkout: Path,
+    python: str,
+    folder: Path,
+    *,
+    ours: bool = True,
+    page: Path | None = None,
+    **environment: str,
 ) -> Iterator[Server]:
-    """ComfyUI of `checkout`, all that it writes under `folder`; `ours`: with this custom node."""
+    """ComfyUI of `checkout`, all that it writes under `folder`; `ours`: with this custom node.
+    `page`: the folder of its page, where a browser is to see it.
+    """
     nodes = {"tiny_models": TINY, **({"rocm_sd": ROOT} if ours else {})}
     known = {**environment, "PYTHONPATH": ""}
-    with comfyui_process.running(checkout, python, folder, nodes, environment=known) as server:
+    started = comfyui_process.running(checkout, python, folder, nodes, environment=known, page=page)
+    with started as server:
         yield server

@@ -206,6 +206,7 @@ spec.loader.exec_module(module)
 print(json.dumps([
     sorted(module.NODE_CLASS_MAPPINGS), module.NODE_DISPLAY_NAME_MAPPINGS, sys.path == path,
     sorted(name for name in sys.modules if name.startswith("lib_rocm_sd")), "torch" in sys.modules,
+    module.WEB_DIRECTORY,
 ]))
 """
     environment = {
@@ -219,7 +220,7 @@ print(json.dumps([
         check=True,
         cwd=DOUBLE,
     )
-    keys = ("nodes", "names", "path_as_before", "ours", "torch")
+    keys = ("nodes", "names", "path_as_before", "ours", "torch", "page")
     return dict(zip(keys, json.loads(done.stdout), strict=True))
 
 
@@ -229,10 +230,12 @@ def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
     assert found["path_as_before"] and not found["torch"]
     assert "lib_rocm_sd.hosts.comfyui.nodes" in found["ours"]
     assert not [name for name in found["ours"] if name[12:].startswith(HEAVY)]
+    assert [file.name for file in (ROOT / found["page"]).iterdir()] == ["rocm_sd.js"]
 
 
 def test_elsewhere_nothing_is_imported() -> None:
     found = executed("")
+    del found["page"]
     assert found == {"nodes": [], "names": {}, "path_as_before": True, "ours": [], "torch": False}
 
 
