@@ -88,18 +88,28 @@ def environments(checkout: Path) -> list[str]:
     return [str(environment.folder) for environment in wanted]
 
 
-def whole(checkout: Path, environments: list[str], data: Path, *, ours: bool, card: bool) -> Any:
-    """What a whole Forge says that is started with data of its own: forge/whole.py."""
+def started_by(
+    script: str, checkout: Path, environments: list[str], data: Path, *, ours: bool, card: bool
+) -> tuple[list[str], dict[str, str]]:
+    """The command that starts a whole Forge with data of its own by one of forge/'s scripts, and
+    its environment.
+    """
     extensions = data / "extensions"
     extensions.mkdir(parents=True)
     if ours:
         (extensions / "rocm-sd").symlink_to(CHECKOUT, target_is_directory=True)
-    words = [str(WEBUI / "forge" / "whole.py"), str(checkout), str(data), *["card"] * card]
+    file = str(WEBUI / "forge" / script)
     paths = [*environments, str(WEBUI / "inside")]
     known = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ROCM_SD_INSIDE": str(checkout)}
     known |= {"PYTHONPYCACHEPREFIX": str(FORGE_BACKEND.folder / "pycache")}
+    return [sys.executable, file, str(checkout), str(data), *["card"] * card], known
+
+
+def whole(checkout: Path, environments: list[str], data: Path, *, ours: bool, card: bool) -> Any:
+    """What a whole Forge says: forge/whole.py."""
+    command, known = started_by("whole.py", checkout, environments, data, ours=ours, card=card)
     done = subprocess.run(
-        [sys.executable, *words],
+        command,
         env=known,
         capture_output=True,
         text=True,
