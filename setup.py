@@ -8,5 +8,8 @@ KERNELS = "lib_rocm_sd.kernels"
 setup(
     packages=[*find_packages(include=["lib_rocm_sd", "lib_rocm_sd.*"]), KERNELS],
     package_dir={KERNELS: "kernels"},
-    package_data={KERNELS: ["*.hip", "*.json", "*/*.h", "tuned/*/*.json"]},
+    package_data={
+        KERNELS: ["*.hip", "*.json", "*/*.h", "tuned/*/*.json"],
+        "lib_rocm_sd.hosts.comfyui": ["web/*.js"],
+    },
 )
