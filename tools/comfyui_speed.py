@@ -140,7 +140,9 @@ class Painter:
         return found
 
     def measured(self, case: str, way: Way) -> tuple[dict[str, Any], Any]:
-        """The least of each time of several pictures, after a first one; and the last's pixels."""
+        """The least of each time of several pictures after a first one, the most memory of each
+        part; and the last picture's pixels.
+        """
         self.server.make(workflow(case, 3, way, 1000))
         self.taken()
         found, made = [], Made("")
@@ -152,7 +154,8 @@ class Painter:
                 row |= {f"{each['what']}_s": each["s"], f"{each['what']}_mib": each["peak_mib"]}
             found.append(row)
         times = {name: min(row[name] for row in found) for name in found[0] if name[-2:] == "_s"}
-        return {"it_s": self._steps / times["sample_s"], **found[-1], **times}, pixels(made)
+        most = {name: max(row[name] for row in found) for name in found[0] if name not in times}
+        return {"it_s": self._steps / times["sample_s"], **times, **most}, pixels(made)
 
     def settle(self, case: str, ways: Sequence[Way]) -> None:
         """Until nothing is compiled or tried any more for any of the ways."""

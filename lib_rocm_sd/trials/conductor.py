@@ -50,12 +50,15 @@ def _untold(subject: Subject, verdict: Verdict) -> None:
 
 @dataclass(frozen=True)
 class _Letter:
-    """What the child is sent of one class; `torch`: the child that takes it must have torch."""
+    """What the child is sent of one class; `torch`: the child that takes it must have torch.
+    `is_far`: a problem of it wants so much memory that no other child may be there.
+    """
 
     key: str
     head: dict[str, Any]
     blobs: list[bytes]
     torch: bool
+    is_far: bool
 
 
 def halt(place: Place) -> str:
@@ -94,6 +97,8 @@ class Conductor:
         """By whether they have torch."""
         self._in_work = False
         """Which of them has the class."""
+        self._without_torch = ""
+        """Why there is no child with torch."""
         self._abandoned = ""
         self._cancelled = False
 
@@ -135,6 +140,11 @@ class Conductor:
                 self.rest()
             self._turns.leave()
         return found
+
+    @property
+    def has_children(self) -> bool:
+        """A `run` has kept some."""
+        return bool(self._children)
 
     def rest(self) -> None:
         """End the children that a `run` has kept."""
@@ -184,10 +194,11 @@ class Conductor:
         head: dict[str, Any] = {"kind": "class"}
         rows: list[dict[str, Any]] = []
         blobs: list[bytes] = []
+        is_far = False
         try:
             found = recorder.recordings(s.op, s.variant, s.config, s.problem)
             rows, blobs = recording.packed(found)
-            with_torch = False
+            with_torch, is_far = False, any(each.far for each in found)
         except recorder.NeedsTorchError:
             problems = dict.fromkeys((*s.op.test_problems(s.problem), *_longer(s)))
             head["torch"] = torch_child.description(s.op, s.variant, s.config, list(problems))
@@ -198,11 +209,14 @@ class Conductor:
             for place, spec in enumerate(codes)
         ]
         head |= {"rows": rows, "codes": places}
-        return _Letter(key, head, [*blobs, *codes.values()], with_torch)
+        return _Letter(key, head, [*blobs, *codes.values()], with_torch, is_far)
 
     def _tried(
         self, subject: Subject, letter: _Letter, known: Verdict | None, force: bool
     ) -> Verdict:
+        was_there = letter.torch in self._children
+        if letter.is_far:
+            self._end_other(letter.torch)
         try:
             child = self._opened(letter.torch)
         except TimeoutError:
@@ -217,6 +231,9 @@ class Conductor:
                 answer = child.receive(end - time.monotonic())
             except TimeoutError:
                 return self._kept(letter.key, self._hung(subject, problem))
+            if answer is None and was_there and not problem and not self._cancelled:
+                self._ended()  # it had died before, of something else
+                return self._tried(subject, letter, known, force)
             if answer is None:
                 return self._died(subject, letter.key, problem, force)
             if answer.get("kind") == "trying":
@@ -298,6 +315,8 @@ class Conductor:
         self._in_work = with_torch
         if with_torch in self._children:
             return self._children[with_torch]
+        if with_torch and self._without_torch:
+            raise RuntimeError(self._without_torch)
         child = self._children[with_torch] = self._spawn()
         if self._cancelled:
             child.kill()
@@ -309,18 +328,27 @@ class Conductor:
             raise
         if answer is None or answer.get("kind") != "ready":
             _, why = self._ended()
-            raise RuntimeError(str(answer["reason"]) if answer else f"it {why}")
+            said = str(answer["reason"]) if answer else f"it {why}"
+            self._without_torch = said if answer and with_torch else ""
+            raise RuntimeError(said)
         return child
 
     def _ended(self) -> tuple[str, str]:
-        """Outcome and reason of the child, which has ended by itself. What ended it may have left
-        the card in a state that another would be blamed for.
+        """Outcome and reason of the child, which has ended by itself. A fault may have left the
+        card in a state that another would be blamed for.
         """
         child = self._children.pop(self._in_work)
         found = ended(child.status(), child.words())
         child.end()
-        self.rest()
+        if found[0] in DANGEROUS:
+            self.rest()
         return found
+
+    def _end_other(self, with_torch: bool) -> None:
+        """The child that is not of this kind."""
+        other = self._children.pop(not with_torch, None)
+        if other is not None:
+            other.end()
 
 
 def _longer(subject: Subject) -> Sequence[Any]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked, Refusal
+from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.runtime import process
@@ -32,17 +34,15 @@ from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.conductor import Conductor, halt, resume
 from lib_rocm_sd.trials.journal import Journal
-from lib_rocm_sd.trials.known import GateState, Known
+from lib_rocm_sd.trials.known import GateState, Known, Queue, Wanted
 from lib_rocm_sd.trials.place import Place
-from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.subject import Subject, Subjects
 from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, Verdict
 
 STOPPED_S = 15.0
-KEPT_S = 20.0
-"""How long a child that somebody waited for stays, for the next class."""
-MOST_SUBJECTS = 256
-"""Kept at a time: those of the plans that are being made."""
+KEPT_S, POLL_S = 10.0, 0.25
+"""How long children that somebody waited for are kept for the next class."""
 WAITS = "is being tried in a process of its own first"
 
 Say = Callable[[str], None]
@@ -73,7 +73,7 @@ class Gate:
         conductor: Callable[..., Conductor] = Conductor,
     ) -> None:
         self._renew, self._say = renew, say
-        self._when = {"busy": busy, "turn": turn}
+        self._busy, self._turn = busy, turn
         self._journal = journal or Journal()
         self._place_of, self._conductor = place_of, conductor
         self._lock = threading.RLock()
@@ -81,15 +81,16 @@ class Gate:
         self._places: dict[torch.device, Place | None] = {}
         self._known: dict[tuple[Place, Identity], Known] = {}
         self._digests: dict[tuple[KernelSpec, str], str] = {}
-        self._subjects: dict[Hashable, Subject] = {}
-        self._queue: list[tuple[Place, Subject, bool]] = []
+        self._subjects = Subjects()
+        self._queue = Queue()
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
         self._thread: threading.Thread | None = None
         self._works = False
         """The thread looks into the queue once more."""
         self._conductors: dict[Place, Conductor] = {}
-        self._keeps = False
+        self._waiting = 0
+        """Who waits for the end of what is tried."""
         self._group = process.Group()
 
     # -- for the host
@@ -154,7 +155,7 @@ class Gate:
     def ask(self) -> int:
         """The user wants what was refused to be tried again, class by class; how many there are."""
         with self._lock:
-            again = [known for known in self._known.values() if known.is_barred]
+            again = [known for known in self._known.values() if known.barred]
             for place in {known.place for known in again}:
                 resume(place)
             self._show(halted="")
@@ -164,11 +165,14 @@ class Gate:
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is tried any more; False where something still is. Who waits does so for
-        class after class, so that from now on children stay a moment.
+        class after class: then children are kept for a while.
         """
         with self._changed:
-            self._keeps = True
-            return self._changed.wait_for(lambda: not self._state.running, timeout_s)
+            self._waiting += 1
+            try:
+                return self._changed.wait_for(lambda: not self._state.running, timeout_s)
+            finally:
+                self._waiting -= 1
 
     # -- for the engine
 
@@ -176,7 +180,7 @@ class Gate:
         place = self._place(asked.device, asked.launch)
         if place is None:
             return None
-        subject = self._subject(asked, place)
+        subject = self._subjects.of(asked, place)
         with self._lock:
             return self._answer(place, subject).refusal
 
@@ -185,44 +189,34 @@ class Gate:
         return place is not None and self.refusal(asked) is None
 
     def launching(self, asked: Asked, stage: str) -> AbstractContextManager[None] | None:
-        place = self._place(asked.device, asked.launch)
-        if place is None:
+        known = self._verdict_of(asked)
+        if known is None:
             return None
-        subject = self._subject(asked, place)
-        once = (place, subject.identity, stage)
-        known = self._known.get((place, subject.identity))
-        if known is None or not known.key or once in self._launched:
-            return None
-        return self._trying(known, once)
+        once = (known.place, known.subject.identity, stage)
+        return None if once in self._launched else self._trying(known, once)
 
     def failed(self, asked: Asked, reason: str) -> None:
         """After a fault the class has its verdict; what else fails is the process's own affair."""
-        place = self._place(asked.device, asked.launch)
-        if place is None or not verdicts.names_fault(reason):
-            return
-        known = self._known.get((place, self._subject(asked, place).identity))
-        if known is not None and known.key and known.refusal is None:
+        known = self._verdict_of(asked) if verdicts.names_fault(reason) else None
+        if known is not None and known.refusal is None:
             said = f"in the program itself, though not in its trial: {reason}"
-            made = Verdict(str(known.subject), FAULTED, said, device=str(place))
+            made = Verdict(str(known.subject), FAULTED, said, device=str(known.place))
             self._learn(known, verdicts.write(known.key, made))
 
     # -- within
+
+    def _verdict_of(self, asked: Asked) -> Known | None:
+        """What is known of a class that was compiled."""
+        place = self._place(asked.device, asked.launch)
+        if place is None:
+            return None
+        known = self._known.get((place, self._subjects.of(asked, place).identity))
+        return known if known is not None and known.key else None
 
     def _place(self, device: torch.device, launch: Launch | None) -> Place | None:
         if device not in self._places:
             self._places[device] = self._place_of(device, launch)
         return self._places[device]
-
-    def _subject(self, asked: Asked, place: Place) -> Subject:
-        """The class; found once for what a plan asks about and then launches."""
-        key = (asked.op.name, asked.variant.name, asked.config, asked.problem, place)
-        found = self._subjects.get(key)
-        if found is None:
-            if len(self._subjects) >= MOST_SUBJECTS:
-                self._subjects = {}
-            made = (asked.op, asked.variant, asked.config, asked.problem, place.arch)
-            found = self._subjects[key] = Subject.of(*made)
-        return found
 
     def _answer(self, place: Place, subject: Subject) -> Known:
         """The lock is held."""
@@ -254,31 +248,63 @@ class Gate:
         """The lock is held."""
         if self._group.ended:
             return
-        self._queue.append((place, subject, force))
+        self._queue.add(place, subject, force)
         if not self._state.running:
             self._show(running=True, done=0, total=0)
             self._tell("trying new kernels in a process of their own, once")
         self._show(total=self._state.total + 1)
         self._changed.notify_all()
-        if not self._works:
-            self._works = True
-            self._thread = threading.Thread(target=self._work, name="rocm_sd trials", daemon=True)
-            self._thread.start()
+        if self._works:
+            return
+        thread = threading.Thread(target=self._work, name="rocm_sd trials", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process ends, or has too many threads
+            self._tell(f"no kernel can be tried: {error}")
+            self._queue.clear()
+            self._rests()
+            return
+        self._works, self._thread = True, thread
 
     def _work(self) -> None:
         self._group.join()
-        while True:
+        try:
+            while not self._is_done():
+                while batch := self._next():
+                    self._run(batch)
+                self._linger()
+                if not self._queue:
+                    self._end_children()
+        except BaseException:
             with self._lock:
-                batch = self._next()
-                if not batch:
-                    leaving, self._conductors = self._conductors, {}
-                    self._works = False
-                    break
-            self._run(batch)
-        for each in leaving.values():
+                self._works = False
+                self._rests()
+            raise
+
+    def _is_done(self) -> bool:
+        with self._lock:
+            if self._queue and not self._group.ended:
+                return False
+            self._queue.clear()
+            self._rests()
+            self._works = False
+            return True
+
+    def _end_children(self) -> None:
+        for each in list(self._conductors.values()):
             each.rest()
 
-    def _run(self, batch: list[tuple[Place, Subject, bool]]) -> None:
+    def _linger(self) -> None:
+        """Where children are kept, wait a while for more, unless somebody needs the card."""
+        kept = any(each.has_children for each in self._conductors.values())
+        end_s = time.monotonic() + KEPT_S * kept
+        with suppress(Exception):  # of the host, which a trial tells of
+            while time.monotonic() < end_s and not self._busy():
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._queue or self._group.ended, POLL_S):
+                        return
+
+    def _run(self, batch: list[Wanted]) -> None:
         (place, _, force), *_ = batch
         subjects = [subject for _, subject, _ in batch]
         done: set[Identity] = set()
@@ -290,32 +316,29 @@ class Gate:
         with self._lock:
             runs = self._conductors.get(place)
             if runs is None:
-                runs = self._conductor(place, **self._when, stop=lambda: self._group.ended)
+                how = {"busy": self._busy, "turn": self._turn, "stop": lambda: self._group.ended}
+                runs = self._conductor(place, **how)
                 self._conductors[place] = runs
-        with suppress(OSError):
-            runs.run(subjects, force=force, told=told, keep=lambda: self._keeps)
+        try:
+            runs.run(subjects, force=force, told=told, keep=lambda: self._waiting > 0)
+        except Exception as error:  # of the host too, which is asked there
+            self._tell(f"the trials ended: {describe(error)}")
         for subject in subjects:
             if subject.identity not in done:
                 self._done(place, subject, None)
 
-    def _next(self) -> list[tuple[Place, Subject, bool]]:
-        """What goes to one conductor; nothing ends the thread. The lock is held."""
-        if not self._queue and not self._group.ended:
-            said = f"all new kernels are tried, {len(self._state.refused)} are not used"
-            self._tell(self._state.halted or said)
-            self._rests()
-            if self._keeps:
-                self._changed.wait_for(lambda: self._queue or self._group.ended, KEPT_S)
-        if self._group.ended:
-            self._queue.clear()
-        if not self._queue:
+    def _next(self) -> list[Wanted]:
+        """What goes to one conductor; nothing where all is tried."""
+        with self._lock:
+            if self._queue and not self._group.ended:
+                batch = self._queue.take()
+                self._show(subject=str(batch[0][1]))
+                return batch
+            if not self._group.ended:
+                said = f"all new kernels are tried, {len(self._state.refused)} are not used"
+                self._tell(self._state.halted or said)
             self._rests()
             return []
-        place, _, force = self._queue[0]
-        batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
-        self._queue = [item for item in self._queue if item not in batch]
-        self._show(subject=str(batch[0][1]))
-        return batch
 
     def _rests(self) -> None:
         """Nothing is tried. The lock is held."""
@@ -339,7 +362,10 @@ class Gate:
                 self._tell(f"{subject}: {reason}")
             self._note(Known(subject, place, key, refusal))
             self._show(done=self._state.done + 1, halted=halted)
-        self._renew()
+        try:
+            self._renew()
+        except Exception as error:  # of the host
+            self._tell(f"the host cannot be told of {subject}: {describe(error)}")
 
     def _learn(self, known: Known, verdict: Verdict) -> None:
         with self._lock:
@@ -349,9 +375,8 @@ class Gate:
     def _note(self, known: Known) -> None:
         """The lock is held."""
         self._known[known.place, known.subject.identity] = known
-        every = self._known.values()
-        refused = [(str(k.subject), k.refusal.reason) for k in every if k.is_barred]  # type: ignore[union-attr]
-        self._show(refused=tuple(refused))
+        every = ((str(each.subject), each.barred) for each in self._known.values())
+        self._show(refused=tuple((name, why) for name, why in every if why))
 
     def _show(self, **changes: Any) -> None:
         self._state = GateState(**{**vars(self._state), **changes})

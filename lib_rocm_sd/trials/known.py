@@ -40,6 +40,33 @@ class Known:
         return self.refusal is not None and self.refusal.waits
 
     @property
-    def is_barred(self) -> bool:
-        """It must not be launched."""
-        return self.refusal is not None and not self.refusal.waits
+    def barred(self) -> str:
+        """Why it must not be launched; empty where it may be, and where it is still to be tried."""
+        return "" if self.refusal is None or self.refusal.waits else self.refusal.reason
+
+
+Wanted = tuple[Place, Subject, bool]
+"""A class to be tried on a card; True: also after a fault of another."""
+
+
+class Queue:
+    """Of classes to be tried. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._items: list[Wanted] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, place: Place, subject: Subject, force: bool) -> None:
+        self._items.append((place, subject, force))
+
+    def take(self) -> list[Wanted]:
+        """The first, and all that can be tried with it."""
+        place, _, force = self._items[0]
+        taken = [item for item in self._items if (item[0], item[2]) == (place, force)]
+        self._items = [item for item in self._items if item not in taken]
+        return taken
+
+    def clear(self) -> None:
+        self._items.clear()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials.place import Place, launching
+
+MOST_SUBJECTS = 256
+"""Kept at a time: those of the plans that are being made."""
 
 
 def digest(code: bytes) -> str:
@@ -86,6 +90,24 @@ class Subject:
             *what,
             *map(digests.__getitem__, self.specs),
         )
+
+
+class Subjects:
+    """Those of what a plan asks about and then launches, each found once."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Subject] = {}
+
+    def of(self, asked: Asked, place: Place) -> Subject:
+        """The class that is asked about."""
+        key = (asked.op.name, asked.variant.name, asked.config, asked.problem, place)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= MOST_SUBJECTS:
+                self._found = {}
+            made = (asked.op, asked.variant, asked.config, asked.problem, place.arch)
+            found = self._found[key] = Subject.of(*made)
+        return found
 
 
 def subjects(

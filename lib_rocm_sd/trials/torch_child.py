@@ -37,7 +37,13 @@ class TorchTester:
         self._launch.codes = {}
 
     def test(self, head: dict[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
-        """The verdict of one class."""
+        """The verdict of one class. Its memory is given back: another child may need it."""
+        try:
+            return self._tested(head, blobs)
+        finally:
+            torch.cuda.empty_cache()
+
+    def _tested(self, head: dict[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
         for spec, place in head["codes"]:
             self._launch.codes[recording.spec_of(spec)] = blobs[place]
         op, variant, config, problems = described(head["torch"], self._arch)

@@ -69,14 +69,20 @@ def test_ours_is_timed_beside_torchs() -> None:
 
 
 def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
-    asked: list[bool] = []
+    def switches() -> tuple[bool, bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        )
+
+    asked: list[tuple[bool, bool, bool]] = []
+    before = switches()
 
     def followed(inputs: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
         given = [torch.ones(2, requires_grad=True) for _ in range(3)]
         output = sum(given, torch.zeros(2))
-        output.register_hook(
-            lambda grad: asked.append(torch.are_deterministic_algorithms_enabled())
-        )
+        output.register_hook(lambda grad: asked.append(switches()))
         return given, output
 
     row = attention_backward.BackwardRow("", "", attention_backward.FLASH)
@@ -86,7 +92,7 @@ def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
         inputs: Any = SimpleNamespace(grad=torch.ones(2))
         way.both(inputs)
         way.backward(inputs)()
-    assert asked == [False, False, True, True]
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert asked == [before, before, (True, False, False), (True, False, False)]
+    assert switches() == before
     other = replace(row, way="sdpa")
     assert len(list(attention_backward._torchs_ways(other, followed))) == 1

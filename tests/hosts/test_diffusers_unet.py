@@ -19,6 +19,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers import unet as unet_host
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 
 BF16 = torch.bfloat16
 
@@ -175,13 +176,20 @@ def test_a_layer_of_another_class_is_called_within_its_attention(
 def test_only_a_patient_session_waits_until_blocks_may_be_ours(
     patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def usable(device: torch.device, op: Any, session: Session) -> list[str]:
-        return [] if session.patient else ["is being tried"]
+    waiting = True
 
-    engine = SimpleNamespace(
-        known=lambda device, op: ["is being tried"], waits=lambda device, op: True, usable=usable
-    )
+    def known(device: torch.device, op: Any) -> list[str]:
+        return ["is being tried" if waiting else "is wrong"]
+
+    def usable(device: torch.device, op: Any, session: Session) -> list[str]:
+        assert op is LAYER_NORM and session.patient
+        return []
+
+    engine = SimpleNamespace(known=known, waits=lambda device, op: waiting, usable=usable)
     monkeypatch.setattr(unet_host, "engine", engine)
     session = Session().patiently() if patient else Session()
-    hook = unet_host.DiffusersHook(session)
-    assert hook.ready([nn.Linear(2, 2, device="meta")]) == ("" if patient else "is being tried")
+    layers = [nn.Linear(2, 2, device="meta")]
+    ready = unet_host.DiffusersHook(session).ready(layers)
+    assert ready == ("" if patient else "is being tried")
+    waiting = False
+    assert unet_host.DiffusersHook(session).ready(layers) == "is wrong"

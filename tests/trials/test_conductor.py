@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -324,10 +325,18 @@ class Answering:
     def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
         self._heads.append(head)
 
-    def receive(self, limit_s: float) -> dict[str, Any]:
+    def receive(self, limit_s: float) -> dict[str, Any] | None:
         if self._heads[-1]["kind"] == "open":
             return {"kind": "ready"}
+        if "fault" in self._heads[-1].get("torch", {}):
+            return None
         return {"kind": "verdict", "outcome": PASSED, "reason": ""}
+
+    def status(self) -> int:
+        return -signal.SIGSEGV
+
+    def words(self) -> str:
+        return ""
 
     def end(self) -> None:
         self._ended.append(self)
@@ -346,7 +355,7 @@ def test_what_needs_torch_has_a_child_of_its_own_beside_the_other(
         return noted_alone(op, variant, config, problem)
 
     def described(op: Any, variant: Any, config: Any, problems: Any) -> dict[str, Any]:
-        return {"op": op.name}
+        return {"fault": True} if problems[0].factor == 6 else {"op": op.name}
 
     monkeypatch.setattr(recorder, "recordings", recordings)
     monkeypatch.setattr(conductor.torch_child, "description", described)
@@ -361,8 +370,9 @@ def test_what_needs_torch_has_a_child_of_its_own_beside_the_other(
     opened = [head["torch"] for head in heads if head["kind"] == "open"]
     tried = ["torch" in head for head in heads if head["kind"] == "class"]
     assert (opened, tried, ended) == ([False, True], [False, True, False, True], [])
-    made.rest()
-    assert len(ended) == 2
+    (_, last), (_, halted) = made.run([scaling.subject(6.0), scaling.subject(7.0)])
+    assert (last.outcome, halted.outcome) == (FAULTED, REFUSED)
+    assert len(ended) == 3  # two with torch, the second of which died alone, and the one without
 
 
 def test_a_process_that_cannot_be_ended_is_given_up(place: Place) -> None:

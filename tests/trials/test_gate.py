@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import Any
@@ -183,12 +184,69 @@ def test_a_patient_sessions_classes_are_tried_by_one_child(
 
 def test_a_child_that_is_kept_ends_with_its_program(world: World) -> None:
     world.user.session = world.user.session.patiently()
-    world.run()
+    assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
+    link, thread = world.links[-1], world.gate._thread
+    assert link.is_alive() and thread is not None and thread.is_alive()
     begin = time.monotonic()
     world.gate.stop()
     assert time.monotonic() - begin < gate.KEPT_S / 2
-    assert world.gate._thread is not None and not world.gate._thread.is_alive()
-    assert world.links[0].status() is not None
+    assert not thread.is_alive() and not link.is_alive()
+
+
+def test_a_kept_child_ends_when_somebody_needs_the_card(world: World) -> None:
+    world.user.session = world.user.session.patiently()
+    assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
+    link, thread = world.links[-1], world.gate._thread
+    assert link.is_alive() and thread is not None
+    world.busy = True
+    thread.join(gate.KEPT_S / 2)
+    assert not thread.is_alive() and not link.is_alive()
+    world.busy = False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_kept_child_that_dies_meanwhile_is_no_classs_fault(world: World, how: int) -> None:
+    world.user.session = world.user.session.patiently()
+    assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
+    link = world.links[-1]
+    link._process.send_signal(how)
+    link._process.wait(10)
+    assert world.run(4.0) == "rocm_sd"
+    assert world.links[-1] is not link
+    assert (world.gate.state().refused, world.gate.state().halted) == ((), "")
+
+
+@pytest.mark.parametrize("part", ["renew", "busy"])
+def test_a_host_that_fails_stops_no_later_trial(
+    world: World, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> bool:
+        raise ValueError("no such host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.gate, f"_{part}", fails)
+        world.run(2.0)
+        world.settled()
+    assert any("no such host" in line for line in world.said)
+    world.gate._conductors.clear()  # which ask what they were given
+    assert world.run(3.0) == "torch"
+    world.settled()
+    world.user.engine.renew()
+    assert world.run(3.0) == "rocm_sd"
+
+
+def test_without_a_thread_nothing_is_tried_and_nothing_hangs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert world.run(2.0) == "torch"
+        assert world.gate.wait(1)
+        world.gate.stop()
+    assert "can't start new thread" in world.said[-1]
 
 
 def test_a_patient_session_goes_on_where_nothing_more_is_tried(
@@ -323,7 +381,7 @@ def test_a_class_is_made_out_once_for_each_problem(
         world.user.engine.renew()
         assert world.run() == "rocm_sd"
     assert made == []
-    world.gate._subjects.clear()
+    world.gate._subjects._found.clear()
     world.user.engine.renew()
     assert world.run() == "rocm_sd"
     assert len(made) == 1
