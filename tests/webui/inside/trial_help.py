@@ -80,7 +80,7 @@ class Card:
                 super().__init__(place, spawn=lambda: Link(card), **how)
 
             def _letter(self, subject: Any, key: str, codes: Any) -> Any:
-                return letter(key, {"kind": "class"}, [], False)
+                return letter(key, {"kind": "class"}, [], False, False)
 
         trials.Conductor = Scripted
         self.started.append(trials.trials)
