@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd import __version__, checks
+from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, latents, load
 
 PROMPT = "a red circle left of a blue square"
@@ -119,7 +120,7 @@ def _told() -> Callable[[str], None]:
     def tell(message: str) -> None:
         if message not in said:
             said.add(message)
-            print(f"profile: {message}", file=sys.stderr, flush=True)
+            say(f"profile: {message}")
 
     return tell
 

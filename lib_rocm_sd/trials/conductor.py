@@ -2,8 +2,8 @@
 
 A child is a process of its own (child.py): one tries what needs no torch, another, which takes long
 to start, the rest. Where it dies, or does not come back in time, that is the verdict of the class
-in work. After a fault or a hang nothing more is tried on the card by
-itself: `halt` says so and why, until driver, torch or kernels change or somebody asks.
+in work. After a fault or a hang nothing more is tried on the card by itself: `halt` says so and
+why, until driver, torch or kernels change or somebody asks.
 """
 
 from __future__ import annotations

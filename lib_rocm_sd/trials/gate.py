@@ -1,7 +1,5 @@
 """The engine's gate: a class is launched in this process only after a trial in a child.
 
-For hosts:
-
     gate = Gate(renew=engine.renew, say=host.say, busy=host.is_making_a_picture)
     gate.start()          # reads the journal of processes that died
     engine.gate = gate
@@ -263,8 +261,8 @@ class Gate:
             self._tell(f"no kernel can be tried: {error}")
             self._queue.clear()
             self._rests()
-            return
-        self._works, self._thread = True, thread
+        else:
+            self._works, self._thread = True, thread
 
     def _work(self) -> None:
         self._group.join()
@@ -293,6 +291,8 @@ class Gate:
     def _end_children(self) -> None:
         for each in list(self._conductors.values()):
             each.rest()
+        with self._lock:
+            self._conductors.clear()  # with why there was no child: the owner may ask again
 
     def _linger(self) -> None:
         """Where children are kept, wait a while for more, unless somebody needs the card."""
@@ -313,14 +313,14 @@ class Gate:
             done.add(subject.identity)
             self._done(place, subject, verdict)
 
+        how = {"busy": self._busy, "turn": self._turn, "stop": lambda: self._group.ended}
         with self._lock:
-            runs = self._conductors.get(place)
-            if runs is None:
-                how = {"busy": self._busy, "turn": self._turn, "stop": lambda: self._group.ended}
-                runs = self._conductor(place, **how)
-                self._conductors[place] = runs
+            if place not in self._conductors:
+                self._conductors[place] = self._conductor(place, **how)
         try:
-            runs.run(subjects, force=force, told=told, keep=lambda: self._waiting > 0)
+            self._conductors[place].run(
+                subjects, force=force, told=told, keep=lambda: self._waiting > 0
+            )
         except Exception as error:  # of the host too, which is asked there
             self._tell(f"the trials ended: {describe(error)}")
         for subject in subjects:

@@ -77,10 +77,6 @@ class Link:
             self._process.wait(GONE_S)
         return self._process.returncode is not None
 
-    def is_alive(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
     def status(self) -> int | None:
         """How it ended; None where it has not, within a few seconds."""
         with suppress(subprocess.TimeoutExpired):

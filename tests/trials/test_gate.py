@@ -182,25 +182,29 @@ def test_a_patient_sessions_classes_are_tried_by_one_child(
     assert len(world.links) == before + 1
 
 
+def is_alive(link: Link) -> bool:
+    return link._process.poll() is None
+
+
 def test_a_child_that_is_kept_ends_with_its_program(world: World) -> None:
     world.user.session = world.user.session.patiently()
     assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
     link, thread = world.links[-1], world.gate._thread
-    assert link.is_alive() and thread is not None and thread.is_alive()
+    assert is_alive(link) and thread is not None and thread.is_alive()
     begin = time.monotonic()
     world.gate.stop()
     assert time.monotonic() - begin < gate.KEPT_S / 2
-    assert not thread.is_alive() and not link.is_alive()
+    assert not thread.is_alive() and not is_alive(link)
 
 
 def test_a_kept_child_ends_when_somebody_needs_the_card(world: World) -> None:
     world.user.session = world.user.session.patiently()
     assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
     link, thread = world.links[-1], world.gate._thread
-    assert link.is_alive() and thread is not None
+    assert is_alive(link) and thread is not None
     world.busy = True
     thread.join(gate.KEPT_S / 2)
-    assert not thread.is_alive() and not link.is_alive()
+    assert not thread.is_alive() and not is_alive(link)
     world.busy = False
 
 
@@ -214,6 +218,14 @@ def test_a_kept_child_that_dies_meanwhile_is_no_classs_fault(world: World, how: 
     assert world.run(4.0) == "rocm_sd"
     assert world.links[-1] is not link
     assert (world.gate.state().refused, world.gate.state().halted) == ((), "")
+
+
+def test_what_a_conductor_gave_up_is_asked_for_again_once_all_is_tried(world: World) -> None:
+    world.run(2.0)
+    world.settled()
+    assert world.gate._thread is not None
+    world.gate._thread.join(2 * gate.KEPT_S)
+    assert world.gate._conductors == {}
 
 
 @pytest.mark.parametrize("part", ["renew", "busy"])
