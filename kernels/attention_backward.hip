@@ -63,7 +63,10 @@ struct AttentionBackward : BackwardTiles {
                     const int m = row + i * 16 + Unit::lane_row() + Unit::row_step(e);
                     s[i][t].v[e] = logit(s[i][t].v[e], t, e, first_m + m, kKeysPass ? stats()[m] : 0.0f);
                 }
-        if constexpr (!kKeysPass) rebase(s);
+        if constexpr (!kKeysPass) {
+            if (!kSkips || first_m + BLOCK_M > other_length()) leave_out(first_m + row, s);
+            rebase(s);
+        }
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
@@ -79,29 +82,44 @@ struct AttentionBackward : BackwardTiles {
     }
     // A base of which -infinity can be subtracted.
     static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
+    // -infinity for keys past the end. (A query past the end has an infinite lse.)
+    DEVICE void leave_out(int first_m, typename Unit::D (&x)[M_TILES][N_TILES]) const {
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i)
+#pragma unroll
+            for (int t = 0; t < N_TILES; ++t)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) {
+                    const int m = first_m + i * 16 + Unit::lane_row() + Unit::row_step(e);
+                    if (m >= other_length()) x[i][t].v[e] = -infinity();
+                }
+    }
     // Moves each query's largest logit up to those of these tiles, and with it what was summed; on AMD without a branch, around
     // which LLVM 19 spills on RDNA.
     DEVICE void rebase(const typename Unit::D (&x)[M_TILES][N_TILES]) {
+        float next[N_TILES][Unit::kColumns];
+        bool moves = false;
 #pragma unroll
-        for (int t = 0; t < N_TILES; ++t) {
-            float next[Unit::kColumns], shrink[Unit::kColumns];
-            bool moves = false;
+        for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                next[c] = largest[t][c];
+                next[t][c] = largest[t][c];
 #pragma unroll
                 for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
-                        if (Unit::column_of(e) == c) next[c] = max_f32(next[c], x[i][t].v[e]);
-                next[c] = column_max<Unit>(next[c]);
-                moves = moves || next[c] > largest[t][c];
+                        if (Unit::column_of(e) == c) next[t][c] = max_f32(next[t][c], x[i][t].v[e]);
+                moves = moves || next[t][c] > largest[t][c];
             }
-            if (kSkips && !any_lane(moves)) continue;
+        if (kSkips && !any_lane(moves)) return;
+#pragma unroll
+        for (int t = 0; t < N_TILES; ++t) {
+            float shrink[Unit::kColumns];
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
-                shrink[c] = exp2_fast(largest[t][c] - base(next[c]));
-                largest[t][c] = next[c];
+                next[t][c] = column_max<Unit>(next[t][c]);
+                shrink[c] = exp2_fast(largest[t][c] - base(next[t][c]));
+                largest[t][c] = next[t][c];
                 total[t][c] *= shrink[c];
             }
 #pragma unroll

@@ -239,16 +239,15 @@ struct BackwardTiles {
         else if constexpr (MASK_KIND == kMaskBF16) return base_2(BF16::to(((const u16*)p.mask)[i]));
         else return base_2(((const float*)p.mask)[i]);
     }
-    // The logit in base 2, less `lse`, of a score in element e of a tile of own rows; -infinity for other rows past the end that are
-    // keys (a query past the end has an infinite lse).
+    // The logit in base 2, less `lse`, of a score in element e of a tile of own rows.
     DEVICE float logit(float score, int t, int e, int other, float lse) const {
-        float x = fma_f32(score, p.scale2, -lse);
-        if constexpr (MASK_KIND != kMaskNone) {
+        if constexpr (MASK_KIND == kMaskNone) {
+            return fma_f32(score, p.scale2, -lse);
+        } else {
             const int own = min2(own_row(t) + Unit::column(Unit::column_of(e)), own_length() - 1), last = min2(other, other_length() - 1);
             const int query = kKeysPass ? last : own, key = kKeysPass ? own : last;
             const float bias = mask_at(batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key * p.mask_stride[3]);
-            x = fma_f32(score, p.scale2, bias) - lse;
+            return fma_f32(score, p.scale2, bias) - lse;
         }
-        return kKeysPass || other < other_length() ? x : -infinity();
     }
 };

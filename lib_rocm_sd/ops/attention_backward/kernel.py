@@ -97,22 +97,22 @@ def configs(arch: Arch, head_dim: int) -> tuple[BackwardConfig, ...]:
 
 
 def _development_configs(head_dim: int, size: int) -> tuple[BackwardConfig, ...]:
-    """What an NVIDIA card with its many registers may do best with, head_dim up to 128."""
+    """What an NVIDIA card with its many registers may do best with, head_dim up to 128: the first
+    for many keys, the next, if any, for a prompt's.
+    """
 
-    def even(tiles: int, others: int, held: tuple[bool, bool], groups: int) -> BackwardConfig:
-        return BackwardConfig(4, 4, 1, tiles, others, 32, 32, *held, size, True, groups)
+    def even(
+        tiles: int, others: int, held: tuple[bool, bool], groups: int = 2, block: int = 64
+    ) -> BackwardConfig:
+        return BackwardConfig(4, 4, 1, tiles, others, block, block, *held, size, True, groups)
 
     if head_dim <= 48:
-        return (even(2, 1, (True, True), 2), even(1, 2, (True, True), 3))
+        return (even(2, 2, (True, True)), even(1, 4, (True, True)))
     if head_dim <= 64:
-        return (
-            even(2, 1, (False, True), 2),
-            even(1, 2, (True, True), 2),
-            even(2, 2, (False, False), 1),
-        )
+        return (even(2, 1, (False, True)), even(1, 4, (True, True)))
     if head_dim <= 80:
-        return (even(1, 2, (True, True), 2), even(2, 1, (False, False), 1))
-    return (even(1, 1, (False, True), 2), even(1, 2, (False, False), 1))
+        return (even(1, 2, (True, True)),)
+    return (even(1, 2, (False, False), 1, 32), even(1, 1, (False, True), 2, 32))
 
 
 @cache

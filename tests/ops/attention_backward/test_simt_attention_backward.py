@@ -142,7 +142,7 @@ MISTAKES = {
     "delta of half the columns": (HIP, "c < kChunks; ++c", "c < kChunks / 2; ++c"),
     "a log-sum-exp without the sum": (HIP, "largest[t][c] + log2_fast(all)", "largest[t][c]"),
     "sums that keep their base": (HIP, "grad_1[t][d].v[e] *= shrink[Unit::column_of(e)]", ""),
-    "keys past the end": (HEADER, "kKeysPass || other < other_length()", "true"),
+    "keys past the end": (HIP, "m >= other_length()", "false"),
     "no scale": (HIP, "factor[t][c] = p.scale, one", "factor[t][c] = 1.0f, one"),
     "dp for ds": (HIP, "dp[i][t].v[e] = weight * (", "dp[i][t].v[e] = ("),
 }
