@@ -40,12 +40,15 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
         for (part, kind), _, cpu, gpu in summed(rows, "part", "kind")
     }
     parts = [part for (part,), *_ in summed(rows, "part")]
-    kinds = [kind for (kind,), *_ in summed(rows, "kind")]
+    shown = {kind for (_, kind), time in times.items() if round(time, 3)}
+    kinds = [kind for (kind,), *_ in summed(rows, "kind") if kind in shown]
     totals = {part: sum(times.get((part, kind), 0.0) for kind in kinds) for part in parts}
     longest = max(totals.values(), default=0.0) or 1.0
-    layout, y = svg.WIDE, 34.0
+    layout, (what, *where) = svg.WIDE, title.split("; ")
     room = layout.width - layout.left - layout.right
-    shapes = [svg.title_of(title, layout)]
+    shapes = [svg.title_of(what, layout)]
+    shapes += [svg.text_at(0, 36 + 18 * place, text) for place, text in enumerate(where)]
+    y = 34.0 + 18 * len(where)
     for part in parts:
         x = float(layout.left)
         shapes.append(svg.text_at(x - 8, y + 13, svg.cut(part, 34), "end"))

@@ -173,7 +173,7 @@ class BlockStandIn(StandIn):
     def tell(self, why: str) -> None:
         if why != self._last_refusal:
             self._last_refusal = why
-            self._told(f"a {self.kind.title} of the UNet was left to the host: {why}")
+            self._told(f"UNet, {self.kind.title}: a call was left to the host: {why}")
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -155,6 +155,14 @@ def test_a_picture_is_profiled_and_its_files_are_written(
     ElementTree.fromstring(files["plot"].read_text(encoding="utf-8"))
 
 
+def test_a_picture_has_the_device_in_a_line_of_its_own_and_no_kind_without_time() -> None:
+    rows = [Row("VAE decode", "norm", "torch", 2, 3.0, 1.5), Row("", "copy", "torch", 1, 9.0, 1e-9)]
+    shapes = ElementTree.fromstring(text.drawn("tiny-sd, 4 steps; a card, torch 2.11", rows))
+    words = [shape.text for shape in shapes if shape.tag.endswith("text")]
+    assert words[:2] == ["tiny-sd, 4 steps", "a card, torch 2.11"]
+    assert "norm" in words and "copy" not in words and "1.50 ms" in words
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
