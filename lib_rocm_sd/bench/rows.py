@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -72,6 +72,16 @@ def spread(
         "p10_us": times[len(times) // 10],
         "p90_us": times[len(times) * 9 // 10],
     }
+
+
+def is_named(words: Sequence[str] | None, text: str) -> bool:
+    """Whether a word of --case is in a case's name or shape; True where there are no words."""
+    return not words or any(word.lower() in text.lower() for word in words)
+
+
+def none_named(words: Sequence[str] | None) -> str:
+    """What is said where no case is left."""
+    return f"--case: no case has {' or '.join(words or ())} in its name or shape"
 
 
 def tiles(row: Any) -> str:

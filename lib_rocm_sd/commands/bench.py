@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +18,10 @@ from lib_rocm_sd.bench import (
     layer_norm,
     linear,
     norm_gradients,
-    rows,
+    table,
 )
 from lib_rocm_sd.bench.attention import command as attention
-from lib_rocm_sd.bench.progress import Countdown, say
+from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.bench.unet import command as unet
 from lib_rocm_sd.bench.unet.ways import KEYS as UNET_WAYS
 from lib_rocm_sd.bench.vae import command as vae
@@ -31,7 +29,6 @@ from lib_rocm_sd.commands import speed
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.distributed import command as distributed
 from lib_rocm_sd.engine.planner import default_launcher
-from lib_rocm_sd.ops.base import Launch
 
 RUNS = attention.RUNS
 TABLES: dict[str, Any] = {
@@ -67,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="less of it, and fewer runs")
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
+    parser.add_argument(
+        "--case",
+        action="append",
+        metavar="TEXT",
+        help="of attention, its gradients, norms, linear and unet: only cases with this in name or "
+        "shape",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", metavar="FILE", help="of attention and vae: draw it as SVG")
     parser.add_argument(
@@ -102,7 +106,8 @@ def main(args: argparse.Namespace) -> int:
         timed = call if args.op == "call" else door
         return timed.run(args, device, machine, _heading(machine))
     if args.op in TABLES:
-        return _table(args, device, info, launch, machine)
+        op = TABLES[args.op]
+        return table.run(op, args, device, info, launch, machine, _heading(machine))
     if args.op == "unet":
         return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     if args.op == "vae":
@@ -114,6 +119,8 @@ def _refusal(args: argparse.Namespace) -> str:
     """Why these options cannot be followed; empty if they can."""
     if args.runs is not None and args.runs < 1:
         return "--runs must be at least 1"
+    if args.case and args.op not in ("attention", "unet", *TABLES):
+        return f"--case: {args.op} has no cases to choose among"
     for name in ("json", "plot", "picture"):
         why = checks.unwritable(getattr(args, name)) if getattr(args, name) else ""
         if why:
@@ -145,31 +152,6 @@ def _runs(args: argparse.Namespace) -> int:
         return unet.runs(args)
     args.runs = args.runs or (attention.QUICK_RUNS if args.quick else RUNS)
     return int(args.runs)
-
-
-def _table(
-    args: argparse.Namespace,
-    device: torch.device,
-    info: DeviceInfo,
-    launch: Launch | None,
-    machine: dict[str, Any],
-) -> int:
-    op = TABLES[args.op]
-    found: list[Any] = []
-    chosen = op.problems(args.small, args.dtype)
-    progress = Countdown([op.work(problem) for _, problem in chosen])
-    for label, problem in chosen:
-        progress.next(f"{label}: {problem}")
-        found += op.measure(label, problem, device, info, launch, args.runs)
-    print(op.render(_heading(machine), found))
-    _write(args.json, machine, [rows.as_json(row) for row in found])
-    return int(any(row.reason.startswith("wrong") and row.way == "rocm_sd" for row in found))
-
-
-def _write(path: str | None, machine: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    if path:
-        document = {"machine": machine, "rows": found}
-        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lib_rocm_sd.bench.attention import plot, result, text
 from lib_rocm_sd.bench.attention.measure import ALL, AttentionEffort, measure
 from lib_rocm_sd.bench.attention.result import OURS, AttentionRun
 from lib_rocm_sd.bench.progress import Countdown, say
+from lib_rocm_sd.bench.rows import is_named, none_named
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, Case
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -35,7 +36,6 @@ Problems = list[tuple[str, AttentionProblem]]
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `bench attention` alone."""
     add = parser.add_argument
-    add("--case", action="append", metavar="TEXT", help="only cases with this in name or shape")
     add("--variant", action="append", metavar="TEXT", help="only variants with this in their name")
     add("--configs", action="store_true", help="every config of ours, not only what Auto takes")
 
@@ -73,7 +73,7 @@ def run(
 def _refusal(args: argparse.Namespace, device: torch.device) -> str:
     """Why these options cannot be followed; empty if they can."""
     if not args.source and not problems(args, device):
-        return f"--case: no case has {' or '.join(args.case)} in its name or shape"
+        return none_named(args.case)
     if not any(_effort(args).wants(variant.name) for variant in ALL):
         names = ", ".join(variant.name for variant in ALL)
         return f"--variant: none of {names} has {' or '.join(args.variant)} in its name"
@@ -91,11 +91,8 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
             for case in CASES
             if args.case or not args.quick or _quick(case, device)
         ]
-    wanted = [part.lower() for part in args.case or [""]]
     return [
-        (label, problem)
-        for label, problem in found
-        if any(part in f"{label} {problem}".lower() for part in wanted)
+        (label, problem) for label, problem in found if is_named(args.case, f"{label} {problem}")
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.bench.progress import Countdown, say
-from lib_rocm_sd.bench.rows import as_json
+from lib_rocm_sd.bench.rows import as_json, is_named
 from lib_rocm_sd.bench.unet import measure, models
 from lib_rocm_sd.bench.unet.measure import UnetRow
 from lib_rocm_sd.bench.unet.models import CASES, SMALL_CASES, Case, Unet
@@ -64,7 +64,7 @@ def run(
 
 def _cases(args: argparse.Namespace) -> list[Case]:
     found = SMALL_CASES if args.small else CASES[:1] if args.quick else CASES
-    return [case for case in found if not args.case or any(each in str(case) for each in args.case)]
+    return [case for case in found if is_named(args.case, str(case))]
 
 
 def _ways(args: argparse.Namespace) -> list[Way]:
