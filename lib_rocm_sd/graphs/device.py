@@ -70,6 +70,9 @@ class TorchGraph:
                 self._graph.capture_end()
 
 
+OFF = "graphs are off"
+
+
 def obstacle(device: torch.device, wish: bool | None = None) -> str:
     """Why no graphs are recorded on `device`; empty where they are. The environment goes before
     `wish`.
@@ -78,7 +81,7 @@ def obstacle(device: torch.device, wish: bool | None = None) -> str:
     if device.type != "cuda":
         return "graphs are for GPUs"
     if wish is False:
-        return "graphs are off"
+        return OFF
     if identify(device).backend in AMD_BACKENDS and wish is None:
         return "HIP's graphs are used only where they are asked for"
     if torch.__version__.startswith(("1.", "2.0.")):

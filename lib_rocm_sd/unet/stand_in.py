@@ -129,9 +129,11 @@ class BlockStandIn(StandIn):
         try:
             return self._serve(asked)
         except (RuntimeError, MemoryError) as error:
-            if not self._hook.spares or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-        self._means.graphs.forget()
+            self._means.graphs.forget()
+            if not self._hook.spares:
+                raise
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _serve(self, asked: Any) -> Any:

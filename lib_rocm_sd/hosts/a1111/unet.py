@@ -17,6 +17,7 @@ from torch import nn
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs.device import OFF
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, settings, state
 from lib_rocm_sd.hosts.a1111 import session as a1111_session
@@ -33,6 +34,7 @@ PART = "UNet"
 """Of the report's rows, as attention's."""
 NO_CHECKPOINT = "no checkpoint is loaded"
 UNKNOWN = "this checkpoint's UNet has no block of a known kind"
+MOVED = "the UNet leaves the card after each use (--medvram, --lowvram)"
 ANOTHERS = "the SD Unet in Settings > Stable Diffusion makes the steps"
 
 
@@ -102,7 +104,9 @@ class UnetSession:
 
     def unrecorded(self) -> str:
         """Why blocks that are ours are launched one by one; empty where they are recorded."""
-        return "" if self._taken is None else self._taken.graphs.why_not(host.device())
+        why = "" if self._taken is None else self._taken.graphs.why_not(host.device())
+        asked_for = settings.GRAPHS[settings.current().graphs] is not None
+        return why if why != OFF or asked_for else f"{why}: {MOVED}"
 
     def _hold(self, model: Any) -> None:
         """Let the blocks be whose they are to be. Whatever goes wrong leaves them to the WebUI."""

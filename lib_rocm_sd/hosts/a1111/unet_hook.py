@@ -38,7 +38,9 @@ class WebUIHook(Hook):
 
     @property
     def graphs(self) -> bool | None:
-        return settings.GRAPHS[settings.current().graphs]
+        """What graphs keep would stay on the card while the WebUI moves the UNet out of it."""
+        wish = settings.GRAPHS[settings.current().graphs]
+        return False if wish is None and host.is_short_of_memory() else wish
 
     def ready(self, leaves: Sequence[nn.Module]) -> str:
         """Apply the wanted networks where others are applied; or why the WebUI has to."""
