@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from lib_rocm_sd.modules.patches import named
+
 _CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
     "diffusers.models.lora.LoRACompatibleConv",
@@ -51,6 +53,8 @@ _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OURS = "lib_rocm_sd"
+CONV_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+"""What a convolution computes follows from, beside its weights."""
 MOST_ALIKE = 2
 """Layers that are named one by one where the same is said of them."""
 _BRINGS = "brings its weights from elsewhere in each call"
@@ -146,7 +150,7 @@ class Findings:
             ours = str(getattr(own, "__module__", "")).startswith(_OURS)
             ours = ours and not getattr(own, "does_more", False)
             if own is not None and not ours and not is_the_classs(own, module, key):
-                self.add(f"{name}.{key} has been replaced")
+                self.add(f"{name}.{key} has been replaced ({named(own)})")
         if not root and (module._forward_hooks or module._forward_pre_hooks):
             self.add(f"{name} has forward hooks")
 
@@ -192,7 +196,7 @@ class Findings:
         self._plain(module, name, expected)
         if type(module) is not nn.Conv2d:
             self._class_forward(type(module), name)
-        self.watch(module, "padding_mode")
+        self.watch(module, *CONV_SETTINGS)
         return module
 
     def linear(self, module: Any, name: str) -> nn.Linear | None:
@@ -261,8 +265,12 @@ class Findings:
         if type(module) is not nn.Dropout or (module.training and module.p > 0):
             self.add(f"{name} is {_described(module)}: not a dropout at rest")
 
-    def settings(self, module: Any, name: str, expected: dict[str, Any]) -> None:
-        """Notes attributes that exist and differ from what is `expected`."""
+    def settings(
+        self, module: Any, name: str, expected: dict[str, Any], *, watched: bool = True
+    ) -> None:
+        """Notes attributes that exist and differ from what is `expected`, and watches them."""
+        if watched:
+            self.watch(module, *expected)
         for key, value in expected.items():
             actual = getattr(module, key, value)
             if actual != value:
@@ -289,7 +297,7 @@ class Findings:
 
     def _plain(self, module: nn.Module, name: str, expected: dict[str, Any]) -> None:
         self.untouched(module, name)
-        self.settings(module, name, expected)
+        self.settings(module, name, expected, watched=False)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
         if any(getattr(module, key, False) for key in _CASTS):

@@ -6,6 +6,7 @@ A patch puts back only what is still ours: whoever came after us stays. The call
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -52,6 +53,8 @@ def displaced_by(patch: Patch) -> Any:
 
 def named(function: Any) -> str:
     """Where a function comes from, for people: what functools.wraps copies does not deceive it."""
+    while isinstance(function, partial):
+        function = function.func
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     if code is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.modules.findings import CONV_SETTINGS
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.several.blueprint import Blueprint, read
 from lib_rocm_sd.several.replica import UNET, Manner
@@ -89,7 +90,7 @@ class Subject:
             self._blueprint = blueprint
         convs = [m for m in modules if isinstance(m, nn.Conv2d)]
         watched: list[tuple[dict[str, Any], str, Any]]
-        watched = [(vars(m), "padding_mode", m.padding_mode) for m in convs]
+        watched = [(vars(m), key, vars(m).get(key)) for m in convs for key in CONV_SETTINGS]
         watched += [(vars(m), "training", m.training) for m in modules]
         self._watch = Watch(modules, watched)
 

@@ -191,7 +191,7 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     children = ("to_q", "to_k", "to_v", "to_out")
     if not found.block(module, name, ("Attention",), children):
         return None
-    found.settings(module, name, _PLAIN_ATTENTION)
+    found.settings(module, name, _PLAIN_ATTENTION, watched=False)
     found.watch(module, "processor", "heads")
     processor = getattr(module, "processor", None)
     if type(processor).__module__.startswith("lib_rocm_sd"):

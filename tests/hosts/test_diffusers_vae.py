@@ -209,8 +209,9 @@ def test_an_unknown_structure_is_left_alone_with_the_reason(pipeline: Pipeline) 
         assert forwards(pipeline)[0] is forward
         assert torch.equal(pipeline.vae.decode(latent()).sample, doubled)
     assert list(patch.vae.programs) == ["encoder"]
-    assert patch.vae.left_alone == {"decoder": ("decoder.forward has been replaced",)}
-    assert "decoder is left alone: decoder.forward has been replaced" in events()
+    why = "decoder.forward has been replaced (forward of test_diffusers_vae.py)"
+    assert patch.vae.left_alone == {"decoder": (why,)}
+    assert f"decoder is left alone: {why}" in events()
     assert forwards(pipeline)[0] is forward
 
 

@@ -194,6 +194,15 @@ def test_what_others_have_done(team: Teams, monkeypatch: Any, change: Any) -> No
     assert team.team.why.startswith(expected) and len(theirs) == 1
 
 
+def test_dilation(team: Teams) -> None:
+    before = team.divided()
+    conv = team.unet.middle_block[0].in_layers[2]
+    conv.dilation = conv.padding = (2, 2)
+    team.team.begin()
+    made = team.divided()
+    assert near(made, team.alone()) and not near(made, before)
+
+
 def test_tiling(team: Teams) -> None:
     """The WebUI sets it on each convolution; the replica's are built anew."""
     before = team.divided()

@@ -35,6 +35,26 @@ def test_circular_padding_is_the_hosts(unet: Any, inputs: Any) -> None:
     assert "padding_mode is circular" in next(iter(row.left))
 
 
+@pytest.mark.parametrize("key", ["dilation", "padding", "stride", "up"])
+def test_what_is_set_anew_on_a_layer_is_noticed(unet: Any, inputs: Any, key: str) -> None:
+    """As ScaleCrafter dilates convolutions in the midst of a picture."""
+    taken = take_over(unet)
+    plain = models.step(unet, inputs)
+    conv = unet.middle_block[0].in_layers[2]
+    if key == "dilation":
+        conv.dilation = conv.padding = (2, 2)
+    elif key == "up":
+        unet.middle_block[0].updown = True
+    else:
+        setattr(conv, key, (3, 3))
+    row = rows(taken)["residual block"]
+    assert row.ours == 7 and len(row.left) == 1
+    if key == "dilation":
+        made = models.step(unet, inputs)
+        taken.give_back()
+        assert near(made, models.step(unet, inputs)) and not near(made, plain)
+
+
 def test_float32_is_left_alone(inputs: Any) -> None:
     unet = models.ldm_unet()
     taken = take_over(unet)

@@ -33,7 +33,7 @@ def test_a_replaced_attention_is_called_between_our_norms(unet: Any, inputs: Any
     theirs_on = models.step(unet, inputs)
     row = rows(taken)["transformer block"]
     assert (row.ours, row.total) == (8, 8)
-    assert row.partly == {"attn2.forward has been replaced": 1}
+    assert row.partly == {"attn2.forward has been replaced (adapted of test_unet_others.py)": 1}
     assert seen == [(torch.Size([2, 64, 32]), torch.Size([2, 77, models.KEYS_DIM]))]
     taken.give_back()
     assert near(theirs_on, models.step(unet, inputs))
@@ -56,7 +56,8 @@ def test_hypertile_like_forwards_come_and_go(unet: Any, inputs: Any) -> None:
         attn.forward = partial(tiled, attn)
     wrapped = models.step(unet, inputs)
     assert seen == attentions
-    assert rows(taken)["transformer block"].partly == {"attn1.forward has been replaced": 8}
+    why = "attn1.forward has been replaced (tiled of test_unet_others.py)"
+    assert rows(taken)["transformer block"].partly == {why: 8}
     assert near(wrapped, plain)
     for attn in attentions:
         del attn.forward
@@ -92,7 +93,8 @@ def test_an_inner_forward_on_the_instance_is_respected(unet: Any, inputs: Any) -
     block = blocks_of(unet)[0]
     block._forward = lambda x, context=None: torch.zeros_like(x)
     models.step(unet, inputs)
-    assert rows(taken)["transformer block"].left == {"block._forward has been replaced": 1}
+    why = "block._forward has been replaced (<lambda> of test_unet_others.py)"
+    assert rows(taken)["transformer block"].left == {why: 1}
     del block._forward
     models.step(unet, inputs)
     assert rows(taken)["transformer block"].ours == 8

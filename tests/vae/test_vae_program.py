@@ -224,7 +224,8 @@ def test_a_forward_replaced_later_is_noticed() -> None:
     module.forward = lambda z: z  # type: ignore[method-assign, assignment]
     with pytest.raises(UnknownModuleError, match="forward has been replaced") as raised:
         program(x)
-    assert raised.value.reasons == program.refresh() == ("decoder.forward has been replaced",)
+    why = "decoder.forward has been replaced (<lambda> of test_vae_program.py)"
+    assert raised.value.reasons == program.refresh() == (why,)
     del module.forward
     assert error(program(x), own(module, x)) < 1e-5
     first: Any = module.get_submodule("conv_in")

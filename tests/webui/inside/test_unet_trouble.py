@@ -81,6 +81,21 @@ def test_recorded_blocks(start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     assert not webui.errors_reported
 
 
+def test_nothing_is_recorded_where_models_are_moved(
+    start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What graphs keep would stay on the card, where --medvram leaves room for the VAE."""
+    webui = begin(start, gpu)
+    webui.shared.sd_model.lowvram = True
+    desk = recording(monkeypatch)
+    webui.txt2img(*AUTO)
+    assert not desk.recorded and "--medvram" in shown(webui, "launches").why[0]
+    webui.shared.opts.set("rocm_sd_graphs", "On")
+    webui.txt2img(*AUTO)
+    assert desk.recorded
+    assert not webui.errors_reported
+
+
 def test_attention_of_another_extension(start: Start, gpu: FakeGpu) -> None:
     """As IP-Adapter does; the norms around it and the feed-forward stay ours."""
 
@@ -95,7 +110,8 @@ def test_attention_of_another_extension(start: Start, gpu: FakeGpu) -> None:
     on = webui.txt2img(*AUTO)
     row = shown(webui, "transformer blocks")
     assert row.runs == "3 of 3 are ours"
-    assert row.why == ("1 of 3: attn2.forward has been replaced",)
+    why = "attn2.forward has been replaced (adapted of test_unet_trouble.py)"
+    assert row.why == (f"1 of 3: {why}",)
     assert distance(on, theirs) < 0.12
 
 
@@ -333,6 +349,7 @@ def test_status_for_programs(start: Start, gpu: FakeGpu) -> None:
     assert found["usable"] is True or found["usable"] is None
     assert not found["trouble"] and [row["total"] for row in found["blocks"]] == [7, 3, 3, 1, 1, 2]
     (row,) = [row for row in found["blocks"] if row["kind"] == "transformer block"]
-    assert row["ours"] == 3 and row["partly"] == {"attn2.forward has been replaced": 1}
+    why = "attn2.forward has been replaced (<lambda> of test_unet_trouble.py)"
+    assert row["ours"] == 3 and row["partly"] == {why: 1}
     webui.txt2img(False)
     assert status()["unet"]["blocks"] == []
