@@ -13,6 +13,7 @@ UNET = "UNet"
 NAMES = {
     "rocm_sd": "our kernel",
     "torch + rocm_sd": "torch with a kernel of ours",
+    "torch NCHW + rocm_sd": "torch in NCHW with a kernel of ours",
     "sdpa": "torch's SDPA",
     "sliced": "torch, in slices",
     "torch": "torch",

@@ -135,7 +135,8 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     alone, added, gated = (1, False, False), (1, True, False), (1, False, True)
     assert shapes - {(3, False, False)} == {alone, added, gated}
     convs = {each.variant.name for each in further if each.op in CONVS.values()}
-    assert convs == ({"rocm_sd"} if row.matrix == "mfma" else {"torch + rocm_sd"})
+    other = "rocm_sd" if row.matrix == "mfma" else "torch + rocm_sd"
+    assert convs == {other, "torch NCHW + rocm_sd"}
     assert all(each.op.name == "linear" or each.op in CONVS.values() for each in further)
     ahead = {each.identity for each in first_trials.all_classes(row)}
     assert not ahead & {each.identity for each in further}

@@ -10,7 +10,7 @@ from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
-from lib_rocm_sd.ops.conv.torch import LibraryConv, TorchConv
+from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
 from lib_rocm_sd.ops.conv.trial import trial_inputs
 
 
@@ -19,7 +19,7 @@ def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
         name=f"conv {kind}",
         family="conv",
         title="Convolution",
-        variants=(MatrixConv(kind), LibraryConv(kind), TorchConv(kind)),
+        variants=(MatrixConv(kind), LibraryConv(kind), PlanarConv(kind), TorchConv(kind)),
         problem_of=partial(problems.problem_of, kind),
         key_of=partial(problems.key_of, kind),
         reference=partial(formula.reference, kind),

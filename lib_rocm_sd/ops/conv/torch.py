@@ -148,6 +148,50 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         return y.permute(0, 2, 3, 1).contiguous(), result, 0 if band is None else band.above
 
 
+class PlanarConv(LibraryConv):
+    """The same with image and weights copied to NCHW, and the result back: so MIOpen has its
+    Winograd convolutions, which it has not for NHWC. For a UNet's weights, as they lie.
+    """
+
+    name = "torch NCHW + rocm_sd"
+    preference = 1
+
+    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
+        planar = (not problem.in_rows, "only for a UNet's weights, as they lie")
+        return super().refusals(arch, problem) + reasons(planar)
+
+    def workspace(self, problem: ConvProblem) -> int:
+        """And the copies."""
+        p = problem
+        rows, columns = p.out_size
+        image = p.batch * p.height * p.width * p.in_channels
+        made = p.batch * rows * columns * p.out_channels
+        weights = 9 * p.in_channels * p.out_channels
+        return super().workspace(problem) + 2 * (image + made + weights)
+
+    def bound(
+        self,
+        launch: Launch | None,
+        config: GroupNormConfig,
+        problem: ConvProblem,
+        inputs: ConvInputs,
+    ) -> Run:
+        return self.run
+
+    def _convolve(
+        self,
+        image: torch.Tensor,
+        weights: ConvWeights,
+        band: Band | None,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        weight = weights.plain(image)[0].contiguous()
+        planes = image[:, : weight.shape[1]].contiguous()
+        with no_search():
+            y = formula.convolve_plain(self.kind, planes, weight, band, bias).contiguous()
+        return y, y, 0
+
+
 class TorchConv(Variant[ConvProblem, ConvInputs]):
     """torch's convolution on a channels-last view; the rest eager."""
 

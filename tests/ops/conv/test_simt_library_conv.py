@@ -12,7 +12,7 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv import formula, search
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
-from lib_rocm_sd.ops.conv.torch import LibraryConv, TorchConv
+from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
 from tests import executed, simt
 from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
@@ -43,10 +43,15 @@ CASES = (
 )
 
 
-def run_shim(problem: ConvProblem, inputs: ConvInputs, sanitize: str | None = None) -> Any:
+def run_shim(
+    problem: ConvProblem,
+    inputs: ConvInputs,
+    sanitize: str | None = None,
+    library: type[LibraryConv] = LibraryConv,
+) -> Any:
     arch = by_gfx("gfx1100")
     assert arch is not None
-    variant = LibraryConv(problem.kind)
+    variant = library(problem.kind)
     launch = ShimLaunch(arch, 1, sanitize)
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     weights = inputs.weights
@@ -92,6 +97,16 @@ def check(problem: ConvProblem, **how: Any) -> None:
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_the_passes_around_a_convolution_are_right(problem: ConvProblem) -> None:
     check(problem)
+
+
+@pytest.mark.parametrize("problem", [each for each in CASES if each.in_rows], ids=str)
+def test_so_they_are_around_one_of_planes(problem: ConvProblem) -> None:
+    check(problem, library=PlanarConv)
+
+
+def test_planes_are_for_a_unets_weights() -> None:
+    (why,) = PlanarConv("3x3").refusals(by_gfx("gfx1100"), CASES[0])
+    assert "as they lie" in why
 
 
 def test_no_access_outside_of_any_buffer() -> None:
