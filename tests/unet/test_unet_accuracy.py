@@ -166,3 +166,29 @@ def test_values_that_are_no_numbers_go_on_as_in_torch() -> None:
     assert torch.equal(ours.isnan(), theirs.isnan())
     assert ours[0].isnan().all()
     assert ours[1].isfinite().all()
+
+
+@needs_half
+@pytest.mark.parametrize("factor", [1e3, 1e4, 3e4, 6e4])
+@pytest.mark.parametrize("place", ["conv", "attention", "feed-forward"])
+def test_what_overflows_in_ours_overflows_in_the_hosts(place: str, factor: float) -> None:
+    """Some fine-tunes of SDXL overflow in fp16 within blocks."""
+    unet = models.ldm_unet().to(torch.float16)
+    inputs = models.in_dtype(models.ldm_inputs(), torch.float16)
+    residual, transformer = unet.middle_block[0], unet.middle_block[1]
+    inner = transformer.transformer_blocks[0]
+    layer, block = {
+        "conv": (residual.out_layers[3], residual),
+        "attention": (inner.attn1.to_v, transformer),
+        "feed-forward": (inner.ff.net[2], transformer),
+    }[place]
+    layer.weight.data.mul_(factor)
+    made: list[torch.Tensor] = []
+    block.register_forward_hook(lambda module, given, output: made.append(output))
+    models.step(unet, inputs)
+    taken = take_over(unet)
+    models.step(unet, inputs)
+    assert_all_ours(taken)
+    theirs, ours = made
+    assert (ours.isfinite() | ~theirs.isfinite()).all()
+    assert factor < 6e4 or not theirs.isfinite().all(), "else nothing is tested"
