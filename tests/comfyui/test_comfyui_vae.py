@@ -93,6 +93,32 @@ def test_the_given_one_stays_as_it_is(vae: Any, card: Engine, comfy: Any) -> Non
     assert comfy.sd.VAE() is not None
 
 
+def test_a_deep_copy_is_ours_with_weights_of_its_own(vae: Any, card: Engine) -> None:
+    """As nodes for seamless tiling make one, to change its layers."""
+    ours = vaes.with_ours(vae, wish("banded"))
+    decoded = ours.decode(latent())
+    made = copy.deepcopy(ours)
+    assert torch.equal(made.decode(latent()), decoded) and tally.ours["VAE decode"] == 2
+    assert made.first_stage_model.rocm_sd_wish is ours.first_stage_model.rocm_sd_wish
+    model = made.first_stage_model.rocm_sd_model
+    assert made.memory_used_decode.model is made.memory_used_encode.model is model
+    assert model is not vae.first_stage_model
+    for parameter in model.parameters():
+        parameter.zero_()
+    assert not torch.equal(made.decode(latent()), decoded)
+    assert torch.equal(ours.decode(latent()), decoded) and tally.ours["VAE decode"] == 4
+
+
+def test_the_estimate_of_a_deep_copy_looks_at_the_copy(vae: Any, card: Engine) -> None:
+    shape, dtype = (1, 4, 8, 8), torch.float32
+    ours = vaes.with_ours(vae, wish())
+    made, own = copy.deepcopy(ours), vae.memory_used_decode(shape, dtype)
+    made.first_stage_model.decoder.conv_in.padding_mode = "circular"
+    made.decode(latent())
+    assert made.memory_used_decode(shape, dtype) == own
+    assert ours.memory_used_decode(shape, dtype) < own
+
+
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 def test_only_what_may_be_ours_is(vae: Any, card: Engine, role: str) -> None:
     ours = vaes.with_ours(vae, wish(roles=(role,)))

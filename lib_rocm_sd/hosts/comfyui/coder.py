@@ -26,13 +26,16 @@ from lib_rocm_sd.vae.program import PARTS, Program
 @dataclass(frozen=True)
 class VaeWish:
     """What a node asks of a VAE. `mode`: "auto" or "banded" of vae.policy; `roles`: of PARTS, those
-    that may be ours.
+    that may be ours. Copies of a VAE share it, and with it the session's plans.
     """
 
     session: Session
     mode: str = "auto"
     budget_bytes: int | None = None
     roles: tuple[str, ...] = tuple(PARTS)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VaeWish:
+        return self
 
 
 class Coder(StandIn):

@@ -11,6 +11,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import PARTS
 
 ESTIMATES = {"decoder": "memory_used_decode", "encoder": "memory_used_encode"}
-Estimate = Callable[[Any, Any], float]
 
 _lock = threading.RLock()
 _coders: weakref.WeakKeyDictionary[nn.Module, dict[str, Coder]] = weakref.WeakKeyDictionary()
@@ -34,7 +34,8 @@ _coders: weakref.WeakKeyDictionary[nn.Module, dict[str, Coder]] = weakref.WeakKe
 class FirstStage:
     """In the place of a VAE's first_stage_model: passes everything on to it, two calls in our way.
 
-    Its decoder's and encoder's forward are ours only while one of these calls runs.
+    Its decoder's and encoder's forward are ours only while one of these calls runs. A deep copy has
+    a copy of the model, and is asked for the same.
     """
 
     def __init__(self, model: nn.Module, wish: VaeWish) -> None:
@@ -45,6 +46,9 @@ class FirstStage:
         if name in ("rocm_sd_model", "rocm_sd_wish"):
             raise AttributeError(name)  # of one that is being copied
         return getattr(self.rocm_sd_model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FirstStage:
+        return FirstStage(copy.deepcopy(self.rocm_sd_model, memo), self.rocm_sd_wish)
 
     def decode(self, *args: Any, **kwargs: Any) -> Any:
         return self._by("decoder", self.rocm_sd_model.decode, *args, **kwargs)
@@ -74,6 +78,39 @@ class FirstStage:
         return theirs(*args, **kwargs)
 
 
+@dataclass
+class Estimate:
+    """ComfyUI's estimate of one image's memory, or ours, if that is less and ours will run.
+
+    A deep copy is of the copied model.
+    """
+
+    rocm_sd_own: Callable[[Any, Any], float]
+    model: nn.Module
+    role: str
+    wish: VaeWish
+    device: Any
+
+    def __call__(self, shape: Any, dtype: Any) -> float:
+        theirs = self.rocm_sd_own(shape, dtype)
+        try:
+            ours = self._needed(shape, dtype)
+        except Exception as error:
+            why = f"its memory cannot be foreseen: {trouble.once(error)}"
+            tally.leave(PARTS[self.role], why)
+            return theirs
+        return theirs if ours is None else min(theirs, ours)
+
+    def _needed(self, shape: Any, dtype: Any) -> int | None:
+        """None where ours will not run."""
+        coder = coder_of(self.model, self.role, self.wish)
+        if coder is None or len(shape) != 4 or not isinstance(self.device, torch.device):
+            return None
+        if coder.was_left or coder.unfit(dtype, self.device):
+            return None
+        return coder.needed_bytes(int(shape[2]), int(shape[3]), dtype, self.device, self.wish)
+
+
 def with_ours(vae: Any, wish: VaeWish) -> Any:
     """A copy of `vae`, a comfy.sd.VAE, that decodes and encodes as `wish` says.
 
@@ -93,10 +130,19 @@ def with_ours(vae: Any, wish: VaeWish) -> Any:
 
 def equip(vae: Any, model: nn.Module, wish: VaeWish) -> None:
     """Let a VAE, whose model is `model`, decode and encode as `wish` says from now on."""
-    estimates = {name: _estimate(vae, model, role, wish) for role, name in ESTIMATES.items()}
+    device = getattr(vae, "device", None)
+    own = {name: _own(getattr(vae, name)) for name in ESTIMATES.values()}
+    estimates = {
+        name: Estimate(own[name], model, role, wish, device) for role, name in ESTIMATES.items()
+    }
     vae.first_stage_model = FirstStage(model, wish)
     for name, estimate in estimates.items():
         setattr(vae, name, estimate)
+
+
+def _own(estimate: Any) -> Any:
+    """ComfyUI's, of an estimate that may be ours."""
+    return estimate.rocm_sd_own if isinstance(estimate, Estimate) else estimate
 
 
 def given(model: Any) -> Any:
@@ -117,34 +163,3 @@ def coder_of(model: nn.Module, role: str, wish: VaeWish) -> Coder | None:
             tally.leave(PARTS[role], f"it cannot be read: {trouble.once(error)}")
             return None
     return known[role]
-
-
-def _estimate(vae: Any, model: nn.Module, role: str, wish: VaeWish) -> Estimate:
-    """ComfyUI's estimate of one image's memory, or ours, if that is less and ours will run."""
-    before = getattr(vae, ESTIMATES[role])
-    own: Estimate = getattr(before, "rocm_sd_own", before)
-    device = getattr(vae, "device", None)
-
-    def estimate(shape: Any, dtype: Any) -> float:
-        theirs = own(shape, dtype)
-        try:
-            ours = _needed(model, role, wish, shape, dtype, device)
-        except Exception as error:
-            tally.leave(PARTS[role], f"its memory cannot be foreseen: {trouble.once(error)}")
-            return theirs
-        return theirs if ours is None else min(theirs, ours)
-
-    estimate.rocm_sd_own = own  # type: ignore[attr-defined]
-    return estimate
-
-
-def _needed(
-    model: nn.Module, role: str, wish: VaeWish, shape: Any, dtype: Any, device: Any
-) -> int | None:
-    """None where ours will not run."""
-    coder = coder_of(model, role, wish)
-    if coder is None or len(shape) != 4 or not isinstance(device, torch.device):
-        return None
-    if coder.was_left or coder.unfit(dtype, device):
-        return None
-    return coder.needed_bytes(int(shape[2]), int(shape[3]), dtype, device, wish)
