@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import policy, report
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.errors import DeviceOutOfMemoryError
 from lib_rocm_sd.hosts.comfyui import coder, sessions
 from lib_rocm_sd.hosts.comfyui import vae as vaes
@@ -18,7 +19,7 @@ from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
 from tests.comfyui.conftest import left
-from tests.comfyui.play import Engine
+from tests.comfyui.play import CARD, Engine
 from tests.vae.vae_models import error, fill
 
 PARTS = {"VAE decode", "VAE encode"}
@@ -251,6 +252,28 @@ def test_float32_is_comfyuis(vae: Any, card: Engine, monkeypatch: pytest.MonkeyP
     decoded = vae.decode(latent())
     assert torch.equal(vaes.with_ours(vae, wish()).decode(latent()), decoded)
     assert "its weights are float32; with --fp16-vae it can be ours" in next(iter(left()))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float16,)], ids=["half", "single"])
+def test_streamed_weights_are_named_as_what_they_are(
+    vae: Any, card: Engine, dtypes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in main memory, where no card is; what counts is where the image is."""
+    device = torch.device("meta")
+    monkeypatch.setattr(coder, "HALVES", dtypes)
+    monkeypatch.setattr(
+        coder, "identify", lambda where: CARD if where == device else identify(where)
+    )
+    decoder = vae.first_stage_model.decoder
+    for layer in decoder.modules():
+        if hasattr(layer, "comfy_cast_weights"):
+            layer.comfy_cast_weights = True
+    made = coder.Coder(decoder, "decoder")
+    why = made.refusal(latent().to(device))
+    assert why.startswith("conv_in and ") and why.endswith(
+        "its weights from elsewhere in each call"
+    )
+    assert made.refusal(latent()) == "no GPU: this is the CPU"
 
 
 CHANGES: dict[str, Any] = {

@@ -14,6 +14,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.modules.findings import brief
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
@@ -66,14 +67,18 @@ class Coder(StandIn):
         self.program.release()
 
     def unfit(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Why ours cannot run here with weights of this dtype; empty where it can."""
-        why = "; ".join(identify(device).reasons)
+        """Why ours cannot run here with weights of this dtype; empty where it can.
+
+        `device`: of the image. Weights that are brought in each call lie elsewhere, perhaps in
+        another dtype, and what is said of them is said first.
+        """
+        why = list(identify(device).reasons)
+        if not why and (self.program.reasons or dtype not in HALVES):
+            why = brief(self.program.refresh())
         if not why and dtype not in HALVES:
             name = str(dtype).removeprefix("torch.")
-            why = f"its weights are {name}; with --fp16-vae it can be ours, and does not overflow"
-        if not why and self.program.reasons:
-            why = "; ".join(self.program.refresh())
-        return why or "; ".join(usable(device))
+            why = [f"its weights are {name}; with --fp16-vae it can be ours, and does not overflow"]
+        return "; ".join(why or usable(device))
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         """One image."""
@@ -84,7 +89,7 @@ class Coder(StandIn):
         if not isinstance(image, torch.Tensor) or image.ndim != 4:
             return "it is not given one (N, C, H, W)"
         weight = next(self.module.parameters())
-        return super().refusal(image) or self.unfit(weight.dtype, weight.device)
+        return super().refusal(image) or self.unfit(weight.dtype, image.device)
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""
