@@ -94,6 +94,71 @@ def test_vae_node(comfy: Any, card: Engine, mode: str) -> None:
     assert small.first_stage_model.rocm_sd_wish.budget_bytes == 3 << 20
 
 
+# --- what fails is no failed workflow
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "level": ("RocmSdVae", "Fast", "no optimization level 'Fast'"),
+    "no level": ("RocmSdVae", None, "no optimization level None"),
+    "level of a model": ("RocmSdModel", "Fast", "no optimization level 'Fast'"),
+    "mode": ("RocmSdVae", "auto", "mode is 'auto', none of Auto, Always banded"),
+    "unet": ("RocmSdModel", "On", "unet is 'On', none of Off, Auto"),
+    "unhashable unet": ("RocmSdModel", ["Auto"], "unhashable type: 'list'"),
+    "budget_mib": ("RocmSdVae", "3", "TypeError: "),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_any_value_from_another_node_gives_back_what_came(comfy: Any, which: str) -> None:
+    name, value, why = WRONG[which]
+    key = {"no level": "level", "level of a model": "level", "unhashable unet": "unet"}
+    own = name == "RocmSdVae"
+    given = vae_of(comfy) if own else model_of(comfy)
+    (made,) = run(name, **{"vae" if own else "model": given, key.get(which, which): value})
+    assert made is given
+    (told,) = left()
+    assert told.startswith("VAE: " if own else "attention: ") and why in told
+
+
+MISSING: dict[str, tuple[str, str]] = {
+    "RocmSdModel": ("model", "model"),
+    "RocmSdVae": ("vae", "vae"),
+    "RocmSdStatus": ("after", "status"),
+    "RocmSdSpeedTest": ("model", "speed_node"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_cannot_be_imported_is_said(
+    comfy: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, module = MISSING[name]
+    from lib_rocm_sd.hosts import comfyui
+
+    monkeypatch.setitem(sys.modules, f"lib_rocm_sd.hosts.comfyui.{module}", None)
+    monkeypatch.delattr(comfyui, module, raising=False)
+    given = object()
+    made = run(name, **{key: given})
+    why = "ModuleNotFoundError: import of lib_rocm_sd.hosts.comfyui"
+    if isinstance(made, tuple):
+        assert made == (given,) and why in next(iter(left()))
+    else:
+        assert why in made["ui"]["text"][0] and made["ui"]["text"][0] == made["result"][-1]
+
+
+def test_a_library_that_cannot_be_imported_at_all_is_logged(
+    comfy: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lib_rocm_sd import hosts
+    from lib_rocm_sd.hosts import comfyui
+
+    for owner, module in ((hosts, "trouble"), (comfyui, "tally"), (comfyui, "vae")):
+        monkeypatch.setitem(sys.modules, f"{owner.__name__}.{module}", None)
+        monkeypatch.delattr(owner, module, raising=False)
+    given = object()
+    assert run("RocmSdVae", vae=given) == (given,)
+    assert "VAE: the node failed: ModuleNotFoundError: import of" in caplog.text
+
+
 # --- status
 
 

@@ -16,6 +16,7 @@ MODES = {"Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.policy calls them."""
 UNET_MODES = {"Off": False, "Auto": True}
 MOST_MIB = 1 << 20
+log = logging.getLogger("rocm_sd.comfyui")
 Inputs = dict[str, dict[str, Any]]
 
 
@@ -61,9 +62,13 @@ class RocmSdModel:
         }
 
     def run(self, model: Any, level: str, attention: bool, unet: str = "Off") -> tuple[Any]:
-        from lib_rocm_sd.hosts.comfyui.model import optimized
+        try:
+            from lib_rocm_sd.hosts.comfyui.model import optimized
 
-        return (optimized(model, level, attention, UNET_MODES[unet]),)
+            return (optimized(model, level, attention, _chosen(UNET_MODES, "unet", unet)),)
+        except Exception as error:
+            _told("attention", error)
+            return (model,)
 
 
 class RocmSdVae:
@@ -90,13 +95,18 @@ class RocmSdVae:
     def run(
         self, vae: Any, level: str, mode: str, budget_mib: int, decode: bool, encode: bool
     ) -> tuple[Any]:
-        from lib_rocm_sd.hosts.comfyui import sessions
-        from lib_rocm_sd.hosts.comfyui.coder import VaeWish
-        from lib_rocm_sd.hosts.comfyui.vae import with_ours
-
         roles = [name for name, asked in (("decoder", decode), ("encoder", encode)) if asked]
-        wish = VaeWish(sessions.of(level), MODES[mode], budget_mib << 20 or None, tuple(roles))
-        return (with_ours(vae, wish),)
+        try:
+            from lib_rocm_sd.hosts.comfyui import sessions
+            from lib_rocm_sd.hosts.comfyui.coder import VaeWish
+            from lib_rocm_sd.hosts.comfyui.vae import with_ours
+
+            budget, way = budget_mib << 20 or None, _chosen(MODES, "mode", mode)
+            wish = VaeWish(sessions.of(level), way, budget, tuple(roles))
+            return (with_ours(vae, wish),)
+        except Exception as error:
+            _told("VAE", error)
+            return (vae,)
 
 
 class RocmSdStatus:
@@ -117,9 +127,12 @@ class RocmSdStatus:
         return float("nan")
 
     def run(self, after: Any = None) -> dict[str, Any]:
-        from lib_rocm_sd.hosts.comfyui.status import text
+        try:
+            from lib_rocm_sd.hosts.comfyui.status import text
 
-        said = text()
+            said = text()
+        except Exception as error:
+            said = _caught("Not active", error)
         return {"ui": {"text": [said]}, "result": (said,)}
 
 
@@ -145,9 +158,12 @@ class RocmSdSpeedTest:
         return float("nan")
 
     def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:
-        from lib_rocm_sd.hosts.comfyui import speed_node
-
-        plot, content, text = speed_node.run(preset, level, model, vae)
+        try:
+            from lib_rocm_sd.hosts.comfyui import speed_node
+        except Exception as error:
+            plot, content, text = _without_plot(_caught("The speed test did not run", error))
+        else:
+            plot, content, text = speed_node.run(preset, level, model, vae)
         return {"ui": {"text": [text]}, "result": (plot, content, text)}
 
 
@@ -165,6 +181,46 @@ NAMES = {
 }
 
 
+def _chosen(choices: dict[str, Any], name: str, value: Any) -> Any:
+    """What a choice stands for; another node may have given any value."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, none of {', '.join(choices)}")
+    return choices[value]
+
+
+def _told(what: str, error: Exception) -> None:
+    """A node gives what it was given: say why, as the status does, or in the log at least."""
+    said = _caught("the node failed", error)
+    try:
+        from lib_rocm_sd.hosts.comfyui.tally import tally
+
+        tally.leave(what, said)
+    except Exception:  # the same
+        log.warning("%s: %s", what, said)
+
+
+def _caught(what: str, error: Exception) -> str:
+    """A mistake of the workflow is said as it is, any other error with a traceback in the log."""
+    if isinstance(error, ValueError):
+        return f"{what}: {error}"
+    try:
+        from lib_rocm_sd.hosts import trouble
+
+        return f"{what}: {trouble.once(error)}"
+    except Exception:  # the library cannot be imported at all
+        log.warning("%s: %s", what, error, exc_info=error)
+        return f"{what}: {type(error).__name__}: {error}"
+
+
+def _without_plot(why: str) -> tuple[Any, str, str]:
+    """What the speed test gives where it cannot even be imported."""
+    import json
+
+    import torch
+
+    return torch.zeros(1, 8, 8, 3), json.dumps({"reason": why}), why
+
+
 def begin() -> None:
     """Called when ComfyUI starts. The start option is heeded; without it nothing is imported."""
     # ComfyUI shows all of level INFO, at which the library tells of each problem that it plans.
@@ -172,8 +228,6 @@ def begin() -> None:
     logging.getLogger("rocm_sd.comfyui").setLevel(logging.INFO)
     if not os.environ.get("ROCM_SD_COMFYUI_ALL"):
         return
-    from lib_rocm_sd.hosts import trouble
-
     try:
         from lib_rocm_sd.hosts.comfyui import everywhere
 
@@ -181,4 +235,4 @@ def begin() -> None:
         if level:
             everywhere.begin(level)
     except Exception as error:
-        trouble.once(error)
+        log.warning(_caught("nothing is ours", error))
