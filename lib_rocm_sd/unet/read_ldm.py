@@ -21,6 +21,9 @@ from lib_rocm_sd.unet.parts import (
 )
 from lib_rocm_sd.unet.pieces import gated, heads_of, whole
 
+PREFERRED = "comfy_attention"
+PREFERRED_CLASS = ("comfy.ldm.modules.attention", "ComfyAttention")
+
 
 def resnet(found: Findings, module: Any) -> Resnet | None:
     layers = ("in_layers", "emb_layers", "out_layers", "skip_connection")
@@ -127,7 +130,7 @@ def block_call(
 def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     classes = ("CrossAttention", "MemoryEfficientCrossAttention")
     layers = ("to_q", "to_k", "to_v", "to_out")
-    if not found.block(module, name, classes, layers):
+    if not found.block(module, name, classes, (*layers, *_preferred(module))):
         return None
     found.watch(module, "heads", "scale")
     out = found.listed(getattr(module, "to_out", None), f"{name}.to_out", 2)
@@ -141,6 +144,17 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     if part is not None:
         found.settings(module, name, {"scale": (q.out_features // part.heads) ** -0.5})
     return part
+
+
+def _preferred(module: Any) -> tuple[str, ...]:
+    """ComfyUI's child without parameters that names the function which a checkpoint prefers.
+
+    It does not matter which: ComfyUI asks a model's override before it, and ours computes attention
+    only where the override is ours. Read in Comfy-Org/ComfyUI 05080f60 (0.38):
+    comfy/ldm/modules/attention.py, ComfyAttention and wrap_attn.
+    """
+    cls = type(getattr(module, PREFERRED, None))
+    return (PREFERRED,) if (cls.__module__, cls.__name__) == PREFERRED_CLASS else ()
 
 
 def _feed_forward(found: Findings, name: str, module: Any) -> FeedForward | None:

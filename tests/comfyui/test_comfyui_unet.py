@@ -163,9 +163,9 @@ def test_pictures_of_odd_sizes(model: Any, blocks: None, size: tuple[int, int]) 
     assert near(step(with_ours(model), x), step(model, x))
 
 
-def test_attention_in_blocks_is_ours_where_the_node_says_so(
-    model: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked of attention in blocks that are ours."""
     asked: list[Any] = []
     attention = compute.attention
 
@@ -174,10 +174,50 @@ def test_attention_in_blocks_is_ours_where_the_node_says_so(
         return attention(*args)
 
     monkeypatch.setattr(compute, "attention", counted)
+    return asked
+
+
+def test_attention_in_blocks_is_ours_where_the_node_says_so(
+    model: Any, blocks: None, attended: list[Any]
+) -> None:
     theirs = step(model)
-    assert near(step(with_ours(model)), theirs) and not asked
+    assert near(step(with_ours(model)), theirs) and not attended
     assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
-    assert len(asked) == 8
+    assert len(attended) == 8
+
+
+def test_attention_that_a_checkpoint_prefers_is_ours_too(
+    comfy: Any, blocks: None, attended: list[Any]
+) -> None:
+    """ComfyUI 0.38: the preferred function is asked only where a model has no override."""
+    comfy.attention._newer[0] = True
+    model = model_of(comfy)
+    theirs, preferred = step(model), []
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        preferred.append(args)
+        return comfy.attention.attention_pytorch(*args, **kwargs)
+
+    for module in model.model.modules():
+        if type(module) is comfy.attention.ComfyAttention:
+            module.function = function
+    assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
+    assert len(attended) == 8 and not preferred and counts() == TOTALS
+    assert near(step(with_ours(model)), theirs)
+    assert len(attended) == len(preferred) == 8
+    assert torch.equal(step(model), theirs)
+
+
+def test_an_unknown_child_of_attention_is_not_passed_over(
+    comfy: Any, blocks: None, attended: list[Any]
+) -> None:
+    model = model_of(comfy)
+    for module in model.model.modules():
+        if type(module) is comfy.attention.CrossAttention:
+            module.comfy_attention = torch.nn.Identity()
+    theirs = step(model)
+    assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
+    assert not attended and "has a comfy_attention" in str(ours.rows())
 
 
 def test_time_embeddings_are_made_together_and_anew_in_each_step(

@@ -24,6 +24,10 @@ OWN = {
         "comfy/model_base.py::BaseModel.__init__",
         "comfy/ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
     ),
+    "of a newer ComfyUI": (
+        "comfy/ldm/modules/attention.py::ComfyAttention",
+        "comfy/ldm/modules/attention.py::CrossAttention.comfy_attention",
+    ),
 }
 """What the double has for itself, beside names with an underscore."""
 WITHOUT_NODES: dict[str, Any] = {

@@ -1,4 +1,7 @@
-"""Double of comfy/ldm/modules/attention.py (Comfy-Org/ComfyUI a125cd84): calls of overrides."""
+"""Double of comfy/ldm/modules/attention.py (Comfy-Org/ComfyUI a125cd84): calls of overrides.
+
+With `_newer` also of 05080f60 (0.38): attention that a checkpoint prefers.
+"""
 
 import functools
 
@@ -6,15 +9,26 @@ import torch.nn.functional as F
 from comfy.ops import disable_weight_init as ops
 from torch import nn
 
+_newer = [False]
+
+
+class ComfyAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = self.function = None
+
 
 def wrap_attn(func):
     @functools.wraps(func)
     def wrapper(*args, **kwargs):
+        preferred = getattr(kwargs.pop("preferred_attention", None), "function", None)
         if "_inside_attn_wrapper" in kwargs:
             return func(*args, **kwargs)
         kwargs["_inside_attn_wrapper"] = True
         override = (kwargs.get("transformer_options") or {}).get("optimized_attention_override")
-        return func(*args, **kwargs) if override is None else override(func, *args, **kwargs)
+        if override is None:
+            return (preferred or func)(*args, **kwargs)
+        return override(func, *args, **kwargs)
 
     return wrapper
 
@@ -57,6 +71,8 @@ class CrossAttention(nn.Module):
         operations=ops,
     ):
         super().__init__()
+        if _newer[0]:
+            self.comfy_attention = ComfyAttention()
         self.heads, self.attn_precision = heads, attn_precision
         width, other = heads * dim_head, context_dim or query_dim
         made = {"dtype": dtype, "device": device}
@@ -76,6 +92,8 @@ class CrossAttention(nn.Module):
         }
         if mask is not None:
             options["mask"] = mask
+        if hasattr(self, "comfy_attention"):
+            options["preferred_attention"] = self.comfy_attention
         return self.to_out(optimized_attention(q, k, v, self.heads, **options))
 
 
