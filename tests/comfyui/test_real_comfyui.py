@@ -27,6 +27,7 @@ OWN = {
     "of a newer ComfyUI": (
         "comfy/ldm/modules/attention.py::ComfyAttention",
         "comfy/ldm/modules/attention.py::CrossAttention.comfy_attention",
+        "comfy/model_patcher.py::ModelPatcherDynamic",
     ),
 }
 """What the double has for itself, beside names with an underscore."""

@@ -1,9 +1,18 @@
-"""A model whose attention, and UNet blocks, are ours: a clone; the given one stays as it is."""
+"""A model whose attention, and UNet blocks, are ours: a clone; the given one stays as it is.
+
+ComfyUI's DynamicVRAM brings a layer's weights in each call, so blocks need a clone without it. Read
+in Comfy-Org/ComfyUI 08d0e510 (0.38), comfy/model_patcher.py: ModelPatcher.clone and is_dynamic; and
+033046cc, comfy/sd.py: the loaders. 0.3.64 (a125cd84) has none of it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
@@ -14,16 +23,20 @@ from lib_rocm_sd.modules.patches import named
 OPTIONS, WRAPPERS = "transformer_options", "wrappers"
 NAME = "rocm_sd"
 """Of ours among a model's wrappers."""
+WITHOUT = "start ComfyUI with --disable-dynamic-vram"
 
 
 def optimized(model: Any, level: str, attention: bool, unet: bool = False) -> Any:
     """A clone of `model`, a ModelPatcher, whose attention goes through the engine, or does not;
-    and whose UNet's blocks are ours where they can be, or are not.
+    and whose UNet's blocks are ours where they can be, or are not. With blocks it is a clone that
+    DynamicVRAM does not load, where there is one.
 
     Another's override stays, with a reason. What fails gives the model as it came.
     """
     try:
-        made = model.clone()
+        made = _static(model) if unet else None
+        if made is None:
+            made = model.clone()
         options = dict(made.model_options.get(OPTIONS, {}))
         _set_attention(options, level, attention)
         _set_unet(options, level, unet)
@@ -32,6 +45,38 @@ def optimized(model: Any, level: str, attention: bool, unet: bool = False) -> An
         tally.leave(ATTENTION, f"the node failed: {trouble.once(error)}")
         return model
     return made
+
+
+def _static(model: Any) -> Any:
+    """A clone that DynamicVRAM does not load; None where it does not load `model`, where such a
+    clone would be of no use, or, with a reason, where there is none.
+
+    The loader reads the file again: the clone has weights of its own in main memory.
+    """
+    if not is_dynamic(model) or not _may_have_blocks(model):
+        return None
+    try:
+        return model.clone(disable_dynamic=True)
+    except Exception as error:
+        told = "this model is loaded by DynamicVRAM, and its loader cannot load it otherwise"
+        tally.leave(UNET, f"{told} ({describe(error)}); {WITHOUT}")
+        return None
+
+
+def is_dynamic(model: Any) -> bool:
+    """Whether DynamicVRAM loads a ModelPatcher's model."""
+    asked = getattr(model, "is_dynamic", None)
+    return callable(asked) and asked() is True
+
+
+def _may_have_blocks(model: Any) -> bool:
+    """Whether blocks of it could be ours on its device."""
+    from lib_rocm_sd.hosts.comfyui.unet import obstacle
+
+    device = getattr(model, "load_device", None)
+    unfit = isinstance(device, torch.device) and identify(device).reasons
+    unet = getattr(getattr(model, "model", None), "diffusion_model", None)
+    return not unfit and not obstacle(unet)
 
 
 def _set_attention(options: dict[str, Any], level: str, attention: bool) -> None:

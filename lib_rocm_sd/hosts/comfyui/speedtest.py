@@ -20,7 +20,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
-from lib_rocm_sd.hosts.comfyui.model import OPTIONS, optimized
+from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.speedtest import result
@@ -81,6 +81,9 @@ class Comfy:
         why = unet.obstacle(getattr(model, "diffusion_model", None))
         if model is None or why:
             raise ValueError(why or "no model is given")
+        if is_dynamic(self._model):
+            node = "give it the model of ROCm SD Optimization with unet Auto"
+            raise ValueError(f"DynamicVRAM loads this model: {node}, or {WITHOUT}")
         return denoiser(self._model, self.device, self._level)
 
     def image(

@@ -21,6 +21,7 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.coder import Coder, VaeWish
+from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import PARTS
@@ -129,7 +130,13 @@ def with_ours(vae: Any, wish: VaeWish) -> Any:
 
 
 def equip(vae: Any, model: nn.Module, wish: VaeWish) -> None:
-    """Let a VAE, whose model is `model`, decode and encode as `wish` says from now on."""
+    """Let a VAE, whose model is `model`, decode and encode as `wish` says from now on.
+
+    One that DynamicVRAM loads brings its weights in each call, and its class loads it in no other
+    way: Comfy-Org/ComfyUI 033046cc (0.38), comfy/sd.py, class VAE.
+    """
+    if is_dynamic(getattr(vae, "patcher", None)):
+        tally.leave("VAE", f"DynamicVRAM brings its weights in each call; {WITHOUT}")
     device = getattr(vae, "device", None)
     own = {name: _own(getattr(vae, name)) for name in ESTIMATES.values()}
     estimates = {

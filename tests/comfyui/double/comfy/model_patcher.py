@@ -1,4 +1,7 @@
-"""Double of comfy/model_patcher.py (Comfy-Org/ComfyUI a125cd84): a model and its options."""
+"""Double of comfy/model_patcher.py (Comfy-Org/ComfyUI a125cd84): a model and its options.
+
+ModelPatcherDynamic is of 08d0e510 (0.38), on any device.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -46,6 +49,34 @@ class ModelPatcher:
         for key, kept in self.backup.items():
             _set(self.model, key, kept.weight)
         self.backup.clear()
+
+
+class ModelPatcherDynamic(ModelPatcher):
+    """Its layers bring their weights in each call."""
+
+    cached_patcher_init = None
+
+    def is_dynamic(self):
+        return True
+
+    def clone(self, disable_dynamic=False):
+        if not disable_dynamic:
+            made = super().clone()
+            made.cached_patcher_init = self.cached_patcher_init
+            return made
+        if self.cached_patcher_init is None:
+            raise RuntimeError("there is no loader to ask")
+        loads, given = self.cached_patcher_init
+        made = ModelPatcher.clone(loads(*given, disable_dynamic=True))
+        made.model_options = copy.deepcopy(self.model_options)
+        made.patches, made.patches_uuid = dict(self.patches), self.patches_uuid
+        return made
+
+    def patch_model(self, device_to=None, **kwargs):
+        for module in self.model.modules():
+            if hasattr(module, "comfy_cast_weights"):
+                module.comfy_cast_weights = True
+        self.model.current_weight_patches_uuid = self.patches_uuid
 
 
 def _set(model, key, weight):
