@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,30 @@ def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
     assert "ComfyUI's own: " not in said
     for each in made:
         assert largest_difference(each.picture, without) <= 1
+
+
+def test_cancel_amid_bands_ends_the_decode(checkout: Path, python: str, tmp_path: Path) -> None:
+    """ComfyUI's own decode would end first, and the next node be interrupted."""
+    workflow = {
+        "1": WITHOUT_NODES["1"],
+        "2": {
+            "class_type": "EmptyLatentImage",
+            "inputs": {"width": 512, "height": 512, "batch_size": 1},
+        },
+        "4": {"class_type": "VAEDecode", "inputs": {"samples": ["2", 0], "vae": ["11", 0]}},
+        "7": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "c"}},
+        "11": with_nodes("Always banded")["11"],
+    }
+    with running(checkout, python, tmp_path / "cancel", ROCM_SD_PLAY="1") as server:
+        server.make(with_nodes("Always banded"))  # from now on there are models
+        name = server.begin(workflow)
+        time.sleep(1.0)
+        server.ask("/interrupt", {})
+        made = server.ended(name)
+        after = server.make({"12": AGAIN}).texts["12"]
+    (how,) = (what for kind, what in made.messages if kind == "execution_interrupted")
+    assert how["node_type"] == "VAEDecode"
+    assert "ComfyUI's own: VAE decode" not in after
 
 
 def largest_difference(one: bytes, other: bytes) -> int:
