@@ -9,12 +9,13 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 
 
+def is_wanted(*inputs: Any) -> bool:
+    """Whether the gradient of any tensor among `inputs` is wanted."""
+    return torch.is_grad_enabled() and any(
+        isinstance(item, torch.Tensor) and item.requires_grad for item in inputs
+    )
+
+
 def gradient_refusals(*inputs: Any) -> list[str]:
     """A reason where the gradient of any tensor among `inputs` is wanted."""
-    wanted = any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs)
-    return reasons(
-        (
-            torch.is_grad_enabled() and wanted,
-            "gradients are wanted, the kernel is forward only",
-        )
-    )
+    return reasons((is_wanted(*inputs), "gradients are wanted, the kernel is forward only"))

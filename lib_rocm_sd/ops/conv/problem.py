@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.layout import is_in_place
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES, FLOATS
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.gradients import gradient_refusals, is_wanted
 from lib_rocm_sd.ops.keys import described, key_by, tensor_errors
 
 
@@ -150,8 +150,17 @@ def input_refusals(inputs: ConvInputs) -> list[str]:
     """Why kernels of ours cannot take these tensors."""
     following = inputs.next_norm
     wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
-    graded = (inputs.x, inputs.weights.weight, inputs.embedding, inputs.shortcut_weight)
-    return gradient_refusals(*graded) + reasons((wide, "gamma or beta of the next norm in float64"))
+    return gradient_refusals(*_followed(inputs)) + reasons(
+        (wide, "gamma or beta of the next norm in float64")
+    )
+
+
+def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:
+    """What may have a gradient."""
+    i, following = inputs, inputs.next_norm
+    affine = () if following is None else (following.gamma, following.beta)
+    given = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight)
+    return (*given, *i.weights.followed, *affine)
 
 
 def key_of(kind: str, inputs: ConvInputs) -> Hashable:
@@ -160,7 +169,8 @@ def key_of(kind: str, inputs: ConvInputs) -> Hashable:
     tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding, i.shortcut_weight)
     groups = None if i.next_norm is None else i.next_norm.groups
     affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
-    return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band))(tensors)
+    wanted = is_wanted(*_followed(i))
+    return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band, wanted))(tensors)
 
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:

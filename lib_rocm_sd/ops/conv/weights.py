@@ -12,6 +12,7 @@ from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, PackParams
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.gradients import is_wanted
 
 _Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
@@ -56,9 +57,17 @@ class ConvWeights:
         """What was made for `device`."""
         return self._made.setdefault(device, {})
 
+    @property
+    def followed(self) -> tuple[torch.Tensor | None, ...]:
+        """What may have a gradient."""
+        return self.weight, self.bias, self.shortcut_weight
+
     def plain(self, like: torch.Tensor) -> _Plain:
-        """weight, bias and shortcut weight in the dtype and on the device of `like`."""
-        made, key = self._on(like.device), ("plain", like.dtype)
+        """weight, bias and shortcut weight in the dtype and on the device of `like`. What autograd
+        follows is not kept.
+        """
+        made = {} if is_wanted(*self.followed) else self._on(like.device)
+        key = ("plain", like.dtype, torch.is_inference_mode_enabled())
         if key not in made:
             weights = (None, None) if self.in_rows else self._weights(like)
             made[key] = (weights[0], self.bias.to(like), weights[1])
