@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from lib_rocm_sd import followed, functional
@@ -313,3 +315,27 @@ def test_an_older_torch_is_asked_for_each_tensor(monkeypatch: pytest.MonkeyPatch
     q, k, v = drawn(wanted="v")
     assert followed.wanted(AttentionInputs(q, k, v))
     assert not followed.wanted((q, k, None, 0.5))
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_second_derivatives_of_a_query_without_keys_are_finite(
+    card: Card, session: Session, kind: str
+) -> None:
+    """As torch's own are."""
+    given, keep = drawn(), torch.ones(9, 7, dtype=torch.bool)
+    keep[4], keep[2, :5] = False, False
+    mask = keep if kind == "bool" else torch.zeros(9, 7).masked_fill_(~keep, -torch.inf)
+
+    def torchs() -> torch.Tensor:
+        q, k, v = (t.transpose(1, 2) for t in given)
+        with sdpa_kernel(SDPBackend.MATH):
+            made = scaled_dot_product_attention(q, k, v, mask)
+        return made.transpose(1, 2).flatten(2)
+
+    def all_of(made: torch.Tensor) -> Tensors:
+        first = torch.autograd.grad(made.sin().sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum(t.square().sum() for t in first), given)  # type: ignore[arg-type]
+        return (*first, *second)
+
+    for made in (attended(session, given, mask), exact(given, mask)):
+        close(all_of(made), all_of(torchs()))

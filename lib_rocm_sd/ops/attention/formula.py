@@ -19,22 +19,28 @@ def scale_of(q: torch.Tensor, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+def weights_of(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Softmax attention in the dtype of (B, H, S, D) inputs.
-
-    A query whose keys are all masked gives zeros.
+    """Softmax of the scores of (B, H, S, D) inputs; zeros for a query whose keys are all masked,
+    with derivatives that are zeros too.
     """
     scores = (q @ k.transpose(-1, -2)) * scale
     if mask is None:
-        return scores.softmax(-1) @ v
+        return scores.softmax(-1)
     bias = mask
     if mask.dtype == torch.bool:
         bias = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -math.inf)
     scores = scores + bias.to(scores.dtype)
     empty = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.softmax(-1).masked_fill(empty, 0.0) @ v
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Softmax attention in the dtype of (B, H, S, D) inputs."""
+    return weights_of(q, k, mask, scale) @ v
 
 
 def reference(inputs: AttentionInputs) -> torch.Tensor:

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of, weights_of
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
-
-
-def weights_of(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Softmax of the scores of (B, H, S, D) inputs; zeros for a query without keys."""
-    scores = (q @ k.transpose(-1, -2)) * scale
-    if mask is None:
-        return scores.softmax(-1)
-    bias = mask
-    if mask.dtype == torch.bool:
-        bias = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -math.inf)
-    scores = scores + bias.to(scores.dtype)
-    empty = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.softmax(-1).masked_fill(empty, 0.0)
 
 
 def grads_of(
