@@ -19,6 +19,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.ops import gradients
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
@@ -32,7 +33,7 @@ _OPS: tuple[Any, ...] = (ATTENTION, ATTENTION_BACKWARD)
 _decided: dict[Hashable, str] = {}
 """By engine, session, problem and device, why that is torch's; empty where it is ours."""
 
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+is_compiling = gradients.is_compiling
 is_transformed: Callable[[torch.Tensor], bool] = getattr(
     getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
 )
@@ -57,8 +58,10 @@ def wanted(arguments: Iterable[Any]) -> bool:
 
 
 def asked(arguments: Iterable[Any]) -> bool:
-    """The same, and no torch.compile traces it: that makes an operator of the call (torch_ops/)."""
-    return not is_compiling() and wanted(arguments)
+    """The same, and it is for us to follow: torch.compile makes an operator of the call
+    (torch_ops/), and what torch.func transforms the engine leaves to torch's operators.
+    """
+    return not is_compiling() and wanted(arguments) and not gradients.is_transformed()
 
 
 def attention(inputs: AttentionInputs, session: Session = DEFAULT) -> torch.Tensor:
@@ -95,7 +98,7 @@ def _unfit(inputs: AttentionInputs) -> str:
     given = [t for t in inputs[:4] if isinstance(t, torch.Tensor)]
     why = reasons(
         (any(type(t) not in PLAIN for t in given), "an input is no plain tensor"),
-        (any(is_transformed(t) for t in given), "torch.func transforms it"),
+        (gradients.is_transformed(), "torch.func transforms it, or tangents are wanted"),
         (torch.jit.is_tracing(), "torch.jit traces it"),
         (wanted((inputs.mask,)), "the mask's own gradient is wanted"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
@@ -16,14 +17,12 @@ from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
-from lib_rocm_sd.engine.route import Route, tensors_of, traced, watched, zeros
+from lib_rocm_sd.engine.route import Route, by_formula, tensors_of, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op
-
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-"""True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
+from lib_rocm_sd.ops.gradients import innermost_transform, is_compiling
 
 _T = TypeVar("_T")
 MOST_WAITS, WAIT_S = 8, 600.0
@@ -89,8 +88,10 @@ class Engine:
 
     def run(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""
-        if _is_compiling():
+        if is_compiling():
             return traced(op, inputs)
+        if innermost_transform() is not None or forward_ad._current_level >= 0:
+            return by_formula(op, inputs)
         return self.follow(self.route(op, inputs, session), op, inputs, session)
 
     def route(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Route:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,9 +97,23 @@ def traced(op: Op[Any, Any], inputs: Any) -> Any:
 
 def by_torch(op: Op[Any, Any], inputs: Any) -> Any:
     """By the first variant made of torch calls, which can be traced and differentiated."""
+    return _by_first(op, inputs, [variant for variant in op.variants if not variant.ours])
+
+
+def by_formula(op: Op[Any, Any], inputs: Any) -> Any:
+    """The same, for what torch.func transforms, and for derivatives of any order and mode: not all
+    of torch's fused operators have them. Nothing is planned, tested or counted.
+    """
+    if not all(tensor.numel() for tensor in tensors_of(inputs)):
+        return zeros(op)(None, None, op.problem_of(inputs), inputs)
+    found = [variant for variant in op.variants if not variant.ours]
+    return _by_first(op, inputs, sorted(found, key=lambda variant: not variant.derives))
+
+
+def _by_first(op: Op[Any, Any], inputs: Any, variants: Sequence[Variant[Any, Any]]) -> Any:
     problem = op.problem_of(inputs)
-    for variant in op.variants:
-        if not variant.ours and not variant.refusals(None, problem):
+    for variant in variants:
+        if not variant.refusals(None, problem):
             return variant.run(None, variant.configs(None, problem)[0], problem, inputs)
     raise NotSupportedError(problem, {})
 

@@ -81,6 +81,9 @@ class Variant(ABC, Generic[P, I]):
     untried = False
     """True for kernels of ours that no trial in a process of its own knows: where a host has its
     kernels tried before they are launched, it does without them."""
+    derives = False
+    """True for what torch.func transforms and what has derivatives of any order and mode, where
+    others made of torch calls do not. In an op without such a variant all of these do."""
     last_resort = False
     """True for what is never measured, and runs where nothing else can."""
 

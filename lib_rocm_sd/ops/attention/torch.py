@@ -50,6 +50,7 @@ class SlicedAttention(Variant[AttentionProblem, AttentionInputs]):
     """
 
     name = "sliced"
+    derives = True
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         return []

@@ -19,6 +19,7 @@ class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
     """
 
     name = "formula"
+    derives = True
     preference = 5
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:

@@ -12,7 +12,7 @@ from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, PackParams
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
-from lib_rocm_sd.ops.gradients import is_wanted
+from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
 
 _Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
@@ -64,9 +64,10 @@ class ConvWeights:
 
     def plain(self, like: torch.Tensor) -> _Plain:
         """weight, bias and shortcut weight in the dtype and on the device of `like`. What autograd
-        follows is not kept.
+        follows, or torch.func, is not kept.
         """
-        made = {} if is_wanted(*self.followed) else self._on(like.device)
+        fleeting = is_wanted(*self.followed) or is_transformed()
+        made = {} if fleeting else self._on(like.device)
         key = ("plain", like.dtype, torch.is_inference_mode_enabled())
         if key not in made:
             weights = (None, None) if self.in_rows else self._weights(like)

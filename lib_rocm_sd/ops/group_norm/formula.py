@@ -16,7 +16,8 @@ def is_channels_last(x: torch.Tensor) -> bool:
     """True if the pixels of x (N, C, H, W) are taken one after the other, False for channels."""
     if x.is_contiguous() and (x.shape[1] % 8 or x.shape[2] * x.shape[3] > 1):
         return False
-    return x.is_contiguous(memory_format=torch.channels_last) or x.stride(1) == 1
+    single = x.shape[1] == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    return single or x.stride(1) == 1
 
 
 def dense(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
