@@ -8,6 +8,7 @@ weights. So these are its facts, and while they stay the same, a place keeps its
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -177,7 +178,7 @@ class _Shielded(Calls):
     __slots__ = ()
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
-        with torch.autocast(inputs[0].device.type, enabled=False):
+        with shielded(inputs[0].device):
             return super().run(place, op, inputs)
 
 
@@ -192,3 +193,8 @@ def _autocasts_before_2_4() -> bool:
 
 autocasts: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _autocasts_before_2_4)
 """Whether any is on."""
+
+
+def shielded(device: torch.device) -> AbstractContextManager[Any]:
+    """Within it no autocast has a say."""
+    return torch.autocast(device.type, enabled=False) if autocasts() else nullcontext()

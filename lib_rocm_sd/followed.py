@@ -7,14 +7,13 @@ Here a session says the level and where it is reported, and a host is told why a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from lib_rocm_sd.calls import autocasts
+from lib_rocm_sd.calls import shielded
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.route import by_torch
@@ -150,7 +149,7 @@ class RocmSdAttention(torch.autograd.Function):
         scale: float | None,
         session: Session,
     ) -> torch.Tensor:
-        with _shielded(q.device):
+        with shielded(q.device):
             inputs = AttentionInputs(q, k, v, mask, scale)
             made: torch.Tensor = engine.run(ATTENTION, inputs, session)
         ctx.scale, ctx.session = scale, session
@@ -161,15 +160,10 @@ class RocmSdAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, made, mask = ctx.saved_tensors
         inputs = AttentionBackwardInputs(q, k, v, made, grad, mask, ctx.scale)
-        with _shielded(q.device):
+        with shielded(q.device):
             found = _gradients(inputs, ctx.session)
         own = (t if want else None for t, want in zip(found, ctx.needs_input_grad, strict=False))
         return (*own, None, None, None)
-
-
-def _shielded(device: torch.device) -> AbstractContextManager[Any]:
-    """No autocast has a say."""
-    return torch.autocast(device.type, enabled=False) if autocasts() else nullcontext()
 
 
 def _gradients(inputs: AttentionBackwardInputs, session: Session) -> Grads:

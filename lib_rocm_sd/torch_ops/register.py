@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from lib_rocm_sd.calls import autocasts
+from lib_rocm_sd.calls import autocasts, shielded
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT
@@ -55,13 +55,13 @@ def _computing(row: TorchOp) -> Callable[..., Made]:
         op, inputs = posed(x, *others)
         return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), inputs, x)
 
-    def shielded(x: torch.Tensor, *others: Any) -> Made:
+    def apart(x: torch.Tensor, *others: Any) -> Made:
         if not autocasts():
             return compute(x, *others)
         with torch.autocast(x.device.type, enabled=False):
             return compute(x, *others)
 
-    return shielded
+    return apart
 
 
 def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
@@ -128,7 +128,9 @@ class _Recomputed(torch.autograd.Function):
             for other, kept in zip(ctx.others, ctx.is_tensor, strict=True)
         ]
         wanted = ctx.needs_input_grad[2:]
-        with torch.autocast(arguments[0].device.type, enabled=False):
+        if arguments[0].device.type == "meta":
+            return None, None, *_empty_of(arguments, wanted)
+        with shielded(arguments[0].device):
             found = None
             if ctx.row.backward is not None:
                 _, inputs = ctx.row.posed(*arguments)
@@ -136,6 +138,14 @@ class _Recomputed(torch.autograd.Function):
             if found is None:
                 found = gradients(ctx.row, arguments, wanted, grads)
             return None, None, *found, *[None] * (len(arguments) - len(found))
+
+
+def _empty_of(arguments: Sequence[Any], wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    """Gradients without memory. They have none themselves."""
+    return [
+        torch.empty_like(item) if want else None
+        for item, want in zip(arguments, wanted, strict=True)
+    ]
 
 
 def gradients(

@@ -122,6 +122,19 @@ def test_gradients_have_gradients(name: str) -> None:
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_on_the_meta_device_gradients_have_shapes(name: str, autocast: bool) -> None:
+    call, inputs = FORMS[name]
+    given = [t.detach().float().to("meta").requires_grad_() for t in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        made = call(*given)
+        made = [made] if isinstance(made, torch.Tensor) else made
+        found = torch.autograd.grad(sum(each.sum() for each in made), given)
+    for one, other in zip(found, given, strict=True):
+        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
 def test_only_what_is_wanted_is_computed() -> None:
     x, weight = drawn(3, 4), drawn(5, 4).detach()
     made = ROCM.linear(x, weight)
