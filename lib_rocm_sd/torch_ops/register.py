@@ -15,7 +15,7 @@ from torch.library import Library
 
 from lib_rocm_sd.calls import autocasts, shielded
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.route import by_torch
+from lib_rocm_sd.engine.route import by_formula, by_torch
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.followed import wanted
 from lib_rocm_sd.torch_ops.shapes import shapes_of
@@ -161,7 +161,8 @@ def gradients(
         for place in places:  # one tensor may be given twice
             own[place] = own[place].view_as(own[place])
         op, inputs = row.posed(*own)
-        made = row.result(by_torch(op, inputs), inputs, own[0])
+        computed = (by_formula if again else by_torch)(op, inputs)
+        made = row.result(computed, inputs, own[0])
     outputs = (made,) if isinstance(made, torch.Tensor) else made
     pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[0].requires_grad]
     chosen = [own[place] for place in places]

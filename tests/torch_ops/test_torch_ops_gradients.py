@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd import torch_ops
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.ops.attention.formula import attend
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
 from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
@@ -120,6 +121,29 @@ def test_gradients_are_those_of_differences(name: str) -> None:
 def test_gradients_have_gradients(name: str) -> None:
     call, inputs = FORMS[name]
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "additive"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_gradients_of_attention_have_gradients(dtype: torch.dtype, kind: str) -> None:
+    """Those of the formula, for torch's fused operators have none."""
+    q, k, v = (
+        drawn(2, 5, 2, 8, seed=seed).to(dtype).detach().requires_grad_() for seed in (0, 1, 2)
+    )
+    keep = torch.arange(25).view(5, 5) % 4 < torch.arange(5)[:, None]
+    bias = torch.zeros(5, 5, dtype=dtype).masked_fill_(~keep, -torch.inf)
+    mask = {"none": None, "bool": keep, "additive": bias}[kind]
+
+    def both(made: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.autograd.grad(made.sin().sum(), (q, k, v), create_graph=True)
+        loss = torch.cat([each.flatten() for each in first]).square().sum()
+        return (*first, *torch.autograd.grad(loss, (q, k, v)))
+
+    by_heads = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    right = attend(*by_heads, mask, 8**-0.5).transpose(1, 2).flatten(2)
+    for mine, true in zip(both(ROCM.attention(q, k, v, mask)), both(right), strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, true, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
