@@ -16,6 +16,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem, NextNorm, output_shape
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import wide_of
+from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp
 from lib_rocm_sd.torch_ops.weights import KeptWeights
 
@@ -40,8 +41,12 @@ def _posed(
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(CONVS)}")
     finish = group_norm_finalize if following is not None and weights is not _fresh else None
+    try:
+        held = weights(weight, bias)
+    except ValueError as error:
+        raise ValueError(f"{error}, {described(x=x)}") from None
     inputs = ConvInputs(
-        *(x, weights(weight, bias), norm, shortcut, following, None, None, None, finish),
+        *(x, held, norm, shortcut, following, None, None, None, finish),
         *(embedding, shortcut_weight),
     )
     return CONVS[kind], inputs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.linear.call import inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, output_shape
@@ -22,6 +24,15 @@ def _posed(
     bias_2: torch.Tensor | None = None,
 ) -> Posed:
     """Weights and biases one by one, for a list of tensors costs each call more."""
+    lacking = reasons(
+        (bias_1 is not None and weight_1 is None, "bias_1 without weight_1"),
+        (bias_2 is not None and weight_2 is None, "bias_2 without weight_2"),
+        (weight_2 is not None and weight_1 is None, "weight_2 without weight_1"),
+    )
+    if lacking:
+        given = dict(x=x, weight=weight, weight_1=weight_1, bias_1=bias_1)
+        told = described(**given, weight_2=weight_2, bias_2=bias_2)
+        raise ValueError(f"{'; '.join(lacking)}: {told}")
     layers = [(weight, bias)]
     layers += [(w, b) for w, b in ((weight_1, bias_1), (weight_2, bias_2)) if w is not None]
     weights, biases = zip(*layers, strict=True)

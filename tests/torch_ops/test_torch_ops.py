@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lib_rocm_sd import followed, functional
 from lib_rocm_sd.ops.base import Op
@@ -98,6 +99,59 @@ def test_a_mistake_is_told_with_shapes_dtypes_and_devices(device: str) -> None:
         torch.ops.rocm_sd.conv(q, k, None, "5x5")
     with pytest.raises(ValueError, match=r"x must be \(N, H, W, C\).*float32"):
         torch.ops.rocm_sd.group_norm_of(q[0], None, None, 1)
+
+
+CONV_MISTAKES = {
+    "3 biases": ((8, 4, 3, 3), torch.ones(3), r"bias must be \(Co\): .*bias \(3,\) torch.float32"),
+    "16 biases": ((8, 4, 3, 3), torch.ones(16), r"bias must be \(Co\): .*bias \(16,\)"),
+    "1 bias": ((8, 4, 3, 3), torch.ones(1), r"bias must be \(Co\): .*bias \(1,\)"),
+    "a scalar": ((8, 4, 3, 3), torch.tensor(1.0), r"bias must be \(Co\): .*bias \(\)"),
+    "whole numbers": ((8, 4, 3, 3), torch.ones(8).long(), r"bias must be a float: .*int64"),
+    "a 1x1 weight": ((8, 4, 1, 1), None, r"weight must be \(Co, Ci, 3, 3\)"),
+    "channels": ((8, 5, 3, 3), None, "4 channels for a weight of 5"),
+}
+NO_WEIGHT = {
+    "bias_1": dict(bias_1=torch.ones(8)),
+    "weight_2": dict(weight_2=torch.ones(8, 4), bias_2=torch.ones(8)),
+    "bias_2": dict(weight_1=torch.ones(8, 4), bias_2=torch.ones(8)),
+}
+
+
+@pytest.fixture(params=["called", "fake", "meta", "followed"])
+def given(request: pytest.FixtureRequest) -> Any:
+    """What puts a tensor where an operator sees it."""
+    if request.param == "fake":
+        with FakeTensorMode() as mode:
+            yield mode.from_tensor
+    elif request.param == "followed":
+        with torch.enable_grad():
+            yield lambda t: t.clone().requires_grad_(t.is_floating_point())
+    else:
+        yield lambda t: t.to("meta" if request.param == "meta" else "cpu")
+
+
+@pytest.mark.parametrize("name", CONV_MISTAKES)
+def test_a_convolutions_mistakes(name: str, given: Any) -> None:
+    shape, bias, told = CONV_MISTAKES[name]
+    x, weight = given(torch.ones(1, 5, 6, 4)), given(torch.ones(shape))
+    bias = None if bias is None else given(bias)
+    gamma = given(torch.ones(8))
+    for call in (
+        lambda: torch.ops.rocm_sd.conv(x, weight, bias),
+        lambda: torch.ops.rocm_sd.conv_and_norm(x, weight, bias, gamma, gamma, 4),
+    ):
+        with pytest.raises(ValueError, match=told) as found:
+            call()
+        assert "x (1, 5, 6, 4) torch.float32 cpu" in str(found.value)
+        assert f"weight {shape} torch.float32 cpu" in str(found.value)
+
+
+@pytest.mark.parametrize("name", NO_WEIGHT)
+def test_a_bias_without_its_weight(name: str, given: Any) -> None:
+    others = {key: given(t) for key, t in NO_WEIGHT[name].items()}
+    x, weight = given(torch.ones(3, 4)), given(torch.ones(8, 4))
+    with pytest.raises(ValueError, match=rf"{name} without weight.*: x \(3, 4\) torch.float32 cpu"):
+        torch.ops.rocm_sd.linear(x, weight, **others)
 
 
 def test_rows_keep_their_shape() -> None:

@@ -194,7 +194,7 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         (through is not None and not weights.in_rows, "packed weights have their shortcut's"),
     )
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
+        raise ValueError(f"{'; '.join(wrong)}: {_described(inputs)}")
     facts = (
         kind,
         x.shape,
@@ -210,9 +210,18 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         weights.in_rows,
     )
     try:
-        return _problem(*facts)
+        found = _problem(*facts)
     except TypeError:  # symbols for sizes cannot be looked up
-        return _problem.__wrapped__(*facts)
+        found = _problem.__wrapped__(*facts)
+    if isinstance(found, ConvProblem):
+        return found
+    raise ValueError(f"{'; '.join(found)}: {_described(inputs)}")
+
+
+def _described(inputs: ConvInputs) -> str:
+    i = inputs
+    fused = dict(norm=i.norm, shortcut=i.shortcut, embedding=i.embedding, out=i.out)
+    return described(x=i.x, weight=i.weights.weight, **fused, shortcut_weight=i.through)
 
 
 @lru_cache(maxsize=1024)
@@ -229,9 +238,10 @@ def _problem(
     in_place: bool,
     embedding: torch.Size | None,
     in_rows: bool,
-) -> ConvProblem:
-    """What `problem_of` gives for tensors of these shapes. Sizes may be symbols: they are written
-    down where something is wrong and nowhere else, since torch.compile would take them as fixed.
+) -> ConvProblem | list[str]:
+    """What `problem_of` gives for tensors of these shapes, or what is wrong with them. Sizes may be
+    symbols: they are written down where something is wrong and nowhere else, since
+    torch.compile would take them as fixed.
     """
     batch, height, width, channels = x
     made, taken = weight[:2]
@@ -260,10 +270,7 @@ def _problem(
         ),
     )
     if wrong:
-        given = dict(x=x, weight=weight, norm=norm, shortcut=shortcut, embedding=embedding)
-        given["shortcut's weight"] = shortcut_weight
-        shapes = (f"{name} {tuple(shape)}" for name, shape in given.items() if shape is not None)
-        raise ValueError(f"{'; '.join(wrong)}: {', '.join(shapes)}")
+        return wrong
     how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Launch, reasons
 from lib_rocm_sd.ops.conv import kernel
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, PackParams
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
+from lib_rocm_sd.ops.keys import described
 
 _Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
@@ -43,8 +44,8 @@ class ConvWeights:
         shortcut_bias: torch.Tensor | None = None,
         in_rows: bool = False,
     ) -> None:
-        if weight.ndim != 4 or tuple(weight.shape[2:]) != (3, 3):
-            raise ValueError(f"a weight is (Co, Ci, 3, 3), not {tuple(weight.shape)}")
+        biases = {"bias": bias, "shortcut_bias": shortcut_bias}
+        _check(weight, {name: b for name, b in biases.items() if b is not None})
         self.weight = weight
         self.shortcut_weight = shortcut_weight
         self.in_rows = in_rows
@@ -178,6 +179,23 @@ class ConvWeights:
             None if extra is None else _launch_pack(extra, x, launch, config),
         )
         return PackedWeights(*packed, co)
+
+
+def _check(weight: torch.Tensor, biases: dict[str, torch.Tensor]) -> None:
+    """ValueError, with shapes, for what does not go together."""
+    given: dict[str, Any] = {"weight": weight, **biases}
+    others = [name for name, t in given.items() if not isinstance(t, torch.Tensor)]
+    wrong = [f"{name} must be a tensor" for name in others]
+    if not wrong:
+        made, at = weight.shape[:1], weight.device
+        wrong = reasons(
+            (weight.ndim != 4 or weight.shape[2:] != (3, 3), "weight must be (Co, Ci, 3, 3)"),
+            *((not t.is_floating_point(), f"{name} must be a float") for name, t in given.items()),
+            *((b.shape != made, f"{name} must be (Co)") for name, b in biases.items()),
+            *((b.device != at, f"{name} must be on {at}") for name, b in biases.items()),
+        )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(weight=weight, **biases)}")
 
 
 def _lies_in_rows(weight: torch.Tensor, like: torch.Tensor) -> bool:
