@@ -1,7 +1,9 @@
-"""The little model as a diffusers pipeline, and where it lies."""
+"""A model of diffusers as its pipeline, and where the little model lies."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,34 @@ MODEL = ROOT / "models" / "tiny-sd"
 GUIDANCE = 3.0
 
 
+def index_of(model: Path) -> dict[str, Any]:
+    """What a folder says of its pipeline. OSError or ValueError where there is none."""
+    found = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("model_index.json holds no object")  # noqa: TRY004 - a file's fault
+    return found
+
+
+def kind_problem(model: Path) -> str:
+    """Why the folder `model` makes no picture of a prompt by a UNet; empty if it does."""
+    try:
+        index = index_of(model)
+    except (OSError, ValueError):
+        return f"there is no model of diffusers in {model}"
+    import diffusers
+
+    name = str(index.get("_class_name"))
+    kind = getattr(diffusers, name, None)
+    if not any(index.get("unet") or ()):
+        return f"{name} in {model} has no UNet"
+    asked = inspect.signature(kind.__call__).parameters if kind is not None else {}
+    if not {"prompt", "latents"} <= set(asked) or "image" in asked:
+        return f"{name} in {model} is not known to make a picture of a prompt alone"
+    return ""
+
+
 def load(model: Path, dtype: Any) -> Any:
-    """The StableDiffusionPipeline in `model`, from local files only, quiet."""
+    """The pipeline in the folder `model`, of its own kind, from local files only, quiet."""
     import diffusers
     import transformers
 
@@ -19,8 +47,9 @@ def load(model: Path, dtype: Any) -> Any:
     transformers.utils.logging.set_verbosity_error()
     for logging in (diffusers.utils.logging, transformers.utils.logging):
         logging.disable_progress_bar()
-    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(
-        str(model), local_files_only=True, safety_checker=None, low_cpu_mem_usage=False
+    without = {"safety_checker": None} if "safety_checker" in index_of(model) else {}
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(
+        str(model), local_files_only=True, low_cpu_mem_usage=False, **without
     ).to(dtype)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -13,7 +13,7 @@ from typing import Any
 
 from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.bench.progress import say
-from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, latents, load
+from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, kind_problem, latents, load
 
 PROMPT = "a red circle left of a blue square"
 STEPS = 4
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=MODEL,
         metavar="DIR",
-        help="a folder of diffusers (default: the little model of this project)",
+        help="a folder of diffusers with a UNet (default: the little model of this project)",
     )
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
@@ -90,8 +90,9 @@ def _problem(args: argparse.Namespace) -> str:
             __import__(module)
         except ImportError as error:
             return f"this needs {error.name or module}, which is not installed"
-    if not (args.model / "model_index.json").is_file():
-        return f"there is no model of diffusers in {args.model}"
+    unfit = kind_problem(args.model)
+    if unfit:
+        return unfit
     if args.steps < 1:
         return "--steps must be at least 1"
     for name in FILES:

@@ -79,6 +79,29 @@ def sdxl() -> Any:
     )
 
 
+def sdxl_of_prompts(tokenizer: Any) -> Any:
+    """The same with two text encoders, of what the tokenizer makes of a prompt."""
+    import transformers
+
+    words = transformers.CLIPTextConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        projection_dim=16,
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return diffusers.StableDiffusionXLPipeline(
+        **sdxl().components
+        | {"tokenizer": tokenizer, "tokenizer_2": tokenizer}
+        | {"text_encoder": transformers.CLIPTextModel(words)}
+        | {"text_encoder_2": transformers.CLIPTextModelWithProjection(words)},
+        add_watermarker=False,
+    )
+
+
 def sd3() -> Any:
     """SD 3.5: normalised queries and keys, heads of 64, a block with a second attention."""
     transformer = diffusers.SD3Transformer2DModel(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import __main__, functional
+from lib_rocm_sd.demo.pipeline import MODEL
 from lib_rocm_sd.profile import command, text
 from lib_rocm_sd.profile.blocks import parts_named
 from lib_rocm_sd.profile.sums import Row, rows_of, summed
@@ -153,6 +154,49 @@ def test_a_picture_is_profiled_and_its_files_are_written(
     trace = json.loads(files["trace"].read_text(encoding="utf-8"))
     assert any(str(event.get("name")).startswith("rocm_sd | ") for event in trace["traceEvents"])
     ElementTree.fromstring(files["plot"].read_text(encoding="utf-8"))
+
+
+def test_a_folder_of_sdxl_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from tests.hosts.tiny_pipelines import sdxl_of_prompts
+
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(MODEL / "tokenizer")
+    sdxl_of_prompts(tokenizer).save_pretrained(tmp_path / "tiny-sdxl")
+    words = ["--model", str(tmp_path / "tiny-sdxl"), "--device", "cpu", "--steps", "1"]
+    assert __main__.main(["profile", *words]) == 0
+    out = capsys.readouterr().out
+    assert "tiny-sdxl, 1 steps, float32" in out
+    assert "text encoder 2" in out and "UNet up 1" in out
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ({"_class_name": "FluxPipeline"}, "FluxPipeline in {} has no UNet"),
+        (
+            {"_class_name": "StableDiffusionPipeline", "unet": [None, None]},
+            "StableDiffusionPipeline in {} has no UNet",
+        ),
+        (
+            {"_class_name": "StableDiffusionInpaintPipeline", "unet": ["diffusers", "UNet"]},
+            "StableDiffusionInpaintPipeline in {} is not known to make a picture of a prompt alone",
+        ),
+        (
+            {"_class_name": "OnesOwn", "unet": ["diffusers", "UNet"]},
+            "OnesOwn in {} is not known to make a picture of a prompt alone",
+        ),
+        ([], "there is no model of diffusers in {}"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said_in_a_sentence(
+    index: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("diffusers", "transformers"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    (tmp_path / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert __main__.main(["profile", "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"profile: {told.format(tmp_path)}\n"
 
 
 def test_a_picture_has_the_device_in_a_line_of_its_own_and_no_kind_without_time() -> None:
