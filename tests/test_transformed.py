@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def attended_backward(*given: torch.Tensor) -> torch.Tensor:
     q, k, v, output, grad = given
     found = functional.attention_backward(q, k, v, output, grad, MASK)
-    return torch.cat([each.flatten() for each in found])
+    return flattened(found)
 
 
 def convolved(x: torch.Tensor, gamma: torch.Tensor, in_rows: bool = True) -> torch.Tensor:
@@ -45,6 +45,23 @@ def convolved(x: torch.Tensor, gamma: torch.Tensor, in_rows: bool = True) -> tor
 def of_group(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
     norm = functional.group_norm_of(x, gamma, gamma, 4, 1e-5)
     return functional.group_norm_apply(x, norm, True)
+
+
+def group_normed(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """Of an image in channels-last."""
+    return functional.group_norm_silu(x.permute(0, 3, 1, 2), gamma, gamma, 4)
+
+
+def group_normed_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    return flattened(functional.group_norm_silu_backward(grad, x, gamma, gamma, 4))
+
+
+def layer_normed_backward(grad: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    return flattened(functional.layer_norm_backward(grad, x, gamma))
+
+
+def flattened(found: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    return torch.cat([each.flatten() for each in found if each is not None])
 
 
 def layer_normed(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
@@ -68,6 +85,9 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda x, gamma: functional.group_norm_silu(x, gamma, gamma, 4),
         ((2, 16, 3, 4), (16,)),
     ),
+    "group_norm_silu, channels last": (group_normed, ((2, 3, 4, 16), (16,))),
+    "group_norm_silu_backward": (group_normed_backward, ((2, 16, 3, 4), (2, 16, 3, 4), (16,))),
+    "layer_norm_backward": (layer_normed_backward, ((5, 16), (5, 16), (16,))),
     "group_norm_of": (of_group, ((2, 3, 4, 16), (16,))),
     "layer_norm": (layer_normed, ((5, 16), (16,))),
     "layer_norm, added": (added, ((5, 16), (5, 16), (16,))),

@@ -18,6 +18,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import by_formula, by_torch
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.followed import wanted
+from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.torch_ops.shapes import shapes_of
 from lib_rocm_sd.torch_ops.torch_op import Made, TorchOp
 
@@ -79,6 +80,8 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
     after = _after_autograd
 
     def follow(keyset: Any, *arguments: Any) -> Made:
+        if is_transformed():
+            return _by_formula(row, arguments)
         if torch.is_grad_enabled() and wanted(arguments):
             made: Made = _Recomputed.apply(row, overload, *arguments)
             return made
@@ -90,6 +93,8 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
 
 def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]:
     def follow(*arguments: Any) -> Made:
+        if is_transformed():
+            return _by_formula(row, arguments)
         if torch.is_grad_enabled() and wanted(arguments):
             made: Made = _Recomputed.apply(row, overload, *arguments)
             return made
@@ -98,6 +103,13 @@ def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]
         return below
 
     return follow
+
+
+def _by_formula(row: TorchOp, arguments: Sequence[Any]) -> Made:
+    """For torch.func and for tangents, as Engine.run does it."""
+    op, inputs = row.posed(*arguments)
+    with shielded(arguments[0].device):
+        return row.result(by_formula(op, inputs), inputs, arguments[0])
 
 
 class _Recomputed(torch.autograd.Function):

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd import torch_ops
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.engine import Engine, engine
 from lib_rocm_sd.ops.attention.formula import attend
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
 from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
+from lib_rocm_sd.torch_ops import register
 from tests.vae.vae_models import needs_half
 
 F64 = torch.float64
@@ -112,7 +115,34 @@ def test_every_operator_has_a_form_here() -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_gradients_are_those_of_differences(name: str) -> None:
     call, inputs = FORMS[name]
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_torch_func_has_the_same_gradients(name: str) -> None:
+    call, inputs = FORMS[name]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        made = call(*given)
+        every = (made,) if isinstance(made, torch.Tensor) else made
+        return torch.cat([each.sin().flatten() for each in every]).sum()
+
+    found = torch.func.grad(loss, tuple(range(len(inputs))))(*inputs)
+    for one, other in zip(found, torch.autograd.grad(loss(*inputs), inputs), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_tangents_bar_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, of which torch's fused attention on the CPU has none."""
+    made = Engine()
+    monkeypatch.setattr(register, "engine", made)
+    q = drawn(1, 7, 3, 4).detach().float()
+    problem = ATTENTION.problem_of(AttentionInputs(q, q, q))
+    for _ in range(2):
+        tangent = torch.func.jvp(lambda x: ROCM.attention(x, x, x), (q,), (q.cos(),))[1]
+        assert tangent.abs().max() > 0
+        ROCM.attention(q, q, q)
+        assert made.plan(problem, q.device).variant.name == "sdpa"
 
 
 @pytest.mark.parametrize(

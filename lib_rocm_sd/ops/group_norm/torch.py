@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyInputs,
@@ -98,6 +99,8 @@ class TorchGroupNorm(_Torch):
         inputs: GroupNormInputs,
     ) -> torch.Tensor:
         x, gamma, beta, groups, eps, silu = inputs
+        last = formula.is_channels_last(x)
+        x = x.contiguous() if is_transformed() else x  # for tangents torch takes no other
         others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
         if others or x.device.type == "cpu":
             wide = formula.wide_of(x)
@@ -106,5 +109,4 @@ class TorchGroupNorm(_Torch):
         else:
             y = F.group_norm(x, groups, gamma, beta, eps)
         y = (F.silu(y) if silu else y).to(x.dtype)
-        last = formula.is_channels_last(x)
         return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if last else y.contiguous()

@@ -6,6 +6,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
 from lib_rocm_sd.ops.group_norm_backward import formula
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
 from lib_rocm_sd.ops.group_norm_backward.problem import (
@@ -39,7 +40,7 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
         inputs: GroupNormBackwardInputs,
     ) -> Made:
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
-        followed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        followed = is_transformed() or is_wanted(*tensors)
         made, *others = formula.reference(*inputs) if followed else _native(problem, inputs)
         order = torch.channels_last if problem.channels_last else torch.contiguous_format
         made = made.to(inputs.x.dtype).contiguous(memory_format=order)
