@@ -144,6 +144,17 @@ def test_a_mistake_is_told_as_without_it() -> None:
         Compiled(call, dynamic=False)(q)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_operators_mistake_is_torchs_error_with_our_text(fullgraph: bool, dynamic: bool) -> None:
+    def call(q: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.ops.rocm_sd.attention(q, q[..., :4], q)
+        return made
+
+    with pytest.raises(RuntimeError, match="k and v must have one shape"):
+        Compiled(call, fullgraph=fullgraph, dynamic=dynamic)(torch.randn(1, 3, 2, 8))
+
+
 def test_a_unet_of_diffusers_is_one_graph() -> None:
     """The least that has both attentions. Blocks of ours stand aside while it is traced."""
     pytest.importorskip("diffusers", reason="diffusers is not installed")
