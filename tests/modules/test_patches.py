@@ -97,7 +97,7 @@ def test_names_for_people(tmp_path: Path) -> None:
     assert named(theirs) == "theirs of test_patches.py"
     assert named(functools.wraps(theirs)(lambda: None)) == "<lambda> of test_patches.py"
     assert named(Base().forward) == "forward of test_patches.py"
-    assert named(functools.partial(theirs)) == "partial of functools"
+    assert named(functools.partial(theirs)) == "theirs of test_patches.py"
     script = tmp_path / "extensions" / "sd-webui-other" / "scripts" / "other.py"
     found: dict[str, Any] = {}
     exec(compile("def hacked(self): pass", str(script), "exec"), found)
