@@ -33,10 +33,6 @@ _decided: dict[Hashable, str] = {}
 """By engine, session, problem and device, why that is torch's; empty where it is ours."""
 
 is_compiling = gradients.is_compiling
-is_transformed: Callable[[torch.Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda tensor: False
-)
-"""Whether torch.func (vmap, grad) stands between the tensor and its memory."""
 _Stop: Any = getattr(checkpoint, "_StopRecomputationError", None)
 STOPS: tuple[type[Exception], ...] = () if _Stop is None else (_Stop,)
 """By this torch.utils.checkpoint ends a function that it calls again, from within a call of ours:

@@ -22,6 +22,7 @@ from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.dtypes import HALVES
+from lib_rocm_sd.ops.gradients import is_transformed
 
 WITHOUT_EFFECT = {
     "attn_precision": "scores and sums are float32 in ours",
@@ -90,6 +91,8 @@ def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:
     unfit = "; ".join(identify(q.device).reasons)
     if unfit or q.dtype not in HALVES:
         raise NotOursError(unfit or f"it is in {str(q.dtype).removeprefix('torch.')}")
+    if is_transformed():
+        raise NotOursError("torch.func transforms it, or tangents are wanted")
     if engine.gate is None:
         gate.begin(say)
     if torch.is_grad_enabled() and asked(call.inputs):

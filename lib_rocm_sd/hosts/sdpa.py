@@ -27,13 +27,13 @@ from lib_rocm_sd.followed import (
     NotFollowedError,
     asked,
     attention,
-    is_transformed,
 )
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import HALVES
+from lib_rocm_sd.ops.gradients import is_transformed
 
 SDPA: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
 """What torch.nn.functional.scaled_dot_product_attention is, unless somebody has replaced that."""
@@ -142,7 +142,7 @@ def inputs_of(
         (torch.jit.is_tracing(), "torch.jit traces it"),
     )
     why = why or reasons(
-        (any(is_transformed(t) for t in given), "torch.func transforms it"),
+        (is_transformed(), "torch.func transforms it, or tangents are wanted"),
         (any(t.ndim != 4 for t in (q, k, v)), "q, k and v are not (batch, heads, seq, head_dim)"),
     )
     if why:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine
@@ -139,8 +141,18 @@ TORCHS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: torch.vmap(attend)(*(t[None] for t in inputs())),
         "torch.func transforms it",
     ),
+    "tangents": (lambda: _with_tangents(attend), "tangents are wanted"),
     "a trace": (_traced, "torch.jit traces it"),
 }
+
+
+def _with_tangents(call: Any) -> torch.Tensor:
+    """The tangent of what a call gives; by the math backend, the only one that has one."""
+    q, k, v = inputs()
+    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        made = call(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+        tangent: torch.Tensor = forward_ad.unpack_dual(made).tangent
+        return tangent.clone()
 
 
 @pytest.mark.filterwarnings("ignore")
