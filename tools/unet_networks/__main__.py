@@ -1,6 +1,7 @@
 """A real WebUI's UNet with networks (LoRA) and other patchers, by our blocks and its own, on a CPU.
 
     ROCM_SD_WEBUI=PATH python -m tools.unet_networks [--json FILE] [--part ldm|sgm|others]
+        [--kind LoHa]
 
 PATH is a WebUI's checkout, once started, so that its repositories are there. Its own code runs, on
 UNets of its own configs with few channels and random weights. Packages that it needs are looked for
@@ -16,21 +17,17 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from tools.unet_networks import models, networks, others
+from tools.unet_networks import files, models, networks, others
 from tools.unet_networks.compare import Row
 from tools.unet_networks.webui import WebUI
 
-PARTS: dict[str, Callable[[WebUI], Iterator[Row]]] = {
-    "ldm": partial(networks.rows, families=networks.FAMILIES[:1]),
-    "sgm": partial(networks.rows, families=networks.FAMILIES[1:]),
-    "others": others.rows,
-}
+NETWORKS = {"ldm": networks.FAMILIES[:1], "sgm": networks.FAMILIES[1:]}
+PARTS = (*NETWORKS, "others")
 """Networks on an UNet of ldm's and on one of sgm's, and whatever else there is."""
 
 
@@ -39,6 +36,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.unet_networks")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=PARTS, action="append")
+    titles = [kind.title for kind in files.KINDS]
+    parser.add_argument("--kind", choices=titles, action="append", help="of networks; all if none")
     given = parser.parse_args()
     place = os.environ.get("ROCM_SD_WEBUI")
     if not place:
@@ -47,7 +46,7 @@ def main() -> int:
     made = []
     with tempfile.TemporaryDirectory() as data:
         webui = WebUI(Path(place).resolve(), Path(data) / "data")
-        for row in _rows(webui, given.part or list(PARTS)):
+        for row in _rows(webui, given.part or PARTS, given.kind or titles):
             made.append(row)
             print(line(row), flush=True)
     if given.json:
@@ -66,9 +65,13 @@ def largest_error(rows: list[Row]) -> float:
     return statistics.geometric_mean(found)
 
 
-def _rows(webui: WebUI, parts: list[str]) -> Iterator[Row]:
+def _rows(webui: WebUI, parts: Sequence[str], titles: Sequence[str]) -> Iterator[Row]:
+    kinds = [kind for kind in files.KINDS if kind.title in titles]
     for part in parts:
-        yield from PARTS[part](webui)
+        if part in NETWORKS:
+            yield from networks.rows(webui, kinds, NETWORKS[part])
+        else:
+            yield from others.rows(webui)
 
 
 def line(row: Row) -> str:

@@ -121,8 +121,13 @@ def _lora_cp(weight: torch.Tensor, draw: Draw) -> Tensors:
     return {"lora_up.weight": up, "lora_down.weight": draw(RANK, columns, 1, 1), **middle}
 
 
-def _with_bias(weight: torch.Tensor, draw: Draw) -> Tensors:
-    return {**_lora(weight, draw), "bias": draw(*weight.shape) * (0.5 * _scale(weight))}
+def _with_bias(kind: Callable[[torch.Tensor, Draw], Tensors]) -> Callable[..., Tensors]:
+    """The WebUI adds it to the change of the weight, whatever kind of file it is in."""
+
+    def tensors(weight: torch.Tensor, draw: Draw) -> Tensors:
+        return {**kind(weight, draw), "bias": draw(*weight.shape) * (0.5 * _scale(weight))}
+
+    return tensors
 
 
 def _dora(weight: torch.Tensor, draw: Draw) -> Tensors:
@@ -258,13 +263,15 @@ KINDS = (
     Kind("LoRA, linear and convolutions", _both, _lora),
     Kind("LoRA, PEFT's names", _linear, _lora_peft),
     Kind("LoRA, convolutions in three parts (CP)", _conv, _lora_cp),
-    Kind("LoRA with a bias key", _both, _with_bias),
+    Kind("LoRA with a bias key", _both, _with_bias(_lora)),
     Kind("DoRA", _wide, _dora),
     Kind("LoHa", _both, _loha),
     Kind("LoHa, convolutions by CP", _conv, _loha_cp),
+    Kind("LoHa with a bias key", _both, _with_bias(_loha)),
     Kind("LoKr", _both, _lokr),
     Kind("LoKr, second matrix whole", _both, _lokr_whole),
     Kind("LoKr, convolutions by CP", _conv, _lokr_cp),
+    Kind("LoKr with a bias key", _both, _with_bias(_lokr)),
     Kind("full difference", _both, _difference),
     Kind("full difference with biases", _both, _difference_bias),
     Kind("norms", _norms, _norm),

@@ -16,14 +16,17 @@ a step in float32 is known, ours and the WebUI's in fp16 are about as far apart.
 _Wanted = Sequence[tuple[str, float]]
 
 
-def rows(webui: WebUI, families: Sequence[str] = FAMILIES) -> Iterator[Row]:
+def rows(
+    webui: WebUI, kinds: Sequence[files.Kind], families: Sequence[str] = FAMILIES
+) -> Iterator[Row]:
+    """All situations of each kind, on an UNet of each family."""
     for family in families:
         bench = Bench(webui, models.make(webui, family), steps=2)
         leaves = models.leaves(bench.model.unet)
         diffusers = not bench.model.whole.is_sdxl
         folder = webui.data / "lora"
         files.write(folder / "other.safetensors", files.OTHER, leaves, diffusers, 1000)
-        for kind in files.KINDS:
+        for kind in kinds:
             for old in folder.glob("network*.safetensors"):
                 old.unlink()
             name = f"network{files.KINDS.index(kind)}-{family.replace(' ', '-')}"
