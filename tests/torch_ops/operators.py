@@ -57,9 +57,23 @@ def small_cases() -> Iterator[tuple[Op[Any, Any], Any]]:
         yield CONVS[problem.kind], problem
 
 
-def call_of(op: Op[Any, Any], problem: Any, seed: int = 0) -> tuple[Any, tuple[Any, ...], Any]:
+def every_case() -> Iterator[tuple[Op[Any, Any], Any]]:
+    """Ops with all problems that tests, benchmarks and the tuner have of them."""
+    for op in ops():
+        if op.name in DOORS:
+            listed = dict.fromkeys((*op.cases, *(problem for _, problem in op.usual)))
+            for problem in listed:
+                lies = {"in_rows": True} if op.family == "conv" else {}
+                yield op, replace(problem, **lies)
+    for problem in CONV_CASES:
+        yield CONVS[problem.kind], problem
+
+
+def call_of(
+    op: Op[Any, Any], problem: Any, seed: int = 0, device: torch.device = CPU
+) -> tuple[Any, tuple[Any, ...], Any]:
     """The operator and arguments that the op's random inputs come to, and these inputs."""
-    inputs = op.make_inputs(problem, CPU, seed)
+    inputs = op.make_inputs(problem, device, seed)
     if getattr(inputs, "out", None) is not None:  # written over after the operator
         inputs = inputs._replace(out=None)
     with _Recorder() as recorder, torch.no_grad():
