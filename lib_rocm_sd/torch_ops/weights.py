@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch
 
+from lib_rocm_sd.graphs.device import stream_of
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 
 
@@ -28,6 +29,10 @@ class KeptWeights:
     Kept are the bias in float32, and a copy of weights that are not channels-last, as long as the
     weight tensor lives. Writing through `.data` is the one change that is not seen, for torch does
     not count it. Threads may share it.
+
+    What is made on a stream other than the first is not kept: there graphs are recorded, whose
+    memory is theirs and has nothing in it before a replay. Inductor's fail if anything of their
+    warm-up is kept (torch/_inductor/cudagraph_trees.py, check_memory_pool).
     """
 
     def __init__(self) -> None:
@@ -41,10 +46,12 @@ class KeptWeights:
         known = self._kept.get(id(weight))
         if known is None or known.facts != facts or not _same(known, weight, bias):
             made = ConvWeights(weight, bias, in_rows=True)
-            if any(counted is None for counted in facts[0]) or weight.is_inference():
+            uncounted = any(counted is None for counted in facts[0]) or weight.is_inference()
+            if uncounted or not on_first_stream(weight):
                 return made
             known = self._keep(weight, bias, facts, made)
-        found = copy.copy(known.made)
+        kept = known.made
+        found = copy.copy(kept) if on_first_stream(weight) else kept.apart()
         found.weight = weight
         return found
 
@@ -61,6 +68,11 @@ class KeptWeights:
         known = _Kept(gone, None if bias is None else ref(bias), facts, kept)
         self._kept[number] = known
         return known
+
+
+def on_first_stream(tensor: torch.Tensor) -> bool:
+    """Whether work on this tensor is launched on its device's default stream; on a CPU it is."""
+    return not tensor.is_cuda or stream_of(tensor.device) == 0
 
 
 def _same(known: _Kept, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
-from lib_rocm_sd.torch_ops import conv
+from lib_rocm_sd.torch_ops import conv, weights
 from lib_rocm_sd.torch_ops.weights import KeptWeights
 
 
@@ -40,6 +41,26 @@ def test_what_is_written_is_seen() -> None:
         weight.mul_(2)
     like = torch.empty(0)
     assert torch.equal(kept(weight, bias).rows(like), weight)
+
+
+def test_what_is_made_on_another_stream_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie in the memory of a graph that is recorded."""
+    kept = KeptWeights()
+    weight, bias = torch.randn(8, 4, 3, 3), torch.randn(8)
+    halves, wide = torch.empty(0).half(), torch.empty(0)
+    monkeypatch.setattr(weights, "on_first_stream", lambda tensor: False)
+    assert torch.equal(kept(weight, bias).rows(wide), weight)
+    assert len(kept) == 0
+    monkeypatch.undo()
+    rows = kept(weight, bias).rows(wide)
+    monkeypatch.setattr(weights, "on_first_stream", lambda tensor: False)
+    again = kept(weight, bias)
+    assert again.rows(wide) is rows
+    made = again.rows(halves)
+    assert kept(weight, bias).rows(halves) is not made
+    monkeypatch.undo()
+    made = kept(weight, bias).rows(halves)
+    assert kept(weight, bias).rows(halves) is made
 
 
 def test_inference_tensors_are_not_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,16 @@ class ConvWeights:
         self.shortcut_weight = shortcut_weight
         self.in_rows = in_rows
         given = [b for b in (bias, shortcut_bias) if b is not None]
-        self.bias = sum((b.double() for b in given), weight.new_zeros(weight.shape[0]).double())
+        wide = [b.double() for b in given] or [weight.new_zeros(weight.shape[:1]).double()]
+        self.bias = wide[0] if len(wide) == 1 else wide[0] + wide[1]
         self.has_bias = bool(given)
         self._made: dict[torch.device, dict[object, Any]] = {}
+
+    def apart(self) -> ConvWeights:
+        """The same, which has what was made and keeps for itself what it makes."""
+        found = copy.copy(self)
+        found._made = {device: dict(made) for device, made in self._made.items()}
+        return found
 
     def _on(self, device: torch.device) -> dict[object, Any]:
         """What was made for `device`."""
