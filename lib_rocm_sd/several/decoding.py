@@ -27,7 +27,7 @@ from lib_rocm_sd.several.together import TogetherProgram
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import limit_bytes
-from lib_rocm_sd.vae.program import Request
+from lib_rocm_sd.vae.program import Request, is_finite
 from lib_rocm_sd.vae.shared import parts_of, units
 from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.trace import Chain
@@ -42,6 +42,7 @@ PEAK_SHARE = 1.5
 WIDE = "the picture is too wide to be exchanged"
 AMID = "the VAE's weights have changed amid a generation, and are not sent twice"
 NO_ROOM = "this card has too little memory for its part"
+NOT_FINITE = "a picture by several cards had NaN or infinity"
 MOST_REASONS = 3
 _NUMBERS = count()
 Alone = Callable[[], torch.Tensor]
@@ -117,6 +118,9 @@ class Decoding:
         self.way = self.shares.way(kind, rows, usable)
         if sum(map(bool, self.way)) > 1:
             made = self._together(kind, program, request, links)
+            if made is not None and not is_finite(made):
+                self._bar(kind, NOT_FINITE)
+                made = None
             if made is not None:
                 self.why = ""
                 self.divided += len(image)
@@ -217,7 +221,8 @@ class Decoding:
                     member.say(kind, "stop")
             if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
-            self._bar(kind, error)
+            if not isinstance(error, _FailedError):
+                self._bar(kind, _why(error))
             return None
         return made
 
@@ -255,13 +260,8 @@ class Decoding:
                 self._board.pin()
         return self._board
 
-    def _bar(self, kind: Kind, error: Exception) -> None:
-        """Let one card make such pictures from now on, where nobody else has said why."""
-        if isinstance(error, _FailedError):
-            return
-        why = f"ours failed: {type(error).__name__}: {error}"
-        if is_out_of_memory(error):
-            why = NO_ROOM
+    def _bar(self, kind: Kind, why: str) -> None:
+        """Let one card make such pictures from now on."""
         for member in self._members:
             member.bar(kind, why)
 
@@ -287,6 +287,12 @@ class SeveralProgram(TogetherProgram):
         if decoding is None or subject is None:
             return alone()
         return decoding.compute(self, subject, request, plan, alone)
+
+
+def _why(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return NO_ROOM
+    return f"ours failed: {type(error).__name__}: {error}"
 
 
 def _bounds(shares: Sequence[int]) -> list[Rows]:

@@ -230,12 +230,21 @@ def _note_norm(run: Run, image: int) -> None:
         raise Overflow(f"image {image} does not fit {run.chain.recipe.role}'s dtype")
 
 
+def joined(statistics: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(N, all parts, C, 4) of bands' (N, phases, parts, C, 4), in the whole image's order where
+    all have as many phases. Variants differ: ours has four of an enlarged image, torch's one.
+    """
+    if len({one.shape[1] for one in statistics}) == 1:
+        return torch.cat(list(statistics), 2).flatten(1, 2)
+    return torch.cat([one.flatten(1, 2) for one in statistics], 1)
+
+
 def norm_of(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The norm of an image from the statistics of its bands, in order."""
     wanted = run.ready[image - 1].next_norm
     if wanted is None or not statistics:
         return None
-    together = torch.cat(list(statistics), 2).flatten(1, 2)
+    together = joined(statistics)
     return functional.group_norm_finalize(
         together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps, run.session
     )

@@ -231,9 +231,9 @@ class Program:
         fallible = self._weight.dtype == torch.float16
         while fallible and not self._hopeless:
             output = self._attempt(request)
-            if output is not None and _finite(output):
+            if output is not None and is_finite(output):
                 return output
-            if not _finite(request.image):
+            if not is_finite(request.image):
                 request.session.report.event(f"the {role}'s input has NaN or infinity")
                 return self._within(request, strict=False) if output is None else output
             del output
@@ -244,7 +244,7 @@ class Program:
             else:
                 self._scale += 1
         output = self._within(request, strict=False)
-        if not (fallible or _finite(output) or _finite(request.image)):
+        if not (fallible or is_finite(output) or is_finite(request.image)):
             request.session.report.event(f"the {role}'s input has NaN or infinity")
         return output
 
@@ -369,7 +369,7 @@ def _halved(wish: Wish, plan: BandPlan) -> Wish:
     return replace(wish, mode="auto" if wish.mode == "whole" else wish.mode, budget_bytes=budget)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     """True without NaN and infinity. A sum in float32 of what fits fp16 cannot overflow."""
     return math.isfinite(float(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))))
 

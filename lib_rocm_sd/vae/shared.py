@@ -114,20 +114,23 @@ def _convolve(
     y, statistics = launch(run, action, x, before, None, wanted, False)
     if wanted:
         assert statistics is not None
-        counts = _counts(shared, statistics)
-        norm = norm_of(run, image, [shared.ranks.concatenate(statistics, counts, 2)])
+        norm = norm_of(run, image, [_whole_statistics(shared, statistics)])
         assert norm is not None
         run.norms[image] = norm
     return y
 
 
-def _counts(shared: Shared, statistics: torch.Tensor) -> list[int]:
-    """By rank, the parts of an image's statistics: another config may make another number of them.
-
-    From the CPU's memory, so that no device is waited for.
+def _whole_statistics(shared: Shared, own: torch.Tensor) -> torch.Tensor:
+    """All ranks' statistics, see bands.joined. Another config may have another number of parts, and
+    another variant another number of phases; how many goes by the CPU's memory, so that no device
+    is waited for.
     """
-    own, size = torch.tensor([statistics.shape[2]]), shared.ranks.size
-    return [int(count) for count in shared.ranks.concatenate(own, [1] * size, 0)]
+    mine, size = torch.tensor([own.shape[1:3]]), shared.ranks.size
+    counts = [(int(a), int(b)) for a, b in shared.ranks.concatenate(mine, [1] * size, 0)]
+    if len({phases for phases, _ in counts}) == 1:
+        return shared.ranks.concatenate(own, [parts for _, parts in counts], 2)
+    sizes = [phases * parts for phases, parts in counts]
+    return shared.ranks.concatenate(own.flatten(1, 2), sizes, 1).unsqueeze(1)
 
 
 def _attend(shared: Shared, image: int, own: torch.Tensor) -> torch.Tensor:

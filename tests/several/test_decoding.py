@@ -22,8 +22,10 @@ from lib_rocm_sd.several.memory import Shared
 from lib_rocm_sd.several.replica import DECODER, UNET, Limits, Manner, Replica
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Team
+from lib_rocm_sd.several.together import TogetherProgram
 from lib_rocm_sd.several.worker import Worker, switches
-from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae import shared
+from lib_rocm_sd.vae.bands import Interrupted, joined
 from lib_rocm_sd.vae.program import Program
 from tests.several.help import CPU, LIMIT_S, await_answers, inputs, near
 from tests.vae.vae_models import fill, needs_half
@@ -354,6 +356,41 @@ def test_too_little_memory_here(pictures: Pictures, monkeypatch: pytest.MonkeyPa
     assert pictures.team.members[0].is_there
 
 
+def test_statistics_of_other_phases(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One card has four of an enlarged image by our kernel, the other one by torch."""
+    image = latent()
+    pictures.warm(image)
+    real = shared.launch
+
+    def launch(*given: Any) -> Any:
+        y, statistics = real(*given)
+        return y, None if statistics is None else statistics.transpose(1, 2)
+
+    monkeypatch.setattr(shared, "launch", launch)
+    before = pictures.decoding.divided
+    made = pictures.make(image)
+    assert pictures.decoding.divided == before + 1, pictures.decoding.why
+    assert near(made, pictures.alone(image))
+
+
+def test_a_picture_of_nan_is_made_again(
+    pictures: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = latent()
+    pictures.warm(image)
+    real = TogetherProgram.together
+
+    def together(*given: Any, **more: Any) -> torch.Tensor:
+        return real(*given, **more).fill_(float("nan"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TogetherProgram, "together", together)
+        assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.why == f"cpu: {decodings.NOT_FINITE}"
+    assert pictures.program.scale == 0 and pictures.team.members[0].is_there
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+
+
 def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
     """Each keeps its weights while the other's are sent."""
     image = latent()
@@ -373,8 +410,8 @@ def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
 
 def test_a_step_that_runs_out_of_memory_there() -> None:
     """What the decoder keeps beside its weights is given back, and the step is tried again."""
-    shared = Shared(1 << 16)
-    opening = {"device": "cpu", "bytes": shared.size, "memory": shared.name}
+    memory = Shared(1 << 16)
+    opening = {"device": "cpu", "bytes": memory.size, "memory": memory.name}
     worker = Worker(opening, lambda number: None)
     done: list[str] = []
 
@@ -390,9 +427,9 @@ def test_a_step_that_runs_out_of_memory_there() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         worker.answer(message)
     worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
-    shared.tensor(0, (3,), torch.float32).fill_(2)
+    memory.tensor(0, (3,), torch.float32).fill_(2)
     assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
-    assert shared.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
+    assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
 
 
 @pytest.mark.parametrize(("level", "kept"), [("Auto", True), ("Memory", False)])
@@ -404,31 +441,54 @@ def test_what_is_kept_beside_the_weights(decoder: Any, level: str, kept: bool) -
     assert bool(copied._program._ready) is kept
 
 
-def test_a_board_in_pieces() -> None:
-    """Two ranks in two threads; an image larger than what is exchanged at once."""
-    shared, barrier = Shared(2 * 2 * 1024), threading.Barrier(2)
-    whole = torch.arange(5 * 7 * 30, dtype=torch.int32).view(1, 5, 7, 30)
-    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+@pytest.mark.parametrize(
+    ("shapes", "whole"), [(((2, 1), (2, 3)), (2, 4)), (((4, 2), (1, 5)), (1, 13))]
+)
+def test_statistics_of_two_cards(shapes: Any, whole: tuple[int, int]) -> None:
+    """(phases, parts) of each; what both have is all parts, phase after phase if they agree."""
+    given = [torch.randn(1, *shape, 3, 4) for shape in shapes]
 
-    def run(rank: int) -> None:
+    def join(board: Board) -> torch.Tensor:
+        return shared._whole_statistics(
+            cast("Any", SimpleNamespace(ranks=board)), given[board.rank]
+        )
+
+    for found in _by_two(Shared(1 << 14), join):
+        assert found.shape == (1, *whole, 3, 4)
+        assert torch.equal(found.flatten(1, 2), joined(given))
+
+
+def _by_two(memory: Shared, run: Callable[[Board], Any]) -> list[Any]:
+    """What two ranks in two threads make, of which one reads while the other writes again."""
+    barrier, found = threading.Barrier(2), {}
+
+    def start(rank: int) -> None:
         def meet() -> None:
             barrier.wait(LIMIT_S)
-            time.sleep(0.01 * rank)  # one reads while the other writes again
+            time.sleep(0.01 * rank)
 
-        board = Board(shared, rank, 2, CPU, meet)
-        parts = whole.split([3, 2], 1)
-        together = board.concatenate(parts[rank], [3, 2], 1)
-        got = torch.zeros(4, dtype=torch.int32)
-        board.start_swap({1 - rank: torch.full_like(got, rank)}, {1 - rank: got}).wait()
-        found[rank] = (together, got)
-        with pytest.raises(ValueError, match="more than 512 bytes"):
-            board.start_swap({1 - rank: torch.zeros(513, dtype=torch.uint8)}, {})
+        found[rank] = run(Board(memory, rank, 2, CPU, meet))
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    for rank in range(2):
-        together, got = found[rank]
+    return [found[rank] for rank in range(2)]
+
+
+def test_a_board_in_pieces() -> None:
+    """An image larger than what is exchanged at once."""
+    whole = torch.arange(5 * 7 * 30, dtype=torch.int32).view(1, 5, 7, 30)
+
+    def exchange(board: Board) -> tuple[torch.Tensor, torch.Tensor]:
+        rank = board.rank
+        together = board.concatenate(whole.split([3, 2], 1)[rank], [3, 2], 1)
+        got = torch.zeros(4, dtype=torch.int32)
+        board.start_swap({1 - rank: torch.full_like(got, rank)}, {1 - rank: got}).wait()
+        with pytest.raises(ValueError, match="more than 512 bytes"):
+            board.start_swap({1 - rank: torch.zeros(513, dtype=torch.uint8)}, {})
+        return together, got
+
+    for rank, (together, got) in enumerate(_by_two(Shared(2 * 2 * 1024), exchange)):
         assert torch.equal(together, whole) and got.tolist() == [1 - rank] * 4

@@ -177,9 +177,11 @@ def test_a_picture(team: Team, decoder: Any, gpu: torch.device, height: int, wid
     decoding.shares.way = evenly  # type: ignore[method-assign]
     generator = torch.Generator("cpu").manual_seed(height)
     image = torch.randn((1, 4, height, width), generator=generator).to(gpu, HALF)
-    before, end = decoding.divided, time.monotonic() + LIMIT_S
-    while decoding.divided == before:
+    in_a_row, end = 0, time.monotonic() + LIMIT_S
+    while in_a_row < 5:  # first results are compared with this card's
+        before = decoding.divided
         made = program(image)
+        in_a_row = in_a_row + 1 if decoding.divided > before else 0
         assert time.monotonic() < end, decoding.why
         time.sleep(0.02)
     expected = alone(image)
