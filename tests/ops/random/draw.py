@@ -235,10 +235,12 @@ def group_norm_backward(rng: Random, sizes: Sizes) -> Chosen:
 
 
 def attention_backward(rng: Random, sizes: Sizes) -> Chosen:
-    """Every head_dim, with a mask or without. Of few keys the gradients of q and k are rounding."""
+    """Every head_dim, with a mask or without. Of few keys the gradients of q and k are rounding; of
+    few heads the largest errors are luck (tests/ops/attention_backward/judge.py).
+    """
     problem = AttentionProblem(
-        rng.randint(1, 2),
-        rng.randint(1, 3),
+        rng.randint(2, 3),
+        rng.randint(2, 4),
         _some(rng, sizes.rows // 2),
         8 + _some(rng, sizes.rows),
         rng.choice((40, 64, 80, 160, 8 * rng.randint(1, 20))),
