@@ -20,6 +20,7 @@ from random import Random
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.device import identify
@@ -85,10 +86,16 @@ class Call:
         return [f"{told}; {story}: {fault}" for fault in (*found, *refused)]
 
     def _theirs(self, inputs: Any) -> Any:
-        """Torch's on the CPU; of a gate by torch's operators after a product that was rounded."""
+        """Torch's on the CPU; of a gate by torch's operators after a product that was rounded, of
+        an image that is normalised after that was.
+        """
         if isinstance(self.variant, LibraryLinear):
             product = computed(LinearInputs(inputs.x, inputs.weight, inputs.bias), torch.float32)
             return finished(product.to(inputs.x.dtype), inputs)
+        if isinstance(inputs, ConvInputs) and inputs.norm is not None:
+            scale, offset = inputs.norm.float()[:, None, None].unbind(-1)
+            image = F.silu(inputs.x.float() * scale + offset).to(inputs.x.dtype)
+            inputs = inputs._replace(x=image, norm=None)
         return compute(self.op, self.op.variants[-1], None, None, inputs)
 
     def _compared(self, made: Tensors, theirs: Tensors, exact: Tensors) -> list[str]:
