@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +178,21 @@ def test_the_status_says_what_runs_and_why_not(comfy: Any) -> None:
     assert "ComfyUI's own: attention, 2 calls: no GPU: this is the CPU" in said
     assert "Ours: VAE decode, 1 call" in said
     assert "Event: left to ComfyUI's own code" not in said  # it would say no more
+
+
+def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SDXL's attention is ours, and the status asks for SD 1.5's."""
+    trying = "not active: the kernel for gfx1100 is being tried; ComfyUI computes everything"
+    fake = SimpleNamespace(
+        status_line=lambda *given: trying, waits=lambda device: True, usable=lambda *given: []
+    )
+    monkeypatch.setattr(status, "engine", fake)
+    monkeypatch.setattr(status, "identify", lambda device: SimpleNamespace(gfx="gfx1100"))
+    assert status.text().startswith("Not active: the kernel for gfx1100")
+    tally.served("attention")
+    assert status.text().startswith("Some calls are ours on gfx1100; other kernels are tried first")
 
 
 def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import host, unet
@@ -25,7 +28,7 @@ def text() -> str:
 def _lines() -> list[str]:
     device = host.device()
     why = usable(device)
-    line = engine.status_line(device, OTHERWISE)
+    line = _headline(device)
     lines = [f"{line[:1].upper()}{line[1:]}."]
     if why and not engine.usable(device):
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
@@ -42,6 +45,15 @@ def _lines() -> list[str]:
     events = report.snapshot()["events"]
     lines += [f"Event: {message}" for message in events if not message.startswith(LEFT)]
     return lines
+
+
+def _headline(device: torch.device) -> str:
+    """The kernel that it tells of may be one that this model has never asked for."""
+    line = engine.status_line(device, OTHERWISE)
+    if engine.waits(device) and tally.ours:
+        gfx = identify(device).gfx
+        return f"some calls are ours on {gfx}; other kernels are tried first, each at its first use"
+    return line
 
 
 def _said(row: StatusRow, before: str = "") -> list[str]:
