@@ -118,13 +118,12 @@ class Decoding:
         self.way = self.shares.way(kind, rows, usable)
         if sum(map(bool, self.way)) > 1:
             made = self._together(kind, program, request, links)
-            if made is not None and not is_finite(made):
-                self._bar(kind, NOT_FINITE)
-                made = None
-            if made is not None:
+            if made is not None and is_finite(made):
                 self.why = ""
                 self.divided += len(image)
                 return made
+            if made is not None:
+                return self._again(kind, request, alone)
             self.why, self.way = self._failures(kind), ()
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
             if self._home.type == "cuda":
@@ -132,6 +131,16 @@ class Decoding:
             return alone()
         made = self._whole(kind, subject, image, alone)
         self.why = self._failures(kind) or self.shares.alone(kind, rows)
+        return made
+
+    def _again(self, kind: Kind, request: Request, alone: Alone) -> torch.Tensor:
+        """By one card. Only if its picture is finite, not being so was the cards' fault."""
+        self.why, self.way = NOT_FINITE, ()
+        made = alone()
+        if is_finite(made):
+            self._bar(kind, NOT_FINITE)
+            self.why = self._failures(kind)
+            request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
         return made
 
     def _prepare(

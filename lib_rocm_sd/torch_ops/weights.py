@@ -30,8 +30,9 @@ class KeptWeights:
     weight tensor lives. Writing through `.data` is the one change that is not seen, for torch does
     not count it. Threads may share it.
 
-    What is made on a stream other than the first is not kept: there graphs are recorded, whose
-    memory is theirs and has nothing in it before a replay. Inductor's fail if anything of their
+    On a stream other than the first nothing is kept or read: graphs are recorded there. What is
+    made for one lies in its memory and has no values before a replay; what was kept before would be
+    read by each replay, whatever has become of the weights. Inductor's fail if anything of their
     warm-up is kept (torch/_inductor/cudagraph_trees.py, check_memory_pool).
     """
 
@@ -42,16 +43,16 @@ class KeptWeights:
         return len(self._kept)
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> ConvWeights:
+        if not on_first_stream(weight):
+            return ConvWeights(weight, bias, in_rows=True)
         facts = _facts(weight), None if bias is None else _facts(bias)
         known = self._kept.get(id(weight))
         if known is None or known.facts != facts or not _same(known, weight, bias):
             made = ConvWeights(weight, bias, in_rows=True)
-            uncounted = any(counted is None for counted in facts[0]) or weight.is_inference()
-            if uncounted or not on_first_stream(weight):
+            if any(counted is None for counted in facts[0]) or weight.is_inference():
                 return made
             known = self._keep(weight, bias, facts, made)
-        kept = known.made
-        found = copy.copy(kept) if on_first_stream(weight) else kept.apart()
+        found = copy.copy(known.made)
         found.weight = weight
         return found
 

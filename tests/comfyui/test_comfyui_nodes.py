@@ -192,7 +192,7 @@ def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
     monkeypatch.setattr(status, "identify", lambda device: SimpleNamespace(gfx="gfx1100"))
     assert status.text().startswith("Not active: the kernel for gfx1100")
     tally.served("attention")
-    assert status.text().startswith("Some calls are ours on gfx1100; other kernels are tried first")
+    assert status.text().startswith("Some calls have run on our kernels (gfx1100); others are")
 
 
 def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

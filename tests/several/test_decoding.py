@@ -391,6 +391,17 @@ def test_a_picture_of_nan_is_made_again(
     assert torch.equal(pictures.make(image), pictures.alone(image))
 
 
+def test_an_image_of_nan_is_nobodys_fault(pictures: Pictures) -> None:
+    image = latent()
+    pictures.divided(image)
+    bad = image.clone()
+    bad[0, 0, 3, 3] = float("nan")
+    assert pictures.make(bad).isnan().any() and pictures.decoding.why == decodings.NOT_FINITE
+    before = pictures.decoding.divided
+    assert torch.equal(pictures.make(image), pictures.alone(image))
+    assert pictures.decoding.divided == before + 1, pictures.decoding.why
+
+
 def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
     """Each keeps its weights while the other's are sent."""
     image = latent()

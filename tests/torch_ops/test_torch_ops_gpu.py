@@ -129,3 +129,27 @@ def test_gradients_within_the_graphs_of_inductor(skipped: Any) -> None:
     made = [gradient(compiled, x) for x in inputs]
     assert all(near(*pair) for pair in zip(made, right, strict=True))
     assert skipped() == 0
+
+
+def test_a_graph_of_ones_own_reads_the_weights() -> None:
+    """Not what an eager call before kept of them: a copy in channels-last, a bias in float32."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) / 9).half().to(DEVICE)
+
+    x, weight, bias = drawn(1, 16, 16, 32), drawn(32, 32, 3, 3), drawn(32)
+    with torch.no_grad():
+        first = torch.ops.rocm_sd.conv(x, weight, bias)
+        side, graph = torch.cuda.Stream(DEVICE), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream(DEVICE))
+        with torch.cuda.stream(side):
+            torch.ops.rocm_sd.conv(x, weight, bias)
+        torch.cuda.synchronize(DEVICE)
+        with torch.cuda.graph(graph):
+            made = torch.ops.rocm_sd.conv(x, weight, bias)
+        weight.mul_(2)
+        bias.add_(1)
+        graph.replay()
+        right = torch.ops.rocm_sd.conv(x, weight, bias)
+    assert near(made.float(), right.float()) and not near(first.float(), right.float())

@@ -43,24 +43,23 @@ def test_what_is_written_is_seen() -> None:
     assert torch.equal(kept(weight, bias).rows(like), weight)
 
 
-def test_what_is_made_on_another_stream_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may lie in the memory of a graph that is recorded."""
+def test_on_another_stream_nothing_is_kept_or_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is recorded there has to make all from the weights, in memory of its own."""
     kept = KeptWeights()
-    weight, bias = torch.randn(8, 4, 3, 3), torch.randn(8)
-    halves, wide = torch.empty(0).half(), torch.empty(0)
+    weight, bias = torch.randn(8, 4, 3, 3), torch.randn(8).half()
+    like, at = torch.empty(0), torch.device("cpu")
     monkeypatch.setattr(weights, "on_first_stream", lambda tensor: False)
-    assert torch.equal(kept(weight, bias).rows(wide), weight)
+    assert torch.equal(kept(weight, bias).rows(like), weight)
     assert len(kept) == 0
     monkeypatch.undo()
-    rows = kept(weight, bias).rows(wide)
+    before = kept(weight, bias)
+    rows, wide = before.rows(like), before.bias_on(at)
     monkeypatch.setattr(weights, "on_first_stream", lambda tensor: False)
-    again = kept(weight, bias)
-    assert again.rows(wide) is rows
-    made = again.rows(halves)
-    assert kept(weight, bias).rows(halves) is not made
+    recorded = kept(weight, bias)
+    assert recorded.rows(like) is not rows and recorded.bias_on(at) is not wide
     monkeypatch.undo()
-    made = kept(weight, bias).rows(halves)
-    assert kept(weight, bias).rows(halves) is made
+    again = kept(weight, bias)
+    assert again.rows(like) is rows and again.bias_on(at) is wide
 
 
 def test_inference_tensors_are_not_kept() -> None:

@@ -51,8 +51,8 @@ def _headline(device: torch.device) -> str:
     """The kernel that it tells of may be one that this model has never asked for."""
     line = engine.status_line(device, OTHERWISE)
     if engine.waits(device) and tally.ours:
-        gfx = identify(device).gfx
-        return f"some calls are ours on {gfx}; other kernels are tried first, each at its first use"
+        ours = f"some calls have run on our kernels ({identify(device).gfx})"
+        return f"{ours}; others are ComfyUI's until their kernel has been tried, at its first use"
     return line
 
 

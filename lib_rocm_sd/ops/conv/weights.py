@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +54,6 @@ class ConvWeights:
         self.bias = wide[0] if len(wide) == 1 else wide[0] + wide[1]
         self.has_bias = bool(given)
         self._made: dict[torch.device, dict[object, Any]] = {}
-
-    def apart(self) -> ConvWeights:
-        """The same, which has what was made and keeps for itself what it makes."""
-        found = copy.copy(self)
-        found._made = {device: dict(made) for device, made in self._made.items()}
-        return found
 
     def _on(self, device: torch.device) -> dict[object, Any]:
         """What was made for `device`."""

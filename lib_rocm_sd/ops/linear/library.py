@@ -34,7 +34,7 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
         p = problem
         return reasons(
             halves_only(p.dtype),
-            (not p.gate, "there is no gate"),
+            (not p.gate, "there is no gate (GEGLU), which it is for"),
             (p.all_columns % 8 or not p.all_columns, f"{p.all_columns} columns: no multiple of 8"),
             (p.all_columns > MOST_COLUMNS, f"{p.all_columns} columns"),
             one_launch(kernel.pass_grid(p.rows, p.all_columns) * kernel.SUM_THREADS),

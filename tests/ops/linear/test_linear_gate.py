@@ -144,7 +144,9 @@ def test_what_it_refuses() -> None:
     arch = table()["gfx1100"]
     assert OURS.refusals(arch, GATED) == []
     assert OURS.refusals(None, GATED) == ["no supported GPU"]
-    assert OURS.refusals(arch, replace(GATED, gate=False)) == ["there is no gate"]
+    assert OURS.refusals(arch, replace(GATED, gate=False)) == [
+        "there is no gate (GEGLU), which it is for"
+    ]
     assert "12 columns" in OURS.refusals(arch, replace(GATED, columns=(12,)))[0]
     assert "float32" in OURS.refusals(arch, replace(GATED, dtype="float32"))[0]
     assert "one launch" in OURS.refusals(arch, replace(GATED, rows=1 << 30, columns=(1 << 20,)))[0]

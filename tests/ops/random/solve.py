@@ -100,8 +100,8 @@ class Call:
 
     def _compared(self, made: Tensors, theirs: Tensors, exact: Tensors) -> list[str]:
         """A library's product is rounded before what is added, and its convolutions by transforms
-        (Winograd) take what is not finite further. An image's channels beyond the last are zero
-        where all is finite, and nobody's otherwise.
+        (Winograd) take what is not finite further in its image. An image's channels beyond the last
+        are zero where all is finite, and nobody's otherwise.
         """
         rounds = 2
         if self.variant.name != "rocm_sd":
@@ -121,10 +121,11 @@ class Call:
 
 
 def _not_finite_with(made: torch.Tensor | None, exact: torch.Tensor | None) -> torch.Tensor | None:
-    """`exact`, NaN where `made` is not finite either, if anything in it is not."""
+    """`exact`, in rows or images that are not finite NaN wherever `made` is not finite either."""
     if made is None or exact is None or exact.isfinite().all():
         return exact
-    return exact.masked_fill(~made.isfinite(), math.nan)
+    spoilt = ~exact.isfinite().flatten(1).all(1)
+    return exact.masked_fill(~made.isfinite() & spoilt.view(-1, *[1] * (exact.ndim - 1)), math.nan)
 
 
 def _first(images: Tensors, channels: int) -> Tensors:
