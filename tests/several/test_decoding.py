@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -18,16 +15,15 @@ from lib_rocm_sd.several import decoding as decodings
 from lib_rocm_sd.several.board import Board
 from lib_rocm_sd.several.decoder import CopiedDecoder
 from lib_rocm_sd.several.decoding import Kind, SeveralProgram
-from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.several.replica import DECODER, UNET, Limits, Manner, Replica
+from lib_rocm_sd.several.replica import DECODER, Limits, Manner, Replica
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Team
 from lib_rocm_sd.several.together import TogetherProgram
-from lib_rocm_sd.several.worker import Worker, switches
+from lib_rocm_sd.several.worker import switches
 from lib_rocm_sd.vae import shared
-from lib_rocm_sd.vae.bands import Interrupted, joined
+from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
-from tests.several.help import CPU, LIMIT_S, await_answers, inputs, near
+from tests.several.help import CPU, await_answers, inputs, near
 from tests.vae.vae_models import fill, needs_half
 
 pytestmark = needs_half
@@ -419,30 +415,6 @@ def test_unet_and_decoder_in_one_process(pictures: Pictures, unet: Any) -> None:
     assert pictures.decoding.divided == before + 1
 
 
-def test_a_step_that_runs_out_of_memory_there() -> None:
-    """What the decoder keeps beside its weights is given back, and the step is tried again."""
-    memory = Shared(1 << 16)
-    opening = {"device": "cpu", "bytes": memory.size, "memory": memory.name}
-    worker = Worker(opening, lambda number: None)
-    done: list[str] = []
-
-    class Full(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            done.append("step")
-            if "release" not in done:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return x + 1
-
-    worker._unet = Full()
-    message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
-    with pytest.raises(torch.OutOfMemoryError):
-        worker.answer(message)
-    worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
-    memory.tensor(0, (3,), torch.float32).fill_(2)
-    assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
-    assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
-
-
 @pytest.mark.parametrize(("level", "kept"), [("Auto", True), ("Memory", False)])
 def test_what_is_kept_beside_the_weights(decoder: Any, level: str, kept: bool) -> None:
     copied = CopiedDecoder(decoder, Session.of(level))
@@ -450,56 +422,3 @@ def test_what_is_kept_beside_the_weights(decoder: Any, level: str, kept: bool) -
     made = copied.picture(image, 0, 24)
     assert torch.equal(made, Program(decoder)(image)[:, :, :24])
     assert bool(copied._program._ready) is kept
-
-
-@pytest.mark.parametrize(
-    ("shapes", "whole"), [(((2, 1), (2, 3)), (2, 4)), (((4, 2), (1, 5)), (1, 13))]
-)
-def test_statistics_of_two_cards(shapes: Any, whole: tuple[int, int]) -> None:
-    """(phases, parts) of each; what both have is all parts, phase after phase if they agree."""
-    given = [torch.randn(1, *shape, 3, 4) for shape in shapes]
-
-    def join(board: Board) -> torch.Tensor:
-        return shared._whole_statistics(
-            cast("Any", SimpleNamespace(ranks=board)), given[board.rank]
-        )
-
-    for found in _by_two(Shared(1 << 14), join):
-        assert found.shape == (1, *whole, 3, 4)
-        assert torch.equal(found.flatten(1, 2), joined(given))
-
-
-def _by_two(memory: Shared, run: Callable[[Board], Any]) -> list[Any]:
-    """What two ranks in two threads make, of which one reads while the other writes again."""
-    barrier, found = threading.Barrier(2), {}
-
-    def start(rank: int) -> None:
-        def meet() -> None:
-            barrier.wait(LIMIT_S)
-            time.sleep(0.01 * rank)
-
-        found[rank] = run(Board(memory, rank, 2, CPU, meet))
-
-    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    return [found[rank] for rank in range(2)]
-
-
-def test_a_board_in_pieces() -> None:
-    """An image larger than what is exchanged at once."""
-    whole = torch.arange(5 * 7 * 30, dtype=torch.int32).view(1, 5, 7, 30)
-
-    def exchange(board: Board) -> tuple[torch.Tensor, torch.Tensor]:
-        rank = board.rank
-        together = board.concatenate(whole.split([3, 2], 1)[rank], [3, 2], 1)
-        got = torch.zeros(4, dtype=torch.int32)
-        board.start_swap({1 - rank: torch.full_like(got, rank)}, {1 - rank: got}).wait()
-        with pytest.raises(ValueError, match="more than 512 bytes"):
-            board.start_swap({1 - rank: torch.zeros(513, dtype=torch.uint8)}, {})
-        return together, got
-
-    for rank, (together, got) in enumerate(_by_two(Shared(2 * 2 * 1024), exchange)):
-        assert torch.equal(together, whole) and got.tolist() == [1 - rank] * 4

@@ -1,0 +1,37 @@
+"""What a replica's process does by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lib_rocm_sd.several.memory import Shared
+from lib_rocm_sd.several.replica import UNET
+from lib_rocm_sd.several.worker import Worker
+
+
+def test_a_step_that_runs_out_of_memory_there() -> None:
+    """What the decoder keeps beside its weights is given back, and the step is tried again."""
+    memory = Shared(1 << 16)
+    opening = {"device": "cpu", "bytes": memory.size, "memory": memory.name}
+    worker = Worker(opening, lambda number: None)
+    done: list[str] = []
+
+    class Full(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            done.append("step")
+            if "release" not in done:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return x + 1
+
+    worker._unet = Full()
+    message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.answer(message)
+    worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
+    memory.tensor(0, (3,), torch.float32).fill_(2)
+    assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
+    assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
