@@ -1,12 +1,11 @@
 """Attention on random problems against float64: hundreds under the SIMT shim, thousands on a GPU.
 
-ROCM_SD_RANDOM_PROBLEMS multiplies their number, ROCM_SD_RANDOM_SEED gives others.
+tests/ops/random/seeds.py says how there are more, or others.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -19,10 +18,10 @@ from tests.ops.attention.judge import Numbers
 from tests.ops.attention.layouts import ALL_LAYOUTS, lay_out
 from tests.ops.attention.problems import LARGE, SMALL, Kind, draw
 from tests.ops.attention.replay import GPU, Place, Result, every_config, solve
+from tests.ops.random.seeds import FACTOR, FIRST_SEED, USUAL
 from tests.simt.attention import UNITS
 
-FACTOR = float(os.environ.get("ROCM_SD_RANDOM_PROBLEMS") or 1)
-FIRST_SEED = int(os.environ.get("ROCM_SD_RANDOM_SEED") or 0) * 1_000_000
+pytestmark = pytest.mark.usefixtures("one_thread")
 SEARCHED = (40, 64, 128, 160, 512)
 """Of these head_dims every config of the search space; of the others the default."""
 OTHERS = ((8, 256), (24, 192), (72, 248), (120, 168), (80, 200))
@@ -52,22 +51,13 @@ SHIM = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The tensors are small: threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def told(results: Iterable[Result]) -> str:
     """The problems that came out wrong, with the line that solves each again."""
     return "\n".join(str(result) for result in results if result.faults)
 
 
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
-@(executed.known("attention.hip", by="shim") if (FACTOR, FIRST_SEED) == (1, 0) else executed.always)
+@(executed.known("attention.hip", by="shim") if USUAL else executed.always)
 @pytest.mark.parametrize(("place", "kind"), SHIM, ids=str)
 def test_under_the_shim(place: Place, kind: Kind) -> None:
     """Each problem a seed of its own, each config its own kernel, waves in any order."""

@@ -73,7 +73,7 @@ def inputs_of(op: Op[Any, Any], problem: Any, rng: Random, device: torch.device)
     in_place = written[0] is not None
     for name, tensor in named.items():
         layout = rng.choice(LAYOUTS)
-        if name == first and value != "normal" and op is not ATTENTION_BACKWARD:
+        if name == first and value != "normal":
             tensor = filled(tensor, value, rng)
             story.append(value)
         if in_place and any(tensor is each for each in written) or _is_fixed(op, name):

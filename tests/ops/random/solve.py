@@ -20,13 +20,13 @@ from random import Random
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import Op, Variant
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.group_norm.formula import applied
 from lib_rocm_sd.ops.linear.formula import computed
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.problem import LinearInputs
@@ -93,9 +93,8 @@ class Call:
             product = computed(LinearInputs(inputs.x, inputs.weight, inputs.bias), torch.float32)
             return finished(product.to(inputs.x.dtype), inputs)
         if isinstance(inputs, ConvInputs) and inputs.norm is not None:
-            scale, offset = inputs.norm.float()[:, None, None].unbind(-1)
-            image = F.silu(inputs.x.float() * scale + offset).to(inputs.x.dtype)
-            inputs = inputs._replace(x=image, norm=None)
+            image = applied(inputs.x.permute(0, 3, 1, 2), inputs.norm, True)
+            inputs = inputs._replace(x=image.permute(0, 2, 3, 1), norm=None)
         return compute(self.op, self.op.variants[-1], None, None, inputs)
 
     def _compared(self, made: Tensors, theirs: Tensors, exact: Tensors) -> list[str]:
@@ -110,10 +109,10 @@ class Call:
             exact = tuple(_not_finite_with(*pair) for pair in pairs)
         found, (image, *_), single = [], made, IN_SINGLE
         if isinstance(self.problem, ConvProblem) and image is not None:
-            count = self.problem.out_channels
-            beyond = image[..., count:].isfinite().all() and image[..., count:].any()
+            channels = self.problem.out_channels
+            beyond = image[..., channels:].isfinite().all() and image[..., channels:].any()
             found += ["values in channels beyond the last"] if beyond else []
-            made, theirs, exact = (_first(each, count) for each in (made, theirs, exact))
+            made, theirs, exact = (_first(each, channels) for each in (made, theirs, exact))
             single = OF_A_ROUNDED_IMAGE
         for mine, own, right in zip(made, theirs, exact, strict=True):
             found += _faults(mine, own, right, rounds, single)
@@ -182,8 +181,10 @@ def _faults(
         return [f"{tuple(made.shape)} {made.dtype}, not {tuple(exact.shape)} {theirs.dtype}"]
     good = exact.isfinite()
     if not torch.equal(made.isfinite(), good):
-        count = int((made.isfinite() != good).sum())
-        return [f"{count} elements NaN or infinite where float64 is not, or the other way round"]
+        misplaced = int((made.isfinite() != good).sum())
+        return [
+            f"{misplaced} elements NaN or infinite where float64 is not, or the other way round"
+        ]
     if not good.any():
         return []
     right, known = exact[good], good & theirs.isfinite()  # torch's on a CPU may spread NaN

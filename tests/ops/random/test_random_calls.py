@@ -1,12 +1,9 @@
 """All ops but attention on random calls: some under the SIMT shim, thousands on a GPU.
 
-ROCM_SD_RANDOM_PROBLEMS multiplies their number, ROCM_SD_RANDOM_SEED gives others.
+tests/ops/random/seeds.py says how there are more, or others.
 """
 
 from __future__ import annotations
-
-import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,12 +11,11 @@ import torch
 from lib_rocm_sd.arch import by_gfx
 from tests import executed, simt
 from tests.ops.random.draw import FAMILIES, LARGE, SMALL
+from tests.ops.random.seeds import FACTOR, FIRST_SEED, USUAL
 from tests.ops.random.solve import CPU, GPU, call_of, solve
 from tests.simt.attention import UNITS
 
-FACTOR = float(os.environ.get("ROCM_SD_RANDOM_PROBLEMS") or 1)
-FIRST_SEED = int(os.environ.get("ROCM_SD_RANDOM_SEED") or 0) * 1_000_000
-USUAL = (FACTOR, FIRST_SEED) == (1, 0)
+pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = ("group_norm_silu.hip", "group_norm_whole.hip")
 SOURCES = {
     "linear": ("linear.hip",),
@@ -41,15 +37,6 @@ SHIM = [
     for family in FAMILIES
     for gfx in UNITS
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The tensors are small: threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
