@@ -36,27 +36,27 @@ class BoundLibrary:
         p = problem
         self._run = run
         self._apply = _applying(launch.prepare, config, p, device) if p.norm else None
-        left = p.embedding or p.statistics or p.shortcut != "none"
-        self._finish = _Finish(launch.prepare, config, p, device) if left else None
+        self._finish = _Finish(launch.prepare, config, p, device)
+        self._made = None if p.statistics else problems.output_shape(p)
 
     def __call__(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Result:
         x, weights, norm, shortcut, next_norm, overflow, _, _, finish, _, _ = inputs
         dense = lies_densely(x) and (shortcut is None or lies_densely(shortcut))
         if not dense or overflow is not None:
             return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+        # What a graph wants elsewhere is asked for first, and made there by the last pass.
+        y = None if self._made is None else x.new_empty(self._made)
         image = x if self._apply is None or norm is None else _applied(self._apply, x, norm)
-        weight, bias, _ = weights.plain(x)
-        added = bias if self._finish is None else None  # else with all that is left
         with no_search():
             planes = image.permute(0, 3, 1, 2)
-            y = formula.convolve_plain(problem.kind, planes, weight, None, added).contiguous()
-        if self._finish is None:
-            return y, None
+            weight = weights.plain(x)[0]
+            bare = formula.convolve_plain(problem.kind, planes, weight).contiguous()
         if shortcut is not None and problem.shortcut == "conv":
             through = inputs.through
             assert through is not None
             shortcut = F.linear(shortcut, through)
-        statistics = self._finish(y, inputs, shortcut)
+        y = bare if y is None else y
+        statistics = self._finish(bare, y, inputs, shortcut)
         if statistics is None:
             return y, None
         finish = finish or partial(launch_finalize, launch, config)
@@ -96,7 +96,7 @@ def _applied(bound: Bound[ImageParams], x: torch.Tensor, norm: torch.Tensor) -> 
 
 
 class _Finish(Bound[ImageParams]):
-    """Adds, in place, what is left; the statistics, if they are wanted."""
+    """Adds what is left; the statistics, if they are wanted."""
 
     __slots__ = ("_made",)
 
@@ -112,7 +112,11 @@ class _Finish(Bound[ImageParams]):
         self._made = (batch, tiling.parts, channels, 4) if p.statistics else None
 
     def __call__(
-        self, y: torch.Tensor, inputs: ConvInputs, shortcut: torch.Tensor | None
+        self,
+        bare: torch.Tensor,
+        y: torch.Tensor,
+        inputs: ConvInputs,
+        shortcut: torch.Tensor | None,
     ) -> torch.Tensor | None:
         weights, made = inputs.weights, None
         bias, stride = weights.bias_rows(weights.bias_on(y.device), inputs.embedding)
@@ -123,11 +127,11 @@ class _Finish(Bound[ImageParams]):
         except IndexError:
             packet = self.new()
         params = packet.params
-        params.x = params.out = y_at = y.data_ptr()
+        params.x, params.out = bare_at, y_at = bare.data_ptr(), y.data_ptr()
         params.shortcut = shortcut_at = 0 if shortcut is None else shortcut.data_ptr()
         params.bias, params.bias_stride = bias.data_ptr(), stride
         params.statistics = 0 if made is None else made.data_ptr()
-        params.aligned = (y_at | shortcut_at) % ALIGNED_BYTES == 0
+        params.aligned = (bare_at | y_at | shortcut_at) % ALIGNED_BYTES == 0
         packet.launch()
         self.free.append(packet)
         return made

@@ -53,11 +53,12 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         return problems.input_refusals(inputs)
 
     def workspace(self, problem: ConvProblem) -> int:
-        """Images that our convolution never makes: normalised, upsampled, of the shortcut."""
+        """Images that our convolution never makes: normalised, upsampled, of the shortcut, bare."""
         p = problem
         rows, columns = p.out_size
         values = p.height * p.width * p.in_channels * p.norm
-        values += rows * columns * p.out_channels * (p.shortcut == "conv")
+        bare = p.in_rows and not p.statistics
+        values += rows * columns * p.out_channels * ((p.shortcut == "conv") + bare)
         enlarged = p.in_channels if p.in_rows else p.out_channels
         values += enlarged * (rows * columns if p.kind == "upsample" else 0)
         values += p.in_channels * (p.height * p.width if p.kind == "3x3 stride 2" else 0)
@@ -100,10 +101,6 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
-        left = (embedding, shortcut, next_norm, overflow)
-        if problem.in_rows and all(each is None for each in left):  # the library adds the bias
-            y, _, _ = self._convolve(image, weights, band, weights.plain(x)[1])
-            return y if out is None else out.copy_(y), None
         y, result, above = self._convolve(image, weights, band)
         shortcut_weight = weights.plain(x)[2] if inputs.shortcut_weight is None else inputs.through
         if shortcut is not None and shortcut_weight is not None:
@@ -126,10 +123,8 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         image: torch.Tensor,
         weights: ConvWeights,
         band: Band | None,
-        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip. With
-        `bias` where nothing is.
+        """The bare convolution of (N, Ci, H, W), what is to be made of it, and rows to skip.
 
         Upsampling is one convolution of the small image by 2x2 taps to four times the channels; by
         weights of which no copy is to be made, one of the large image.
@@ -138,7 +133,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
             if self.kind != "upsample" or weights.in_rows:
                 weight = weights.plain(image)[0]
                 image = image[:, : weight.shape[1]]
-                y = formula.convolve_plain(self.kind, image, weight, band, bias).contiguous()
+                y = formula.convolve_plain(self.kind, image, weight, band).contiguous()
                 return y, y, 0
             weight = weights.phases(image)
             y = F.conv2d(image[:, : weight.shape[1]], weight, padding=1)
@@ -183,12 +178,11 @@ class PlanarConv(LibraryConv):
         image: torch.Tensor,
         weights: ConvWeights,
         band: Band | None,
-        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         weight = weights.plain(image)[0].contiguous()
         planes = image[:, : weight.shape[1]].contiguous()
         with no_search():
-            y = formula.convolve_plain(self.kind, planes, weight, band, bias).contiguous()
+            y = formula.convolve_plain(self.kind, planes, weight, band).contiguous()
         return y, y, 0
 
 
