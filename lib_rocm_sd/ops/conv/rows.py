@@ -24,7 +24,10 @@ _SIZES: dict[str, tuple[_Size, ...]] = {
     "wmma_gfx11": ((2, 4, 5, 2, 32), (2, 4, 4, 2, 64)),
     "wmma_gfx12": ((2, 4, 5, 2, 32), (4, 2, 4, 4, 32), (2, 4, 4, 2, 64)),
     "mfma": ((2, 4, 5, 4, 32), (2, 4, 5, 2, 32), (2, 4, 4, 2, 64)),
-    "mma_sm80": ((2, 4, 5, 2, 32), (4, 2, 2, 4, 64), (2, 2, 2, 4, 64)),
+    "mma_sm80": (
+        *((2, 4, 5, 4, 32), (2, 2, 5, 4, 32), (2, 4, 5, 2, 64), (2, 4, 4, 4, 64)),
+        (2, 2, 5, 2, 64),
+    ),
 }
 """Waves along channels and pixels, tiles of a wave likewise, input channels at a time, by matrix
 unit. Blocks of 160 channels: all widths of Stable Diffusion's UNets are multiples of it."""
@@ -34,7 +37,7 @@ _STRIDED: dict[str, tuple[_Size, ...]] = {
     "wmma_gfx11": ((2, 4, 5, 1, 32),),
     "wmma_gfx12": ((2, 4, 5, 1, 32),),
     "mfma": ((2, 4, 5, 1, 32),),
-    "mma_sm80": ((2, 4, 5, 1, 32),),
+    "mma_sm80": ((2, 4, 5, 2, 32), (2, 2, 5, 2, 32)),
 }
 """The same in steps of two pixels, of which a work-group stages four times as many."""
 _FEW = (1, 4, 1, 2, 32)

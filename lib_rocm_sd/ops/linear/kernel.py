@@ -94,7 +94,10 @@ _SIZES = {
     "wmma_gfx11": ((2, 2, 4, 4, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
     "wmma_gfx12": ((2, 2, 4, 4, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
     "mfma": ((2, 4, 4, 4, 32), (2, 4, 4, 2, 32), (2, 2, 2, 2, 32), (4, 1, 2, 1, 32)),
-    "mma_sm80": ((2, 4, 4, 2, 32), (2, 2, 2, 4, 32), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
+    "mma_sm80": (
+        *((2, 4, 4, 4, 64), (2, 4, 5, 2, 64), (2, 4, 4, 2, 64)),
+        *((2, 2, 2, 4, 64), (2, 2, 2, 2, 64), (4, 1, 2, 1, 64)),
+    ),
 }
 """Waves along rows of the weights and of x, tiles of a wave likewise, k at a time, by matrix unit;
 the largest first.
@@ -129,9 +132,16 @@ _LAUNCH_CLOCKS = 8000
 PARTS = (2, 3, 4, 6, 8, 12, 16)
 
 
-def sizes(arch: Arch, dtype: str) -> tuple[LinearConfig, ...]:
-    """All tile sizes for a GPU, the largest first. None of them spills registers."""
-    found = tuple(LinearConfig(*size, arch.wave_size) for size in _SIZES[arch.matrix])
+def sizes(arch: Arch, dtype: str, gate: bool = False) -> tuple[LinearConfig, ...]:
+    """All tile sizes for a GPU, the largest first. None of them spills registers. With a gate a
+    wave has as many tiles of one half of the weights as of the other.
+    """
+    every = (LinearConfig(*size, arch.wave_size) for size in _SIZES[arch.matrix])
+    found = tuple(
+        size
+        for size in every
+        if size.lds_bytes <= arch.lds_bytes and not (gate and size.tiles_out % 2)
+    )
     no_dot = arch.matrix == "dot2" and dtype == "bfloat16"  # more instructions and registers
     return found[1:] if no_dot else found
 
@@ -144,7 +154,7 @@ def configs(
     what is expected to be fastest.
     """
     found: dict[LinearConfig, float] = {}
-    for size in sizes(arch, dtype):
+    for size in sizes(arch, dtype, gate):
         parted = [replace(size, parts=parts) for parts in PARTS if _may_have(size, parts, k)]
         fitting = [c for c in parted if partial_bytes(rows, k, columns, gate, c)]
         clocks = {c: _clocks(arch, rows, k, columns, gate, c) for c in (size, *fitting)}

@@ -37,11 +37,11 @@ def launch() -> Launch:
     return launcher.launcher_for(DEVICE, arch)
 
 
-def configs(dtype: str) -> list[LinearConfig]:
+def configs(dtype: str, gate: bool = False) -> list[LinearConfig]:
     """Every size, with all of k and with three parts of it."""
     arch = identify(DEVICE).arch
     assert arch is not None
-    return [replace(size, parts=n) for size in kernel.sizes(arch, dtype) for n in (1, 3)]
+    return [replace(size, parts=n) for size in kernel.sizes(arch, dtype, gate) for n in (1, 3)]
 
 
 def error(output: torch.Tensor, exact: torch.Tensor) -> float:
@@ -70,7 +70,7 @@ def check(launch: Launch, inputs: LinearInputs, config: LinearConfig) -> None:
 
 @pytest.mark.parametrize("problem", ODD, ids=str)
 def test_odd_shapes_by_every_size(launch: Launch, problem: LinearProblem) -> None:
-    for config in configs(problem.dtype):
+    for config in configs(problem.dtype, problem.gate):
         check(launch, LINEAR.make_inputs(problem, DEVICE, 3), config)
 
 

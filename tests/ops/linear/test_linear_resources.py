@@ -58,11 +58,11 @@ def test_configs_are_apt(gfx: str) -> None:
     for layer in LAYERS:
         shape = (layer.rows, layer.k, layer.columns, layer.gate)
         found = kernel.configs(arch, "float16", *shape)
-        assert len(set(found)) == len(found) >= len(kernel.sizes(arch, "float16"))
+        assert len(set(found)) == len(found) >= len(kernel.sizes(arch, "float16", layer.gate))
         for config in found:
             cut = kernel.tiling(*shape, config)
             assert config.block <= 1024 and config.chunk_k % 16 == 0
-            assert config.lds_bytes <= min(65536, arch.lds_bytes)
+            assert config.lds_bytes <= arch.lds_bytes
             assert (cut.parts - 1) * cut.part_chunks * config.chunk_k < layer.k
             assert cut.row_blocks % cut.together == 0 and cut.together <= kernel.MOST_TOGETHER
             assert (cut.row_blocks - cut.together) * config.block_rows < layer.rows

@@ -53,7 +53,7 @@ class Setting:
     def config(self, problem: LinearProblem) -> LinearConfig:
         arch = by_gfx(self.gfx)
         assert arch is not None
-        return replace(kernel.sizes(arch, problem.dtype)[self.size], parts=self.parts)
+        return replace(kernel.sizes(arch, problem.dtype, problem.gate)[self.size], parts=self.parts)
 
     def run(self, inputs: LinearInputs) -> torch.Tensor:
         arch = by_gfx(self.gfx)
@@ -95,7 +95,7 @@ def test_odd_shapes(gfx: str, problem: LinearProblem) -> None:
 def test_every_unit_and_size(gfx: str, problem: LinearProblem, parts: int) -> None:
     arch = by_gfx(gfx)
     assert arch is not None
-    for size in range(len(kernel.sizes(arch, problem.dtype))):
+    for size in range(len(kernel.sizes(arch, problem.dtype, problem.gate))):
         assert faults(Setting(gfx, size, parts, 2), draw(problem)) == []
 
 
