@@ -5,6 +5,8 @@
 //   plain   y = x w^T + bias + residual
 //   GATE    y = (x a^T + bias_a) * gelu(x b^T + bias_b) + residual, where the one weight is (2 columns, k): a's rows, then b's
 //   SPLIT   partial[s] = x w^T over the s-th part of k, which linear_sum adds in the order of s before it does all the rest
+//   MANY    plain, by up to 144 weights: all that a step makes of its prompt, or of its time embedding. Together they have work-groups
+//           enough without parts of k. A work-group finds its weight by bisection, in scalar registers.
 //   linear_gate  y = a * gelu(b) + residual of x (rows, 2 columns), which a library has made: a, then b, with their bias
 //
 // Tiling. M is columns of y, that is rows of the weights, and N is rows of x: both lie along k, as A and B want it, and a lane's rows of D
@@ -13,6 +15,9 @@
 // with mingled rows is needed. CHUNK_K of k are staged in LDS while the next are on their way through registers into a second buffer.
 // Rows past the last repeat it, and what they give is not written; what is past the last k is zero on both sides. `together`
 // blocks of rows pass along the weights, so that what work-groups read at the same time stays in the cache.
+//
+// Tried on an H200 and lost: writing the next chunk to LDS in the midst of a chunk's products, so that it does not wait for all waves
+// (a step of SDXL 35.9 ms of linear layers instead of 35.4).
 #include "common/mma.h"
 #include "common/tile.h"
 
@@ -35,6 +40,19 @@ struct LinearParams {  // the same in lib_rocm_sd/ops/linear/kernel.py
     u32 row_blocks, blocks, together;              // work-groups along the rows, a multiple of `together`, and along the columns
     u32 parts, part_chunks;                        // of k, and the chunks in each; the last may have fewer
 };
+
+#if MANY
+constexpr int kMostWeights = 144;  // the argument has 4 KiB
+struct LinearManyParams : LinearParams {  // the same in kernel.py; what LinearParams says of single weights is not used
+    const u16* weights[kMostWeights];
+    const u16* bias[kMostWeights];         // null where there is none
+    u32 first_column[kMostWeights + 1];    // of y, of each weight; then the number of columns
+    u32 first_block[kMostWeights];         // along the columns; the largest number where there is no weight
+};
+using Params = LinearManyParams;
+#else
+using Params = LinearParams;
+#endif
 
 // The upper tail of the normal distribution from z >= 0 on, within 1e-5 of itself: exp(-z^2 / 2) times a polynomial in 1 / (1 + 0.3 z),
 // fitted to it by least squares.
@@ -151,7 +169,7 @@ struct Product {
     static_assert(TILES_OUT % kHalves == 0, "as many tiles of one half of the weights as of the other");
     static_assert(kLdsBytes <= LDS_BYTES, "the chunks do not fit the LDS of this GPU");
 
-    const LinearParams& p;
+    const Params& p;
     u16* lds;
     int wave_out, wave_row, first_row, first_column, columns, column_before, part;
     const u16 *weights, *bias;
@@ -160,7 +178,7 @@ struct Product {
     Words<4> ahead_a[kRoundsA], ahead_b[kRoundsB];
     typename Unit::D acc[TILES_OUT][TILES_ROWS];
 
-    DEVICE Product(const LinearParams& params, u16* memory) : p(params), lds(memory) {
+    DEVICE Product(const Params& params, u16* memory) : p(params), lds(memory) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE);
         wave_out = (int)(wave % WAVES_OUT), wave_row = (int)(wave / WAVES_OUT);
         const u32 tiles = p.row_blocks * p.blocks, tile = block_id() % tiles, strip = p.together * p.blocks, here = tile % strip;
@@ -182,6 +200,17 @@ struct Product {
     // Of the work-groups of the last rows, which are as many as of the others.
     DEVICE bool empty() const { return !(first_row < (int)p.rows); }
     static DEVICE int blocks_of(u32 columns) { return ((int)columns + kBlockColumns - 1) / kBlockColumns; }
+#if MANY
+    DEVICE void find_weights(int block) {
+        int of = 0;
+#pragma unroll
+        for (int step = 128; step; step /= 2)
+            if (of + step < kMostWeights && p.first_block[of + step] <= (u32)block) of += step;
+        weights = p.weights[of], bias = p.bias[of], column_before = (int)p.first_column[of];
+        columns = (int)p.first_column[of + 1] - column_before;
+        first_column = (block - (int)p.first_block[of]) * kBlockColumns;
+    }
+#else
     DEVICE void find_weights(int block) {
         weights = p.weights_0, bias = p.bias_0, columns = (int)p.columns_0, column_before = 0;
         if (!GATE && block >= blocks_of(p.columns_0)) {
@@ -194,6 +223,7 @@ struct Product {
         }
         first_column = block * kBlockColumns;
     }
+#endif
     // Which row of the weights is the `row`-th of the work-group's.
     DEVICE u32 row_of_weights(int row) const {
         const int tile = row / 16 % TILES_OUT, wave = row / 16 / TILES_OUT;
@@ -326,7 +356,7 @@ struct Product {
 
 EXPORT_LDS_BYTES(Product::kLdsBytes)
 
-WAVES_AT_ONCE KERNEL(Product::kThreads) linear(LinearParams p) {
+WAVES_AT_ONCE KERNEL(Product::kThreads) linear(Params p) {
     LDS(memory, Product::kLdsBytes);
     Product(p, (u16*)memory).run();
 }

@@ -15,8 +15,10 @@ FACTOR = 8
 BATCH = 2
 """The prompt and the negative prompt."""
 TOKENS = 77
-MOST_WEIGHTS = 3
+MOST_WEIGHTS = 144
 """On one input, in one launch of linear.hip."""
+MOST_PROMPT_BYTES = 64 << 20
+"""Keys and values of a prompt for all blocks at once. Longer ones are made block by block."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def step(
     made.down()
     made.middle()
     made.up()
-    return (*embeddings(unet, batch), *made.layers)
+    return (*embeddings(unet, batch), *prompts(unet, batch, tokens), *made.layers)
 
 
 class _Maker:
@@ -291,7 +293,8 @@ class _Maker:
         self.attention(heads, pixels, pixels)
         self.layer_norm()
         self.linear("q of the text", same, bias=False)
-        self.linear("k v of the text", same * 2, text, self.unet.context, bias=False)
+        if not joint_prompt(self.unet, text):
+            self.linear("k v of the text", same * 2, text, self.unet.context, bias=False)
         self.attention(heads, pixels, self.tokens)
         self.layer_norm()
         self.linear("GEGLU", (4 * self.channels,), gate=True)
@@ -334,6 +337,33 @@ def embeddings(unet: Unet, batch: int = BATCH, middle_last: bool = False) -> lis
         Linear(f"{unet.name}, time embedding {k} to {_sum(made)}", batch, k, made)
         for k, made in sizes
     ]
+
+
+def prompts(
+    unet: Unet, batch: int = BATCH, tokens: int = TOKENS, middle_last: bool = False
+) -> list[Linear]:
+    """Keys and values of the prompt for all transformer blocks, if by one launch."""
+    rows = batch * tokens
+    if not joint_prompt(unet, rows):
+        return []
+    made = tuple(each for each in _transformer_blocks(unet, middle_last) for _ in ("k", "v"))
+    return [Linear(f"{unet.name}, k v of the text", rows, unet.context, made, bias=False)]
+
+
+def joint_prompt(unet: Unet, rows: int) -> bool:
+    """Whether they are made by one launch."""
+    made = _transformer_blocks(unet)
+    small = 4 * rows * sum(made) <= MOST_PROMPT_BYTES
+    return 2 < 2 * len(made) <= MOST_WEIGHTS and small
+
+
+def _transformer_blocks(unet: Unet, middle_last: bool = False) -> tuple[int, ...]:
+    """Their channels, in the order of the modules."""
+    levels = [*zip(unet.channels, unet.depths, strict=True)]
+    down = [c for c, depth in levels for _ in range(unet.residual_blocks * depth)]
+    up = [c for c, depth in levels[::-1] for _ in range((unet.residual_blocks + 1) * depth)]
+    middle = [unet.channels[-1]] * unet.middle
+    return (*down, *up, *middle) if middle_last else (*down, *middle, *up)
 
 
 def _residual_blocks(unet: Unet, middle_last: bool) -> tuple[int, ...]:

@@ -193,6 +193,7 @@ def _linears() -> Iterator[LinearProblem]:
             yield plain
             yield replace(plain, gate=True)
             yield replace(plain, bias=False, columns=(columns, 24, 56))
+            yield replace(plain, columns=(columns, 24, 56, 24))
             yield replace(plain, residual=True, in_place=True)
 
 

@@ -60,7 +60,16 @@ ROWS = TorchOp(
 
 
 def linear_door(inputs: LinearInputs) -> torch.Tensor:
-    """The operator, called with the op's inputs. What is to be written over is written after."""
-    x, weight, bias, residual, out, *others, gate = inputs
-    made: torch.Tensor = torch.ops.rocm_sd.linear.default(x, weight, bias, residual, gate, *others)
+    """The operator, called with the op's inputs: several times for more weights than it has names
+    for. What is to be written over is written after.
+    """
+    x, weight, bias, residual, out, *others, gate, more = inputs
+    operator = torch.ops.rocm_sd.linear.default
+    if not more:
+        made: torch.Tensor = operator(x, weight, bias, residual, gate, *others)
+    else:
+        flat = (weight, bias, *others, *more)
+        parts = [operator(x, w, b) for w, b in zip(flat[::2], flat[1::2], strict=True)]
+        made = torch.cat(parts, 1)
+        made = made if residual is None else made + residual
     return made if out is None else out.copy_(made)

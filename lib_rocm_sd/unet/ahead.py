@@ -32,6 +32,7 @@ from lib_rocm_sd.unet_step import (
     LayerNorm,
     Linear,
     embeddings,
+    prompts,
 )
 
 DTYPE = "float16"
@@ -54,7 +55,9 @@ def launched(steps: Iterable[Iterable[Layer]] = STEPS) -> list[Layer]:
     """
     found = Counter(layer for step in steps for layer in step)
     found.update([replace(layer, norm=False) for layer in found if _is_last(layer)])
-    found.update(layer for unet in (SD15, SDXL) for layer in embeddings(unet, middle_last=True))
+    for unet in (SD15, SDXL):
+        found.update(embeddings(unet, middle_last=True))
+        found.update(prompts(unet, middle_last=True))
     return [layer for layer, _ in found.most_common()]
 
 
@@ -106,7 +109,8 @@ def _linear(arch: Arch, layer: Linear) -> Iterator[KernelSpec]:
         shape = (layer.rows, layer.k, layer.columns, layer.gate)
         config = linear_kernel.configs(arch, DTYPE, *shape)[0]
         split = linear_kernel.tiling(*shape, config).parts > 1
-        yield from linear_kernel.specs(DTYPE, layer.gate, split, config)
+        many = len(layer.columns) > linear_kernel.FEW_WEIGHTS
+        yield from linear_kernel.specs(DTYPE, layer.gate, split, config, many)
 
 
 def convolved(layer: Conv) -> tuple[ConvForm, rows.Layer]:

@@ -32,6 +32,7 @@ from lib_rocm_sd.unet.parts import (
     Transformer,
     TransformerCall,
 )
+from lib_rocm_sd.unet.prompts import Prompts, Ready
 from lib_rocm_sd.unet.weights import UnetWeights
 
 
@@ -52,19 +53,32 @@ class Means:
     weights: UnetWeights
     attends: Callable[[nn.Module], str]
     embeddings: Embeddings
+    prompts: Prompts
     graphs: Graphs
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """A block of ours amid its transformer: `run(calls, x, context, added, goes_on)`, whose calls
-    have `routes`; as _block.
+    """A block of ours amid its transformer: `plan.run(calls, x, context, prompt, added, goes_on)`,
+    whose calls have `routes`; as _block.
+    """
+
+    plan: Plan
+    routes: Routes
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What computes a block, as `_block` of `calls` and what follows. `context`: what it is to be
+    given of the prompt; `ready`: or what has been made of that for many blocks. `is_ours`: whether
+    no module of the host is called amid it.
     """
 
     run: Callable[..., Any]
-    routes: Routes
     context: torch.Tensor | None
+    ready: Ready | None
+    is_ours: bool
 
 
 def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
@@ -104,11 +118,10 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     x = call.x.permute(0, 2, 3, 1)
     inner = _inner(parts, call, means)
     if inner is not None:
-        given = {"x": x}
-        if inner[0].context is not None:
-            given["context"] = inner[0].context
+        plans = [each.plan for each in inner]
         run = partial(_joined, parts, inner)
-        held = tuple(each.routes for each in inner)
+        held = (*(each.routes for each in inner), *_sides(plans))
+        given = {"x": x, **_prompt(plans)}
         try:
             return call.answer(image(calls.recorded(run, given, held)))
         except FAILURES as error:
@@ -126,6 +139,7 @@ def _joined(
     calls: Calls,
     x: torch.Tensor,
     context: torch.Tensor | None = None,
+    prompt: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Of x (N, H, W, C), by its blocks' programs. What is still to be added after one, the next
     one's norm adds.
@@ -134,7 +148,7 @@ def _joined(
     added = None
     for index, each in enumerate(inner):
         goes_on = index + 1 < len(inner)
-        h, added = each.run(calls.of(each.routes), h, context, added, goes_on)
+        h, added = each.plan.run(calls.of(each.routes), h, context, prompt, added, goes_on)
     return _from_tokens(parts, calls, h, x)
 
 
@@ -169,43 +183,71 @@ def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inne
     found: list[Inner] = []
     for index, block in enumerate(parts.blocks):
         inner = means.inner(block, x, call.given(index))
-        if inner is None or (found and inner.context is not found[0].context):
+        if inner is None:
             return None
         found.append(inner)
-    return found or None
+    return found if found and _agree([each.plan for each in found]) else None
+
+
+def _agree(plans: Sequence[Plan]) -> bool:
+    """That there is one context at most, and one that is ready."""
+    contexts = {id(plan.context) for plan in plans if plan.context is not None}
+    return len(contexts) < 2 and len({id(plan.ready) for plan in plans if plan.ready}) < 2
+
+
+def _prompt(plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
+    """What they are given beside x."""
+    given = {}
+    for plan in plans:
+        if plan.context is not None:
+            given["context"] = plan.context
+        if plan.ready is not None:
+            given["prompt"] = plan.ready.rows
+    return given
+
+
+def _sides(plans: Sequence[Plan]) -> tuple[Any, ...]:
+    """Of whose columns each reads some."""
+    return tuple(plan.ready.side if plan.ready else None for plan in plans)
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
-    run, context, is_ours = planned(parts, call, means)
-    given = {"x": call.x}
-    if context is not None:
-        given["context"] = context
-    whole = partial(_alone, run)
-    return calls.recorded(whole, given) if is_ours else whole(calls, **given)
+    plan = planned(parts, call, means)
+    given = {"x": call.x, **_prompt([plan])}
+    whole = partial(_alone, plan.run)
+    if not plan.is_ours:
+        return whole(calls, **given)
+    return calls.recorded(whole, given, _sides([plan]))
 
 
 def _alone(
-    run: Callable[..., Any], calls: Calls, x: torch.Tensor, context: torch.Tensor | None = None
+    run: Callable[..., Any],
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor | None = None,
+    prompt: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A block that is called as a module."""
-    made: torch.Tensor = run(calls, x, context)[0]
+    made: torch.Tensor = run(calls, x, context, prompt)[0]
     return made
 
 
-def planned(
-    parts: Block, call: BlockCall, means: Means
-) -> tuple[Callable[..., Any], torch.Tensor | None, bool]:
-    """What computes a block, as `_block` of `calls` and what follows; the context that it is to be
-    given, and whether no module of the host is called amid it.
-    """
+def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
+    """How a block is computed in this call."""
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
-    cross = None
-    if call.context is None or _fits(call.context, call.x):
+    context, cross, ready = call.context, None, None
+    if context is None or _fits(context, call.x):
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
     whole = own is not None and parts.feed_forward is not None
     whole = whole and (cross is not None or parts.attn2 is None)
-    return partial(_block, parts, call, own, cross), call.context if cross else None, whole
+    if cross is None or context is None:
+        context = None
+    else:
+        ready = means.prompts.of(context, cross)
+        context = context if ready is None else None
+    columns = ready.side.columns[cross] if ready is not None and cross is not None else None
+    return Plan(partial(_block, parts, call, own, cross, columns), context, ready, whole)
 
 
 def _block(
@@ -213,14 +255,17 @@ def _block(
     call: BlockCall,
     own: Attention | None,
     cross: Attention | None,
+    columns: tuple[int, int] | None,
     calls: Calls,
     x: torch.Tensor,
     context: torch.Tensor | None = None,
+    prompt: torch.Tensor | None = None,
     added: torch.Tensor | None = None,
     goes_on: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of x (N, tokens, C), plus `added` (N * tokens, C), and what `cross` reads; None: x. `own`,
-    `cross` None: the host's modules are called. In between x is (N * tokens, C).
+    """Of x (N, tokens, C), plus `added` (N * tokens, C), and what `cross` reads: `columns` of
+    `prompt`, where its keys and values are, or `context`; None: x. `own`, `cross` None: the host's
+    modules are called. In between x is (N * tokens, C).
 
     Gives what it makes and None; or if another block `goes_on`, that and what it is to add.
     """
@@ -235,8 +280,12 @@ def _block(
     if parts.norm2 is not None and parts.attn2 is not None:
         normed, x = compute.layer_norm(calls, "norm2", x, parts.norm2, added)
         if cross is not None:
-            rows = normed if context is None else context.reshape(-1, context.shape[-1])
-            x, added = _attended(calls, "cross", cross, normed, rows, x, batch)
+            rows, made = normed, None
+            if columns is not None and prompt is not None:
+                made = prompt.narrow(1, *columns)
+            elif context is not None:
+                rows = context.reshape(-1, context.shape[-1])
+            x, added = _attended(calls, "cross", cross, normed, rows, x, batch, made)
         else:
             added = _theirs(parts.attn2, normed, shape, call.cross)
     normed, x = compute.layer_norm(calls, "norm3", x, parts.norm3, added)
@@ -271,21 +320,25 @@ def _attended(
     context: torch.Tensor,
     residual: torch.Tensor,
     batch: int,
+    made: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """to_out of attention of x (rows, C) over `context` (rows, E), and `residual`: their sum and
-    None, or two tensors still to be added.
+    """to_out of attention of x (rows, C) over `context` (rows, E), of which keys and values may be
+    `made`, and `residual`: their sum and None, or two tensors still to be added.
     """
-    heads = part.heads
-    if context is x:
+    heads, where = part.heads, place
+    if context is x and made is None:
         joint = compute.linear(calls, f"{place}.qkv", x, part.to_q, part.to_k, part.to_v)
         q, k, v = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
     else:
         q = compute.linear(calls, f"{place}.q", x, part.to_q)
         width = q.shape[1] // heads
         q = q.view(batch, -1, heads, width)
-        joint = compute.linear(calls, f"{place}.kv", context, part.to_k, part.to_v)
-        k, v = joint.view(batch, -1, 2, heads, width).unbind(2)
-    mixed = compute.attention(calls, place, q, k, v)
+        if made is None:
+            made = compute.linear(calls, f"{place}.kv", context, part.to_k, part.to_v)
+        else:
+            where = f"{place} in {made.stride(0)}"  # a route hangs on strides
+        k, v = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, width)).unbind(2)
+    mixed = compute.attention(calls, where, q, k, v)
     mixed = mixed.view(x.shape[0], -1)
     made, rest = compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual)
     return (made, None) if rest is None else (rest, made)

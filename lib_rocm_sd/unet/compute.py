@@ -21,9 +21,8 @@ from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import FinalizeInputs, GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import LinearInputs
+from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
 
 
 def attention(
@@ -76,7 +75,8 @@ def linear(
     residual: torch.Tensor | None = None,
     gate: bool = False,
 ) -> torch.Tensor:
-    """What up to three layers make of x (rows, k), side by side: (rows, columns) plus `residual`.
+    """What up to MOST_WEIGHTS layers make of x (rows, k), side by side: (rows, columns), plus
+    `residual`.
 
     A layer is a Linear, or a 1x1 convolution of pixels. `gate`: GEGLU.
     """
@@ -106,11 +106,8 @@ def _inputs(
         own = layer._parameters  # as layer.weight, in a quarter of the time
         weight = own["weight"]
         flat += [weight if weight.ndim == 2 else weight.flatten(1), own.get("bias")]
-    flat += _NO_LAYERS[len(layers)]
-    return LinearInputs(x, flat[0], flat[1], residual, None, *flat[2:], gate)  # type: ignore[call-arg]
-
-
-_NO_LAYERS = [(None, None) * (MOST_WEIGHTS - count) for count in range(MOST_WEIGHTS + 1)]
+    weight, bias, others, more = placed(flat)
+    return LinearInputs(x, weight, bias, residual, None, *others, gate, more)
 
 
 def conv(

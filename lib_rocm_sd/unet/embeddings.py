@@ -149,8 +149,8 @@ class Embeddings:
 def _joint(
     layers: Sequence[nn.Linear], biases: _Biases, calls: Calls, embedding: torch.Tensor
 ) -> torch.Tensor:
-    """What `layers` make of SiLU of `embedding`, side by side, some of them by one launch; and
-    `biases`.
+    """What `layers` make of SiLU of `embedding`, side by side, as many as can be by one launch;
+    and `biases`.
     """
     active, parts = nn.functional.silu(embedding), []
     for first in range(0, len(layers), MOST_WEIGHTS):

@@ -116,8 +116,8 @@ class BlockStandIn(StandIn):
         parts = self._reading.parts
         if call is None or not isinstance(parts, Block) or self._hook.ready(self._reading.leaves):
             return None
-        run, context, is_ours = planned(parts, call, self._means)
-        return Inner(run, self._routes(call), context) if is_ours else None
+        plan = planned(parts, call, self._means)
+        return Inner(plan, self._routes(call)) if plan.is_ours else None
 
     def _routes(self, call: Any) -> Routes:
         return self._places.of((*_facts(call), *laid(self._reading.slots)))

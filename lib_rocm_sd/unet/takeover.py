@@ -20,7 +20,8 @@ from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
-from lib_rocm_sd.unet.parts import Resnet, Timed
+from lib_rocm_sd.unet.parts import Attention, Block, Resnet, Timed
+from lib_rocm_sd.unet.prompts import Prompts
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -55,9 +56,9 @@ class UnetTakeover:
         self._weights = UnetWeights(hook.tells)
         self.graphs = Graphs(session.report.event, hook.graphs)
         self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
-        self._means = Means(
-            self._weights, hook.attention, self._embeddings, self.graphs, self._inner
-        )
+        self._prompts = Prompts(hook.ready, session, self.graphs, hook.tells)
+        made = (self._embeddings, self._prompts)
+        self._means = Means(self._weights, hook.attention, *made, self.graphs, self._inner)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -79,6 +80,14 @@ class UnetTakeover:
         for module, kind, family in found:
             self._take(module, kind, family, anew)
         self._embeddings.timed = tuple(self._timed())
+        self._prompts.parts = tuple(self._crossing())
+
+    def _crossing(self) -> Iterator[Attention]:
+        """The cross-attentions of transformer blocks that are ours."""
+        for stand_in in self._stand_ins.values():
+            parts = stand_in.reading.parts
+            if isinstance(parts, Block) and stand_in.is_put_in:
+                yield from [] if parts.cross_attention is None else [parts.cross_attention]
 
     def _timed(self) -> Iterator[Timed]:
         """Of residual blocks that are ours."""
@@ -112,10 +121,12 @@ class UnetTakeover:
         """Other values may be in the parameters: forget what was made of them."""
         self._weights.forget()
         self._embeddings.forget()
+        self._prompts.forget()
 
     def step_begins(self) -> None:
         """The UNet is about to be called, with a new time embedding."""
         self._embeddings.step_begins()
+        self._prompts.step_begins()
 
     @property
     def is_on(self) -> bool:
@@ -140,6 +151,7 @@ class UnetTakeover:
         self._stand_ins.clear()
         self._elsewhere.clear()
         self._embeddings.forget()
+        self._prompts.forget()
         self.graphs.forget()
         self._weights.give_back()
 

@@ -227,6 +227,13 @@ def linear(gfx: str) -> Iterator[Case]:
                 # A part, or all of k, begins with the rest of a chunk.
                 short = replace(problem, k=8 + 2 * size.chunk_k * turn, bias=False, residual=False)
                 yield Case(gfx, "linear", short, config)
+    for index, size in enumerate(every):
+        columns = (24, size.block_out + 8, 8, 16, 72)
+        many = LinearProblem(size.block_rows - 3, 3 * size.chunk_k + 8, columns, residual=True)
+        yield Case(gfx, "linear", many, index, "wide")
+        yield Case(gfx, "linear", replace(many, k=8, bias=False, residual=False), index)
+        if size in halves:
+            yield Case(gfx, "linear", replace(many, dtype="bfloat16"), halves.index(size))
     few = len(every) - 1
     rows = LinearProblem(every[few].block_rows * 10 + 5, 40, (136,), bias=False)
     yield Case(gfx, "linear", rows, few)  # more blocks of rows than pass along together

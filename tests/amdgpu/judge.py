@@ -183,7 +183,7 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
         out = residual if p.in_place else None
         inputs = inputs._replace(x=apart(inputs.x, p.k + 16), residual=residual, out=out)
     ours, config = _linear_way(case)
-    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+    with launch.knows(*inputs.named.values()):
         output = compute(LINEAR, ours, launch, config, inputs)
     found = judged(largest(output, exact), largest(theirs, exact), 1e-7)
     if p.in_place and (inputs.out is None or output.data_ptr() != inputs.out.data_ptr()):

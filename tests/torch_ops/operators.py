@@ -14,6 +14,8 @@ from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.linear.kernel import FEW_WEIGHTS
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.torch_ops.table import DOORS
 
@@ -51,10 +53,15 @@ def small_cases() -> Iterator[tuple[Op[Any, Any], Any]]:
             for problem in op.cases if op.family != "conv" else ():
                 weights = problem.k * problem.weight_rows if op.family == "linear" else 0
                 made = math.prod(op.output_shape(problem))
-                if 0 < made <= MOST_VALUES and weights <= MOST_WEIGHTS:
+                if 0 < made <= MOST_VALUES and weights <= MOST_WEIGHTS and _is_one_call(problem):
                     yield op, problem
     for problem in CONV_CASES:
         yield CONVS[problem.kind], problem
+
+
+def _is_one_call(problem: Any) -> bool:
+    """Linear layers of many weights are several."""
+    return not isinstance(problem, LinearProblem) or len(problem.columns) <= FEW_WEIGHTS
 
 
 def every_case() -> Iterator[tuple[Op[Any, Any], Any]]:
@@ -62,7 +69,7 @@ def every_case() -> Iterator[tuple[Op[Any, Any], Any]]:
     for op in ops():
         if op.name in DOORS:
             listed = dict.fromkeys((*op.cases, *(problem for _, problem in op.usual)))
-            for problem in listed:
+            for problem in filter(_is_one_call, listed):
                 lies = {"in_rows": True} if op.family == "conv" else {}
                 yield op, replace(problem, **lies)
     for problem in CONV_CASES:

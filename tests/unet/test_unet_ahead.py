@@ -25,7 +25,16 @@ from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
-from lib_rocm_sd.unet_step import SD15, SDXL, STEPS, Conv, GroupNorm, Layer, embeddings
+from lib_rocm_sd.unet_step import (
+    SD15,
+    SDXL,
+    STEPS,
+    Conv,
+    GroupNorm,
+    Layer,
+    embeddings,
+    prompts,
+)
 from tests.unet.steps import arguments
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -105,7 +114,7 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
 
 def embeddings_of_the_webui(arch: Arch) -> set[KernelSpec]:
     """In whose models the middle comes before the way up."""
-    layers = [layer for unet in (SD15, SDXL) for layer in embeddings(unet)]
+    layers = [each for unet in (SD15, SDXL) for each in (*embeddings(unet), *prompts(unet))]
     return {spec for each in subjects(usual.work([layers]), arch) for spec in each.specs}
 
 

@@ -20,9 +20,10 @@ from tests.graph_tape import Desk, recording_cpu
 from tests.unet import unet_models as models
 
 PROGRAMS = 16
-"""Of the double: 8 residual blocks, 4 transformers with all their blocks, 2 resamplings, both ends;
-one more makes the time embeddings.
-"""
+"""Of the double: 8 residual blocks, 4 transformers with all their blocks, 2 resamplings, both ends,
+.."""
+SHARED = 2
+""".. and what makes the time embeddings, and the prompt's keys and values, for all of them."""
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def test_a_recorded_step_is_the_launched_one(
     desk = recording_cpu(monkeypatch, baked=True)
     taken = taken_over(unet)
     assert same(steps(unet, inputs), launched)
-    assert desk.recorded == PROGRAMS + 1
-    assert desk.replayed == 3 * (PROGRAMS + 1)
+    assert desk.recorded == PROGRAMS + SHARED
+    assert desk.replayed == 3 * (PROGRAMS + SHARED)
     assert [each.why for each in taken.graphs.known()] == [""]
 
 
@@ -76,7 +77,7 @@ def test_weights_that_lie_elsewhere_are_recorded_anew(unet: Any, inputs: Any, de
     for parameter in unet.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
     assert same(steps(unet, inputs), expected)
-    assert desk.recorded == 2 * (PROGRAMS + 1)
+    assert desk.recorded == 2 * (PROGRAMS + SHARED)
 
 
 def halve_groups(module: Any) -> None:
@@ -176,7 +177,7 @@ def test_prompts_of_two_lengths_in_turn(unet: Any, inputs: Any, desk: Desk) -> N
     for _ in range(10):
         models.step(unet, inputs)
         models.step(unet, long)
-    assert desk.recorded < 2 * (PROGRAMS + 1)
+    assert desk.recorded < 2 * (PROGRAMS + SHARED)
 
 
 def test_weights_that_are_gone_are_freed(unet: Any, inputs: Any, desk: Desk) -> None:
@@ -287,7 +288,7 @@ def test_biases_of_inference_mode_are_read_by_each_block(
     taken_over(unet)
     for _ in range(4):
         steps(unet, inputs)
-    assert desk.recorded <= 2 * (PROGRAMS + 1)
+    assert desk.recorded <= 2 * (PROGRAMS + SHARED)
 
 
 def test_an_attention_of_the_hosts_is_called_amid_blocks(
@@ -315,7 +316,7 @@ def test_other_sizes_and_batches_in_turn(unet: Any, inputs: Any, desk: Desk) -> 
     made = [models.step(unet, each).clone() for each in both]
     desk.stream += 1
     assert same([models.step(unet, each) for each in both], made)
-    assert desk.recorded == 2 * (PROGRAMS + 1) - 1, "the embedding is the same for both"
+    assert desk.recorded == 2 * PROGRAMS + SHARED, "embedding and prompt are the same for both"
     taken.give_back()
     assert taken.graphs.known() == []
 

@@ -52,7 +52,7 @@ def test_leaves_are_made_ready_before_a_block_runs(unet: Any, inputs: Any) -> No
     assert not torch.equal(changed, before)
 
 
-def test_time_embeddings_are_made_together(
+def test_time_embeddings_and_prompts_are_made_together(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, linear = [], compute.linear
@@ -64,9 +64,9 @@ def test_time_embeddings_are_made_together(
     monkeypatch.setattr(compute, "linear", counted)
     taken = take_over(unet)
     joint = models.step(unet, inputs)
-    assert counts[:3] == [3, 3, 2]
-    assert len(counts) == 3 + 8 * 7 + 4 * 2
-    taken._embeddings.timed = ()
+    assert counts[:2] == [8, 16]  # residual blocks; keys and values of transformer blocks
+    assert len(counts) == 2 + 8 * 6 + 4 * 2
+    taken._embeddings.timed = taken._prompts.parts = ()
     assert torch.equal(models.step(unet, inputs), joint)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -9,13 +11,13 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 
 from lib_rocm_sd.ops.base import Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
-from lib_rocm_sd.ops.linear.kernel import LinearParams
+from lib_rocm_sd.ops.linear.kernel import LinearManyParams, LinearParams
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
 ALIGNED_BYTES = 16
 
 
-class _BoundRows(Bound[LinearParams]):
+class _BoundRows(Bound[Any]):
     """Callable like `Variant.run`, for inputs of one key with dense rows. What does not begin at a
     multiple of 16 bytes goes to `run`. `parts`: of k, each with a sum of its own.
     """
@@ -25,7 +27,7 @@ class _BoundRows(Bound[LinearParams]):
     def __init__(
         self,
         problem: LinearProblem,
-        first: LinearParams,
+        first: LinearParams | LinearManyParams,
         prepare: Prepare,
         run: Run,
         parts: int = 1,
@@ -45,18 +47,21 @@ class BoundLinear(_BoundRows):
     def __call__(
         self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
     ) -> torch.Tensor:
-        x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _ = inputs
+        x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _, more = inputs
         y = residual if self._in_place and residual is not None else x.new_empty(self._shape)
         packet = self.taken()
         params = packet.params
         params.x = every = x.data_ptr()
-        params.weights_0 = at = weight.data_ptr()
-        every |= at
-        if bias is not None:
-            params.bias_0 = at = bias.data_ptr()
+        if more:
+            every |= _many(params, weight, bias, weight_1, bias_1, weight_2, bias_2, *more)
+        else:
+            params.weights_0 = at = weight.data_ptr()
             every |= at
-        if weight_1 is not None:
-            every |= _others(params, weight_1, bias_1, weight_2, bias_2)
+            if bias is not None:
+                params.bias_0 = at = bias.data_ptr()
+                every |= at
+            if weight_1 is not None:
+                every |= _others(params, weight_1, bias_1, weight_2, bias_2)
         if residual is not None:
             params.residual = at = residual.data_ptr()
             every |= at
@@ -100,8 +105,20 @@ def product(inputs: LinearInputs) -> torch.Tensor:
     return F.linear(inputs.x, inputs.weight, inputs.bias)
 
 
+def address_of(tensor: torch.Tensor | None) -> int:
+    """0 where there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _many(params: Any, *layers: torch.Tensor | None) -> int:
+    """Weights, each followed by its bias, put in; all their bits."""
+    at = [*map(address_of, layers)]
+    params.place(*at)
+    return reduce(or_, at)
+
+
 def _others(params: LinearParams, *layers: torch.Tensor | None) -> int:
     """The second weight, its bias, and the third's, put in; all their bits."""
-    at = [0 if tensor is None else tensor.data_ptr() for tensor in layers]
+    at = [*map(address_of, layers)]
     params.weights_1, params.bias_1, params.weights_2, params.bias_2 = at
     return at[0] | at[1] | at[2] | at[3]

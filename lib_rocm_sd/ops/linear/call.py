@@ -9,7 +9,7 @@ import torch
 
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
-from lib_rocm_sd.ops.linear.problem import LinearInputs
+from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
 
 Weights = torch.Tensor | Sequence[torch.Tensor]
 Biases = torch.Tensor | Sequence[torch.Tensor | None] | None
@@ -50,12 +50,9 @@ def inputs_of(
     into = None if out is None else rows if out is residual else _rows(out)
     if out is not None and into is not None and into.data_ptr() != out.data_ptr():
         raise ValueError(f"out is no rows in memory: {described(out=out)} {out.stride()}")
-    pairs = [*zip(weights, biases, strict=True), *((None, None),) * (MOST_WEIGHTS - len(weights))]
-    (first, first_bias), *others = pairs
-    assert first is not None
-    flat = [item for pair in others for item in pair]
-    x = _rows(x)
-    return LinearInputs(x, first, first_bias, rows, into, *flat, gate)  # type: ignore[arg-type,call-arg]
+    flat = [item for pair in zip(weights, biases, strict=True) for item in pair]
+    first, first_bias, others, more = placed(flat)
+    return LinearInputs(_rows(x), first, first_bias, rows, into, *others, gate, more)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -12,8 +12,10 @@ from lib_rocm_sd.ops.base import HALVES, KernelSpec
 from lib_rocm_sd.ops.linear.layers import LAYERS
 
 SOURCE = "linear.hip"
-MOST_WEIGHTS = 3
-"""On one input, in one launch."""
+MOST_WEIGHTS = 144
+"""On one input, in one launch, .."""
+FEW_WEIGHTS = 3
+""".. and of which the kernel has no table."""
 SUM_THREADS = 256
 MOST_TOGETHER = 8
 """Blocks of rows that pass along the weights together."""
@@ -34,6 +36,28 @@ class LinearParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("row_blocks", "blocks", "together")),
         *((name, ctypes.c_uint32) for name in ("parts", "part_chunks")),
     ]
+
+
+class LinearManyParams(ctypes.Structure):
+    """The one argument where there are more than FEW_WEIGHTS; the same stands in linear.hip."""
+
+    _anonymous_ = ("one",)
+    _fields_ = [
+        ("one", LinearParams),
+        ("weights", ctypes.c_uint64 * MOST_WEIGHTS),
+        ("bias", ctypes.c_uint64 * MOST_WEIGHTS),
+        ("first_column", ctypes.c_uint32 * (MOST_WEIGHTS + 1)),
+        ("first_block", ctypes.c_uint32 * MOST_WEIGHTS),
+    ]
+
+    def place(self, *addresses: int) -> None:
+        """Of weights, each followed by that of its bias or 0."""
+        count = len(addresses) // 2
+        self.weights[:count], self.bias[:count] = addresses[::2], addresses[1::2]
+
+
+NO_BLOCK = (1 << 32) - 1
+"""Where there is no weight."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +179,8 @@ def configs(
     """
     found: dict[LinearConfig, float] = {}
     for size in sizes(arch, dtype, gate):
-        parted = [replace(size, parts=parts) for parts in PARTS if _may_have(size, parts, k)]
+        counts = () if len(columns) > FEW_WEIGHTS else PARTS  # many have work-groups enough
+        parted = [replace(size, parts=parts) for parts in counts if _may_have(size, parts, k)]
         fitting = [c for c in parted if partial_bytes(rows, k, columns, gate, c)]
         clocks = {c: _clocks(arch, rows, k, columns, gate, c) for c in (size, *fitting)}
         best = min(clocks, key=clocks.__getitem__)
@@ -224,13 +249,32 @@ def tiling(
     )
 
 
+def many_params(
+    one: LinearParams, columns: tuple[int, ...], config: LinearConfig, addresses: Iterable[int]
+) -> LinearManyParams:
+    """`one` with a table of weights, of which and of whose biases `addresses` are, in turn."""
+    made = LinearManyParams(one)
+    first_column = first_block = 0
+    for place, count in enumerate(columns):
+        made.first_column[place], made.first_block[place] = first_column, first_block
+        first_column, first_block = first_column + count, first_block - -count // config.block_out
+    beyond = MOST_WEIGHTS - len(columns)
+    made.first_column[len(columns) :] = [first_column] * (beyond + 1)
+    made.first_block[len(columns) :] = [NO_BLOCK] * beyond
+    made.place(*addresses)
+    return made
+
+
 @cache
-def spec(dtype: str, gate: bool, split: bool, config: LinearConfig) -> KernelSpec:
+def spec(
+    dtype: str, gate: bool, split: bool, config: LinearConfig, many: bool = False
+) -> KernelSpec:
     """x, weights -> out, or -> partial sums where k is split."""
     defines = {
         "BF16_HALVES": int(dtype == "bfloat16"),
         "GATE": int(gate),
         "SPLIT": int(split),
+        "MANY": int(many),
         "WAVES_OUT": config.waves_out,
         "WAVES_ROWS": config.waves_rows,
         "TILES_OUT": config.tiles_out,
@@ -268,9 +312,11 @@ def pass_grid(rows: int, columns: int) -> int:
     return -(-rows * columns // (8 * SUM_THREADS))
 
 
-def specs(dtype: str, gate: bool, split: bool, config: LinearConfig) -> tuple[KernelSpec, ...]:
+def specs(
+    dtype: str, gate: bool, split: bool, config: LinearConfig, many: bool = False
+) -> tuple[KernelSpec, ...]:
     """All that a linear layer launches."""
-    made = spec(dtype, gate, split, config)
+    made = spec(dtype, gate, split, config, many)
     return (made, sum_spec(dtype, gate)) if split else (made,)
 
 
@@ -278,13 +324,14 @@ _ROWS = (0.25, 1.0, 1.5, 4.0)
 """Other sizes and batches of pictures, over those of layers.py."""
 
 
-def _launched(arch: Arch) -> Iterator[tuple[tuple[LinearConfig, ...], bool]]:
+def _launched(arch: Arch) -> Iterator[tuple[tuple[LinearConfig, ...], bool, bool]]:
+    """Configs of each layer, its gate, and whether it has many weights."""
     for layer in LAYERS:
         few = layer.rows <= 154
         for factor in (1.0,) if few else _ROWS:
             rows = int(layer.rows * factor)
             space = configs(arch, HALVES[0], rows, layer.k, layer.columns, layer.gate)
-            yield space, layer.gate
+            yield space, layer.gate, len(layer.columns) > FEW_WEIGHTS
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
@@ -300,8 +347,8 @@ def searched_specs(arch: Arch) -> list[KernelSpec]:
 def _specs_of(arch: Arch, which: slice) -> list[KernelSpec]:
     found = [
         each
-        for space, gate in _launched(arch)
+        for space, gate, many in _launched(arch)
         for config in space[which]
-        for each in specs(HALVES[0], gate, config.parts > 1, config)
+        for each in specs(HALVES[0], gate, config.parts > 1, config, many)
     ]
     return [*dict.fromkeys(found), gate_spec(HALVES[0])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,8 +13,13 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, 
 from lib_rocm_sd.ops.bound import in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
-from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundLinear
-from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, LinearTiling
+from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundLinear, address_of
+from lib_rocm_sd.ops.linear.kernel import (
+    LinearConfig,
+    LinearManyParams,
+    LinearParams,
+    LinearTiling,
+)
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
 MOST_STRIDE = 1 << 22
@@ -62,7 +68,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         return _FIRST if few else self.preference
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
-        return gradient_refusals(*inputs)
+        return gradient_refusals(*inputs[:-1], *inputs.more)
 
     def workspace(self, problem: LinearProblem) -> int:
         """What sums over parts of k take at most, on any GPU."""
@@ -80,11 +86,12 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     ) -> Sequence[KernelSpec]:
         """Both ways of a config with parts: a small problem may have one chunk of k."""
         p = problem
-        return kernel.specs(p.dtype, p.gate, self._cut(p, config).parts > 1, config)
+        return kernel.specs(p.dtype, p.gate, self._cut(p, config).parts > 1, config, _many(p))
 
     @staticmethod
     def _cut(p: LinearProblem, config: LinearConfig) -> LinearTiling:
-        return kernel.tiling(p.rows, p.k, p.columns, p.gate, config)
+        one = replace(config, parts=1) if _many(p) else config
+        return kernel.tiling(p.rows, p.k, p.columns, p.gate, one)
 
     def bound(
         self,
@@ -104,7 +111,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
             return self.run
         cut = self._cut(p, config)
         y = residual if p.in_place and residual is not None else x.new_empty((1, p.all_columns))
-        first = _params(p, cut, x, layers, residual, y, None)
+        first = _params(p, cut, config, x, layers, residual, y, None)
         first.out_stride = _step(y) if p.in_place else p.all_columns
         launches, device = self._launches(p, cut, config), x.device
 
@@ -119,7 +126,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     ) -> list[tuple[KernelSpec, int, int]]:
         """Kernels, each with its work-groups and their work-items."""
         split = cut.parts > 1
-        made = [(kernel.spec(p.dtype, p.gate, split, config), cut.grid, config.block)]
+        made = [(kernel.spec(p.dtype, p.gate, split, config, _many(p)), cut.grid, config.block)]
         if split:
             grid = kernel.pass_grid(p.rows, p.all_columns)
             made.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
@@ -145,29 +152,40 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         if cut.parts > 1:
             shape = (cut.parts, p.rows, p.weight_rows)
             partial = x.new_empty(shape, dtype=torch.float32)
-        params = _params(p, cut, x, layers, residual, y, partial)
+        params = _params(p, cut, config, x, layers, residual, y, partial)
         for spec, grid, block in self._launches(p, cut, config):
             launch(spec, grid, block, params, x.device)
         return y if here or inputs.out is None else inputs.out.copy_(y)
 
 
+def _many(p: LinearProblem) -> bool:
+    return len(p.columns) > kernel.FEW_WEIGHTS
+
+
 def _params(
     p: LinearProblem,
     cut: LinearTiling,
+    config: LinearConfig,
     x: torch.Tensor,
     layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     residual: torch.Tensor | None,
     y: torch.Tensor,
     partial: torch.Tensor | None,
-) -> LinearParams:
-    none = (None,) * (kernel.MOST_WEIGHTS - len(layers))
-    tensors = (x, *(w for w, _ in layers), *none, *(b for _, b in layers), *none)
-    columns = (*p.columns, 0, 0)[: kernel.MOST_WEIGHTS]
-    return LinearParams(
+) -> LinearParams | LinearManyParams:
+    few = () if _many(p) else layers
+    none = (None,) * (kernel.FEW_WEIGHTS - len(few))
+    tensors = (x, *(w for w, _ in few), *none, *(b for _, b in few), *none)
+    columns = (*(p.columns if few else ()), 0, 0, 0)[: kernel.FEW_WEIGHTS]
+    made = LinearParams(
         *(0 if t is None else t.data_ptr() for t in (*tensors, residual, y, partial)),
         *(_step(x), 0 if residual is None else _step(residual), _step(y)),
         *(p.rows, p.k, *columns, p.all_columns),
         *(cut.row_blocks, cut.blocks, cut.together, cut.parts, cut.part_chunks),
+    )
+    if few:
+        return made
+    return kernel.many_params(
+        made, p.columns, config, (address_of(t) for each in layers for t in each)
     )
 
 

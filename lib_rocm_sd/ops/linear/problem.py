@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.kernel import FEW_WEIGHTS, MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.layers import LAYERS
 from lib_rocm_sd.unet_step import Linear
 
@@ -32,7 +33,7 @@ class LinearProblem:
     in_place: bool = False
 
     def __str__(self) -> str:
-        made = "+".join(map(str, self.columns))
+        made = "+".join(_told(self.columns))
         fused = [name for name in ("bias", "residual", "gate") if getattr(self, name)]
         fused += ["in place"] if self.in_place else []
         return " ".join((f"{self.rows} x {self.k} to {made} {self.dtype}", *fused))
@@ -48,9 +49,21 @@ class LinearProblem:
         return self.all_columns * (1 + self.gate)
 
 
+def _told(columns: tuple[int, ...]) -> list[str]:
+    """Many weights of one width as one."""
+    if len(columns) <= FEW_WEIGHTS:
+        return [*map(str, columns)]
+    found: list[tuple[int, int]] = []
+    for count in columns:
+        again = found[-1][0] + 1 if found and found[-1][1] == count else 1
+        found[len(found) - (again > 1) :] = [(again, count)]
+    return [f"{times} x {count}" if times > 1 else str(count) for times, count in found]
+
+
 class LinearInputs(NamedTuple):
     """x (rows, k), weights (columns, k), biases (columns); with `gate` one weight (2 columns, k).
-    residual (rows, all columns); `out` is the residual, or None.
+    residual (rows, all columns); `out` is the residual, or None. `more`: further weights, each
+    followed by its bias or None.
     """
 
     x: torch.Tensor
@@ -63,18 +76,28 @@ class LinearInputs(NamedTuple):
     weight_2: torch.Tensor | None = None
     bias_2: torch.Tensor | None = None
     gate: bool = False
+    more: tuple[torch.Tensor | None, ...] = ()
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All tensors that are given."""
+        items = [*zip(self._fields[:-2], self[:-2], strict=True)]
+        for place, item in enumerate(self.more):
+            kind = "bias" if place % 2 else "weight"
+            items.append((f"{kind}_{FEW_WEIGHTS + place // 2}", item))
+        return {name: item for name, item in items if item is not None}
 
     @property
     def layers(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Each weight with its bias."""
-        every = ((self.weight_1, self.bias_1), (self.weight_2, self.bias_2))
+        every = [(self.weight_1, self.bias_1), (self.weight_2, self.bias_2)]
+        every += zip(self.more[::2], self.more[1::2], strict=True)
         return [(self.weight, self.bias), *((w, b) for w, b in every if w is not None)]
 
 
 def problem_of(inputs: LinearInputs) -> LinearProblem:
     """ValueError, with all shapes, on a caller's mistake."""
-    named = zip(inputs._fields[:-1], inputs[:-1], strict=True)
-    tensors: dict[str, Any] = {name: item for name, item in named if item is not None}
+    tensors = inputs.named
     wrong = tensor_errors(**tensors) or _errors(inputs, tensors)
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(**tensors)}")
@@ -97,7 +120,7 @@ def key_of(inputs: LinearInputs) -> Hashable:
     """
     out, graded = inputs.out, torch.is_grad_enabled()
     parts: list[Hashable] = [inputs.gate, graded]
-    for item in inputs[:-1]:
+    for item in (*inputs[:-2], *inputs.more):
         if item is None:
             parts.append(None)
         elif isinstance(item, torch.Tensor) and item.layout == torch.strided:
@@ -197,12 +220,19 @@ def make_inputs(problem: LinearProblem, device: torch.device, seed: int) -> Line
     for count in p.columns:
         layers.append(drawn(count * (1 + p.gate), p.k, scale=max(p.k, 1) ** -0.5))
         layers.append(drawn(count * (1 + p.gate)) if p.bias else None)
-    layers += [None] * (2 * MOST_WEIGHTS - len(layers))
-    weight, bias, *others = layers
+    weight, bias, others, more = placed(layers)
     assert weight is not None
     residual = drawn(p.rows, p.all_columns) if p.residual else None
     out = residual if p.in_place else None
-    return LinearInputs(x, weight, bias, residual, out, *others, p.gate)  # type: ignore[arg-type,call-arg]
+    return LinearInputs(x, weight, bias, residual, out, *others, p.gate, more)
+
+
+def placed(layers: Sequence[Any]) -> tuple[Any, Any, tuple[Any, Any, Any, Any], tuple[Any, ...]]:
+    """Weights, each followed by its bias, as LinearInputs has them: the first, its bias, those of
+    the next two, and more.
+    """
+    flat = (*layers, *(None,) * (2 * FEW_WEIGHTS - len(layers)))
+    return flat[0], flat[1], flat[2 : 2 * FEW_WEIGHTS], flat[2 * FEW_WEIGHTS :]  # type: ignore[return-value]
 
 
 def tolerance(problem: LinearProblem) -> float:
@@ -215,13 +245,22 @@ def output_shape(problem: LinearProblem) -> tuple[int, ...]:
     return problem.rows, problem.all_columns
 
 
+_TRIED_WEIGHTS = 5
+"""Stand for many."""
+
+
 def test_problems(problem: LinearProblem) -> tuple[LinearProblem, ...]:
     """Small ones of the class (dtype, how many weights, what is fused): with tails of whole tiles
     in all three sizes, and a single row.
     """
+    count = min(len(problem.columns), _TRIED_WEIGHTS)
+
+    def some(*columns: int) -> tuple[int, ...]:
+        return tuple(islice(cycle(columns), count))
+
     return (
-        replace(problem, rows=147, k=328, columns=(136, 264, 72)[: len(problem.columns)]),
-        replace(problem, rows=1, k=640, columns=(8, 24, 40)[: len(problem.columns)]),
+        replace(problem, rows=147, k=328, columns=some(136, 264, 72)),
+        replace(problem, rows=1, k=640, columns=some(8, 24, 40)),
     )
 
 
@@ -247,5 +286,7 @@ ODD = (
     LinearProblem(154, 72, (8, 1288), bias=False, residual=True, in_place=True),
     LinearProblem(1, 2048, (88,), "bfloat16", residual=True, gate=True, in_place=True),
     LinearProblem(147, 1288, (40,), residual=True),
+    LinearProblem(77, 72, (8, 136, 8, 264, 8), "bfloat16"),
+    LinearProblem(2, 40, (24, *(8,) * (MOST_WEIGHTS - 1)), residual=True),
 )
 """Small shapes at which indexing errors show."""

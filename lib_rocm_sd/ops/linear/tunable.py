@@ -59,7 +59,7 @@ class TunedLinear(TorchLinear):
         return unavailable()
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
-        return gradient_refusals(*inputs)
+        return gradient_refusals(*inputs[:-1], *inputs.more)
 
     def bound(
         self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs

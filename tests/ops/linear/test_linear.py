@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "out that is no residual": ((X, W), {"out": torch.zeros(3, 8)}, "out must be the residual"),
     "a gate of two weights": ((X, [W, W]), {"gate": True}, "a gate goes with one weight"),
     "a gate of an odd weight": ((X, torch.zeros(7, 16)), {"gate": True}, "unlike"),
-    "four weights": ((X, [W] * 4), {}, "4 weights"),
+    "too many weights": ((X, [W] * 145), {}, "145 weights"),
     "no weight": ((X, []), {}, "0 weights"),
     "one bias for two weights": ((X, [W, W], torch.zeros(8)), {}, "one bias for 2 weights"),
     "no tensor": (("x", W), {}, "x must be a tensor"),

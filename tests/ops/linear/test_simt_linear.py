@@ -34,6 +34,7 @@ UNITS = ("gfx1030", "gfx1100", "gfx1201", "gfx942", "sm_80")
 TAILS = LinearProblem(147, 136, (136,), residual=True)
 GATED = replace(TAILS, rows=83, columns=(72,), gate=True, dtype="bfloat16", in_place=True)
 THREE = replace(TAILS, rows=19, columns=(136, 8, 72), in_place=True)
+MANY = replace(TAILS, rows=35, columns=(136, 8, 72, 264, 8, 24))
 """Whole tiles and a rest, along every side."""
 
 
@@ -60,7 +61,7 @@ class Setting:
         assert arch is not None
         config = self.config(LINEAR.problem_of(inputs))
         launch = ShimLaunch(arch, self.seed, self.sanitize, self.kernels_dir)
-        with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        with launch.knows(*inputs.named.values()):
             return compute(LINEAR, MatrixLinear(), launch, config, inputs)
 
 
@@ -90,7 +91,7 @@ def test_odd_shapes(gfx: str, problem: LinearProblem) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("problem", [TAILS, GATED, THREE], ids=str)
+@pytest.mark.parametrize("problem", [TAILS, GATED, THREE, MANY], ids=str)
 @pytest.mark.parametrize("gfx", UNITS)
 def test_every_unit_and_size(gfx: str, problem: LinearProblem, parts: int) -> None:
     arch = by_gfx(gfx)
@@ -129,6 +130,13 @@ def test_a_bias_for_some_weights_only() -> None:
             inputs._replace(bias=None, bias_2=None),
         ):
             assert faults(Setting(parts=parts), given._replace(out=None)) == []
+
+
+def test_a_bias_for_some_of_many_weights_only() -> None:
+    inputs = draw(MANY)
+    some = tuple(None if place in (1, 5) else item for place, item in enumerate(inputs.more))
+    assert faults(Setting(), inputs._replace(more=some)) == []
+    assert faults(Setting("gfx942"), inputs._replace(bias=None, bias_2=None)) == []
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -203,7 +211,7 @@ def sanitized(sanitize: str) -> str:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("problem", [TAILS, GATED, THREE], ids=str)
+@pytest.mark.parametrize("problem", [TAILS, GATED, THREE, MANY], ids=str)
 def test_memory_and_undefined_behaviour(problem: LinearProblem, parts: int) -> None:
     """Every buffer an allocation of exactly its size: one element too far is an error."""
     for gfx in ("gfx942", "gfx1100"):
@@ -255,6 +263,26 @@ MISTAKES: dict[str, tuple[str, str, Any]] = {
     "where a tile of B begins": ("(wave_row * TILES_ROWS + j) * 16, k)", "j * 16, k)", 1),
     "gelu": ("x < 0.0f ? tail", "x < 0.0f ? 0.0f", 1),
 }
+
+
+MISTAKES_WITH_MANY = {
+    "which weight": (
+        "p.first_block[of + step] <= (u32)block",
+        "p.first_block[of + step] < (u32)block",
+    ),
+    "which of its blocks": ("block - (int)p.first_block[of]", "0 * block"),
+    "its bias": ("bias = p.bias[of]", "bias = p.bias[0]"),
+    "its last column": ("columns = (int)p.first_column[of + 1] - column_before", "columns = 8"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_WITH_MANY)
+def test_a_planted_mistake_with_many_weights_is_seen(mistake: str) -> None:
+    old, new = MISTAKES_WITH_MANY[mistake]
+    setting = Setting(size=-1)
+    assert faults(setting, draw(MANY)) == []
+    broken = replace(setting, kernels_dir=simt.planted("linear.hip", old, new))
+    assert faults(broken, draw(MANY)) != []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -1,0 +1,156 @@
+"""Keys and values of the prompt, as every transformer block of a step wants them: by one launch.
+
+They hang on the prompt and on weights alone. A block by itself has some hundred rows for them, too
+few to fill a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs.programs import Graphs
+from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.parts import Attention
+from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
+from lib_rocm_sd.unet_step import MOST_PROMPT_BYTES
+
+_Facts = tuple[Any, ...]
+
+
+class Side:
+    """Attentions whose keys and values lie side by side. Equal only to itself: what a graph has
+    recorded reads the columns of one.
+    """
+
+    def __init__(self, parts: Sequence[Attention]) -> None:
+        self.parts = tuple(parts)
+        self.layers = [layer for part in parts for layer in (part.to_k, part.to_v)]
+        self.columns: dict[Attention, tuple[int, int]] = {}
+        """The first of each, and how many."""
+        self.width = 0
+        for part in parts:
+            count = part.to_k.out_features + part.to_v.out_features
+            self.columns[part] = self.width, count
+            self.width += count
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Keys and values of many attentions: `rows` (N * tokens, side.width)."""
+
+    rows: torch.Tensor
+    side: Side
+
+
+@dataclass(eq=False)
+class _Step:
+    """What was made of a prompt, that had this version, with the facts of then. `left`: who has not
+    asked for it yet.
+    """
+
+    context: torch.Tensor
+    version: int | None
+    ready: Ready | None = None
+    facts: dict[Attention, _Facts] = field(default_factory=dict)
+    left: set[Attention] = field(default_factory=set)
+
+
+class Prompts:
+    """`parts`: of the cross-attentions that are ours.
+
+    `ready(layers)`: makes their weights those that are wanted, or says why ours must not read them.
+    `told`: see Hook.tells.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[Sequence[nn.Module]], str],
+        session: Session,
+        graphs: Graphs,
+        told: bool = False,
+    ) -> None:
+        self._ready, self._session, self._graphs = ready, session, graphs
+        self._told = told
+        self._places = Places()
+        self.parts: tuple[Attention, ...] = ()
+        self._side: Side | None = None
+        self._step: _Step | None = None
+
+    def of(self, context: torch.Tensor, part: Attention) -> Ready | None:
+        """What holds the keys and values of `part` for context (N, tokens, E); None where it is to
+        make them itself.
+        """
+        if len(self.parts) < 2 or (context.is_inference() and not self._told):
+            return None
+        step = self._step
+        if step is None or context is not step.context or version_of(context) != step.version:
+            step = self._step = None  # what is held is not written to
+            step = self._step = self._made(context)
+        ready = step.ready
+        if ready is None or step.facts.get(part) != self._facts(part):
+            return None
+        step.left.discard(part)
+        if not step.left:
+            self._step = None  # nobody else asks: its memory is free when this block is done
+        return ready
+
+    def forget(self) -> None:
+        self.step_begins()
+        self._places.forget()
+        self._side = None
+
+    def step_begins(self) -> None:
+        """What was made of a prompt is not looked at again."""
+        self._step = None
+
+    def _made(self, context: torch.Tensor) -> _Step:
+        """Of a new prompt, for all blocks; empty where that cannot be."""
+        step = _Step(context, version_of(context))
+        side = self._side_of([part for part in self.parts if self._fits(part, context)])
+        rows = context.shape[0] * context.shape[1]
+        size = rows * side.width * context.element_size()
+        if not 2 < len(side.layers) <= MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
+            return step
+        if self._ready(side.layers):
+            return step
+        step.facts = {part: self._facts(part) for part in side.parts}
+        shaped = (context.shape, context.stride(), context.dtype, context.device)
+        routes = self._places.of((*shaped, *laid(slots_of(side.layers))))
+        calls = begin(self._session, routes, self._graphs)
+        made = calls.recorded(partial(_joint, side), {"context": context}, (side,))
+        step.ready, step.left = Ready(made, side), {*side.parts}
+        return step
+
+    def _side_of(self, parts: Sequence[Attention]) -> Side:
+        """The same object as long as they are the same."""
+        if self._side is None or self._side.parts != tuple(parts):
+            self._side = Side(parts)
+        return self._side
+
+    def _facts(self, part: Attention) -> _Facts:
+        own = [layer._parameters for layer in (part.to_k, part.to_v)]
+        return tuple(fact(p.get(name), self._told) for p in own for name in ("weight", "bias"))
+
+    def _fits(self, part: Attention, context: torch.Tensor) -> bool:
+        """False for layers that are not where the prompt is, as while models are moved in parts."""
+        for layer in (part.to_k, part.to_v):
+            weight: Any = layer._parameters["weight"]
+            if weight.device != context.device or weight.dtype != context.dtype:
+                return False
+            if weight.shape[1] != context.shape[-1]:
+                return False
+        return True
+
+
+def _joint(side: Side, calls: Calls, context: torch.Tensor) -> torch.Tensor:
+    """What all layers make of `context`, side by side."""
+    return compute.linear(calls, "kv", context.reshape(-1, context.shape[-1]), *side.layers)
