@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 FACTOR = 8
 """Pixels of a picture per pixel of the image that a UNet is given."""
 BATCH = 2
 """The prompt and the negative prompt."""
 TOKENS = 77
+MOST_TOLD = 3
 MOST_WEIGHTS = 144
 """On one input, in one launch of linear.hip."""
 MOST_PROMPT_BYTES = 64 << 20
@@ -115,7 +117,7 @@ class Linear:
         return 2 * self.rows * self.k * sum(self.columns) * (1 + self.gate)
 
     def __str__(self) -> str:
-        made = "+".join(map(str, self.columns))
+        made = told(self.columns)
         return f"linear {self.rows} x {self.k} -> {made}{' GEGLU' * self.gate}"
 
 
@@ -334,7 +336,7 @@ def embeddings(unet: Unet, batch: int = BATCH, middle_last: bool = False) -> lis
     for at in range(0, len(timed), MOST_WEIGHTS):
         sizes.append((whole, timed[at : at + MOST_WEIGHTS]))
     return [
-        Linear(f"{unet.name}, time embedding {k} to {_sum(made)}", batch, k, made)
+        Linear(f"{unet.name}, time embedding {k} to {told(made)}", batch, k, made)
         for k, made in sizes
     ]
 
@@ -374,8 +376,13 @@ def _residual_blocks(unet: Unet, middle_last: bool) -> tuple[int, ...]:
     return (*down, *up, *middle) if middle_last else (*down, *middle, *up)
 
 
-def _sum(columns: Iterable[int]) -> str:
-    return "+".join(map(str, columns))
+def told(columns: Iterable[int]) -> str:
+    """Columns side by side; more than three alike in a row are counted."""
+    parts = []
+    for count, alike in groupby(columns):
+        times = len([*alike])
+        parts += [f"{times} x {count}"] if times > MOST_TOLD else [str(count)] * times
+    return "+".join(parts)
 
 
 STEPS = (step(SD15, 512, 512), step(SDXL, 1024, 1024))

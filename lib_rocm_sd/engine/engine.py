@@ -17,12 +17,13 @@ from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
-from lib_rocm_sd.engine.route import Route, by_formula, tensors_of, traced, watched, zeros
+from lib_rocm_sd.engine.route import Route, by_formula, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Launch, Op
 from lib_rocm_sd.ops.gradients import innermost_transform, is_compiling
+from lib_rocm_sd.ops.keys import tensors_of
 
 _T = TypeVar("_T")
 MOST_WAITS, WAIT_S = 8, 600.0

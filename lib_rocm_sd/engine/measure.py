@@ -18,6 +18,7 @@ from lib_rocm_sd.engine.memory import synchronize
 from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
 from lib_rocm_sd.engine.timing import Call, queued, timed
 from lib_rocm_sd.ops.base import I, Launch, Op, Variant
+from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import source
 
@@ -114,13 +115,14 @@ def input_sets(
     `sets`: how many, by the bytes of one.
     """
     first = op.make_inputs(problem, device, SEED)
-    tensors = [item for item in first if isinstance(item, torch.Tensor)]
-    size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(first))
     return [first, *(type(first)(*map(_copy, first)) for _ in range(sets(size) - 1))]
 
 
 def _copy(item: Any) -> Any:
     """A copy in memory of its own; what is broadcast by stride 0 is shared."""
+    if type(item) is tuple:
+        return tuple(map(_copy, item))
     shared = not isinstance(item, torch.Tensor) or 0 in item.stride()
     return item if shared else item.clone()
 

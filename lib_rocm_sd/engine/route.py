@@ -12,6 +12,7 @@ from lib_rocm_sd.engine.memory import is_recording, synchronize
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.report import UsedRow
 
 
@@ -71,11 +72,6 @@ def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., A
         return output
 
     return first
-
-
-def tensors_of(inputs: Any) -> list[torch.Tensor]:
-    """Those among an op's inputs."""
-    return [item for item in inputs if isinstance(item, torch.Tensor)]
 
 
 doors: dict[str, Callable[[Any], Any]] = {}

@@ -36,6 +36,17 @@ def _plain(item: Any) -> Hashable:
     return item if isinstance(item, (int, str)) else item is None
 
 
+def tensors_of(inputs: Any) -> list[torch.Tensor]:
+    """Those among an op's inputs, and in tuples among these."""
+    found: list[torch.Tensor] = []
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif type(item) is tuple:
+            found += tensors_of(item)
+    return found
+
+
 def tensor_errors(**tensors: Any) -> list[str]:
     """What cannot be read: what is no tensor, a sparse one, one without memory."""
     wrong = []

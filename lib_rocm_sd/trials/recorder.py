@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lib_rocm_sd.engine.selftest import SEED, is_out_of_memory
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Start
 
 CPU = torch.device("cpu")
@@ -108,14 +109,12 @@ class _Recorder(TorchDispatchMode):
         self.starts.append(Start(spec, grid, block, bytes(params), addresses))
 
     def _addresses(self, spec: KernelSpec, params: ctypes.Structure) -> Iterator[Address]:
-        for name, kind, *_ in type(params)._fields_:  # type: ignore[misc]
-            value = getattr(params, name)
-            if kind is not ctypes.c_uint64 or not value:
+        for name, at, value in _words(params):
+            if not value:
                 continue
             memory = next((each for each in self.memory.values() if each.has(value)), None)
             if memory is None:
                 raise ValueError(f"{spec.entry}: {name} is in no memory that is known here")
-            at = getattr(type(params), name).offset
             yield Address(at, self.number(memory), value - memory.address)
 
     def number(self, memory: _Memory) -> int:
@@ -140,6 +139,19 @@ class _Recorder(TorchDispatchMode):
             DTYPE_NAMES[tensor.dtype],
             ctypes.string_at(exact.data_ptr(), exact.numel() * 8),
         )
+
+
+def _words(params: ctypes.Structure) -> Iterator[tuple[str, int, int]]:
+    """Of 64 bits, which addresses are: name, offset and value of each, also in what lies within."""
+    for name, kind, *_ in type(params)._fields_:  # type: ignore[misc]
+        at, value = getattr(type(params), name).offset, getattr(params, name)
+        if kind is ctypes.c_uint64:
+            yield name, at, value
+        elif isinstance(value, ctypes.Structure):
+            yield from ((inner, at + more, word) for inner, more, word in _words(value))
+        elif getattr(kind, "_type_", None) is ctypes.c_uint64:
+            size = ctypes.sizeof(ctypes.c_uint64)
+            yield from ((f"{name}[{n}]", at + n * size, word) for n, word in enumerate(value))
 
 
 def recordings(
@@ -183,7 +195,7 @@ def record(
         recorder = _Recorder()
         with recorder:
             inputs = make()
-            recorder.holds([item for item in inputs if isinstance(item, torch.Tensor)])
+            recorder.holds(tensors_of(inputs))
             posed = op.problem_of(inputs)
             made = variant.run(recorder, config, posed, inputs)
         digest = hashlib.blake2b()

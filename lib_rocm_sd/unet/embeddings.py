@@ -156,7 +156,7 @@ def _joint(
     for first in range(0, len(layers), MOST_WEIGHTS):
         some = layers[first : first + MOST_WEIGHTS]
         parts.append(compute.linear(calls, str(first), active, *some))
-    return torch.cat(parts, -1) + biases.values
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)) + biases.values
 
 
 def _bias(timed: Timed) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.ops.base import Op, Variant
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.unet import usual
 from tests.ops.launches import Launches
@@ -38,7 +39,7 @@ def cases() -> Iterator[Any]:
 
 
 def tensors_in(inputs: Any) -> list[torch.Tensor]:
-    found = [item for item in inputs if isinstance(item, torch.Tensor)]
+    found = tensors_of(inputs)
     weights = [item.weight for item in inputs if isinstance(item, ConvWeights)]
     return found + weights
 

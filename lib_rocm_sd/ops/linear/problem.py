@@ -14,7 +14,7 @@ from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.linear.kernel import FEW_WEIGHTS, MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.layers import LAYERS
-from lib_rocm_sd.unet_step import Linear
+from lib_rocm_sd.unet_step import Linear, told
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LinearProblem:
     in_place: bool = False
 
     def __str__(self) -> str:
-        made = "+".join(_told(self.columns))
+        made = told(self.columns)
         fused = [name for name in ("bias", "residual", "gate") if getattr(self, name)]
         fused += ["in place"] if self.in_place else []
         return " ".join((f"{self.rows} x {self.k} to {made} {self.dtype}", *fused))
@@ -47,17 +47,6 @@ class LinearProblem:
     def weight_rows(self) -> int:
         """Of all weights together."""
         return self.all_columns * (1 + self.gate)
-
-
-def _told(columns: tuple[int, ...]) -> list[str]:
-    """Many weights of one width as one."""
-    if len(columns) <= FEW_WEIGHTS:
-        return [*map(str, columns)]
-    found: list[tuple[int, int]] = []
-    for count in columns:
-        again = found[-1][0] + 1 if found and found[-1][1] == count else 1
-        found[len(found) - (again > 1) :] = [(again, count)]
-    return [f"{times} x {count}" if times > 1 else str(count) for times, count in found]
 
 
 class LinearInputs(NamedTuple):
@@ -95,12 +84,18 @@ class LinearInputs(NamedTuple):
         return [(self.weight, self.bias), *((w, b) for w, b in every if w is not None)]
 
 
+_MOST_SHOWN = 12
+"""Tensors, in an error."""
+
+
 def problem_of(inputs: LinearInputs) -> LinearProblem:
     """ValueError, with all shapes, on a caller's mistake."""
     tensors = inputs.named
     wrong = tensor_errors(**tensors) or _errors(inputs, tensors)
     if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {described(**tensors)}")
+        shown = dict([*tensors.items()][:_MOST_SHOWN])
+        rest = f" and {len(tensors) - len(shown)} more" if len(tensors) > len(shown) else ""
+        raise ValueError(f"{'; '.join(dict.fromkeys(wrong))}: {described(**shown)}{rest}")
     x, layers, gate = inputs.x, inputs.layers, inputs.gate
     return LinearProblem(
         x.shape[0],

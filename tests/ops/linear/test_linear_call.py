@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ PROBLEMS = (
     LinearProblem(17, 64, (24, 8, 16), residual=True, in_place=True),
     LinearProblem(2, 1024, (48,), gate=True),
     LinearProblem(1, 1024, (48, 16), residual=True, in_place=True),
+    LinearProblem(5, 64, (24, 8, 16, 264, 8), residual=True),
 )
 NEW = {"out", "partial"}
 """Where tensors lie that a call makes, if nothing is made in place."""
@@ -46,6 +48,7 @@ def read(params: bytes, made: set[str]) -> dict[str, Any]:
     got = LinearParams.from_buffer_copy(params)
     values = {name: getattr(got, name) for name, *_ in LinearParams._fields_}
     assert bool(values["partial"]) == (values["parts"] > 1)
+    values["table"] = params[ctypes.sizeof(LinearParams) :]
     return {name: value for name, value in values.items() if name not in made}
 
 

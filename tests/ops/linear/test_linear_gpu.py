@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -52,8 +51,10 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 
 def rounded_once(inputs: LinearInputs) -> LinearInputs:
     """On the CPU, where torch's variant computes in float32."""
-    moved: list[Any] = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
-    return LinearInputs(*moved)._replace(out=None)
+    moved = {name: item.cpu() for name, item in inputs.named.items()}
+    more = tuple(None if item is None else item.cpu() for item in inputs.more)
+    given = {name: item for name, item in moved.items() if name in LinearInputs._fields}
+    return LinearInputs(**{**given, "gate": inputs.gate, "more": more})._replace(out=None)
 
 
 def check(launch: Launch, inputs: LinearInputs, config: LinearConfig) -> None:

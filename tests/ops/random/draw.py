@@ -144,9 +144,9 @@ def _is(rng: Random, share: float = 0.5) -> bool:
 
 
 def linear(rng: Random, sizes: Sizes) -> Chosen:
-    """One to three weights, or one with a gate."""
+    """One to three weights, or more, or one with a gate."""
     gate = _is(rng, 0.4)
-    count = 1 if gate else rng.randint(1, 3)
+    count = 1 if gate else rng.choice((1, 2, 3, 3, 5, 9))
     residual = _is(rng)
     problem = LinearProblem(
         _some(rng, sizes.rows),

@@ -27,6 +27,7 @@ from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import Op, Variant
 from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
 from lib_rocm_sd.ops.group_norm.formula import applied
+from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.linear.formula import computed
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.problem import LinearInputs
@@ -154,7 +155,7 @@ def _every(result: Any) -> Tensors:
 
 
 def _tensors(inputs: Any) -> list[torch.Tensor]:
-    found = [item for item in inputs if isinstance(item, torch.Tensor)]
+    found = tensors_of(inputs)
     if isinstance(inputs, ConvInputs):
         found += [inputs.weights.weight, inputs.weights.bias_on(inputs.x.device)]
         found += [t for t in (inputs.through,) if t is not None]
