@@ -137,6 +137,7 @@ def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
     assert added.ms == added.memory_ms == pytest.approx(moved / CARD.bandwidth_gb_s * 1e-6)
     assert one(layer).ms == first.ms + added.ms
     linear = [layer for layer in STEPS[0] if isinstance(layer, Linear) and not layer.gate]
+    linear.append(Linear("two weights on two rows", 2, 2048, (320, 320)))
     parted = [row for row in counted(linear, target()) if "parts" in row.launches[0].config]
     assert parted and all(len(row.launches) == 2 for row in parted)
     assert all(len(row.launches) == 1 for row in counted(linear, target()) if row not in parted)
