@@ -291,7 +291,7 @@ def linear(
 ) -> torch.Tensor:
     """x weight^T + bias + residual (.., N) for x (.., K) and weight (N, K), rounded once.
 
-    `weight`: as nn.Linear has it, or up to three of them, whose columns then lie side by side; a
+    `weight`: as nn.Linear has it, or up to 144 of them, whose columns then lie side by side; a
     bias (N) for each, or None. Rows of x may be apart, as those of a slice are. `residual` (.., N)
     is written over where it is also given as `out`. `gate`: GEGLU, (x Wa^T + ba) * gelu(x Wb^T +
     bb) of a weight (2 N, K), first a's rows, then b's. Raises ValueError, with shapes, where these
