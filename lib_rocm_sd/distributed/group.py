@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from lib_rocm_sd.distributed import meeting
 from lib_rocm_sd.distributed.errors import LeftOut, RankError
 from lib_rocm_sd.distributed.meeting import Member
-from lib_rocm_sd.distributed.pulse import Pulse
+from lib_rocm_sd.distributed.pulse import FAILED, Pulse
 from lib_rocm_sd.distributed.shares import Part, split
 from lib_rocm_sd.report import report
 
@@ -254,8 +254,10 @@ def joined(
         group.objects(None)  # nobody leaves while another may still need the store
         group._pulse.stop()
     except BaseException as error:
-        group._pulse.stop(f"failed: {type(error).__name__}: {_first_line(error)}")
+        group._pulse.stop(f"{FAILED}: {type(error).__name__}: {_first_line(error)}")
         group._abort()
+        if where.rank == 0 and not meeting.launcher_has_store():
+            group._pulse.stay()
         raise
     finally:
         if dist.is_initialized():

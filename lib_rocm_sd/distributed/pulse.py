@@ -16,7 +16,7 @@ SILENT_BEATS = 4
 """After so many beats without a sign, a rank is what an exchange that failed had waited for."""
 GONE_S = 10.0
 """After so long, or half of the limit, it is gone, whether anything failed or not."""
-LEFT = "left"
+LEFT, FAILED = "left", "failed"
 
 
 class Pulse:
@@ -63,30 +63,45 @@ class Pulse:
         except (RuntimeError, OSError):  # the store's process has ended before
             return
 
+    def stay(self) -> None:
+        """For the process that has the store, after `stop`: until the others have said their last
+        word too or are silent, not longer than half of the limit. They could not read why it ends.
+        """
+        silent_s = SILENT_BEATS * self.beat_s
+        keys = [_key(other) for other in self._heard]
+        end = self._clock() + self._gone_s
+        while self._clock() < end:
+            try:
+                if self._store.check(keys):
+                    self._look()
+            except (RuntimeError, OSError):  # then nobody else reads it either
+                return
+            now = self._clock()
+            if all(_last(said) or now - at > silent_s for said, at in self._heard.values()):
+                return
+            time.sleep(self.beat_s / 4)
+
     def beat(self) -> None:
         """One sign of life, and one look at the others."""
         self._count += 1
         try:
             self._set(f"{self._count} {self._calls()}")
-            for other, (before, _) in self._heard.items():
-                said = self._store.get(_key(other)).decode()
-                if said != before:
-                    self._heard[other] = (said, self._clock())
-            self._answered_s = self._clock()
+            self._look()
         except (RuntimeError, OSError):  # which ones is torch's affair: DistError, connections
             return
 
     def why(self, silent_s: float) -> str:
         """Who failed, or was not heard of for so long; empty for nobody."""
         now = self._clock()
+        for other, (said, _) in self._heard.items():
+            if said.startswith(FAILED):
+                return f"{self._names[other]} {said}"
         if now - self._answered_s > silent_s:
             return (
                 "the store does not answer: its process (rank 0's, or the launcher) is gone, or "
                 "this machine has lost its network"
             )
         for other, (said, heard_s) in self._heard.items():
-            if said.startswith("failed"):
-                return f"{self._names[other]} {said}"
             if said != LEFT and now - heard_s > silent_s:
                 return f"{self._names[other]} died: no sign of life for {now - heard_s:.1f} s"
         return ""
@@ -121,9 +136,20 @@ class Pulse:
                 self.gone = why
                 self._lost(why)
 
+    def _look(self) -> None:
+        for other, (before, _) in self._heard.items():
+            said = self._store.get(_key(other)).decode()
+            if said != before:
+                self._heard[other] = (said, self._clock())
+        self._answered_s = self._clock()
+
     def _set(self, said: str) -> None:
         self._store.set(_key(self._rank), said)
 
 
 def _key(rank: int) -> str:
     return f"pulse/{rank}"
+
+
+def _last(said: str) -> bool:
+    return said == LEFT or said.startswith(FAILED)

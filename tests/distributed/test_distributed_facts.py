@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from lib_rocm_sd.distributed import agreement, guidance, meeting, rows, shares
 from lib_rocm_sd.distributed.errors import RankError
 from lib_rocm_sd.distributed.group import Group, _fit, _weights
 from lib_rocm_sd.distributed.meeting import Member
-from lib_rocm_sd.distributed.pulse import Pulse
+from lib_rocm_sd.distributed.pulse import SILENT_BEATS, Pulse
 from lib_rocm_sd.distributed.stages import parted
 from lib_rocm_sd.distributed.vae import SharedProgram
 from tests.clock import Clock
@@ -108,6 +109,10 @@ class Store:
         self._check()
         return self.kept[key]
 
+    def check(self, keys: Sequence[str]) -> bool:
+        self._check()
+        return all(key in self.kept for key in keys)
+
     def _check(self) -> None:
         if self.gone:
             raise RuntimeError("connection reset")
@@ -144,10 +149,44 @@ def test_who_is_silent_is_gone_and_who_left_is_not() -> None:
     beaten.pulses[2].stop("failed: MemoryError: out of memory")
     beaten.pass_s(1, 0)
     assert beaten.pulses[0].why(4) == "rank 2 failed: MemoryError: out of memory"
+
+
+def test_who_failed_is_named_though_the_store_has_gone_with_it() -> None:
+    beaten = Beaten()
+    beaten.pass_s(2, 0, 1, 2)
+    beaten.pulses[1].stop("failed: ValueError: no such prompt")
+    beaten.pass_s(1, 0)
     beaten.store.gone = True
-    beaten.pass_s(6, 0)
-    assert "the store does not answer" in beaten.pulses[0].why(4)
+    beaten.pass_s(6, 0, 2)
+    assert beaten.pulses[0].why(4) == "rank 1 failed: ValueError: no such prompt"
+    assert "the store does not answer" in beaten.pulses[2].why(4)
     beaten.pulses[0].stop()
+
+
+@pytest.mark.parametrize("ends", ["left", "failed: RankError: rank 0 failed", "silent"])
+def test_who_has_the_store_stays_until_the_others_have_read_why_it_ends(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beaten = Beaten()
+    waited: list[float] = []
+    beaten.pass_s(2, 0, 1, 2)
+    beaten.pulses[2].stop()
+
+    def wait(seconds: float) -> None:
+        """Meanwhile rank 1 goes on for two seconds, and then ends."""
+        waited.append(seconds)
+        beaten.clock.turn(seconds)
+        if sum(waited) < 2:
+            beaten.pulses[1].beat()
+        elif ends != "silent":
+            beaten.pulses[1].stop(ends)
+
+    monkeypatch.setattr("lib_rocm_sd.distributed.pulse.time.sleep", wait)
+    beaten.pulses[0].stop("failed: MemoryError: out of memory")
+    beaten.pulses[0].stay()
+    least = 2 if ends != "silent" else 2 + SILENT_BEATS * beaten.pulses[0].beat_s
+    assert least <= sum(waited) < least + 1
+    assert beaten.pulses[1].why(4) == "rank 0 failed: MemoryError: out of memory"
 
 
 def test_who_is_behind_is_named() -> None:
