@@ -5,6 +5,9 @@ their gradients rounded to halves before they meet a matrix, the result rounded 
 float32, delta from the rounded output. The largest error of a head may be twice theirs in the mean
 of all heads, the rms 1.5 times: of one head alone either is twice the other's in one case of fifty,
 by which way a few large values happen to be rounded.
+
+With one key, or nearly, a score's gradient is the difference of two equal sums: what is left are
+their roundings, which hang on the order of a CPU's instructions. These are allowed for (_noise).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from tests.simt.attention import draw, random_mask
 LARGEST_RATIO, RMS_RATIO = 2.0, 1.5
 LEAST = 2.0**-24
 """The least number of fp16: what is rounded to it or to zero is not counted."""
+ROUNDINGS = 4
+"""Of float32, that each of the terms that cancel each other may have seen."""
 
 
 def drawn(
@@ -71,11 +76,28 @@ def torchs_own(inputs: AttentionBackwardInputs) -> Grads:
     return of_q, of_k, of_v
 
 
+def _noise(inputs: AttentionBackwardInputs) -> tuple[float, float, float]:
+    """The rms of float32's roundings in the gradients of q, k and v: of g v and g out, whose
+    difference a score's gradient is, as far as they reach them.
+    """
+    scale = scale_of(inputs.q, inputs.scale)
+    mask = inputs.mask
+    if mask is not None:
+        mask = expand_mask(mask, inputs.q, inputs.k)
+    q, k, v, grad = by_heads(inputs, torch.float64)
+    output = inputs.output.unflatten(2, inputs.q.shape[2:]).double().transpose(1, 2)
+    terms = grad.square() @ v.square().mT + (grad * output).square().sum(-1, keepdim=True)
+    squares = weights_of(q, k, mask, scale).square() * terms
+    reached = (squares @ k.square(), squares.mT @ q.square())
+    of_q, of_k = (2.0**-24 * abs(scale) * float(each.mean().sqrt()) for each in reached)
+    return ROUNDINGS * of_q, ROUNDINGS * of_k, 0.0
+
+
 def faults(made: Grads, inputs: AttentionBackwardInputs) -> list[str]:
     """What is wrong with the gradients of q, k and v; NaN anywhere is."""
     found = []
-    every = zip(("q", "k", "v"), made, torchs_own(inputs), reference(inputs), strict=True)
-    for name, ours, theirs, exact in every:
+    right = torchs_own(inputs), reference(inputs), _noise(inputs)
+    for name, ours, theirs, exact, noise in zip(("q", "k", "v"), made, *right, strict=True):
         like = getattr(inputs, name)
         if ours.shape != like.shape or ours.dtype != like.dtype:
             found.append(f"{name}: {tuple(ours.shape)} {ours.dtype}")
@@ -83,8 +105,8 @@ def faults(made: Grads, inputs: AttentionBackwardInputs) -> list[str]:
         errors = [(t.double() - exact).abs() for t in (ours, theirs)]
         largest = [float(error.amax((1, 3)).mean()) for error in errors]
         rms = [float(error.square().mean().sqrt()) for error in errors]
-        if not largest[0] <= LARGEST_RATIO * largest[1] + LEAST:
+        if not largest[0] <= LARGEST_RATIO * (largest[1] + noise) + LEAST:
             found.append(f"{name}: largest error {largest[0]:.3g}, torch's own {largest[1]:.3g}")
-        if not rms[0] <= RMS_RATIO * rms[1] + LEAST:
+        if not rms[0] <= RMS_RATIO * (rms[1] + noise) + LEAST:
             found.append(f"{name}: rms {rms[0]:.3g}, torch's own {rms[1]:.3g}")
     return found
