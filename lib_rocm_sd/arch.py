@@ -41,6 +41,13 @@ class Arch:
         """False for the development-only NVIDIA row."""
         return self.matrix != "mma_sm80"
 
+    @property
+    def has_fast_libraries(self) -> bool:
+        """Whether a library's products, and its convolutions of channels-last halves, come before
+        ours under Auto wherever they are one launch as ours are (docs/unet.md).
+        """
+        return self.matrix in ("mfma", "mma_sm80")
+
     def defines(self) -> dict[str, int]:
         """The preprocessor definitions through which a kernel learns what it is compiled for."""
         return {

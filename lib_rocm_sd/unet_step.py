@@ -387,3 +387,12 @@ def told(columns: Iterable[int]) -> str:
 
 STEPS = (step(SD15, 512, 512), step(SDXL, 1024, 1024))
 """What most users of Stable Diffusion have computed."""
+OTHER_STEPS = (
+    step(SD15, 384, 512, batch=1),
+    step(SD15, 512, 640, batch=4),
+    step(SD15, 512, 512, batch=3),
+    step(SD15, 512, 896),
+)
+"""Of which some layers take other kernels. With these, no usual size or batch of either UNet has
+one that is not listed: a test looks through them.
+"""

@@ -23,6 +23,7 @@ from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.unet_step import (
+    OTHER_STEPS,
     SD15,
     SDXL,
     STEPS,
@@ -38,15 +39,12 @@ from lib_rocm_sd.unet_step import (
 DTYPE = "float16"
 GROUPS = 32
 """Of every GroupNorm of these UNets."""
-FEW_ROWS = 512
-"""As ops/linear/ours.py has it: so many rows by several weights are one launch of ours."""
-LIBRARY_IS_FAST = ("mfma", "mma_sm80")
-"""As ops/conv/ours.py has it: there a library's convolutions come first."""
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
-    """All kernels of the UNets of Stable Diffusion 1.5 and XL in fp16."""
-    return list(dict.fromkeys(spec for layer in launched() for spec in _specs(arch, layer)))
+    """All kernels of the UNets of Stable Diffusion 1.5 and XL in fp16, at any usual size."""
+    layers = (*launched(), *launched(OTHER_STEPS))
+    return list(dict.fromkeys(spec for layer in layers for spec in specs_of(arch, layer)))
 
 
 def launched(steps: Iterable[Iterable[Layer]] = STEPS) -> list[Layer]:
@@ -68,7 +66,8 @@ def _is_last(layer: Layer) -> TypeGuard[Conv]:
     )
 
 
-def _specs(arch: Arch, layer: Layer) -> Iterator[KernelSpec]:
+def specs_of(arch: Arch, layer: Layer) -> Iterator[KernelSpec]:
+    """What Auto launches for one layer."""
     if isinstance(layer, LayerNorm):
         yield from _layer_norm(arch, layer)
     elif isinstance(layer, GroupNorm):
@@ -105,7 +104,7 @@ def _linear(arch: Arch, layer: Linear) -> Iterator[KernelSpec]:
     """GEGLU's second half, and what is made of few rows by several weights."""
     if layer.gate:
         yield linear_kernel.gate_spec(DTYPE)
-    elif len(layer.columns) > 1 and layer.rows <= FEW_ROWS:
+    elif linear_kernel.is_joint(arch, layer.rows, layer.columns):
         shape = (layer.rows, layer.k, layer.columns, layer.gate)
         config = linear_kernel.configs(arch, DTYPE, *shape)[0]
         split = linear_kernel.tiling(*shape, config).parts > 1
@@ -125,7 +124,7 @@ def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
     form, sizes = convolved(layer)
     configs = rows.configs(arch, form, sizes)
     takes = layer.out_channels % 8 == 0  # a library's, with our passes around it
-    if takes and (not configs or arch.matrix in LIBRARY_IS_FAST):
+    if takes and (not configs or arch.has_fast_libraries):
         yield from _around_library(arch, layer)
     else:
         yield conv_kernel.spec(form, configs[0])

@@ -16,16 +16,17 @@ from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
 from lib_rocm_sd.unet.ahead import DTYPE, GROUPS, launched
-from lib_rocm_sd.unet_step import STEPS, Conv, GroupNorm, Layer, LayerNorm, Linear
+from lib_rocm_sd.unet_step import OTHER_STEPS, STEPS, Conv, GroupNorm, Layer, LayerNorm, Linear
 
 Work = list[tuple[Op[Any, Any], Any]]
 
 
-def work(steps: Iterable[Iterable[Layer]] = STEPS) -> Work:
-    """Ops, and problems of theirs, each once, what is asked most often first. Attention's are
-    attention's own.
+def work(*lists: Iterable[Iterable[Layer]]) -> Work:
+    """Ops, and problems of theirs, each once: of one list of steps after the other, or of all usual
+    sizes, what is asked most often first. Attention's are attention's own.
     """
-    every = (asked for layer in launched(steps) for asked in asked_by(layer))
+    layers = (layer for steps in lists or (STEPS, OTHER_STEPS) for layer in launched(steps))
+    every = (asked for layer in layers for asked in asked_by(layer))
     return list({(op.name, problem): (op, problem) for op, problem in every}.values())
 
 

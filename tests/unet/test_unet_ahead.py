@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem
-from lib_rocm_sd.ops.linear import ours as linear
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
 from lib_rocm_sd.unet_step import (
+    OTHER_STEPS,
     SD15,
     SDXL,
     STEPS,
@@ -34,6 +35,7 @@ from lib_rocm_sd.unet_step import (
     Layer,
     embeddings,
     prompts,
+    step,
 )
 from tests.unet.steps import arguments
 
@@ -105,7 +107,7 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
     """By the WebUI's UNets either, whose last convolution has a norm."""
     arch = amd_table()[gfx]
     last = [layers[-1] for layers in STEPS]
-    launched = [*of_auto(arch), *subjects(usual.work([last]), arch)]
+    launched = [*of_auto(arch), *subjects(usual.work([last], OTHER_STEPS), arch)]
     found = {spec for each in launched for spec in each.specs}
     for spec in set(ahead.shipped_specs(arch)) - found:
         assert spec in embeddings_of_the_webui(arch), spec
@@ -118,16 +120,26 @@ def embeddings_of_the_webui(arch: Arch) -> set[KernelSpec]:
     return {spec for each in subjects(usual.work([layers]), arch) for spec in each.specs}
 
 
+@pytest.mark.parametrize("gfx", table())
+def test_no_usual_size_or_batch_has_a_kernel_that_is_not_compiled_ahead(gfx: str) -> None:
+    """A first step at such a size would wait for the compiler, or be the host's own."""
+    arch, missing = table()[gfx], dict[KernelSpec, str]()
+    own = set(ahead.shipped_specs(arch))
+    for unet, sides in ((SD15, range(384, 1088, 64)), (SDXL, range(640, 1600, 64))):
+        for width, height in combinations_with_replacement(sides, 2):
+            for batch in (1, 2, 3, 4, 6, 8) if 2 * width >= height else ():
+                for layer in set(step(unet, width, height, batch)):
+                    for spec in set(ahead.specs_of(arch, layer)) - own:
+                        missing[spec] = f"{unet.name} {width}x{height}, batch {batch}: {layer}"
+    assert not missing
+
+
 def test_what_is_first_under_auto_is_known_without_torch() -> None:
-    assert ahead.FEW_ROWS == linear.FEW_ROWS
     ours, library, *_ = CONVS["3x3"].variants
     problem = ConvProblem("3x3", 2, 64, 64, 320, 320, in_rows=True)
-    behind = {
-        arch.matrix
-        for arch in table().values()
-        if ours.preference_for(arch, problem) < library.preference_for(arch, problem)
-    }
-    assert behind == set(ahead.LIBRARY_IS_FAST)
+    for arch in table().values():
+        behind = ours.preference_for(arch, problem) < library.preference_for(arch, problem)
+        assert behind == arch.has_fast_libraries
 
 
 @pytest.mark.parametrize("name", SIZES)

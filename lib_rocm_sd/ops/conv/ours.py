@@ -38,7 +38,6 @@ from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
 from lib_rocm_sd.ops.group_norm.kernel import finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_merge
 
-_LIBRARY_IS_FAST = ("mfma", "mma_sm80")
 _BEHIND = 5
 """Less than LibraryConv's."""
 
@@ -83,8 +82,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         """With weights as they lie, behind a library's on CDNA and NVIDIA: MIOpen and cuDNN are
         fast there with channels-last halves, which MIOpen is not on RDNA (docs/unet.md).
         """
-        matrix = "" if arch is None else arch.matrix
-        behind = problem.in_rows and matrix in _LIBRARY_IS_FAST
+        behind = problem.in_rows and arch is not None and arch.has_fast_libraries
         return _BEHIND if behind else self.preference
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:

@@ -25,8 +25,6 @@ from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 MOST_STRIDE = 1 << 22
 """Halves from row to row of x: a work-group's rows then lie within 4 GiB."""
 MOST_BYTES = (1 << 32) - 1
-FEW_ROWS = 512
-"""A prompt and its negative have 154, three chunks of each 462."""
 _FIRST = 40
 """More than any library's."""
 
@@ -34,8 +32,7 @@ _FIRST = 40
 class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     """Bias, gate and residual cost no pass of their own, several weights are one launch, nothing is
     searched for, and what runs does not hang on the build of torch. Behind a library's product
-    under Auto (torch.py), but for several weights on few rows, as of a prompt or a time embedding:
-    these are one launch here.
+    under Auto (torch.py), but for what is one launch here and several there (kernel.is_joint).
     """
 
     name = "rocm_sd"
@@ -64,8 +61,8 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         )
 
     def preference_for(self, arch: Arch | None, problem: LinearProblem) -> int:
-        few = len(problem.columns) > 1 and problem.rows <= FEW_ROWS
-        return _FIRST if few else self.preference
+        joint = arch is not None and kernel.is_joint(arch, problem.rows, problem.columns)
+        return _FIRST if joint else self.preference
 
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
         return gradient_refusals(*inputs[:-1], *inputs.more)

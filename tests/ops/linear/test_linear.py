@@ -177,15 +177,17 @@ def test_auto_takes_torchs_first() -> None:
 
 
 def test_auto_takes_ours_first_for_several_weights_on_few_rows() -> None:
-    ours, theirs, gfx1100 = MatrixLinear(), TorchLinear(), arch.by_gfx("gfx1100")
+    """With a fast library only for so many that it would be many launches."""
+    ours, theirs = MatrixLinear(), TorchLinear()
 
-    def first(problem: LinearProblem) -> bool:
-        wanted = theirs.preference_for(gfx1100, problem)
-        return ours.preference_for(gfx1100, problem) > wanted
+    def first(problem: LinearProblem, gfx: str = "gfx1100") -> bool:
+        row = arch.by_gfx(gfx)
+        return ours.preference_for(row, problem) > theirs.preference_for(row, problem)
 
     text = LinearProblem(154, 768, (320, 320), bias=False)
     assert first(text) and first(LinearProblem(2, 1280, (320, 640, 1280)))
     assert not first(replace(text, rows=8192)) and not first(replace(text, columns=(320,)))
+    assert not first(text, "gfx942") and first(replace(text, columns=(320,) * 4), "gfx942")
 
 
 @executed.known("linear.hip", by="shim")
