@@ -35,10 +35,11 @@ class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
     `runs`: how often it was computed launch by launch. `recordings`: of its launches, by what they
     read beside what they are given. `moves`: what of that, or of what it makes, is not always in
-    the same place. `result`: where it was recorded last. Equal only to itself.
+    the same place; `settled`: what somebody else makes, and seemed to be. `result`: where it was
+    recorded last. Equal only to itself.
     """
 
-    __slots__ = ("__weakref__", "left", "moves", "recordings", "result", "runs")
+    __slots__ = ("__weakref__", "left", "moves", "recordings", "result", "runs", "settled")
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +47,7 @@ class Routes(dict[str, Route]):
         self.runs = 0
         self.recordings: dict[tuple[Any, ...], Recording] = {}
         self.moves: frozenset[str] = frozenset()
+        self.settled: frozenset[str] = frozenset()
         self.result: Result | None = None
 
     __eq__ = object.__eq__
@@ -111,11 +113,12 @@ class Calls:
         recording = routes.recordings.get(held)
         if recording is not None:
             replayed = graphs.replay(recording, given)
+            if held not in routes.recordings:  # to be made anew
+                routes.runs = RUNS_BEFORE_RECORDING
+            elif replayed is None:
+                return compute(self, **given)
             if replayed is not None:
                 return replayed
-            if held in routes.recordings:
-                return compute(self, **given)
-            routes.runs = RUNS_BEFORE_RECORDING
         routes.runs, drops = routes.runs + 1, engine.drops
         made = compute(self, **given)
         due = routes.runs > RUNS_BEFORE_RECORDING and drops == engine.drops

@@ -1,8 +1,8 @@
 """Memory that stays where it is, for graphs read and write the addresses of their recording.
 
-What a program is given is read where it lies, if it always lies there, as what another recorded
-program has made; else it is copied into a slot. What a program makes lies in a `Result`, which is
-lent to whom asked for it: it is not written to as long as anybody holds it.
+What a program is given is read where it lies, if it always lies there: what another recorded
+program has made, and what was seen there often. Else it is copied into a slot. What a program makes
+lies in a `Result`, which is lent to whom asked: it is not written to as long as anybody holds it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ class Slot:
         self._source: Any = None
         self._at = (0, 0)
 
-    def fill(self, given: torch.Tensor, buffer: Buffer) -> None:
-        """Copy `given`, unless it was the last one and has not changed."""
+    def fill(self, given: torch.Tensor, buffer: Buffer) -> bool:
+        """Copy `given`, unless it was the last one and has not changed; whether it was copied."""
         counted = not given.is_inference()
         known = counted and buffer.holds is self and self._source() is given
         if known and self._at == (given._version, given.data_ptr()):
-            return
+            return False
         buffer.holds = None
         self.tensor.copy_(given)
         if counted:
             self._source, self._at = ref(given), (given._version, given.data_ptr())
             buffer.holds = self
+        return True
 
 
 class Buffer:
@@ -77,17 +78,53 @@ class Buffer:
         return self._slots[layout]
 
 
-class Copied:
-    """What a program is given is copied into a slot."""
+class Read:
+    """How a recording reads one tensor that its program is given. `steady`: how often in a row one
+    was copied from the same address.
+    """
+
+    __slots__ = ("_from", "steady")
+
+    def __init__(self) -> None:
+        self._from = self.steady = 0
+
+    def takes(self, given: torch.Tensor) -> bool:
+        """Put `given` where it is read, if need be; False where that cannot be."""
+        raise NotImplementedError
+
+    def _copied(self, given: torch.Tensor) -> None:
+        at = given.data_ptr()
+        self._from, self.steady = at, self.steady + 1 if at == self._from else 0
+
+
+class Copied(Read):
+    """It is copied into a slot."""
 
     __slots__ = ("_buffer", "_slot")
 
     def __init__(self, slot: Slot, buffer: Buffer) -> None:
+        super().__init__()
         self._slot, self._buffer = slot, buffer
 
     def takes(self, given: torch.Tensor) -> bool:
-        self._slot.fill(given, self._buffer)
+        if self._slot.fill(given, self._buffer):
+            self._copied(given)
         return True
+
+
+class Settled(Read):
+    """It is read where it lies, in somebody else's memory: whoever gives a tensor in this place
+    gives the one to be read.
+    """
+
+    __slots__ = ("_at", "_strides")
+
+    def __init__(self, given: torch.Tensor) -> None:
+        super().__init__()
+        self._at, self._strides = given.data_ptr(), given.stride()
+
+    def takes(self, given: torch.Tensor) -> bool:
+        return given.data_ptr() == self._at and given.stride() == self._strides
 
 
 class Result:
@@ -137,12 +174,13 @@ class Result:
         return made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload, no-any-return]
 
 
-class Direct:
+class Direct(Read):
     """It is read where it lies, in `result`. What lies elsewhere for once is copied there."""
 
     __slots__ = ("_at", "_layout", "_strides", "result")
 
     def __init__(self, result: Result, given: torch.Tensor) -> None:
+        super().__init__()
         self.result, self._layout = result, Layout.of(given)
         self._at, self._strides = given.data_ptr(), given.stride()
 
@@ -158,6 +196,7 @@ class Direct:
         if self.result.is_held or not self.result.is_whole:
             return False
         self.result.tensor(self._layout, self._at).copy_(given)
+        self._copied(given)
         return True
 
 

@@ -27,7 +27,9 @@ from lib_rocm_sd.graphs.memory import (
     Copied,
     Direct,
     Layout,
+    Read,
     Result,
+    Settled,
     span_bytes,
 )
 
@@ -37,9 +39,13 @@ REPLAYS_PER_RECORDING = 8
 """A recording takes the time of so many programs launched one by one, and some more."""
 MISSES = 2
 """After so many, a recording is made anew that does not need what was not in its place."""
+STEADY = 24
+"""Copies in a row from one address, after which a recording is made anew that reads there: more
+than a usual picture has steps.
+"""
 Compute = Callable[..., torch.Tensor]
 Recorded = Callable[..., tuple[torch.Tensor, list[Any]]]
-Reads = Mapping[str, Copied | Direct]
+Reads = Mapping[str, Read]
 RESULT, OTHERS = "its result", "another's result"
 """Among the names of what a program is given: what it makes, and what is made in the same place."""
 
@@ -93,6 +99,11 @@ class Recording:
         self.result.lender = self.routes
         return made
 
+    @property
+    def steady(self) -> frozenset[str]:
+        """What was copied from one place often enough."""
+        return frozenset(name for name, read in self.reads.items() if read.steady >= STEADY)
+
 
 class DeviceGraphs:
     """Those of one device."""
@@ -129,7 +140,8 @@ class DeviceGraphs:
         self, recording: Recording, given: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         """None where something is not in its place. When that happens again, it is to be recorded
-        anew, so that it need not be there.
+        anew, so that it need not be there; and so it is to read without a copy what always lies
+        in one place.
         """
         with self._lock:
             name = recording.obstacle(given)
@@ -139,6 +151,9 @@ class DeviceGraphs:
                     _leave(recording, name)
                 return None
             made = recording.replay()
+            steady = recording.steady
+            if steady and self.may_record():
+                _settle(recording, steady)
         for row in recording.rows:
             row.calls += 1
         self.replays += 1
@@ -191,7 +206,7 @@ class DeviceGraphs:
         expected: torch.Tensor,
         routes: Any,
     ) -> Recording:
-        reads, inputs = self._placed(given, routes.moves)
+        reads, inputs = self._placed(given, routes.moves, routes.settled)
         layout, result = Layout.of(expected), self._result(expected, routes)
         graph = self._new()
         rows: list[Any] = []
@@ -206,15 +221,18 @@ class DeviceGraphs:
         return Recording(graph, held, reads, result, layout, rows, ref(routes))
 
     def _placed(
-        self, given: Mapping[str, torch.Tensor], moves: Container[str]
-    ) -> tuple[dict[str, Copied | Direct], dict[str, torch.Tensor]]:
+        self, given: Mapping[str, torch.Tensor], moves: Container[str], settled: Container[str]
+    ) -> tuple[dict[str, Read], dict[str, torch.Tensor]]:
         """How each is read, and what is to be read while it is recorded."""
-        reads: dict[str, Copied | Direct] = {}
+        reads: dict[str, Read] = {}
         inputs = dict(given)
         for name, tensor in given.items():
             lent = next((each for each in self._results if each.holds(tensor)), None)
             if lent is not None and name not in moves and Direct.suits(tensor):
                 reads[name] = Direct(lent, tensor)
+                continue
+            if name in settled and name not in moves and Direct.suits(tensor):
+                reads[name] = Settled(tensor)
                 continue
             buffer, wanted = self._buffers.get(name), span_bytes(tensor)
             if buffer is None or buffer.memory.numel() < wanted:
@@ -304,6 +322,14 @@ def _leave(recording: Recording, name: str) -> None:
     routes.moves = routes.moves | {name}
     if name in (RESULT, OTHERS):
         routes.result = None
+
+
+def _settle(recording: Recording, names: frozenset[str]) -> None:
+    """It is no longer wanted as it is, unless that was tried before: these stay where they are."""
+    routes = recording.routes()
+    if not names <= routes.settled:
+        routes.recordings.pop(recording.held, None)
+        routes.settled = routes.settled | names
 
 
 def _equal(made: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs import memory, programs
 from lib_rocm_sd.graphs.memory import COPIED, LENT, OWN, Into, Layout, Result, span_bytes
-from lib_rocm_sd.graphs.programs import Graphs, Recording
+from lib_rocm_sd.graphs.programs import STEADY, Graphs, Recording
 from lib_rocm_sd.report import Report
 from tests.graph_tape import Desk, recording_cpu
 from tests.ops.toy_op import NO_GPU, Doubler, Inputs, op_of
@@ -150,6 +150,61 @@ def test_where_its_place_is_not_free_it_is_copied_elsewhere(desk: Desk, graphs: 
         assert torch.equal(kept, 2 * factor * X)
         del between, kept
     assert reads(graphs) == ["Copied", "Copied"]
+    assert desk.recorded == 3
+
+
+def from_one_place(graphs: Graphs, call: Program, count: int = STEADY + 4) -> torch.Tensor:
+    """Calls with a tensor that somebody else makes, always in the same memory."""
+    given = torch.empty_like(X)
+    for factor in range(1, count):
+        given.copy_(factor * X)
+        assert torch.equal(call(given), 2 * factor * X)
+    return given
+
+
+def test_what_is_always_in_one_place_is_read_there(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    given = from_one_place(graphs, call, STEADY + 3)
+    assert reads(graphs) == [] and desk.recorded == 1, "it is no longer wanted"
+    for factor in range(1, 4):
+        given.copy_(factor * X)
+        assert torch.equal(call(given), 2 * factor * X)
+    assert reads(graphs) == ["Settled"] and desk.recorded == 2
+
+
+def test_what_comes_from_many_places_is_copied(desk: Desk, graphs: Graphs) -> None:
+    call, held = program(graphs), []
+    for factor in range(1, 2 * STEADY):
+        held.append(factor * X)
+        assert torch.equal(call(held[-1]), 2 * factor * X)
+    assert reads(graphs) == ["Copied"] and desk.recorded == 1
+
+
+def test_what_leaves_its_place_is_copied_from_then_on(desk: Desk, graphs: Graphs) -> None:
+    call = program(graphs)
+    given = from_one_place(graphs, call)
+    assert reads(graphs) == ["Settled"]
+    for factor in range(1, 5):
+        elsewhere = factor * X
+        assert elsewhere.data_ptr() != given.data_ptr()
+        assert torch.equal(call(elsewhere), 2 * factor * X)
+        assert torch.equal(call(given), 2 * given)
+    from_one_place(graphs, call, 2 * STEADY)
+    assert reads(graphs) == ["Copied"] and desk.recorded == 3, "it is not tried twice"
+
+
+def test_what_is_steadily_copied_into_anothers_result_is_read_elsewhere(
+    desk: Desk, graphs: Graphs
+) -> None:
+    first, second = program(graphs), program(graphs)
+    place = torch.empty_like(X)
+    for factor in range(1, STEADY + 8):
+        between = first(factor * X)
+        if factor > 4:
+            between = torch.add(between, 1, out=place)
+        assert torch.equal(second(between), 4 * factor * X + 2 * (factor > 4))
+        del between
+    assert reads(graphs) == ["Copied", "Settled"]
     assert desk.recorded == 3
 
 
