@@ -1,11 +1,15 @@
-// LayerNorm over the last dimension; with ADDED that of a sum of two tensors, which is kept:
+// LayerNorm over the last dimension, of x or of a sum:
 //
-//   sum[r, c] = x[r, c] + added[r, c], rounded; without ADDED it is x
+//   ADDED kNothing  of x
+//   ADDED kTensor   of sum[r, c] = x[r, c] + added[r, c], rounded, which is kept
+//   ADDED kRows     of x[r, c] + added[c] + more[c], rounded; kept, if sum is wanted, is that + ahead[c], rounded once. So a library's
+//                   product can be added to x in place: its bias is added by the norm before it (ahead), or by those after it
 //   out[r, c] = (sum[r, c] - mean[r]) / sqrt(variance[r] + eps) gamma[c] + beta[c]
 //
-//   x, added     (rows, C)  fp16 or bf16, any row stride, any alignment
-//   out, sum     (rows, C)  like x, contiguous
-//   gamma, beta  (C)        fp16, bf16 or float32, both alike, or none
+//   x, added           (rows, C)  fp16 or bf16, any row stride, any alignment
+//   out, sum           (rows, C)  like x, contiguous
+//   gamma, beta        (C)        fp16, bf16 or float32, both alike, or none
+//   added, more, ahead (C)        with kRows: like x, each may be null
 //
 // Numerics. All is float32 but what is read and written. Values count from their row's first one, so that a row that lies far from
 // zero loses nothing where it is added up, and a constant row gives beta. The squared differences are taken from the mean, which is
@@ -20,6 +24,7 @@
 
 // BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions (lib_rocm_sd/ops/layer_norm/kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
+enum AddedKind { kNothing, kTensor, kRows };
 
 struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     const u16* x;
@@ -28,6 +33,8 @@ struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     u16* sum;
     const void* gamma;
     const void* beta;
+    const u16* more;
+    const u16* ahead;
     i64 x_stride, added_stride;  // between rows, in halves
     u32 rows, channels;
     u32 lanes, lane_bits;  // 2^lane_bits work-items make a row
@@ -118,13 +125,37 @@ struct Place {
         active = wanted < p.rows;
         const i64 row = min2(wanted, p.rows - 1);
         x = p.x + row * p.x_stride;
-        added = ADDED ? p.added + row * p.added_stride : x;
+        added = ADDED == kTensor ? p.added + row * p.added_stride : x;
         out = row * p.channels;
     }
 };
 
-// The first value of a row.
-DEVICE float first_of(u16 x, u16 added) { return Half::to(ADDED ? Half::from(Half::to(x) + Half::to(added)) : x); }
+DEVICE float value_of(const u16* row, u32 channel) { return row ? Half::to(row[channel]) : 0.0f; }
+
+// One value of what is normalised, with kRows.
+DEVICE u16 biased(const LayerNormParams& p, u16 x, u32 channel) {
+    return Half::from(Half::to(x) + value_of(p.added, channel) + value_of(p.more, channel));
+}
+
+// The first value of a row of it.
+DEVICE float first_of(const LayerNormParams& p, u16 x, u16 added) {
+    if constexpr (ADDED == kRows) return Half::to(biased(p, x, 0));
+    return Half::to(ADDED == kTensor ? Half::from(Half::to(x) + Half::to(added)) : x);
+}
+
+// Eight values of it; where `keeps`, the sum that is wanted is kept.
+template <bool kAligned> DEVICE Words<4> biased_eight(const LayerNormParams& p, const Words<4>& x, u32 channel, i64 at, bool keeps) {
+    Words<4> added = {}, more = {};
+    if (p.added) added = load_eight<kAligned>(p.added + channel);
+    if (p.more) more = load_eight<kAligned>(p.more + channel);
+    const auto sum = [&](int i) { return half_of<Half>(x, i) + half_of<Half>(added, i) + half_of<Half>(more, i); };
+    if (p.sum && keeps) {
+        Words<4> ahead = {};
+        if (p.ahead) ahead = load_eight<kAligned>(p.ahead + channel);
+        store_eight<kAligned>(p.sum + at, packed([&](int i) { return sum(i) + half_of<Half>(ahead, i); }));
+    }
+    return packed(sum);
+}
 
 constexpr int kWaves = THREADS / WAVE_SIZE;
 constexpr int kLdsBytes = max2(2 * kWaves * 4, 16);
@@ -167,12 +198,12 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const u32 vectors = p.channels / 8;
     const auto vector = [&](int i) { return place.lane + (u32)i * p.lanes; };
     const auto channel = [&](int i) { return min2(vector(i), vectors - 1) * 8; };
-    Words<4> values[HELD], added[ADDED ? HELD : 1];
+    Words<4> values[HELD], added[ADDED == kTensor ? HELD : 1];
     Affine gamma[HELD], beta[HELD];
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         values[i] = load_eight<kAligned>(place.x + channel(i));
-        if constexpr (ADDED) added[i] = load_eight<kAligned>(place.added + channel(i));
+        if constexpr (ADDED == kTensor) added[i] = load_eight<kAligned>(place.added + channel(i));
     }
     const u16 first_x = *place.x, first_added = *place.added;
 #pragma unroll
@@ -181,14 +212,16 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
     }
     one_by_one();  // all that is read is asked for before anything waits for a part of it
-    const float first = first_of(first_x, first_added);
+    const float first = first_of(p, first_x, first_added);
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
-        if constexpr (ADDED) {
+        if constexpr (ADDED == kTensor) {
             values[i] = added_up(values[i], added[i]);
             if (place.active && vector(i) < vectors) store_eight<kAligned>(p.sum + place.out + channel(i), values[i]);
         }
+        if constexpr (ADDED == kRows)
+            values[i] = biased_eight<kAligned>(p, values[i], channel(i), place.out + channel(i), place.active && vector(i) < vectors);
         float eight = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - first;
@@ -240,13 +273,14 @@ template <typename F, typename G> DEVICE void each_part(const LayerNormParams& p
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     u16 *const sums = p.sum + place.out, *const out = p.out + place.out;
-    const float first = first_of(*place.x, *place.added);
+    const float first = first_of(p, *place.x, *place.added);
     Moments moments;
     each_part(
         p, place,
         [&](u32 c) {
             Words<4> values = load_eight<kAligned>(place.x + c);
-            if constexpr (ADDED) {
+            if constexpr (ADDED == kRows) values = biased_eight<kAligned>(p, values, c, place.out + c, place.active);
+            if constexpr (ADDED == kTensor) {
                 values = added_up(values, load_eight<kAligned>(place.added + c));
                 if (place.active) store_eight<kAligned>(sums + c, values);
             }
@@ -254,7 +288,11 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         },
         [&](u32 c) {
             u16 value = place.x[c];
-            if constexpr (ADDED) {
+            if constexpr (ADDED == kRows) {
+                if (p.sum && place.active) sums[c] = Half::from(Half::to(value) + value_of(p.added, c) + value_of(p.more, c) + value_of(p.ahead, c));
+                value = biased(p, value, c);
+            }
+            if constexpr (ADDED == kTensor) {
                 value = Half::from(Half::to(value) + Half::to(place.added[c]));
                 if (place.active) sums[c] = value;
             }
@@ -264,18 +302,19 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const float squares = over_team(p, fma_f32(moments.count * apart, apart, moments.m2), lds + kWaves);
     const float scale = reciprocal_sqrt(fma_f32(squares, p.share, p.eps));
     if (!place.active) return;
-    const u16* from = ADDED ? sums : place.x;
+    const u16* from = ADDED == kTensor ? sums : place.x;
     each_part(
         p, place,
         [&](u32 c) {
-            const Words<4> values = load_eight<kAligned>(from + c);
+            Words<4> values = load_eight<kAligned>(from + c);
+            if constexpr (ADDED == kRows) values = biased_eight<kAligned>(p, values, c, 0, false);
             const Affine gamma = Affine::template load<kAligned>(p.gamma, c), beta = Affine::template load<kAligned>(p.beta, c);
             store_eight<kAligned>(out + c, packed([&](int i) {
                 return transformed(half_of<Half>(values, i) - first - mean, scale, gamma.at(i), beta.at(i));
             }));
         },
         [&](u32 c) {
-            const float difference = Half::to(from[c]) - first - mean;
+            const float difference = Half::to(ADDED == kRows ? biased(p, from[c], c) : from[c]) - first - mean;
             out[c] = Half::from(transformed(difference, scale, Affine::one(p.gamma, c), Affine::one(p.beta, c)));
         });
 }

@@ -29,7 +29,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
 )
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
@@ -78,6 +79,9 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     yield from _norms()
     for rows in _layer_norms():
         yield LAYER_NORM, rows, True
+        if rows.added:
+            biased = BiasedProblem(rows.shape, rows.dtype, False, rows.affine, keeps=True)
+            yield LAYER_NORM_BIASED, biased, True
     for linear in _linears():
         yield LINEAR, linear, True
     yield from _of_training()

@@ -79,11 +79,13 @@ def specs_of(arch: Arch, layer: Layer) -> Iterator[KernelSpec]:
 
 
 def _layer_norm(arch: Arch, layer: LayerNorm) -> Iterator[KernelSpec]:
-    """Also with a tensor added first: what attention's last layer made, where that is not ours."""
+    """Also with a tensor added first, where a block may not write to what it is given or calls a
+    host's module, and with biases.
+    """
     config = layer_norm_kernel.configs(arch, layer.channels)[0]
     held = layer_norm_kernel.tiling(layer.channels, config).held
-    for added in (False, True):
-        form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held)
+    for added, biased in layer_norm_kernel.KINDS:
+        form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held, biased)
         yield layer_norm_kernel.spec(form, config)
 
 

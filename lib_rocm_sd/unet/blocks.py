@@ -60,8 +60,8 @@ class Means:
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """A block of ours amid its transformer: `plan.run(calls, x, context, prompt, added, goes_on)`,
-    whose calls have `routes`; as _block.
+    """A block of ours amid its transformer: `plan.run(calls, x, context, prompt, mine)`, as _block,
+    whose calls have `routes`.
     """
 
     plan: Plan
@@ -141,14 +141,10 @@ def _joined(
     context: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, H, W, C), by its blocks' programs. What is still to be added after one, the next
-    one's norm adds.
-    """
+    """Of x (N, H, W, C), by its blocks' programs, which write to what the one before made."""
     h, x = _into_tokens(parts, calls, x)
-    added = None
-    for index, each in enumerate(inner):
-        goes_on = index + 1 < len(inner)
-        h, added = each.plan.run(calls.of(each.routes), h, context, prompt, added, goes_on)
+    for each in inner:
+        h = each.plan.run(calls.of(each.routes), h, context, prompt, True)
     return _from_tokens(parts, calls, h, x)
 
 
@@ -215,22 +211,9 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
     plan = planned(parts, call, means)
     given = {"x": call.x, **_prompt([plan])}
-    whole = partial(_alone, plan.run)
     if not plan.is_ours:
-        return whole(calls, **given)
-    return calls.recorded(whole, given, _sides([plan]))
-
-
-def _alone(
-    run: Callable[..., Any],
-    calls: Calls,
-    x: torch.Tensor,
-    context: torch.Tensor | None = None,
-    prompt: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """A block that is called as a module."""
-    made: torch.Tensor = run(calls, x, context, prompt)[0]
-    return made
+        return plan.run(calls, **given)  # type: ignore[no-any-return]
+    return calls.recorded(plan.run, given, _sides([plan]))
 
 
 def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
@@ -260,42 +243,43 @@ def _block(
     x: torch.Tensor,
     context: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
-    added: torch.Tensor | None = None,
-    goes_on: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of x (N, tokens, C), plus `added` (N * tokens, C), and what `cross` reads: `columns` of
-    `prompt`, where its keys and values are, or `context`; None: x. `own`, `cross` None: the host's
-    modules are called. In between x is (N * tokens, C).
-
-    Gives what it makes and None; or if another block `goes_on`, that and what it is to add.
+    mine: bool = False,
+) -> torch.Tensor:
+    """Of x (N, tokens, C), and what `cross` reads: `columns` of `prompt`, where its keys and values
+    are, or `context`; None: x. `own`, `cross` None: the host's modules are called. `mine`: x may be
+    written to. In between it is (N * tokens, C), a stream to which products are added.
     """
     shape, batch = x.shape, x.shape[0]
     x = x.reshape(-1, shape[2])
-    normed, x = compute.layer_norm(calls, "norm1", x, parts.norm1, added)
-    added = None
+    normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
     if own is not None:
-        x, added = _attended(calls, "own", own, normed, normed, x, batch)
+        x, rest = _attended(calls, "own", own, normed, normed, x, mine, batch)
     else:
-        added = _theirs(parts.attn1, normed, shape, call.own)
+        rest = (_theirs(parts.attn1, normed, shape, call.own),)
     if parts.norm2 is not None and parts.attn2 is not None:
-        normed, x = compute.layer_norm(calls, "norm2", x, parts.norm2, added)
+        keeps = cross is None
+        normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
         if cross is not None:
             rows, made = normed, None
             if columns is not None and prompt is not None:
                 made = prompt.narrow(1, *columns)
             elif context is not None:
                 rows = context.reshape(-1, context.shape[-1])
-            x, added = _attended(calls, "cross", cross, normed, rows, x, batch, made)
+            x, more = _attended(calls, "cross", cross, normed, rows, x, True, batch, made)
+            rest += more
         else:
-            added = _theirs(parts.attn2, normed, shape, call.cross)
-    normed, x = compute.layer_norm(calls, "norm3", x, parts.norm3, added)
-    if parts.feed_forward is None:
-        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape), None
-    h = compute.linear(calls, "gated", normed, parts.feed_forward.gated, gate=True)
-    if goes_on:
-        made, rest = compute.linear_added(calls, "ff.added", h, parts.feed_forward.out, x)
-        return (made.view(shape), None) if rest is None else (rest.view(shape), made)
-    return compute.linear(calls, "ff", h, parts.feed_forward.out, residual=x).view(shape), None
+            rest = (_theirs(parts.attn2, normed, shape, call.cross),)
+    ff = parts.feed_forward
+    if ff is None:
+        normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, keeps=True)
+        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
+    if rest and rest[0].ndim > 1:
+        normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest)
+        h = compute.linear(calls, "gated", normed, ff.gated, gate=True)
+        return compute.linear(calls, "ff", h, ff.out, residual=x).view(shape)
+    normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, ff.out, keeps=True)
+    h = compute.linear(calls, "gated", normed, ff.gated, gate=True)
+    return compute.linear_onto(calls, "ff", h, ff.out, x).view(shape)
 
 
 def _may_attend(
@@ -319,11 +303,12 @@ def _attended(
     x: torch.Tensor,
     context: torch.Tensor,
     residual: torch.Tensor,
+    mine: bool,
     batch: int,
     made: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, compute.Rest]:
     """to_out of attention of x (rows, C) over `context` (rows, E), of which keys and values may be
-    `made`, and `residual`: their sum and None, or two tensors still to be added.
+    `made`, added to `residual`, which may be written to if it is `mine`: compute.linear_added.
     """
     heads, where = part.heads, place
     if context is x and made is None:
@@ -340,8 +325,7 @@ def _attended(
         k, v = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, width)).unbind(2)
     mixed = compute.attention(calls, where, q, k, v)
     mixed = mixed.view(x.shape[0], -1)
-    made, rest = compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual)
-    return (made, None) if rest is None else (rest, made)
+    return compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual, mine)
 
 
 def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:

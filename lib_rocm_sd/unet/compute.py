@@ -19,7 +19,8 @@ from lib_rocm_sd.ops.conv.problem import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import FinalizeInputs, GroupNormInputs, NormInputs
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
@@ -51,20 +52,41 @@ def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> to
     return made
 
 
+Rest = tuple[torch.Tensor, ...]
+"""What is still to be added to a stream of rows (rows, C): nothing, one tensor like it, or biases
+(C) of products that have been added to it, two at most.
+"""
+
+
 def layer_norm(
     calls: Calls,
     place: str,
     x: torch.Tensor,
     norm: nn.LayerNorm,
-    added: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`norm` of x (.., C), plus `added` if given, and that sum."""
+    rest: Rest = (),
+    ahead: nn.Module | None = None,
+    keeps: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, Rest]:
+    """`norm` of x (rows, C) with its `rest`; x, and what is its rest from then on.
+
+    `keeps`, or `ahead` of a layer whose product is added next: x is a new tensor, which has all of
+    the rest, and that layer's bias.
+    """
     own = norm._parameters
-    inputs = LayerNormInputs(x, own["weight"], own["bias"], norm.eps, added)
-    if added is None:
-        return calls.run(place, LAYER_NORM, inputs), x
-    both: tuple[torch.Tensor, torch.Tensor] = calls.run(f"{place}.added", LAYER_NORM, inputs)
-    return both
+    plain = x, own["weight"], own["bias"], norm.eps
+    if rest and rest[0].ndim > 1:
+        made, x = calls.run(f"{place}.added", LAYER_NORM, LayerNormInputs(*plain, rest[0]))
+        return made, x, ()
+    bias = None if ahead is None else ahead._parameters["bias"]
+    keeps = bias is not None or (keeps and bool(rest))
+    if not rest and not keeps:
+        return calls.run(place, LAYER_NORM, LayerNormInputs(*plain)), x, ()
+    first, second = (*rest, None, None)[:2]
+    inputs = BiasedInputs(*plain, first, second, bias, keeps)
+    if not keeps:
+        return calls.run(f"{place}.biased", LAYER_NORM_BIASED, inputs), x, rest
+    made, x = calls.run(f"{place}.kept", LAYER_NORM_BIASED, inputs)
+    return made, x, ()
 
 
 def linear(
@@ -85,17 +107,30 @@ def linear(
 
 
 def linear_added(
-    calls: Calls, place: str, x: torch.Tensor, layer: Any, residual: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`linear` of x plus `residual`, None; or without it, and what is still to be added.
+    calls: Calls, place: str, x: torch.Tensor, layer: Any, residual: torch.Tensor, mine: bool
+) -> tuple[torch.Tensor, Rest]:
+    """`linear` of x added to `residual`, and what is its rest. `mine`: residual may be written to.
 
-    Our kernel adds it at no cost. torch's would take a pass of its own, which the LayerNorm that
-    follows saves.
+    Then the product is added in place, which a library can only without a bias: the norm that
+    follows adds it. Else our kernel makes a new tensor of it all, and a library's product is the
+    rest, which would take a pass of its own.
     """
-    inputs = _inputs(x, (layer,), residual, False)
-    if calls.route(place, LINEAR, inputs).is_ours:
-        return calls.run(place, LINEAR, inputs), None
-    return linear(calls, f"{place}.alone", x, layer), residual
+    whole = _inputs(x, (layer,), residual, False)
+    if mine:
+        rest = () if whole.bias is None else (whole.bias,)
+        return linear_onto(calls, place, x, layer, residual), rest
+    if calls.route(place, LINEAR, whole).is_ours:
+        return calls.run(place, LINEAR, whole), ()
+    return residual, (linear(calls, f"{place}.alone", x, layer),)
+
+
+def linear_onto(
+    calls: Calls, place: str, x: torch.Tensor, layer: Any, residual: torch.Tensor
+) -> torch.Tensor:
+    """`residual`, to which the layer's product of x is added without its bias."""
+    whole = _inputs(x, (layer,), residual, False)
+    made: torch.Tensor = calls.run(f"{place}.onto", LINEAR, whole._replace(bias=None, out=residual))
+    return made
 
 
 def _inputs(

@@ -11,7 +11,8 @@ from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem, NormProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
@@ -33,10 +34,16 @@ def work(*lists: Iterable[Iterable[Layer]]) -> Work:
 def asked_by(layer: Layer) -> Iterator[tuple[Op[Any, Any], Any]]:
     """What is asked for one layer."""
     if isinstance(layer, LayerNorm):
+        shape = (layer.rows, layer.channels)
         for added in (False, True):
-            yield LAYER_NORM, LayerNormProblem((layer.rows, layer.channels), DTYPE, added, DTYPE)
+            yield LAYER_NORM, LayerNormProblem(shape, DTYPE, added, DTYPE)
+        for keeps in (False, True):
+            yield LAYER_NORM_BIASED, BiasedProblem(shape, DTYPE, False, DTYPE, keeps)
     elif isinstance(layer, Linear):
-        yield LINEAR, replace(linear_problem(layer), in_place=False)  # blocks make a new tensor
+        problem = replace(linear_problem(layer), in_place=False)
+        yield LINEAR, problem
+        if layer.residual:  # what a library's product is added to, without its bias
+            yield LINEAR, replace(problem, in_place=True, bias=False)
     elif isinstance(layer, GroupNorm):
         sizes = (layer.batch, layer.channels, layer.height, layer.width, DTYPE, True)
         if layer.applied:

@@ -20,6 +20,7 @@ from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
@@ -187,9 +188,14 @@ def layer_norm(gfx: str) -> Iterator[Case]:
     for index, config in enumerate(layer_norm_kernel.CONFIGS):
         for held in layer_norm_kernel.HELD:
             problem = LayerNormProblem((2, 8 * (config.threads * held - 3)))
-            for added in (True, False):
+            kinds = (
+                replace(problem, added=True),
+                problem,
+                BiasedProblem(problem.shape, keeps=True),
+            )
+            for kind in kinds:
                 for layout in ("apart", "misaligned"):
-                    each = replace(problem, added=added)
+                    each = kind
                     yield Case(gfx, "layer norm", each, index, layout)
                     if index == 0:
                         each = replace(each, dtype="bfloat16", affine="bfloat16")
@@ -202,6 +208,8 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         problem = LayerNormProblem((3, channels), "float16", channels > 2000, affine)
         yield Case(gfx, "layer norm", problem, layout="apart")
         yield Case(gfx, "layer norm", replace(problem, shape=(1, channels)))
+        biased = BiasedProblem((3, channels), "float16", affine=affine, keeps=channels != 328)
+        yield Case(gfx, "layer norm", biased, layout="misaligned" if channels == 5 else "apart")
 
 
 def linear(gfx: str) -> Iterator[Case]:

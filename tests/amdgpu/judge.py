@@ -26,8 +26,6 @@ from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
 from lib_rocm_sd.ops.linear.library import LibraryLinear
@@ -146,9 +144,9 @@ def _softmax(case: Case, launch: CodeLaunch) -> list[str]:
 
 def _layer_norm(case: Case, launch: CodeLaunch) -> list[str]:
     inputs = layer_norm_judge.placed(layer_norm_judge.draw(case.problem), case.layout)
-    config = layer_norm_kernel.CONFIGS[case.config]
+    config, op = layer_norm_kernel.CONFIGS[case.config], layer_norm_judge.op_of(inputs)
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-        output = compute(LAYER_NORM, KernelLayerNorm(), launch, config, inputs)
+        output = compute(op, op.variants[0], launch, config, inputs)
     return layer_norm_judge.faults(output, inputs)
 
 
@@ -228,7 +226,7 @@ def specs_of(case: Case) -> set[KernelSpec]:
         return {whole_norm.spec(p.dtype, p.form.vector, silu, whole_norm.CONFIGS[case.config])}
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
-        return set(KernelLayerNorm().specs(arch, p, threads))
+        return set(layer_norm_judge.op_of(p).variants[0].specs(arch, p, threads))
     if case.op in ("linear", "linear gate"):
         way, tiles = _linear_way(case)
         return set(way.specs(arch, p, tiles))

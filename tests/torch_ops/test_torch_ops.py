@@ -18,7 +18,10 @@ from tests.test_layers import _reached, graph
 from tests.torch_ops.operators import CONV, call_of, small_cases, tensors
 
 CASES = [pytest.param(op, problem, id=f"{op.name}: {problem}") for op, problem in small_cases()]
-STEPS = {"group norm statistics", "group norm finalize", "group norm apply"}
+STEPS = {
+    *("group norm statistics", "group norm finalize", "group norm apply"),
+    "layer norm biased",
+}
 needs_opcheck = pytest.mark.skipif(
     not hasattr(torch.library, "opcheck"), reason="this torch has no opcheck (before 2.4)"
 )

@@ -172,7 +172,9 @@ def test_values_that_are_no_numbers_go_on_as_in_torch() -> None:
 @pytest.mark.parametrize("factor", [1e3, 1e4, 3e4, 6e4])
 @pytest.mark.parametrize("place", ["conv", "attention", "feed-forward"])
 def test_what_overflows_in_ours_overflows_in_the_hosts(place: str, factor: float) -> None:
-    """Some fine-tunes of SDXL overflow in fp16 within blocks."""
+    """Some fine-tunes of SDXL overflow in fp16 within blocks. What comes within a hundredth of the
+    largest half is for either to lose, by how what came before was rounded.
+    """
     unet = models.ldm_unet().to(torch.float16)
     inputs = models.in_dtype(models.ldm_inputs(), torch.float16)
     residual, transformer = unet.middle_block[0], unet.middle_block[1]
@@ -190,5 +192,5 @@ def test_what_overflows_in_ours_overflows_in_the_hosts(place: str, factor: float
     models.step(unet, inputs)
     assert_all_ours(taken)
     theirs, ours = made
-    assert (ours.isfinite() | ~theirs.isfinite()).all()
+    assert (ours.isfinite() | ~theirs.isfinite() | (theirs.abs() > 0.99 * 65504)).all()
     assert factor < 6e4 or not theirs.isfinite().all(), "else nothing is tested"

@@ -235,10 +235,10 @@ def test_an_error_in_a_block_leaves_its_transformer_ours(
     expected = steps(unet, inputs)
     block = next(m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock")
 
-    def failing(calls: Any, place: str, x: Any, norm: Any, *added: Any) -> Any:
+    def failing(calls: Any, place: str, x: Any, norm: Any, *rest: Any, **how: Any) -> Any:
         if norm is block.norm2:
             raise ValueError("this block is wrong")
-        return layer_norm(calls, place, x, norm, *added)
+        return layer_norm(calls, place, x, norm, *rest, **how)
 
     monkeypatch.setattr(compute, "layer_norm", failing)
     with torch.no_grad():

@@ -65,31 +65,48 @@ def test_time_embeddings_and_prompts_are_made_together(
     taken = take_over(unet)
     joint = models.step(unet, inputs)
     assert counts[:2] == [8, 16]  # residual blocks; keys and values of transformer blocks
-    assert len(counts) == 2 + 8 * 6 + 4 * 2
+    assert len(counts) == 2 + 8 * 3 + 4 * 2
     taken._embeddings.timed = taken._prompts.parts = ()
     assert torch.equal(models.step(unet, inputs), joint)
 
 
-def test_the_next_block_adds_what_one_leaves(
+def test_products_are_added_in_place_and_their_biases_by_norms(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's product would take a pass of its own for it."""
-    places, layer_norm = [], compute.layer_norm
+    """Of a transformer that is one program. A block that is called as a module writes to nothing
+    that it is given.
+    """
+    noted: list[tuple[str, int, bool]] = []
+    layer_norm = compute.layer_norm
 
-    def noted(calls: Any, place: str, x: Any, norm: Any, added: Any = None) -> Any:
-        places.append((place, added is not None))
-        return layer_norm(calls, place, x, norm, added)
+    def norm(
+        calls: Any, place: str, x: Any, norm: Any, rest: Any = (), *given: Any, **to: Any
+    ) -> Any:
+        normed, after, left = layer_norm(calls, place, x, norm, rest, *given, **to)
+        noted.append((place, sum(row.ndim == 1 for row in rest), after is x))
+        return normed, after, left
 
-    monkeypatch.setattr(compute, "layer_norm", noted)
-    taken = take_over(unet)
+    monkeypatch.setattr(compute, "layer_norm", norm)
+    take_over(unet)
     models.step(unet, inputs)
-    assert places.count(("norm1", True)) == places.count(("norm1", False)) == 4
+    joined = [("norm1", 0, True), ("norm2", 1, True), ("norm3", 2, False)]
+    assert noted == joined * 8
     blocks = [m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock"]
     blocks[0].register_forward_hook(lambda *given: None)
-    del places[:]
+    del noted[:]
     models.step(unet, inputs)
-    assert places.count(("norm1", True)) == 3, "who looks at a block gets all of it"
-    taken.give_back()
+    alone = [("norm1", 0, True), ("norm2", 0, False), ("norm3", 1, False)]
+    assert noted == alone * 2 + joined * 6, "who looks at a block gets all of it"
+
+
+def test_what_a_block_is_given_is_not_written_to(unet: Any, inputs: Any) -> None:
+    given = []
+    take_over(unet)
+    for module in unet.modules():
+        if type(module).__name__ == "BasicTransformerBlock":
+            module.register_forward_pre_hook(lambda _, args: given.append((args[0], args[0] + 0)))
+    models.step(unet, inputs)
+    assert len(given) == 8 and all(torch.equal(x, before) for x, before in given)
 
 
 @pytest.mark.parametrize("what", ["the layer", "the convolution's bias"])

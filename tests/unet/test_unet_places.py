@@ -69,7 +69,7 @@ def test_a_weight_that_lies_otherwise_is_looked_at(
     layer.weight = nn.Parameter(layer.weight.t().contiguous().t(), requires_grad=False)
     looked.clear()
     assert torch.equal(models.step(unet, inputs), first)
-    assert set(looked) == {"attention", "linear", "layer norm"}
+    assert set(looked) == {"attention", "linear", "layer norm", "layer norm biased"}
     with torch.no_grad():
         layer.weight.data = 2 * layer.weight.data
     assert not torch.equal(models.step(unet, inputs), first)
@@ -86,7 +86,7 @@ def test_a_weight_of_another_dtype_in_the_same_memory_is_looked_at(
     norm.weight.data = norm.weight.data.view(torch.float16)
     looked.clear()
     models.step(unet, inputs)
-    assert set(looked) == {"attention", "linear", "layer norm"}
+    assert set(looked) == {"attention", "linear", "layer norm", "layer norm biased"}
 
 
 def test_blocks_are_the_hosts_while_a_convolution_of_ours_is_missing(

@@ -21,6 +21,8 @@ VECTOR = 8
 HELD = (4, 5, 6)
 """Vectors that a work-item may hold; what is between two powers of two fits one of these."""
 LEAST_LANES = 4
+KINDS = ((False, False), (True, False), (False, True))
+"""Of LayerNormForm's added and biased."""
 
 
 class LayerNormParams(ctypes.Structure):
@@ -28,6 +30,7 @@ class LayerNormParams(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("x", "added", "out", "sum", "gamma", "beta")),
+        *((name, ctypes.c_uint64) for name in ("more", "ahead")),
         *((name, ctypes.c_int64) for name in ("x_stride", "added_stride")),
         *((name, ctypes.c_uint32) for name in ("rows", "channels", "lanes", "lane_bits")),
         ("aligned", ctypes.c_uint32),
@@ -47,18 +50,21 @@ CONFIGS = tuple(LayerNormConfig(threads) for threads in (128, 256))
 
 @dataclass(frozen=True)
 class LayerNormForm:
-    """What the kernel is compiled for. `affine`: of AFFINE_KINDS; `held`: of HELD, or 0."""
+    """What the kernel is compiled for. `affine`: of AFFINE_KINDS; `held`: of HELD, or 0. `added`: a
+    tensor; `biased`: rows (ops/layer_norm_biased).
+    """
 
     dtype: str
     added: bool
     affine: str
     held: int
+    biased: bool = False
 
     def defines(self) -> dict[str, int]:
         """As preprocessor definitions."""
         return {
             "BF16_HALVES": int(self.dtype == "bfloat16"),
-            "ADDED": int(self.added),
+            "ADDED": 2 if self.biased else int(self.added),
             "AFFINE": AFFINE_KINDS.index(self.affine),
             "HELD": self.held,
         }
@@ -109,9 +115,9 @@ def spec(form: LayerNormForm, config: LayerNormConfig) -> KernelSpec:
 def _specs(dtype: str, config: LayerNormConfig) -> list[KernelSpec]:
     """With gamma and beta of the rows' dtype, as a model in halves has them."""
     return [
-        spec(LayerNormForm(dtype, added, dtype, held), config)
+        spec(LayerNormForm(dtype, added, dtype, held, biased), config)
         for held in HELD
-        for added in (False, True)
+        for added, biased in KINDS
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def template(
     p, lanes = problem, kernel.tiling(problem.channels, config).lanes
     strides = [row_stride(t) for t in (inputs.x, inputs.added) if t is not None]
     return LayerNormParams(
-        *(0, 0, 0, 0, 0, 0),
+        *(0, 0, 0, 0, 0, 0, 0, 0),
         *(strides[0], strides[-1]),
         *(p.rows, p.channels, lanes, lanes.bit_length() - 1),
         *(rows_aligned(p, inputs), inputs.eps, 1.0 / p.channels),
@@ -96,16 +97,18 @@ def launch_layer_norm(
 class BoundCall(Bound[LayerNormParams]):
     """Callable like `Variant.run`, for inputs of one key that are readable."""
 
-    __slots__ = ("_rows_aligned",)
+    __slots__ = ("_fill", "_rows_aligned")
 
-    def __init__(self, first: LayerNormParams, prepare: Prepare) -> None:
+    def __init__(
+        self, first: LayerNormParams, prepare: Prepare, fill: Callable[..., Result] = fill
+    ) -> None:
         super().__init__(first, prepare)
-        self._rows_aligned = bool(first.aligned)
+        self._fill, self._rows_aligned = fill, bool(first.aligned)
 
-    def __call__(self, launch: Any, config: Any, problem: Any, inputs: LayerNormInputs) -> Result:
+    def __call__(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Result:
         packet = self.taken()
         packet.params.eps = inputs.eps
-        made = fill(packet.params, inputs, self._rows_aligned)
+        made = self._fill(packet.params, inputs, self._rows_aligned)
         packet.launch()
         self.free.append(packet)
         return made

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.layer_norm import formula
+from lib_rocm_sd.ops.layer_norm import biased, formula
 from lib_rocm_sd.ops.layer_norm import problem as problems
+from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
 from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
@@ -27,4 +28,21 @@ LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     measured_as=problems.measured_as,
     trial_inputs=trial_inputs,
 )
-OPS = (LAYER_NORM,)
+LAYER_NORM_BIASED: Op[BiasedProblem, BiasedInputs] = Op(
+    name="layer norm biased",
+    family="layer_norm",
+    title="Layer norm, with biases",
+    variants=(biased.KernelBiased(), biased.TorchBiased()),
+    problem_of=biased.problem_of,
+    key_of=biased.key_of,
+    reference=biased.reference,
+    make_inputs=biased.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=biased.test_problems,
+    cases=(*(problem for _, problem in biased.USUAL), *biased.ODD),
+    usual=biased.USUAL,
+    measured_as=problems.measured_as,
+    trial_inputs=biased.trial_inputs,
+)
+OPS = (LAYER_NORM, LAYER_NORM_BIASED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -44,6 +44,9 @@ class LayerNormProblem:
     def tensor_bytes(self) -> int:
         """Size of x."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+AnyProblem = TypeVar("AnyProblem", bound=LayerNormProblem)
 
 
 class LayerNormInputs(NamedTuple):
@@ -127,7 +130,7 @@ def tolerance(problem: LayerNormProblem) -> float:
     return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
 
 
-def test_problems(problem: LayerNormProblem) -> tuple[LayerNormProblem, ...]:
+def test_problems(problem: AnyProblem) -> tuple[AnyProblem, ...]:
     """Rows of the same length: one, and more than work-groups make evenly."""
     return tuple(replace(problem, shape=(rows, problem.channels)) for rows in (37, 1))
 
@@ -138,7 +141,7 @@ LEAST_MEASURED, MOST_MEASURED = 64, 16384
 """Rows."""
 
 
-def measured_as(problem: LayerNormProblem) -> LayerNormProblem:
+def measured_as(problem: AnyProblem) -> AnyProblem:
     """As many rows as the next power of two has: no new size of a picture is measured."""
     rows = min(MOST_MEASURED, 1 << max(0, problem.rows - 1).bit_length())
     return replace(problem, shape=(max(LEAST_MEASURED, rows), problem.channels))

@@ -7,22 +7,29 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
-from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
 
 CPU = torch.device("cpu")
 
 
-def draw(problem: LayerNormProblem, seed: int = 1) -> LayerNormInputs:
-    return LAYER_NORM.make_inputs(problem, CPU, seed)
+def op_of(given: Any) -> Op[Any, Any]:
+    """Of a problem or of inputs."""
+    biased = isinstance(given, BiasedProblem | BiasedInputs)
+    return LAYER_NORM_BIASED if biased else LAYER_NORM
 
 
-def on_cpu(inputs: LayerNormInputs) -> LayerNormInputs:
+def draw(problem: LayerNormProblem, seed: int = 1) -> Any:
+    return op_of(problem).make_inputs(problem, CPU, seed)
+
+
+def on_cpu(inputs: Any) -> Any:
     moved: list[Any] = [t.cpu() if isinstance(t, torch.Tensor) else t for t in inputs]
-    return LayerNormInputs(*moved)
+    return type(inputs)(*moved)
 
 
 def pair_of(output: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -31,14 +38,14 @@ def pair_of(output: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return both[0].cpu(), None if both[1] is None else both[1].cpu()
 
 
-def faults(output: Any, inputs: LayerNormInputs) -> list[str]:
+def faults(output: Any, inputs: LayerNormInputs | BiasedInputs) -> list[str]:
     """What is wrong: a largest error of more than twice that of torch on the CPU, an rms of more
     than 1.2 times, another layout, NaN anywhere; a sum that is not torch's to the bit.
     """
-    inputs = on_cpu(inputs)
+    inputs, op = on_cpu(inputs), op_of(inputs)
     norm, total = pair_of(output)
-    exact, _ = pair_of(LAYER_NORM.reference(inputs))
-    torchs, torchs_total = pair_of(compute(LAYER_NORM, TorchLayerNorm(), None, None, inputs))
+    exact, _ = pair_of(op.reference(inputs))
+    torchs, torchs_total = pair_of(compute(op, op.variants[-1], None, None, inputs))
     ours, theirs = Errors.of(norm, exact), Errors.of(torchs, exact)
     found = []
     if not (ours.largest <= 2 * theirs.largest + 1e-7 and ours.rms <= 1.2 * theirs.rms + 1e-8):
@@ -65,10 +72,11 @@ def apart(x: torch.Tensor, more: int) -> torch.Tensor:
     return wide[..., : x.shape[-1]].copy_(x)
 
 
-def placed(inputs: LayerNormInputs, layout: str) -> LayerNormInputs:
+def placed(inputs: Any, layout: str) -> Any:
     """The same values elsewhere: "plain", "misaligned" or "apart"."""
     how = {"plain": lambda t: t, "misaligned": misaligned, "apart": lambda t: apart(t, 8)}[layout]
-    x, gamma, beta, eps, added = inputs
-    if layout == "misaligned":
-        gamma, beta = (None if t is None else misaligned(t) for t in (gamma, beta))
-    return LayerNormInputs(how(x), gamma, beta, eps, None if added is None else how(added))
+    moved: list[Any] = []
+    for item in inputs:
+        wanted = isinstance(item, torch.Tensor) and (item.ndim > 1 or layout == "misaligned")
+        moved.append(how(item) if wanted else item)
+    return type(inputs)(*moved)

@@ -311,8 +311,9 @@ def test_the_kernels_compile_without_spills(gfx: str) -> None:
     specs = {*kernel.shipped_specs(row), *kernel.searched_specs(row)}
     for affine in ("none", "float32"):
         for held in (0, kernel.HELD[-1]):
-            form = kernel.LayerNormForm("bfloat16", True, affine, held)
-            specs.add(kernel.spec(form, kernel.CONFIGS[0]))
+            for added, biased in kernel.KINDS:
+                form = kernel.LayerNormForm("bfloat16", added, affine, held, biased)
+                specs.add(kernel.spec(form, kernel.CONFIGS[0]))
     for spec in sorted(specs, key=repr):
         try:
             code = build.build(spec, row).code

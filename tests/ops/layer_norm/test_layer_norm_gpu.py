@@ -14,11 +14,12 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.layer_norm import kernel
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
-from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
 from lib_rocm_sd.runtime import launcher
-from tests.ops.layer_norm.judge import apart, faults, misaligned, pair_of, placed
+from tests.ops.layer_norm.judge import apart, faults, misaligned, op_of, pair_of, placed
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import User
 
@@ -34,18 +35,27 @@ def launch() -> Launch:
     return launcher.launcher_for(DEVICE, arch)
 
 
-def draw(problem: LayerNormProblem, seed: int = 3) -> LayerNormInputs:
-    return LAYER_NORM.make_inputs(problem, DEVICE, seed)
+def draw(problem: LayerNormProblem, seed: int = 3) -> Any:
+    return op_of(problem).make_inputs(problem, DEVICE, seed)
 
 
-def made(launch: Launch, inputs: LayerNormInputs, index: int = 0) -> Any:
-    return compute(LAYER_NORM, KernelLayerNorm(), launch, kernel.CONFIGS[index], inputs)
+def made(launch: Launch, inputs: Any, index: int = 0) -> Any:
+    op = op_of(inputs)
+    return compute(op, op.variants[0], launch, kernel.CONFIGS[index], inputs)
 
 
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_every_case_and_config(launch: Launch, problem: LayerNormProblem) -> None:
     for changed in (problem, replace(problem, added=not problem.added)):
         inputs = draw(changed)
+        for index in range(len(kernel.CONFIGS)):
+            assert faults(made(launch, inputs, index), inputs) == []
+
+
+@pytest.mark.parametrize("problem", LAYER_NORM_BIASED.cases, ids=str)
+def test_every_case_with_biases(launch: Launch, problem: BiasedProblem) -> None:
+    for layout in ("plain", "misaligned", "apart"):
+        inputs = placed(draw(problem), layout)
         for index in range(len(kernel.CONFIGS)):
             assert faults(made(launch, inputs, index), inputs) == []
 

@@ -11,12 +11,20 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
-from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm import biased, kernel
+from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormInputs, LayerNormProblem
 from tests import executed, simt
-from tests.ops.layer_norm.judge import apart, draw, faults, misaligned, pair_of, placed
+from tests.ops.layer_norm.judge import (
+    apart,
+    draw,
+    faults,
+    misaligned,
+    op_of,
+    pair_of,
+    placed,
+)
 from tests.ops.running import compute
 from tests.simt.attention import UNITS
 from tests.simt.launch import ShimLaunch
@@ -32,6 +40,7 @@ WIDE = LayerNormProblem((3, 3136), "bfloat16", True, "bfloat16")
 """Several waves a team, of waves of 32 and of 64."""
 LONG = LayerNormProblem((3, 2051), added=True)
 """A row that is read twice, with a rest."""
+BIASED = [BiasedProblem(p.shape, p.dtype, False, p.affine, True) for p in (SMALL, WIDE, LONG)]
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,16 @@ class Setting:
     kernels_dir: Path = KERNELS_DIR
     config: kernel.LayerNormConfig | None = None
 
-    def run(self, inputs: LayerNormInputs) -> Any:
+    def run(self, inputs: LayerNormInputs | BiasedInputs) -> Any:
         arch = by_gfx(self.gfx)
         assert arch is not None
         launch = ShimLaunch(arch, self.seed, self.sanitize, self.kernels_dir)
         config = self.config or kernel.configs(arch, inputs.x.shape[-1])[0]
         with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
-            return compute(LAYER_NORM, KernelLayerNorm(), launch, config, inputs)
+            op = op_of(inputs)
+            return compute(op, op.variants[0], launch, config, inputs)
 
-    def faults(self, inputs: LayerNormInputs) -> list[str]:
+    def faults(self, inputs: LayerNormInputs | BiasedInputs) -> list[str]:
         return faults(self.run(inputs), inputs)
 
 
@@ -64,7 +74,7 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("problem", [*ODD, SMALL, WIDE, LONG], ids=str)
+@pytest.mark.parametrize("problem", [*ODD, SMALL, WIDE, LONG, *biased.ODD, *BIASED], ids=str)
 @pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
 def test_odd_shapes(gfx: str, problem: LayerNormProblem) -> None:
     assert Setting(gfx).faults(draw(problem)) == []
@@ -72,7 +82,7 @@ def test_odd_shapes(gfx: str, problem: LayerNormProblem) -> None:
 
 @pytest.mark.parametrize("gfx", sorted({*UNITS} - {"gfx1100", "gfx942"}))
 def test_the_other_units(gfx: str) -> None:
-    for problem in (SMALL, WIDE, LONG):
+    for problem in (SMALL, WIDE, LONG, *BIASED):
         assert Setting(gfx, 2).faults(draw(problem)) == []
 
 
@@ -241,6 +251,29 @@ def test_eps(eps: float) -> None:
     assert Setting().faults(inputs._replace(x=inputs.x * 0.01)) == []
 
 
+@pytest.mark.parametrize("problem", BIASED, ids=str)
+def test_rows_that_are_missing(problem: BiasedProblem) -> None:
+    """None, one or two of them, with a sum that is kept and without; from an odd address on."""
+    inputs = draw(problem)
+    for missing, more in ((None, None), (inputs.missing, None), (None, inputs.more)):
+        for ahead, keeps in ((None, False), (None, True), (inputs.ahead, True)):
+            rows = {"missing": missing, "more": more, "ahead": ahead}
+            each = inputs._replace(**rows, keeps=keeps)
+            assert Setting().faults(each) == []
+    plain = Setting().run(inputs)
+    for name in ("x", *biased.ROWS):
+        moved = inputs._replace(**{name: misaligned(getattr(inputs, name))})
+        assert same(Setting().run(moved), plain)
+
+
+def test_rows_of_zeros_change_nothing() -> None:
+    inputs = draw(BIASED[0])
+    zeros = dict.fromkeys(biased.ROWS, torch.zeros_like(inputs.missing))
+    norm, total = pair_of(Setting().run(inputs._replace(**zeros)))
+    assert total is not None and torch.equal(total, inputs.x)
+    assert torch.equal(norm, Setting().run(inputs.plain))
+
+
 @pytest.mark.parametrize("problem", [SMALL, WIDE, LONG], ids=str)
 def test_the_norm_is_that_of_the_rounded_sum(problem: LayerNormProblem) -> None:
     inputs = draw(problem)
@@ -263,7 +296,7 @@ def sanitized(sanitize: str) -> str:
 
 
 @pytest.mark.parametrize("layout", ["plain", "misaligned", "apart"])
-@pytest.mark.parametrize("problem", [SMALL, WIDE, LONG], ids=str)
+@pytest.mark.parametrize("problem", [SMALL, WIDE, LONG, *BIASED], ids=str)
 def test_memory_and_undefined_behaviour(problem: LayerNormProblem, layout: str) -> None:
     """Every buffer an allocation of exactly its size: one element too far is an error."""
     setting = Setting("gfx942", 2, sanitized("address,undefined"))
@@ -310,6 +343,24 @@ PLANTED = (
     ("kLanes == 8 ? 0x141 : 0x140", "kLanes == 8 ? 0x140 : 0x141"),
     ("p.beta, channel(i)", "p.gamma, channel(i)"),
 )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("p.more + channel)", "p.added + channel)"),
+        ("sum(i) + half_of<Half>(ahead, i)", "sum(i)"),
+        ("+ half_of<Half>(more, i); }", "; }"),
+        ("p.sum + at, packed", "p.out + at, packed"),
+        ("value_of(p.added, channel) +", ""),
+    ],
+)
+def test_a_mistake_with_rows_is_seen(old: str, new: str) -> None:
+    """In whole vectors, or in the rest of a row and its first value, from which all are counted."""
+    kernels_dir = simt.planted("layer_norm.hip", old, new)
+    inputs = draw(BIASED[2])
+    assert Setting().faults(inputs) == []
+    assert Setting(kernels_dir=kernels_dir).faults(inputs) != []
 
 
 @pytest.mark.parametrize(("old", "new"), PLANTED)

@@ -29,7 +29,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
 )
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
@@ -193,8 +194,10 @@ def layer_norm(rng: Random, sizes: Sizes) -> Chosen:
     """Rows of any length."""
     channels = rng.choice((_eights(rng, sizes.channels), _some(rng, sizes.channels)))
     shape = (*((rng.randint(1, 3),) if _is(rng) else ()), _some(rng, sizes.rows), channels)
-    problem = LayerNormProblem(shape, rng.choice(HALVES), _is(rng), rng.choice(AFFINE))
-    return LAYER_NORM, problem
+    dtype, affine = rng.choice(HALVES), rng.choice(AFFINE)
+    if _is(rng):
+        return LAYER_NORM, LayerNormProblem(shape, dtype, _is(rng), affine)
+    return LAYER_NORM_BIASED, BiasedProblem(shape, dtype, False, affine, _is(rng))
 
 
 def layer_norm_backward(rng: Random, sizes: Sizes) -> Chosen:

@@ -1,0 +1,275 @@
+"""LayerNorm of a stream to which products are added in place, and of which rows are missing: biases
+of products that have been added already, and of the one that is added next.
+
+A library's product can be added to a tensor, or have a bias, in one launch; not both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, TrialInputs, Variant
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.layer_norm import formula, kernel, problem, trial
+from lib_rocm_sd.ops.layer_norm import launch as launch_module
+from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormForm, LayerNormParams
+from lib_rocm_sd.ops.layer_norm.launch import Result
+from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+
+ROWS = ("missing", "more", "ahead")
+
+
+@dataclass(frozen=True)
+class BiasedProblem(LayerNormProblem):
+    """x (.., C), without its tensors. `keeps`: whether the sum is given, too."""
+
+    keeps: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, biased{' and kept' * self.keeps}"
+
+
+class BiasedInputs(NamedTuple):
+    """x (.., C); gamma, beta and the rows (C), each of which may be None, of x's dtype.
+
+    LayerNorm(x + missing + more); if it `keeps`, also x + missing + more + ahead.
+    """
+
+    x: torch.Tensor
+    gamma: torch.Tensor | None
+    beta: torch.Tensor | None
+    eps: float
+    missing: torch.Tensor | None = None
+    more: torch.Tensor | None = None
+    ahead: torch.Tensor | None = None
+    keeps: bool = False
+
+    @property
+    def plain(self) -> LayerNormInputs:
+        """Without the rows."""
+        return LayerNormInputs(self.x, self.gamma, self.beta, self.eps)
+
+    @property
+    def rows(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        named = zip(ROWS, (self.missing, self.more, self.ahead), strict=True)
+        return {name: row for name, row in named if row is not None}
+
+
+def key_of(inputs: BiasedInputs) -> Hashable:
+    """All strides are in it: a bound launch counts on them."""
+    graded = torch.is_grad_enabled()
+    parts: list[Hashable] = [inputs.keeps, graded]
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            parts += (item.shape, item.stride(), item.dtype, item.device)
+            parts.append(graded and item.requires_grad)
+        else:
+            parts.append(item is None)
+    return tuple(parts)
+
+
+def problem_of(inputs: BiasedInputs) -> BiasedProblem:
+    """ValueError, with all shapes, on a caller's mistake."""
+    plain = problem.problem_of(inputs.plain)
+    x = inputs.x
+    for name, row in inputs.rows.items():
+        if row.shape != x.shape[-1:] or (row.dtype, row.device) != (x.dtype, x.device):
+            raise ValueError(f"{name} must be a row of x: {described(x=x, **inputs.rows)}")
+    if inputs.ahead is not None and not inputs.keeps:
+        raise ValueError("ahead goes with a sum that is kept")
+    return BiasedProblem(plain.shape, plain.dtype, False, plain.affine, inputs.keeps)
+
+
+def _sums(inputs: BiasedInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is normalised and what is kept, in float64."""
+    found = {name: row.double() for name, row in inputs.rows.items()}
+    ahead = found.pop("ahead", None)
+    total = inputs.x.double()
+    for row in found.values():
+        total = total + row
+    return total, total if ahead is None else total + ahead
+
+
+def reference(inputs: BiasedInputs) -> Result:
+    """The norm of the rounded sum in float64, and the sum that is kept."""
+    total, kept = _sums(inputs)
+    made = formula.normed(total.to(inputs.x.dtype), inputs.gamma, inputs.beta, inputs.eps)
+    return (made, kept) if inputs.keeps else made
+
+
+def make_inputs(p: BiasedProblem, device: torch.device, seed: int) -> BiasedInputs:
+    """Random. A sum that is not kept misses one row, as in a block's second norm."""
+    plain = problem.make_inputs(p, device, seed)
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    drawn = torch.randn(3, p.channels, generator=generator).to(DTYPES[p.dtype]).to(device)
+    missing, more, ahead = drawn.unbind()
+    if not p.keeps:
+        return BiasedInputs(plain.x, plain.gamma, plain.beta, plain.eps, missing)
+    return BiasedInputs(plain.x, plain.gamma, plain.beta, plain.eps, missing, more, ahead, True)
+
+
+def test_problems(p: BiasedProblem) -> tuple[BiasedProblem, ...]:
+    """As plain ones, with both kinds of sums: one kernel makes them."""
+    lengths = problem.test_problems(replace(p, keeps=True))
+    return (*lengths, replace(lengths[0], keeps=False))
+
+
+test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
+
+
+def trial_inputs(p: BiasedProblem) -> TrialInputs:
+    """Rows of a wider tensor, and from an odd address on."""
+    return tuple(
+        (f"{p}, {how}", lambda more=more, first=first: _apart(p, more, first))
+        for how, more, first in (("rows of a wider tensor", 8, 0), ("misaligned", 1, 1))
+    )
+
+
+def _apart(p: BiasedProblem, more: int, first: int) -> BiasedInputs:
+    shaped, _, _ = test_problems(p)
+    made = make_inputs(shaped, trial.CPU, trial.SEED)
+    wide = made.x.new_zeros((shaped.rows, shaped.channels + more))
+    return made._replace(x=wide[:, first : first + shaped.channels].copy_(made.x))
+
+
+class KernelBiased(Variant[BiasedProblem, BiasedInputs]):
+    """kernels/layer_norm.hip: one launch, which reads x once and the rows from a cache."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+    _plain = KernelLayerNorm()
+
+    def refusals(self, arch: Arch | None, problem: BiasedProblem) -> list[str]:
+        return self._plain.refusals(arch, problem)
+
+    def input_refusals(self, inputs: BiasedInputs) -> list[str]:
+        return gradient_refusals(*inputs)
+
+    def configs(self, arch: Arch | None, problem: BiasedProblem) -> Sequence[LayerNormConfig]:
+        return self._plain.configs(arch, problem)
+
+    def specs(
+        self, arch: Arch, problem: BiasedProblem, config: LayerNormConfig
+    ) -> Sequence[KernelSpec]:
+        return (_spec(problem, config),)
+
+    def bound(
+        self,
+        launch: Launch | None,
+        config: LayerNormConfig,
+        problem: BiasedProblem,
+        inputs: BiasedInputs,
+    ) -> Run:
+        """Where nothing has to be copied and the launcher can prepare a launch."""
+        prepare = getattr(launch, "prepare", None)
+        same = all(a is b for a, b in zip(_readable(problem, inputs), inputs, strict=True))
+        if prepare is None or not same:
+            return self.run
+        spec, device = _spec(problem, config), inputs.x.device
+        grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
+        return launch_module.BoundCall(
+            launch_module.template(problem, config, inputs.plain),
+            lambda params: prepare(spec, grid, config.threads, params, device),
+            _fill,
+        )
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: LayerNormConfig,
+        problem: BiasedProblem,
+        inputs: BiasedInputs,
+    ) -> Result:
+        if launch is None:
+            raise ValueError("KernelBiased needs a launch")
+        inputs = _readable(problem, inputs)
+        params = launch_module.template(problem, config, inputs.plain)
+        made = _fill(params, inputs, bool(params.aligned))
+        grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
+        launch(_spec(problem, config), grid, config.threads, params, inputs.x.device)
+        return made
+
+
+def _spec(p: BiasedProblem, config: LayerNormConfig) -> KernelSpec:
+    held = kernel.tiling(p.channels, config).held
+    return kernel.spec(LayerNormForm(p.dtype, False, p.affine, held, biased=True), config)
+
+
+def _readable(p: BiasedProblem, inputs: BiasedInputs) -> BiasedInputs:
+    """As launch.readable, with dense rows."""
+    x, gamma, beta, _, _ = launch_module.readable(p, inputs.plain)
+    missing, more, ahead = (None if row is None else row.contiguous() for row in inputs[4:7])
+    return BiasedInputs(x, gamma, beta, inputs.eps, missing, more, ahead, inputs.keeps)
+
+
+def _fill(params: LayerNormParams, inputs: BiasedInputs, rows_aligned: bool) -> Result:
+    """The outputs, and in `params` where they and the inputs are."""
+    x, _, _, _, missing, more, ahead, keeps = inputs
+    out = launch_module.fill(params, inputs.plain, rows_aligned)
+    total = x.new_empty(x.shape) if keeps else None
+    params.added = every = 0 if missing is None else missing.data_ptr()
+    params.more = at = 0 if more is None else more.data_ptr()
+    every |= at
+    params.ahead = at = 0 if ahead is None else ahead.data_ptr()
+    every |= at
+    params.sum = at = 0 if total is None else total.data_ptr()
+    params.aligned = params.aligned and not (every | at) & 15
+    return out if total is None else (out, total)  # type: ignore[return-value]
+
+
+class TorchBiased(Variant[BiasedProblem, BiasedInputs]):
+    """torch's additions in float32, rounded once, then its layer_norm."""
+
+    name = "torch"
+
+    def refusals(self, arch: Arch | None, problem: BiasedProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: BiasedProblem) -> int:
+        return 2 * problem.rows * problem.channels * 4
+
+    def run(
+        self, launch: Launch | None, config: None, problem: BiasedProblem, inputs: BiasedInputs
+    ) -> Result:
+        x, found = inputs.x, inputs.rows
+        wide = torch.promote_types(x.dtype, torch.float32)
+        ahead, total = found.pop("ahead", None), x.to(wide)
+        for row in found.values():
+            total = total + row.to(wide)
+        gamma, beta = (None if t is None else t.to(wide) for t in (inputs.gamma, inputs.beta))
+        rounded = total.to(x.dtype).to(wide)
+        made = F.layer_norm(rounded, x.shape[-1:], gamma, beta, inputs.eps)
+        made = made.to(x.dtype).contiguous()
+        if not inputs.keeps:
+            return made
+        kept = total if ahead is None else total + ahead.to(wide)
+        return made, kept.to(x.dtype).contiguous()
+
+
+USUAL = (
+    ("SD1.5 512x512, 64x64, second", BiasedProblem((2, 4096, 320))),
+    ("SD1.5 512x512, 64x64, third", BiasedProblem((2, 4096, 320), keeps=True)),
+    ("SDXL 1024x1024, 32x32, second", BiasedProblem((2, 1024, 1280))),
+    ("SDXL 1024x1024, 32x32, third", BiasedProblem((2, 1024, 1280), keeps=True)),
+)
+"""A transformer block's second and third norm."""
+
+ODD = (
+    BiasedProblem((3, 5, 7), affine="float32", keeps=True),
+    BiasedProblem((1, 8)),
+    BiasedProblem((17, 320), "bfloat16", affine="bfloat16", keeps=True),
+    BiasedProblem((9, 648), "float16", affine="none"),
+    BiasedProblem((2, 12301), "bfloat16", affine="bfloat16", keeps=True),
+    BiasedProblem((3, 6184), keeps=True),
+)
