@@ -188,11 +188,8 @@ def layer_norm(gfx: str) -> Iterator[Case]:
     for index, config in enumerate(layer_norm_kernel.CONFIGS):
         for held in layer_norm_kernel.HELD:
             problem = LayerNormProblem((2, 8 * (config.threads * held - 3)))
-            kinds = (
-                replace(problem, added=True),
-                problem,
-                BiasedProblem(problem.shape, keeps=True),
-            )
+            biased = BiasedProblem(problem.shape)
+            kinds = (replace(problem, added=True), problem, replace(biased, keeps=True), biased)
             for kind in kinds:
                 for layout in ("apart", "misaligned"):
                     each = kind

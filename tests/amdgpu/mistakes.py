@@ -14,6 +14,7 @@ from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
@@ -175,6 +176,8 @@ def _layer_norm(gfx: str) -> Iterator[Case]:
     twice = replace(held, shape=(3, 2051))
     yield Case(gfx, "layer norm", twice, layout="apart")
     yield Case(gfx, "layer norm", replace(twice, added=False))
+    yield Case(gfx, "layer norm", BiasedProblem((19, 328), keeps=True), layout="apart")
+    yield Case(gfx, "layer norm", BiasedProblem((3, 2051), keeps=True), layout="apart")
 
 
 def _softmax(gfx: str) -> Iterator[Case]:
@@ -276,6 +279,7 @@ EXCUSED = (
     Excused("layer_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
     Excused("layer_norm_backward.hip", "tail", "active = wanted < p.rows", TWICE),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
+    Excused("layer_norm.hip", "tail", "values[i] = biased_eight<kAligned>(", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),
     Excused("common/tile.h", "limit", "tile + min2(row, rows - 1)", UNUSED),

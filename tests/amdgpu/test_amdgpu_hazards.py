@@ -113,6 +113,19 @@ def test_an_lds_load_and_a_scalar_load_must_be_waited_for(gfx: str) -> None:
     assert m.lines(f"{wait}\ns_mov_b32 s9, s8").s(9) == 1002
 
 
+def test_scalar_loads_of_less_than_a_word_are_extended() -> None:
+    """gfx12 has them: RDNA4 ISA, 8.3."""
+    m, data = machine_with_buffer("gfx1201")
+    data[0] = 0x81F27F63
+    loads = {"u16 s8": 0x2, "i16 s9": 0x2, "u8 s10": 0x1, "i8 s11": 0x3, "u16 s12": 0x0}
+    text = "\n".join(f"s_load_{name}, s[2:3], {at}" for name, at in loads.items())
+    m.lines(f"{text}\ns_wait_kmcnt 0")
+    expected = [0x81F2, 0xFFFF81F2, 0x7F, 0xFFFFFF81, 0x7F63]
+    assert [int(m.s(register)) & 0xFFFFFFFF for register in range(8, 13)] == expected
+    with pytest.raises(UnsupportedError, match="aligned"):
+        m.lines("s_load_u16 s8, s[2:3], 0x1")
+
+
 def test_scalar_loads_return_in_any_order() -> None:
     m, _ = machine_with_buffer("gfx1100")
     m.lines("s_load_b32 s8, s[2:3], 0x0\ns_load_b32 s9, s[2:3], 0x4\ns_waitcnt lgkmcnt(1)")

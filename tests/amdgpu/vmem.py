@@ -190,8 +190,7 @@ def _loaded_words(ins: Instruction, size: int) -> Callable[[Waves, int, Array], 
                     b.vl[register + place][b.exec] = data[:, place]
 
         return words
-    signed = re.search(r"_(I8|I16|SBYTE|SSHORT)$", ins.name) is not None
-    narrow: Any = ({1: np.int8, 2: np.int16} if signed else {1: np.uint8, 2: np.uint16})[size]
+    narrow, signed = _narrow(ins, size)
     d16, high = "D16" in ins.name, "_HI" in ins.name
     # RDNA's loads return in order, so two may be on their way to the halves of one register. With
     # CDNA's error correction a half is merged with what the register holds.
@@ -208,6 +207,12 @@ def _loaded_words(ins: Instruction, size: int) -> Callable[[Waves, int, Array], 
             b.vl[register][b.exec] = value.astype(np.int32).view(np.uint32)
 
     return part
+
+
+def _narrow(ins: Instruction, size: int) -> tuple[Any, bool]:
+    """The type of less than a word that is loaded, and whether it has a sign."""
+    signed = re.search(r"_(I8|I16|SBYTE|SSHORT)$", ins.name) is not None
+    return ({1: np.int8, 2: np.int16} if signed else {1: np.uint8, 2: np.uint16})[size], signed
 
 
 def _store(
@@ -303,11 +308,14 @@ def _scalar_load(ins: Instruction, space: Space) -> Step:
         at = np.broadcast_to(base(b) + fixed, b.count)
         if moved is not None:
             at = at + moved(b)
-        if (at & np.uint64(3)).any():
+        if (at & np.uint64(min(size, 4) - 1)).any():
             raise UnsupportedError("a scalar load that is not aligned")
         data = space.memory.load(at, size)
         space.races.load(b, ins, at, size, SMEM, None)
-        for place in range(size // 4):
+        if size < 4:  # gfx12's, extended to a word
+            part = np.ascontiguousarray(data).view(_narrow(ins, size)[0])
+            data = part.astype(np.int32).view(np.uint32)
+        for place in range(max(1, size // 4)):
             if b.s_bad[target + place] & 2:
                 b.check_s(target + place)
             b.s[target + place] = data[:, place]
