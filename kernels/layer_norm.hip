@@ -2,14 +2,18 @@
 //
 //   ADDED kNothing  of x
 //   ADDED kTensor   of sum[r, c] = x[r, c] + added[r, c], rounded, which is kept
-//   ADDED kRows     of x[r, c] + added[c] + more[c], rounded; kept, if sum is wanted, is that + ahead[c], rounded once. So a library's
-//                   product can be added to x in place: its bias is added by the norm before it (ahead), or by those after it
+//   ADDED kRows     of x[r, c] + added[c] + more[c], rounded
+//   ADDED kKeptRows the same; kept is sum[r, c] = x[r, c] + added[c] + more[c] + ahead[c], rounded once
+//
+// The last two are for a library's product that is added to x in place, which leaves no room for its bias: the norm before it adds that
+// (ahead), or the norms after it do.
+//
 //   out[r, c] = (sum[r, c] - mean[r]) / sqrt(variance[r] + eps) gamma[c] + beta[c]
 //
 //   x, added           (rows, C)  fp16 or bf16, any row stride, any alignment
 //   out, sum           (rows, C)  like x, contiguous
 //   gamma, beta        (C)        fp16, bf16 or float32, both alike, or none
-//   added, more, ahead (C)        with kRows: like x, each may be null
+//   added, more, ahead (C)        with rows: like x, each may be null
 //
 // Numerics. All is float32 but what is read and written. Values count from their row's first one, so that a row that lies far from
 // zero loses nothing where it is added up, and a constant row gives beta. The squared differences are taken from the mean, which is
@@ -24,7 +28,8 @@
 
 // BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions (lib_rocm_sd/ops/layer_norm/kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
-enum AddedKind { kNothing, kTensor, kRows };
+enum AddedKind { kNothing, kTensor, kRows, kKeptRows };
+constexpr bool kBiased = ADDED == kRows || ADDED == kKeptRows;
 
 struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     const u16* x;
@@ -130,31 +135,32 @@ struct Place {
     }
 };
 
+// What is normalised, and kept, of one value x with kBiased; a row that is not there is zeros.
 DEVICE float value_of(const u16* row, u32 channel) { return row ? Half::to(row[channel]) : 0.0f; }
+DEVICE float biased(const LayerNormParams& p, u16 x, u32 channel) { return Half::to(x) + value_of(p.added, channel) + value_of(p.more, channel); }
 
-// One value of what is normalised, with kRows.
-DEVICE u16 biased(const LayerNormParams& p, u16 x, u32 channel) {
-    return Half::from(Half::to(x) + value_of(p.added, channel) + value_of(p.more, channel));
-}
-
-// The first value of a row of it.
-DEVICE float first_of(const LayerNormParams& p, u16 x, u16 added) {
-    if constexpr (ADDED == kRows) return Half::to(biased(p, x, 0));
-    return Half::to(ADDED == kTensor ? Half::from(Half::to(x) + Half::to(added)) : x);
-}
-
-// Eight values of it; where `keeps`, the sum that is wanted is kept.
-template <bool kAligned> DEVICE Words<4> biased_eight(const LayerNormParams& p, const Words<4>& x, u32 channel, i64 at, bool keeps) {
-    Words<4> added = {}, more = {};
-    if (p.added) added = load_eight<kAligned>(p.added + channel);
-    if (p.more) more = load_eight<kAligned>(p.more + channel);
-    const auto sum = [&](int i) { return half_of<Half>(x, i) + half_of<Half>(added, i) + half_of<Half>(more, i); };
-    if (p.sum && keeps) {
-        Words<4> ahead = {};
-        if (p.ahead) ahead = load_eight<kAligned>(p.ahead + channel);
-        store_eight<kAligned>(p.sum + at, packed([&](int i) { return sum(i) + half_of<Half>(ahead, i); }));
+// The same of eight.
+struct EightBiases {
+    Words<4> added, more, ahead;
+    template <bool kAligned> DEVICE void load(const LayerNormParams& p, u32 channel) {
+        *this = {};
+        if (p.added) added = load_eight<kAligned>(p.added + channel);
+        if (p.more) more = load_eight<kAligned>(p.more + channel);
+        if (ADDED == kKeptRows && p.ahead) ahead = load_eight<kAligned>(p.ahead + channel);
     }
-    return packed(sum);
+    DEVICE float sum(const Words<4>& x, int i) const { return half_of<Half>(x, i) + half_of<Half>(added, i) + half_of<Half>(more, i); }
+    DEVICE Words<4> kept(const Words<4>& x) const {
+        return packed([&](int i) { return sum(x, i) + half_of<Half>(ahead, i); });
+    }
+    DEVICE Words<4> normed(const Words<4>& x) const {
+        return packed([&](int i) { return sum(x, i); });
+    }
+};
+
+// The first value of a row of what is normalised.
+DEVICE float first_of(const LayerNormParams& p, u16 x, u16 added) {
+    if constexpr (kBiased) return Half::to(Half::from(biased(p, x, 0)));
+    return Half::to(ADDED == kTensor ? Half::from(Half::to(x) + Half::to(added)) : x);
 }
 
 constexpr int kWaves = THREADS / WAVE_SIZE;
@@ -206,11 +212,18 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         if constexpr (ADDED == kTensor) added[i] = load_eight<kAligned>(place.added + channel(i));
     }
     const u16 first_x = *place.x, first_added = *place.added;
+    EightBiases rows[kBiased ? HELD : 1];
+    if constexpr (kBiased)
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-        gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
-        beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
-    }
+        for (int i = 0; i < HELD; ++i) rows[i].load<kAligned>(p, channel(i));
+    const auto ask_for_affine = [&] {
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) {
+            gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
+            beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
+        }
+    };
+    if constexpr (!kBiased) ask_for_affine();
     one_by_one();  // all that is read is asked for before anything waits for a part of it
     const float first = first_of(p, first_x, first_added);
     float sum = 0.0f, squares = 0.0f;
@@ -220,13 +233,20 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
             values[i] = added_up(values[i], added[i]);
             if (place.active && vector(i) < vectors) store_eight<kAligned>(p.sum + place.out + channel(i), values[i]);
         }
-        if constexpr (ADDED == kRows)
-            values[i] = biased_eight<kAligned>(p, values[i], channel(i), place.out + channel(i), place.active && vector(i) < vectors);
+        if constexpr (kBiased) {
+            if constexpr (ADDED == kKeptRows)
+                if (place.active && vector(i) < vectors)
+                    store_eight<kAligned>(p.sum + place.out + channel(i), rows[i].kept(values[i]));
+            values[i] = rows[i].normed(values[i]);
+#pragma unroll
+            for (int w = 0; w < 4; ++w) values[i].word[w] = kept_here(values[i].word[w]);  // rounded now: LLVM 19 spills the comparisons on CDNA
+        }
         float eight = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - first;
         sum += vector(i) < vectors ? eight : 0.0f;
     }
+    if constexpr (kBiased) ask_for_affine();  // in the registers that the rows had
     const float mean = over_team(p, sum, lds) * p.share;
     const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - first - mean; };
 #pragma unroll
@@ -273,13 +293,18 @@ template <typename F, typename G> DEVICE void each_part(const LayerNormParams& p
 template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* lds) {
     const Place place(p);
     u16 *const sums = p.sum + place.out, *const out = p.out + place.out;
+    EightBiases rows;
     const float first = first_of(p, *place.x, *place.added);
     Moments moments;
     each_part(
         p, place,
         [&](u32 c) {
             Words<4> values = load_eight<kAligned>(place.x + c);
-            if constexpr (ADDED == kRows) values = biased_eight<kAligned>(p, values, c, place.out + c, place.active);
+            if constexpr (kBiased) {
+                rows.load<kAligned>(p, c);
+                if (ADDED == kKeptRows && place.active) store_eight<kAligned>(sums + c, rows.kept(values));
+                values = rows.normed(values);
+            }
             if constexpr (ADDED == kTensor) {
                 values = added_up(values, load_eight<kAligned>(place.added + c));
                 if (place.active) store_eight<kAligned>(sums + c, values);
@@ -288,9 +313,10 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         },
         [&](u32 c) {
             u16 value = place.x[c];
-            if constexpr (ADDED == kRows) {
-                if (p.sum && place.active) sums[c] = Half::from(Half::to(value) + value_of(p.added, c) + value_of(p.more, c) + value_of(p.ahead, c));
-                value = biased(p, value, c);
+            if constexpr (kBiased) {
+                const float sum = biased(p, value, c);
+                if (ADDED == kKeptRows && place.active) sums[c] = Half::from(sum + value_of(p.ahead, c));
+                value = Half::from(sum);
             }
             if constexpr (ADDED == kTensor) {
                 value = Half::from(Half::to(value) + Half::to(place.added[c]));
@@ -307,14 +333,14 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         p, place,
         [&](u32 c) {
             Words<4> values = load_eight<kAligned>(from + c);
-            if constexpr (ADDED == kRows) values = biased_eight<kAligned>(p, values, c, 0, false);
+            if constexpr (kBiased) rows.load<kAligned>(p, c), values = rows.normed(values);
             const Affine gamma = Affine::template load<kAligned>(p.gamma, c), beta = Affine::template load<kAligned>(p.beta, c);
             store_eight<kAligned>(out + c, packed([&](int i) {
                 return transformed(half_of<Half>(values, i) - first - mean, scale, gamma.at(i), beta.at(i));
             }));
         },
         [&](u32 c) {
-            const float difference = Half::to(ADDED == kRows ? biased(p, from[c], c) : from[c]) - first - mean;
+            const float difference = Half::to(kBiased ? Half::from(biased(p, from[c], c)) : from[c]) - first - mean;
             out[c] = Half::from(transformed(difference, scale, Affine::one(p.gamma, c), Affine::one(p.beta, c)));
         });
 }

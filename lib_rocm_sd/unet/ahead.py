@@ -84,8 +84,8 @@ def _layer_norm(arch: Arch, layer: LayerNorm) -> Iterator[KernelSpec]:
     """
     config = layer_norm_kernel.configs(arch, layer.channels)[0]
     held = layer_norm_kernel.tiling(layer.channels, config).held
-    for added, biased in layer_norm_kernel.KINDS:
-        form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held, biased)
+    for added in layer_norm_kernel.ADDED_KINDS:
+        form = layer_norm_kernel.LayerNormForm(DTYPE, added, DTYPE, held)
         yield layer_norm_kernel.spec(form, config)
 
 

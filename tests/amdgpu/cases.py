@@ -201,6 +201,8 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         problem = LayerNormProblem((19, channels), added=turn % 2 == 0)
         yield Case(gfx, "layer norm", problem, turn % 2, "apart")
         yield Case(gfx, "layer norm", replace(problem, dtype="bfloat16", affine="float32"))
+        for index in range(len(layer_norm_kernel.CONFIGS)):
+            yield Case(gfx, "layer norm", BiasedProblem((19, channels), keeps=True), index, "apart")
     for channels, affine in ((328, "none"), (5, "float16"), (2051, "none"), (6155, "float32")):
         problem = LayerNormProblem((3, channels), "float16", channels > 2000, affine)
         yield Case(gfx, "layer norm", problem, layout="apart")

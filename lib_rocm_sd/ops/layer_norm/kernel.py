@@ -16,13 +16,13 @@ SOURCE = "layer_norm.hip"
 DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
 """Of gamma and beta, in the order of AffineKind in layer_norm.hip."""
+ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows")
+"""What is added first, in the order of AddedKind in layer_norm.hip."""
 VECTOR = 8
 """Values that are read at once."""
 HELD = (4, 5, 6)
 """Vectors that a work-item may hold; what is between two powers of two fits one of these."""
 LEAST_LANES = 4
-KINDS = ((False, False), (True, False), (False, True))
-"""Of LayerNormForm's added and biased."""
 
 
 class LayerNormParams(ctypes.Structure):
@@ -50,21 +50,20 @@ CONFIGS = tuple(LayerNormConfig(threads) for threads in (128, 256))
 
 @dataclass(frozen=True)
 class LayerNormForm:
-    """What the kernel is compiled for. `affine`: of AFFINE_KINDS; `held`: of HELD, or 0. `added`: a
-    tensor; `biased`: rows (ops/layer_norm_biased).
+    """What the kernel is compiled for. `added`: of ADDED_KINDS; `affine`: of AFFINE_KINDS; `held`:
+    of HELD, or 0.
     """
 
     dtype: str
-    added: bool
+    added: str
     affine: str
     held: int
-    biased: bool = False
 
     def defines(self) -> dict[str, int]:
         """As preprocessor definitions."""
         return {
             "BF16_HALVES": int(self.dtype == "bfloat16"),
-            "ADDED": 2 if self.biased else int(self.added),
+            "ADDED": ADDED_KINDS.index(self.added),
             "AFFINE": AFFINE_KINDS.index(self.affine),
             "HELD": self.held,
         }
@@ -115,9 +114,9 @@ def spec(form: LayerNormForm, config: LayerNormConfig) -> KernelSpec:
 def _specs(dtype: str, config: LayerNormConfig) -> list[KernelSpec]:
     """With gamma and beta of the rows' dtype, as a model in halves has them."""
     return [
-        spec(LayerNormForm(dtype, added, dtype, held, biased), config)
+        spec(LayerNormForm(dtype, added, dtype, held), config)
         for held in HELD
-        for added, biased in KINDS
+        for added in ADDED_KINDS
     ]
 
 

@@ -21,7 +21,8 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 def form_of(problem: LayerNormProblem, config: LayerNormConfig) -> LayerNormForm:
     """What the kernel is compiled for."""
     p = problem
-    return LayerNormForm(p.dtype, p.added, p.affine, kernel.tiling(p.channels, config).held)
+    added = "tensor" if p.added else "nothing"
+    return LayerNormForm(p.dtype, added, p.affine, kernel.tiling(p.channels, config).held)
 
 
 def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:

@@ -349,10 +349,10 @@ PLANTED = (
     ("old", "new"),
     [
         ("p.more + channel)", "p.added + channel)"),
-        ("sum(i) + half_of<Half>(ahead, i)", "sum(i)"),
-        ("+ half_of<Half>(more, i); }", "; }"),
-        ("p.sum + at, packed", "p.out + at, packed"),
-        ("value_of(p.added, channel) +", ""),
+        ("sum(x, i) + half_of<Half>(ahead, i)", "sum(x, i)"),
+        ("half_of<Half>(added, i) + half_of<Half>(more, i)", "half_of<Half>(added, i)"),
+        ("sum + value_of(p.ahead, c)", "sum"),
+        ("value_of(p.added, channel) + ", ""),
     ],
 )
 def test_a_mistake_with_rows_is_seen(old: str, new: str) -> None:
