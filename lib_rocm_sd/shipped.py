@@ -41,7 +41,7 @@ def label(spec: KernelSpec) -> str:
     words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
     words += ["statistics"] if values.get("STATISTICS") else []
     words += ["SiLU"] if values.get("SILU") else []
-    words += ["addition"] if values.get("ADDED") else []
+    words += [["", "addition", "biases", "biases kept"][values.get("ADDED", 0)]]
     if "BF16_HALVES" in values:
         words.append("bfloat16" if values["BF16_HALVES"] else "float16")
     return ", ".join(word for word in words if word)
