@@ -35,11 +35,14 @@ class Routes(dict[str, Route]):
     """By place. `left`: why the program is better left to others; None where nobody has looked.
     `runs`: how often it was computed launch by launch. `recordings`: of its launches, by what they
     read beside what they are given. `moves`: what of that, or of what it makes, is not always in
-    the same place; `settled`: what somebody else makes, and seemed to be. `result`: where it was
-    recorded last. Equal only to itself.
+    the same place; `settled`: what somebody else makes and seems to be; `unsettled`: and seemed to
+    be before it moved. `result`: where it was recorded last. Equal only to itself.
     """
 
-    __slots__ = ("__weakref__", "left", "moves", "recordings", "result", "runs", "settled")
+    __slots__ = (
+        *("__weakref__", "left", "moves", "recordings", "result", "runs"),
+        *("settled", "unsettled"),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +51,7 @@ class Routes(dict[str, Route]):
         self.recordings: dict[tuple[Any, ...], Recording] = {}
         self.moves: frozenset[str] = frozenset()
         self.settled: frozenset[str] = frozenset()
+        self.unsettled: frozenset[str] = frozenset()
         self.result: Result | None = None
 
     __eq__ = object.__eq__

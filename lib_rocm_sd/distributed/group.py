@@ -256,12 +256,17 @@ def joined(
     except BaseException as error:
         group._pulse.stop(f"{FAILED}: {type(error).__name__}: {_first_line(error)}")
         group._abort()
+        _end()  # who waits for this rank by gloo waits until then
         if where.rank == 0 and not meeting.launcher_has_store():
             group._pulse.stay()
         raise
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _end()
+
+
+def _end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _fit(everybody: Sequence[Member], own: Member) -> list[Member]:

@@ -100,14 +100,14 @@ class Read:
 class Copied(Read):
     """It is copied into a slot."""
 
-    __slots__ = ("_buffer", "_slot")
+    __slots__ = ("_buffer", "_may_settle", "_slot")
 
-    def __init__(self, slot: Slot, buffer: Buffer) -> None:
+    def __init__(self, slot: Slot, buffer: Buffer, may_settle: bool) -> None:
         super().__init__()
-        self._slot, self._buffer = slot, buffer
+        self._slot, self._buffer, self._may_settle = slot, buffer, may_settle
 
     def takes(self, given: torch.Tensor) -> bool:
-        if self._slot.fill(given, self._buffer):
+        if self._slot.fill(given, self._buffer) and self._may_settle:
             self._copied(given)
         return True
 

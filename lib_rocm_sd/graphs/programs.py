@@ -39,7 +39,7 @@ REPLAYS_PER_RECORDING = 8
 """A recording takes the time of so many programs launched one by one, and some more."""
 MISSES = 2
 """After so many, a recording is made anew that does not need what was not in its place."""
-STEADY = 24
+STEADY = 64
 """Copies in a row from one address, after which a recording is made anew that reads there: more
 than a usual picture has steps.
 """
@@ -231,14 +231,15 @@ class DeviceGraphs:
             if lent is not None and name not in moves and Direct.suits(tensor):
                 reads[name] = Direct(lent, tensor)
                 continue
-            if name in settled and name not in moves and Direct.suits(tensor):
+            may_settle = name not in moves and Direct.suits(tensor)
+            if name in settled and may_settle:
                 reads[name] = Settled(tensor)
                 continue
             buffer, wanted = self._buffers.get(name), span_bytes(tensor)
             if buffer is None or buffer.memory.numel() < wanted:
                 buffer = self._buffers[name] = Buffer(wanted, self._device)
             slot = buffer.slot(tensor)
-            reads[name], inputs[name] = Copied(slot, buffer), slot.tensor
+            reads[name], inputs[name] = Copied(slot, buffer, may_settle), slot.tensor
         return reads, inputs
 
     def _result(self, like: torch.Tensor, routes: Any) -> Result:
@@ -316,10 +317,13 @@ def _use(moves: Container[str]) -> str:
 
 
 def _leave(recording: Recording, name: str) -> None:
-    """It is no longer wanted as it is: `name` moves."""
+    """It is no longer wanted as it is: `name` moves, or has not settled after all."""
     routes = recording.routes()
     routes.recordings.pop(recording.held, None)
-    routes.moves = routes.moves | {name}
+    if isinstance(recording.reads.get(name), Settled):
+        routes.settled, routes.unsettled = routes.settled - {name}, routes.unsettled | {name}
+    else:
+        routes.moves = routes.moves | {name}
     if name in (RESULT, OTHERS):
         routes.result = None
 
@@ -327,7 +331,8 @@ def _leave(recording: Recording, name: str) -> None:
 def _settle(recording: Recording, names: frozenset[str]) -> None:
     """It is no longer wanted as it is, unless that was tried before: these stay where they are."""
     routes = recording.routes()
-    if not names <= routes.settled:
+    names -= routes.unsettled
+    if names:
         routes.recordings.pop(recording.held, None)
         routes.settled = routes.settled | names
 

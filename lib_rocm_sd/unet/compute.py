@@ -77,7 +77,7 @@ def layer_norm(
     if rest and rest[0].ndim > 1:
         made, x = calls.run(f"{place}.added", LAYER_NORM, LayerNormInputs(*plain, rest[0]))
         return made, x, ()
-    bias = None if ahead is None else ahead._parameters["bias"]
+    bias = None if ahead is None else ahead._parameters.get("bias")
     keeps = bias is not None or (keeps and bool(rest))
     if not rest and not keeps:
         return calls.run(place, LAYER_NORM, LayerNormInputs(*plain)), x, ()

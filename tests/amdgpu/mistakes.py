@@ -279,7 +279,6 @@ EXCUSED = (
     Excused("layer_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
     Excused("layer_norm_backward.hip", "tail", "active = wanted < p.rows", TWICE),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
-    Excused("layer_norm.hip", "tail", "values[i] = biased_eight<kAligned>(", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),
     Excused("common/tile.h", "limit", "tile + min2(row, rows - 1)", UNUSED),

@@ -193,6 +193,47 @@ def test_what_leaves_its_place_is_copied_from_then_on(desk: Desk, graphs: Graphs
     assert reads(graphs) == ["Copied"] and desk.recorded == 3, "it is not tried twice"
 
 
+def test_what_lay_elsewhere_for_long_may_lie_in_anothers_result_again(
+    desk: Desk, graphs: Graphs
+) -> None:
+    first, second = program(graphs), program(graphs)
+    place = torch.empty_like(X)
+    for factor in range(1, STEADY + 20):
+        between = first(factor * X)
+        changed = 4 < factor < STEADY + 10
+        if changed:
+            between = torch.add(between, 1, out=place)
+        assert torch.equal(second(between), 4 * factor * X + 2 * changed)
+        del between
+    assert reads(graphs) == ["Copied", "Direct"]
+
+
+def test_an_expanded_tensor_in_one_place_is_recorded_once(desk: Desk, graphs: Graphs) -> None:
+    call, given = program(graphs), torch.empty(8).half()
+    for factor in range(1, 3 * STEADY):
+        given.fill_(factor)
+        assert torch.equal(call(given.expand(10, 8)), torch.full((10, 8), 2.0 * factor).half())
+    assert desk.recorded == 1
+
+
+def test_each_of_two_that_take_turns_settles(desk: Desk, graphs: Graphs) -> None:
+    """What they read beside what they are given tells them apart."""
+    places, session = Places(), Session.of("Auto", report=Report())
+    given, held = torch.empty_like(X), (object(), object())
+
+    def doubled(calls: Calls, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = calls.run("here", DOUBLE, Inputs(x))
+        return made
+
+    for factor in range(1, 2 * STEADY + 20):
+        given.copy_(factor * X)
+        calls = begin(session, places.of(0), graphs)
+        made = calls.recorded(doubled, {"x": given}, (held[factor % 2],))
+        assert torch.equal(made, 2 * factor * X)
+        del made
+    assert reads(graphs) == ["Settled", "Settled"]
+
+
 def test_what_is_steadily_copied_into_anothers_result_is_read_elsewhere(
     desk: Desk, graphs: Graphs
 ) -> None:
