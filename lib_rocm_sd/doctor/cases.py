@@ -79,9 +79,8 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     yield from _norms()
     for rows in _layer_norms():
         yield LAYER_NORM, rows, True
-        if rows.added:
-            biased = BiasedProblem(rows.shape, rows.dtype, False, rows.affine, keeps=True)
-            yield LAYER_NORM_BIASED, biased, True
+        biased = BiasedProblem(rows.shape, rows.dtype, False, rows.affine, keeps=rows.added)
+        yield LAYER_NORM_BIASED, biased, True
     for linear in _linears():
         yield LINEAR, linear, True
     yield from _of_training()
