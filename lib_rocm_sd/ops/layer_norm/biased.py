@@ -6,7 +6,7 @@ A library's product can be added to a tensor, or have a bias, in one launch; not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,15 +14,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, TrialInputs, Variant
+from lib_rocm_sd.ops.base import Launch, TrialInputs, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.keys import described
-from lib_rocm_sd.ops.layer_norm import formula, kernel, problem, trial
-from lib_rocm_sd.ops.layer_norm import launch as launch_module
-from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormForm, LayerNormParams
+from lib_rocm_sd.ops.layer_norm import formula, launch, problem, trial
+from lib_rocm_sd.ops.layer_norm.kernel import LayerNormParams
 from lib_rocm_sd.ops.layer_norm.launch import Result
-from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
+from lib_rocm_sd.ops.layer_norm.ours import KernelNorm
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
 
 ROWS = ("missing", "more", "ahead")
@@ -36,6 +34,10 @@ class BiasedProblem(LayerNormProblem):
 
     def __str__(self) -> str:
         return f"{super().__str__()}, biased{' and kept' * self.keeps}"
+
+    @property
+    def first(self) -> str:
+        return "kept rows" if self.keeps else "rows"
 
 
 class BiasedInputs(NamedTuple):
@@ -52,6 +54,10 @@ class BiasedInputs(NamedTuple):
     more: torch.Tensor | None = None
     ahead: torch.Tensor | None = None
     keeps: bool = False
+
+    @property
+    def added(self) -> None:
+        """No tensor is."""
 
     @property
     def plain(self) -> LayerNormInputs:
@@ -117,114 +123,31 @@ def make_inputs(p: BiasedProblem, device: torch.device, seed: int) -> BiasedInpu
     return BiasedInputs(plain.x, plain.gamma, plain.beta, plain.eps, *rows, p.keeps)
 
 
-def test_problems(p: BiasedProblem) -> tuple[BiasedProblem, ...]:
-    """As plain ones."""
-    return problem.test_problems(p)
-
-
-test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
-
-
 def trial_inputs(p: BiasedProblem) -> TrialInputs:
-    """Rows of a wider tensor, and from an odd address on."""
-    return tuple(
-        (f"{p}, {how}", lambda more=more, first=first: _apart(p, more, first))
-        for how, more, first in (("rows of a wider tensor", 8, 0), ("misaligned", 1, 1))
-    )
+    """As those of a plain norm."""
+    return trial.trial_inputs(p, make_inputs)
 
 
-def _apart(p: BiasedProblem, more: int, first: int) -> BiasedInputs:
-    shaped, _ = test_problems(p)
-    made = make_inputs(shaped, trial.CPU, trial.SEED)
-    wide = made.x.new_zeros((shaped.rows, shaped.channels + more))
-    return made._replace(x=wide[:, first : first + shaped.channels].copy_(made.x))
+class KernelBiased(KernelNorm[BiasedProblem, BiasedInputs]):
+    """The rows come from a cache."""
 
+    def readable(self, problem: BiasedProblem, inputs: BiasedInputs) -> BiasedInputs:
+        x, gamma, beta, _, _ = launch.readable(problem, inputs.plain)
+        missing, more, ahead = (None if row is None else row.contiguous() for row in inputs[4:7])
+        return BiasedInputs(x, gamma, beta, inputs.eps, missing, more, ahead, inputs.keeps)
 
-class KernelBiased(Variant[BiasedProblem, BiasedInputs]):
-    """kernels/layer_norm.hip: one launch, which reads x once and the rows from a cache."""
-
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-    _plain = KernelLayerNorm()
-
-    def refusals(self, arch: Arch | None, problem: BiasedProblem) -> list[str]:
-        return self._plain.refusals(arch, problem)
-
-    def input_refusals(self, inputs: BiasedInputs) -> list[str]:
-        return gradient_refusals(*inputs)
-
-    def configs(self, arch: Arch | None, problem: BiasedProblem) -> Sequence[LayerNormConfig]:
-        return self._plain.configs(arch, problem)
-
-    def specs(
-        self, arch: Arch, problem: BiasedProblem, config: LayerNormConfig
-    ) -> Sequence[KernelSpec]:
-        return (_spec(problem, config),)
-
-    def bound(
-        self,
-        launch: Launch | None,
-        config: LayerNormConfig,
-        problem: BiasedProblem,
-        inputs: BiasedInputs,
-    ) -> Run:
-        """Where nothing has to be copied and the launcher can prepare a launch."""
-        prepare = getattr(launch, "prepare", None)
-        same = all(a is b for a, b in zip(_readable(problem, inputs), inputs, strict=True))
-        if prepare is None or not same:
-            return self.run
-        spec, device = _spec(problem, config), inputs.x.device
-        grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
-        return launch_module.BoundCall(
-            launch_module.template(problem, config, inputs.plain),
-            lambda params: prepare(spec, grid, config.threads, params, device),
-            _fill,
-        )
-
-    def run(
-        self,
-        launch: Launch | None,
-        config: LayerNormConfig,
-        problem: BiasedProblem,
-        inputs: BiasedInputs,
-    ) -> Result:
-        if launch is None:
-            raise ValueError("KernelBiased needs a launch")
-        inputs = _readable(problem, inputs)
-        params = launch_module.template(problem, config, inputs.plain)
-        made = _fill(params, inputs, bool(params.aligned))
-        grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
-        launch(_spec(problem, config), grid, config.threads, params, inputs.x.device)
-        return made
-
-
-def _spec(p: BiasedProblem, config: LayerNormConfig) -> KernelSpec:
-    held = kernel.tiling(p.channels, config).held
-    added = "kept rows" if p.keeps else "rows"
-    return kernel.spec(LayerNormForm(p.dtype, added, p.affine, held), config)
-
-
-def _readable(p: BiasedProblem, inputs: BiasedInputs) -> BiasedInputs:
-    """As launch.readable, with dense rows."""
-    x, gamma, beta, _, _ = launch_module.readable(p, inputs.plain)
-    missing, more, ahead = (None if row is None else row.contiguous() for row in inputs[4:7])
-    return BiasedInputs(x, gamma, beta, inputs.eps, missing, more, ahead, inputs.keeps)
-
-
-def _fill(params: LayerNormParams, inputs: BiasedInputs, rows_aligned: bool) -> Result:
-    """The outputs, and in `params` where they and the inputs are."""
-    x, _, _, _, missing, more, ahead, keeps = inputs
-    out = launch_module.fill(params, inputs.plain, rows_aligned)
-    total = x.new_empty(x.shape) if keeps else None
-    params.added = every = 0 if missing is None else missing.data_ptr()
-    params.more = at = 0 if more is None else more.data_ptr()
-    every |= at
-    params.ahead = at = 0 if ahead is None else ahead.data_ptr()
-    every |= at
-    params.sum = at = 0 if total is None else total.data_ptr()
-    params.aligned = params.aligned and not (every | at) & 15
-    return out if total is None else (out, total)  # type: ignore[return-value]
+    def fill(self, params: LayerNormParams, inputs: BiasedInputs, rows_aligned: bool) -> Result:
+        x, _, _, _, missing, more, ahead, keeps = inputs
+        out = launch.fill(params, inputs.plain, rows_aligned)
+        total = x.new_empty(x.shape) if keeps else None
+        params.added = every = 0 if missing is None else missing.data_ptr()
+        params.more = at = 0 if more is None else more.data_ptr()
+        every |= at
+        params.ahead = at = 0 if ahead is None else ahead.data_ptr()
+        every |= at
+        params.sum = at = 0 if total is None else total.data_ptr()
+        params.aligned = params.aligned and not (every | at) & 15
+        return out if total is None else (out, total)  # type: ignore[return-value]
 
 
 class TorchBiased(Variant[BiasedProblem, BiasedInputs]):

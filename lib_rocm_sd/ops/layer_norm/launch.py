@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm import kernel
@@ -21,8 +20,7 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 def form_of(problem: LayerNormProblem, config: LayerNormConfig) -> LayerNormForm:
     """What the kernel is compiled for."""
     p = problem
-    added = "tensor" if p.added else "nothing"
-    return LayerNormForm(p.dtype, added, p.affine, kernel.tiling(p.channels, config).held)
+    return LayerNormForm(p.dtype, p.first, p.affine, kernel.tiling(p.channels, config).held)
 
 
 def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:
@@ -41,9 +39,7 @@ def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInp
     return LayerNormInputs(x, gamma, beta, eps, added)
 
 
-def template(
-    problem: LayerNormProblem, config: LayerNormConfig, inputs: LayerNormInputs
-) -> LayerNormParams:
+def template(problem: LayerNormProblem, config: LayerNormConfig, inputs: Any) -> LayerNormParams:
     """The argument for readable inputs, but for addresses, and whether they are aligned."""
     p, lanes = problem, kernel.tiling(problem.channels, config).lanes
     strides = [row_stride(t) for t in (inputs.x, inputs.added) if t is not None]
@@ -55,7 +51,7 @@ def template(
     )
 
 
-def rows_aligned(problem: LayerNormProblem, inputs: LayerNormInputs) -> bool:
+def rows_aligned(problem: LayerNormProblem, inputs: Any) -> bool:
     """Whether all rows of readable inputs begin at multiples of 16 bytes if the first ones do."""
     apart = [problem.channels, *(row_stride(t) for t in inputs if isinstance(t, torch.Tensor))]
     return problem.rows == 1 or not any((each or 0) % kernel.VECTOR for each in apart)
@@ -82,26 +78,13 @@ def fill(params: LayerNormParams, inputs: LayerNormInputs, rows_aligned: bool) -
     return out if total is None else (out, total)
 
 
-def launch_layer_norm(
-    launch: Launch, config: LayerNormConfig, problem: LayerNormProblem, inputs: LayerNormInputs
-) -> Result:
-    """One launch; copies before it of what is not readable."""
-    inputs = readable(problem, inputs)
-    params = template(problem, config, inputs)
-    made = fill(params, inputs, bool(params.aligned))
-    grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
-    spec = kernel.spec(form_of(problem, config), config)
-    launch(spec, grid, config.threads, params, inputs.x.device)
-    return made
-
-
 class BoundCall(Bound[LayerNormParams]):
     """Callable like `Variant.run`, for inputs of one key that are readable."""
 
     __slots__ = ("_fill", "_rows_aligned")
 
     def __init__(
-        self, first: LayerNormParams, prepare: Prepare, fill: Callable[..., Result] = fill
+        self, first: LayerNormParams, prepare: Prepare, fill: Callable[..., Result]
     ) -> None:
         super().__init__(first, prepare)
         self._fill, self._rows_aligned = fill, bool(first.aligned)

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm import kernel
-from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig
+from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams
 from lib_rocm_sd.ops.layer_norm.launch import (
     BoundCall,
     Result,
+    fill,
     form_of,
-    launch_layer_norm,
     readable,
     template,
 )
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormInputs, LayerNormProblem
+
+AnyInputs = TypeVar("AnyInputs", bound=Any)
 
 
-class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
-    """kernels/layer_norm.hip: x is read once, in one launch with the addition before it.
-
-    Preferred to torch's, which launches one kernel to add, and another that reads the sum again.
-    """
+class KernelNorm(Variant[AnyProblem, AnyInputs]):
+    """kernels/layer_norm.hip: x is read once, in one launch with what is added before it."""
 
     name = "rocm_sd"
     ours = True
     preference = 20
 
-    def refusals(self, arch: Arch | None, problem: LayerNormProblem) -> list[str]:
+    def refusals(self, arch: Arch | None, problem: AnyProblem) -> list[str]:
         if arch is None:
             return ["no supported GPU"]
         p = problem
@@ -47,14 +47,22 @@ class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
         )
         return reasons(one_launch(items))
 
-    def input_refusals(self, inputs: LayerNormInputs) -> list[str]:
+    def readable(self, problem: AnyProblem, inputs: AnyInputs) -> AnyInputs:
+        """The inputs as the kernel reads them; copies where they are not."""
+        raise NotImplementedError
+
+    def fill(self, params: LayerNormParams, inputs: AnyInputs, rows_aligned: bool) -> Result:
+        """The outputs, and in `params` where they and the inputs are."""
+        raise NotImplementedError
+
+    def input_refusals(self, inputs: AnyInputs) -> list[str]:
         return gradient_refusals(*inputs)
 
-    def configs(self, arch: Arch | None, problem: LayerNormProblem) -> Sequence[LayerNormConfig]:
+    def configs(self, arch: Arch | None, problem: AnyProblem) -> Sequence[LayerNormConfig]:
         return kernel.configs(arch, problem.channels) if arch else ()
 
     def specs(
-        self, arch: Arch, problem: LayerNormProblem, config: LayerNormConfig
+        self, arch: Arch, problem: AnyProblem, config: LayerNormConfig
     ) -> Sequence[KernelSpec]:
         return (kernel.spec(form_of(problem, config), config),)
 
@@ -62,12 +70,12 @@ class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
         self,
         launch: Launch | None,
         config: LayerNormConfig,
-        problem: LayerNormProblem,
-        inputs: LayerNormInputs,
+        problem: AnyProblem,
+        inputs: AnyInputs,
     ) -> Run:
         """Where nothing has to be copied and the launcher can prepare a launch."""
         prepare = getattr(launch, "prepare", None)
-        same = all(a is b for a, b in zip(readable(problem, inputs), inputs, strict=True))
+        same = all(a is b for a, b in zip(self.readable(problem, inputs), inputs, strict=True))
         if prepare is None or not same:
             return self.run
         spec = kernel.spec(form_of(problem, config), config)
@@ -76,15 +84,35 @@ class KernelLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
         return BoundCall(
             template(problem, config, inputs),
             lambda params: prepare(spec, grid, config.threads, params, device),
+            self.fill,
         )
 
     def run(
         self,
         launch: Launch | None,
         config: LayerNormConfig,
-        problem: LayerNormProblem,
-        inputs: LayerNormInputs,
+        problem: AnyProblem,
+        inputs: AnyInputs,
     ) -> Result:
         if launch is None:
-            raise ValueError("KernelLayerNorm needs a launch")
-        return launch_layer_norm(launch, config, problem, inputs)
+            raise ValueError(f"{type(self).__name__} needs a launch")
+        inputs = self.readable(problem, inputs)
+        params = template(problem, config, inputs)
+        made = self.fill(params, inputs, bool(params.aligned))
+        grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
+        spec = kernel.spec(form_of(problem, config), config)
+        launch(spec, grid, config.threads, params, inputs.x.device)
+        return made
+
+
+class KernelLayerNorm(KernelNorm[LayerNormProblem, LayerNormInputs]):
+    """LayerNorm, and an addition before it.
+
+    Preferred to torch's, which launches one kernel to add, and another that reads the sum again.
+    """
+
+    def readable(self, problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:
+        return readable(problem, inputs)
+
+    def fill(self, params: LayerNormParams, inputs: LayerNormInputs, rows_aligned: bool) -> Result:
+        return fill(params, inputs, rows_aligned)

@@ -31,6 +31,11 @@ class LayerNormProblem:
         return f"{sizes} {self.dtype}{' added' if self.added else ''}, {self.affine} gamma"
 
     @property
+    def first(self) -> str:
+        """What is added first, one of kernel.ADDED_KINDS."""
+        return "tensor" if self.added else "nothing"
+
+    @property
     def channels(self) -> int:
         """Values of a row."""
         return self.shape[-1]
