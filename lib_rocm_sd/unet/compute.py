@@ -115,10 +115,11 @@ def linear_added(
     follows adds it. Else our kernel makes a new tensor of it all, and a library's product is the
     rest, which would take a pass of its own.
     """
-    whole = _inputs(x, (layer,), residual, False)
     if mine:
-        rest = () if whole.bias is None else (whole.bias,)
+        bias = layer._parameters.get("bias")
+        rest = () if bias is None else (bias,)
         return linear_onto(calls, place, x, layer, residual), rest
+    whole = _inputs(x, (layer,), residual, False)
     if calls.route(place, LINEAR, whole).is_ours:
         return calls.run(place, LINEAR, whole), ()
     return residual, (linear(calls, f"{place}.alone", x, layer),)
