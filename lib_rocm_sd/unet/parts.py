@@ -94,6 +94,11 @@ class Block:
         norms = [norm for norm in (self.norm1, self.norm2, self.norm3) if norm is not None]
         return [*norms, *(leaf for part in ours if part is not None for leaf in part.leaves())]
 
+    def joint(self) -> tuple[nn.Linear, ...]:
+        """Layers of the same rows, side by side in one product: none, or those of attention."""
+        own = self.self_attention
+        return () if own is None else (own.to_q, own.to_k, own.to_v)
+
 
 @dataclass(frozen=True, eq=False)
 class Transformer:

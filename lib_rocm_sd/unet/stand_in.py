@@ -117,10 +117,21 @@ class BlockStandIn(StandIn):
         if call is None or not isinstance(parts, Block) or self._hook.ready(self._reading.leaves):
             return None
         plan = planned(parts, call, self._means)
-        return Inner(plan, self._routes(call)) if plan.is_ours else None
+        return Inner(plan, self._laid_routes(call)) if plan.is_ours else None
 
     def _routes(self, call: Any) -> Routes:
         return self._places.of((*_facts(call), *laid(self._reading.slots)))
+
+    def _laid_routes(self, call: Any) -> Routes:
+        """The same, with the weights laid as our programs read them."""
+        routes = self._routes(call)
+        return self._routes(call) if not routes and self._lay() else routes
+
+    def _lay(self) -> bool:
+        weights, reading = self._means.weights, self._reading
+        laid = weights.lay(reading.leaves)
+        joint = reading.parts.joint() if isinstance(reading.parts, Block) else ()
+        return bool(joint and weights.join(joint)) or laid
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
@@ -137,9 +148,7 @@ class BlockStandIn(StandIn):
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _serve(self, asked: Any) -> Any:
-        reading, routes = self._reading, self._routes(asked)
-        if not routes and self._means.weights.lay(reading.leaves):
-            routes = self._routes(asked)
+        reading, routes = self._reading, self._laid_routes(asked)
         self._left = routes.left or ""
         if self._left:
             raise UnknownModuleError((self._left,))

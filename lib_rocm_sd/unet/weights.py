@@ -1,7 +1,9 @@
-"""Convolution weights of a UNet, once: laid anew in place while ours runs, and given back.
+"""Weights of a UNet, once: laid anew in place while ours runs, and given back.
 
-The parameter keeps its shape and values; its memory becomes that of channels-last images, which is
-what convolutions of such images read. There is no second copy of it.
+Parameters keep their shapes and values, and there is no second copy of them. A convolution's memory
+becomes that of channels-last images, which is what convolutions of such images read. Linear layers
+of the same rows, as to_q, to_k and to_v, come to lie one after another: a library then makes one
+product of them where it would make three (ops/linear/torch.py).
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.linear.joint import as_one
 
 _Fact = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class _Laid:
-    """A parameter that was laid anew: what its strides were, and how its hook is removed."""
+    """A parameter that was laid anew: what its strides were, what tells that it still lies so, and
+    how its hook is removed.
+    """
 
     parameter: ref[torch.Tensor]
     strides: tuple[int, ...]
-    remove_hook: Callable[[], None]
+    lies_so: Callable[[torch.Tensor], bool]
+    remove_hook: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,34 @@ class UnetWeights:
         for leaf in leaves:
             if not isinstance(leaf, nn.Conv2d) or leaf.kernel_size == (1, 1):
                 continue
-            if not leaf.weight.is_contiguous(memory_format=torch.channels_last):
+            if not _is_channels_last(leaf.weight):
                 self._lay(leaf)
                 laid = True
         return laid
+
+    def join(self, layers: Sequence[nn.Linear]) -> bool:
+        """Lay their weights one after another where they are not and may be; whether it was done.
+
+        A host that moves or replaces one parts them, until a block meets them as they lie then.
+        """
+        weights = [layer.weight for layer in layers]
+        if any(layer.bias is not None for layer in layers) or as_one(weights) is not None:
+            return False
+        if not _alike(weights, self._told) or not all(map(self._is_free, layers)):
+            return False
+        with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
+            joint = torch.cat([weight.data for weight in weights])
+            parts = joint.split([len(weight) for weight in weights])
+            for layer, weight, part in zip(layers, weights, parts, strict=True):
+                self._laid[layer] = _Laid(ref(weight), weight.stride(), _is_shared)
+                weight.data = part
+        return True
+
+    def _is_free(self, layer: nn.Linear) -> bool:
+        """Whether its weight's memory is its own, or what we joined."""
+        known = self._laid.get(layer)
+        ours = known is not None and known.parameter() is layer.weight
+        return ours or not _is_shared(layer.weight)
 
     @property
     def extra_bytes(self) -> int:
@@ -100,7 +130,7 @@ class UnetWeights:
         self.leave(list(self._laid))
 
     def leave(self, leaves: Iterable[nn.Module]) -> None:
-        """As `give_back`, for the convolutions among `leaves`: they are the host's for now."""
+        """As `give_back`, for those among `leaves`: they are the host's for now."""
         for leaf in leaves:
             laid = self._laid.get(leaf)
             if laid is not None:
@@ -118,29 +148,54 @@ class UnetWeights:
         with torch.inference_mode(weight.is_inference()), torch.no_grad():
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         handle = conv._register_state_dict_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
-        self._laid[conv] = _Laid(ref(weight), strides, handle.remove)
+        self._laid[conv] = _Laid(ref(weight), strides, _is_channels_last, handle.remove)
 
 
 def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
-    """Why a convolution's weight cannot be laid anew in place. `told`: see Hook.tells."""
+    """Why a weight cannot be laid anew in place. `told`: see Hook.tells."""
     found = []
     if parameter.is_inference() and not told:
         found.append("its weights were made in inference mode")
-    if parameter.device.type != "meta":
-        values = parameter.numel() * parameter.element_size()
-        if parameter.untyped_storage().nbytes() > values:
-            found.append("its weights share their memory with others")
+    if _is_shared(parameter):
+        found.append("its weights share their memory with others")
     return found
 
 
-def _unlay(conv: nn.Module, laid: _Laid) -> None:
+def _alike(weights: Sequence[torch.Tensor], told: bool) -> bool:
+    """Whether they are plain tensors that differ in columns only, and no host's pinned memory."""
+    first = weights[0]
+    if len({*map(id, weights)}) < len(weights) or (first.is_inference() and not told):
+        return False
+    return all(
+        type(weight) in (nn.Parameter, torch.Tensor)
+        and (weight.dtype, weight.device) == (first.dtype, first.device)
+        and (weight.ndim, weight.shape[1:]) == (2, first.shape[1:])
+        and weight.is_inference() == first.is_inference()
+        and weight.is_contiguous()
+        and weight.device.type != "meta"
+        and not (weight.device.type == "cpu" and weight.is_pinned())
+        for weight in weights
+    )
+
+
+def _unlay(leaf: nn.Module, laid: _Laid) -> None:
     laid.remove_hook()
     parameter = laid.parameter()
-    current = conv._parameters.get("weight")
-    if current is None or parameter is not current:
-        return
-    if current.is_contiguous(memory_format=torch.channels_last):
+    current = leaf._parameters.get("weight")
+    if current is not None and parameter is current and laid.lies_so(current):
         restride(current, laid.strides)
+
+
+def _is_channels_last(weight: torch.Tensor) -> bool:
+    return weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def _is_shared(parameter: torch.Tensor) -> bool:
+    """Whether its memory is more than its values take."""
+    if parameter.device.type == "meta":
+        return False
+    values = parameter.numel() * parameter.element_size()
+    return parameter.untyped_storage().nbytes() > values
 
 
 def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:

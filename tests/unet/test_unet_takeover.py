@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.unet import stand_in
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models
@@ -68,6 +69,71 @@ def test_weights_are_laid_anew_in_place_and_given_back_as_they_were(unet: Any, i
     assert {name: tensor.stride() for name, tensor in after.items()} == strides
     assert all(torch.equal(after[name], before[name]) for name in strides)
     assert not any(module._state_dict_hooks for module in unet.modules())
+
+
+def test_layers_of_the_same_rows_lie_together_until_they_are_given_back(
+    unet: Any, inputs: Any
+) -> None:
+    before = copy.deepcopy(unet.state_dict())
+    attention = [block.attn1 for block in blocks_of(unet)]
+    taken = take_over(unet)
+    ours = models.step(unet, inputs)
+    assert all(as_one(joint(one)) is not None for one in attention)
+    saved = load(save({name: t for name, t in unet.state_dict().items() if "attn1" in name}))
+    assert saved and all(torch.equal(before[name], tensor) for name, tensor in saved.items())
+    assert torch.equal(models.step(unet, inputs), ours)
+    taken.give_back()
+    for weight in (weight for one in attention for weight in joint(one)):
+        assert weight.untyped_storage().nbytes() == weight.nbytes and weight.is_contiguous()
+    assert all(torch.equal(before[name], t) for name, t in unet.state_dict().items())
+
+
+def test_layers_that_a_host_parted_are_joined_again(unet: Any, inputs: Any) -> None:
+    taken, first = take_over(unet), blocks_of(unet)[0].attn1
+    ours = models.step(unet, inputs)
+    first.to_k.weight.data = first.to_k.weight.data.clone()  # as a move does
+    assert as_one(joint(first)) is None
+    assert torch.equal(models.step(unet, inputs), ours) and as_one(joint(first)) is not None
+    first.to_v.weight = nn.Parameter(first.to_v.weight.clone(), requires_grad=False)
+    assert torch.equal(models.step(unet, inputs), ours) and as_one(joint(first)) is not None
+    with torch.no_grad():
+        first.to_v.weight.mul_(0.5)
+    changed = models.step(unet, inputs)
+    assert not torch.equal(changed, ours)
+    taken.give_back()
+    assert near(models.step(unet, inputs), changed) and as_one(joint(first)) is None
+
+
+@pytest.mark.parametrize("why", ["a bias", "their own memory", "one parameter", "a slice", "rows"])
+def test_layers_that_are_not_alone_or_not_alike_stay_apart(
+    unet: Any, inputs: Any, why: str
+) -> None:
+    first = blocks_of(unet)[0].attn1
+    weight = first.to_v.weight
+    if why == "a bias":
+        first.to_v.bias = nn.Parameter(torch.zeros(len(weight), dtype=BF16), requires_grad=False)
+    elif why == "their own memory":
+        wide = torch.cat([weight.data, weight.data])
+        weight.data = wide[: len(weight)]
+    elif why == "one parameter":
+        first.to_v.weight = first.to_k.weight
+    elif why == "a slice":
+        weight.data = torch.cat([weight.data, weight.data], 1)[:, : weight.shape[1]]
+    else:
+        weight.data = weight.data.t().contiguous().t()
+    places = [each.data_ptr() for each in joint(first)]
+    theirs = models.step(unet, inputs)
+    taken = take_over(unet)
+    assert near(models.step(unet, inputs), theirs)
+    assert [each.data_ptr() for each in joint(first)] == places
+    assert as_one(joint(blocks_of(unet)[1].attn1)) is not None
+    taken.give_back()
+    assert torch.equal(models.step(unet, inputs), theirs)
+
+
+def joint(attention: Any) -> list[torch.Tensor]:
+    """The weights that are to lie one after another."""
+    return [attention.to_q.weight, attention.to_k.weight, attention.to_v.weight]
 
 
 def test_little_memory_is_kept_beside_the_weights(unet: Any, inputs: Any) -> None:

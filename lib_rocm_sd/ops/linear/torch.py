@@ -11,6 +11,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch, Run, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.linear.formula import computed
+from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
 
 
@@ -67,10 +68,15 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
 def _side_by_side(
     launch: Any, config: None, problem: LinearProblem, inputs: LinearInputs
 ) -> torch.Tensor:
-    """Without a copy of what several weights make."""
+    """Without a copy of what several weights make; by one product where they are one."""
+    layers = inputs.layers
+    plain = all(bias is None for _, bias in layers)
+    whole = as_one([weight for weight, _ in layers]) if plain else None
+    if whole is not None:
+        return finished(torch.mm(inputs.x, whole.t()), inputs)
     y = inputs.x.new_empty((problem.rows, problem.all_columns))
     parts = y.split_with_sizes(problem.columns, 1)
-    for (weight, bias), part in zip(inputs.layers, parts, strict=True):
+    for (weight, bias), part in zip(layers, parts, strict=True):
         if bias is None:
             torch.mm(inputs.x, weight.t(), out=part)
         else:

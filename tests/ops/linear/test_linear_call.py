@@ -11,6 +11,7 @@ import torch
 
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
@@ -125,3 +126,51 @@ def test_torchs_writes_side_by_side(problem: LinearProblem) -> None:
     assert torch.allclose(made.double(), expected, atol=1e-5)
     if problem.in_place:
         assert inputs.residual is not None and made.data_ptr() == inputs.residual.data_ptr()
+
+
+def beside(*shapes: tuple[int, int]) -> list[torch.Tensor]:
+    """Weights that lie one after another."""
+    every = torch.randn(sum(rows for rows, _ in shapes), shapes[0][1])
+    return list(every.split([rows for rows, _ in shapes]))
+
+
+def test_weights_that_lie_one_after_another_make_one_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = LinearProblem(17, 64, (24, 8, 16), "float32", bias=False)
+    apart, products = drawn(problem), []
+    weights = beside((24, 64), (8, 64), (16, 64))
+    for weight, (values, _) in zip(weights, apart.layers, strict=True):
+        weight.copy_(values)
+    joint = apart._replace(weight=weights[0], weight_1=weights[1], weight_2=weights[2])
+    product: Any = torch.mm
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        products.append(args)
+        return product(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    made = _side_by_side(None, None, problem, joint)
+    assert len(products) == 1
+    assert torch.allclose(made, _side_by_side(None, None, problem, apart), atol=1e-6)
+    assert len(products) == 4
+    biased = replace(problem, bias=True)
+    with_bias = joint._replace(bias_1=torch.ones(8))
+    made[:, 24:32] += 1
+    assert torch.allclose(_side_by_side(None, None, biased, with_bias), made, atol=1e-6)
+
+
+def test_what_is_one_weight_and_what_is_not() -> None:
+    first, second, third = beside((24, 64), (8, 64), (16, 64))
+    one = as_one([first, second, third])
+    assert one is not None and torch.equal(one, torch.cat([first, second, third]))
+    assert one.data_ptr() == first.data_ptr() and as_one([second, third]) is not None
+    assert as_one([first]) is not None
+    assert as_one([first, third]) is None and as_one([second, first, third]) is None
+    assert as_one([first, first]) is None and as_one([first, second.clone()]) is None
+    wide = torch.randn(24, 128)
+    assert as_one([wide[:12, :64], wide[12:, :64]]) is None
+    memory = torch.randn(48, 64).numpy()
+    neighbours = [torch.from_numpy(memory[:24]), torch.from_numpy(memory[24:])]
+    assert neighbours[1].data_ptr() == neighbours[0].data_ptr() + neighbours[0].nbytes
+    assert as_one(neighbours) is None
