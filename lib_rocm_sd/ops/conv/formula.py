@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
@@ -38,16 +40,22 @@ def convolve(
     return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
 
 
+def enlarged(image: torch.Tensor) -> torch.Tensor:
+    """The image (N, C, H, W) with each pixel four times."""
+    return F.interpolate(image, scale_factor=2.0, mode="nearest")
+
+
 def convolve_plain(
     kind: str,
     image: torch.Tensor,
     weight: torch.Tensor,
     band: Band | None = None,
     bias: torch.Tensor | None = None,
+    enlarge: Callable[[torch.Tensor], torch.Tensor] = enlarged,
 ) -> torch.Tensor:
     """(N, Ho, Wo, Co) by torch's convolution of the image (N, Ci, H, W)."""
     if kind == "upsample":
-        image = F.interpolate(image, scale_factor=2.0, mode="nearest")
+        image = enlarge(image)
     if kind == "3x3 stride 2":
         y = F.conv2d(F.pad(image, (0, 1, 0, 1)), weight, bias, stride=2)
     elif kind == "3x3 stride 2 padded" and band is not None:

@@ -133,7 +133,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
             if self.kind != "upsample" or weights.in_rows:
                 weight = weights.plain(image)[0]
                 image = image[:, : weight.shape[1]]
-                y = formula.convolve_plain(self.kind, image, weight, band).contiguous()
+                y = library.convolved(self.kind, image, weight, band)
                 return y, y, 0
             weight = weights.phases(image)
             y = F.conv2d(image[:, : weight.shape[1]], weight, padding=1)

@@ -12,6 +12,7 @@ import torch
 
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.conv import formula, library
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -171,3 +172,28 @@ def test_what_it_cannot_read_is_refused(change: dict[str, Any], reason: str) -> 
     found = MatrixConv(problem.kind).refusals(table()["gfx1100"], problem)
     assert any(reason in each for each in found), found
     assert not MatrixConv("3x3").refusals(table()["gfx1100"], PLAIN)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 8, 3, 5), (1, 4, 1, 1), (2, 6, 4, 3), (1, 320, 8, 7)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_an_image_is_enlarged_as_torch_does_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Whole pixels are copied eight bytes at a time where they are so many and lie so."""
+    drawn = torch.randn(shape).to(dtype)
+    flat = torch.empty(drawn.numel() + 1, dtype=dtype)
+    batch, channels, height, width = shape
+    images = {
+        "dense": drawn.contiguous(memory_format=torch.channels_last),
+        "planes": drawn,
+        "misaligned": flat[1:]
+        .view(batch, height, width, channels)
+        .permute(0, 3, 1, 2)
+        .copy_(drawn),
+        "some channels": drawn.to(memory_format=torch.channels_last)[:, : channels // 2],
+    }
+    for name, image in images.items():
+        made, expected = library._copied(image), formula.enlarged(image)
+        assert torch.equal(made, expected), name
+    dense = library._copied(images["dense"])
+    assert dense.is_contiguous(memory_format=torch.channels_last)
