@@ -1,7 +1,8 @@
-"""Keys and values of the prompt, as every transformer block of a step wants them: by one launch.
+"""Keys and values of the prompt, as every transformer block wants them: by one launch.
 
 They hang on the prompt and on weights alone. A block by itself has some hundred rows for them, too
-few to fill a card.
+few to fill a card. Hosts that give the same tensor in each step, as diffusers does, have them made
+in the first.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Places, begin
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.graphs.device import stream_of
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
@@ -51,17 +54,44 @@ class Ready:
     side: Side
 
 
+class _Where(NamedTuple):
+    """The stream on which something is launched, and whether somebody captures what is launched."""
+
+    stream: int
+    captured: bool
+
+    @classmethod
+    def now(cls, device: torch.device) -> _Where:
+        if device.type != "cuda":
+            return cls(0, False)
+        return cls(stream_of(device), torch.cuda.is_current_stream_capturing())
+
+
 @dataclass(eq=False)
-class _Step:
-    """What was made of a prompt, that had this version, with the facts of then. `left`: who has not
-    asked for it yet.
+class _Made:
+    """What was made of a prompt, that had this version, with the facts of then. `lasts`: whether
+    the next step may have it too. `left`: who has not asked for it yet.
     """
 
-    context: torch.Tensor
+    context: ref[torch.Tensor]
     version: int | None
+    where: _Where
+    left: set[Attention]
     ready: Ready | None = None
     facts: dict[Attention, _Facts] = field(default_factory=dict)
-    left: set[Attention] = field(default_factory=set)
+    lasts: bool = False
+
+    def is_of(self, context: torch.Tensor) -> bool:
+        """Whether this prompt leads to it, unchanged, for whom comes after it on its stream. So a
+        capture takes nothing from before it: a replay may find another prompt in the same memory.
+        """
+        if self.context() is not context or self.version != version_of(context):
+            return False
+        return self.where == _Where.now(context.device)
+
+    def is_behind(self, part: Attention, facts: _Facts) -> bool:
+        """Whether its weights have changed since an earlier step."""
+        return part not in self.left and self.facts.get(part, facts) != facts
 
 
 class Prompts:
@@ -83,7 +113,7 @@ class Prompts:
         self._places = Places()
         self.parts: tuple[Attention, ...] = ()
         self._side: Side | None = None
-        self._step: _Step | None = None
+        self._made: _Made | None = None
 
     def of(self, context: torch.Tensor, part: Attention) -> Ready | None:
         """What holds the keys and values of `part` for context (N, tokens, E); None where it is to
@@ -91,44 +121,50 @@ class Prompts:
         """
         if len(self.parts) < 2 or (context.is_inference() and not self._told):
             return None
-        step = self._step
-        if step is None or context is not step.context or version_of(context) != step.version:
-            step = self._step = None  # what is held is not written to
-            step = self._step = self._made(context)
-        ready = step.ready
-        if ready is None or step.facts.get(part) != self._facts(part):
-            return None
-        step.left.discard(part)
-        if not step.left:
-            self._step = None  # nobody else asks: its memory is free when this block is done
-        return ready
+        made, facts = self._made, self._facts(part)
+        if made is None or not made.is_of(context) or made.is_behind(part, facts):
+            made = self._made = None  # what is held is not written to
+            made = self._made = self._make(context)
+            facts = self._facts(part)
+        made.left.discard(part)
+        if not made.left and not made.lasts:
+            self._made = None
+        return made.ready if made.facts.get(part) == facts else None
 
     def forget(self) -> None:
-        self.step_begins()
+        self._made = None
         self._places.forget()
         self._side = None
 
     def step_begins(self) -> None:
-        """What was made of a prompt is not looked at again."""
-        self._step = None
+        """What was made of a prompt that counts no changes is not looked at again."""
+        if self._made is not None and self._made.version is None:
+            self._made = None
 
-    def _made(self, context: torch.Tensor) -> _Step:
-        """Of a new prompt, for all blocks; empty where that cannot be."""
-        step = _Step(context, version_of(context))
+    def _make(self, context: torch.Tensor) -> _Made:
+        """Of a new prompt, for all blocks; empty where that cannot be. Its memory is free when the
+        prompt is gone.
+        """
+        gone = partial(_let_go, ref(self))
+        where, left = _Where.now(context.device), {*self.parts}
+        made = _Made(ref(context, gone), version_of(context), where, left)
         side = self._side_of([part for part in self.parts if self._fits(part, context)])
-        rows = context.shape[0] * context.shape[1]
-        size = rows * side.width * context.element_size()
+        size = context.shape[0] * context.shape[1] * side.width * context.element_size()
         if not 2 < len(side.layers) <= MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
-            return step
+            return made
         if self._ready(side.layers):
-            return step
-        step.facts = {part: self._facts(part) for part in side.parts}
+            return made
+        made.facts = {part: self._facts(part) for part in side.parts}
         shaped = (context.shape, context.stride(), context.dtype, context.device)
         routes = self._places.of((*shaped, *laid(slots_of(side.layers))))
         calls = begin(self._session, routes, self._graphs)
-        made = calls.recorded(partial(_joint, side), {"context": context}, (side,))
-        step.ready, step.left = Ready(made, side), {*side.parts}
-        return step
+        rows = calls.recorded(partial(_joint, side), {"context": context}, (side,))
+        made.ready, made.left = Ready(rows, side), {*side.parts}
+        graphs = calls.graphs_of(context.device)
+        settled = graphs is None or bool(graphs.why) or (side,) in routes.recordings
+        # A capture is replayed without another one; blocks read where a recording has made it.
+        made.lasts = settled and not where.captured
+        return made
 
     def _side_of(self, parts: Sequence[Attention]) -> Side:
         """The same object as long as they are the same."""
@@ -149,6 +185,13 @@ class Prompts:
             if weight.shape[1] != context.shape[-1]:
                 return False
         return True
+
+
+def _let_go(prompts: ref[Prompts], context: ref[torch.Tensor]) -> None:
+    """Nobody has this prompt any more."""
+    held = prompts()
+    if held is not None and held._made is not None and held._made.context is context:
+        held._made = None
 
 
 def _joint(side: Side, calls: Calls, context: torch.Tensor) -> torch.Tensor:
