@@ -116,3 +116,23 @@ def test_memory_is_given_back(unet: Any, inputs: Any) -> None:
         gc.collect()
         torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before
+
+
+def test_a_capture_of_ones_own_reads_the_prompt_at_each_replay(unet: Any, inputs: Any) -> None:
+    """It takes nothing from the steps before it, in which the same tensor was the prompt."""
+    taken = taken_over(unet)
+    prompts = [inputs["context"].clone(), inputs["context"] * 0.5]
+    for prompt in prompts:
+        inputs["context"].copy_(prompt)
+        last = steps(unet, inputs, 1)[0].clone()
+    steps(unet, inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        made = models.step(unet, inputs)
+    for prompt in (*prompts, prompts[0]):
+        inputs["context"].copy_(prompt)
+        graph.replay()
+        expected = steps(unet, inputs, 1)[0]
+        assert torch.allclose(made, expected, atol=2e-2 * float(expected.abs().max()))
+        assert torch.equal(prompt, prompts[0]) != torch.allclose(made, last, atol=1e-3)
+    taken.give_back()
