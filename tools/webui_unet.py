@@ -183,7 +183,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("launcher")
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv)
-    table = Table(Path(asked.out))
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    table = Table(out)
     with tempfile.TemporaryDirectory() as folder:
         same = run(asked, Path(folder), table)
     print("Off is as without this extension." if same else "OFF IS NOT AS WITHOUT THIS EXTENSION.")
