@@ -116,15 +116,30 @@ def input_sets(
     """
     first = op.make_inputs(problem, device, SEED)
     size = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(first))
-    return [first, *(type(first)(*map(_copy, first)) for _ in range(sets(size) - 1))]
+    return [first, *(_copied(first) for _ in range(sets(size) - 1))]
 
 
-def _copy(item: Any) -> Any:
-    """A copy in memory of its own; what is broadcast by stride 0 is shared."""
-    if type(item) is tuple:
-        return tuple(map(_copy, item))
-    shared = not isinstance(item, torch.Tensor) or 0 in item.stride()
-    return item if shared else item.clone()
+def _copied(inputs: I) -> I:
+    """A copy in memory of its own; what is broadcast by stride 0 is shared, and dense parts of one
+    memory are parts of one again.
+    """
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def copy(item: Any) -> Any:
+        if type(item) is tuple:
+            return tuple(map(copy, item))
+        if not isinstance(item, torch.Tensor) or 0 in item.stride():
+            return item
+        storage = item.untyped_storage()
+        if not item.is_contiguous() or storage.nbytes() == item.numel() * item.element_size():
+            return item.clone()
+        if storage._cdata not in memory:
+            memory[storage._cdata] = storage.clone()
+        whole = memory[storage._cdata]
+        made = item.new_empty(0)
+        return made.set_(whole, item.storage_offset(), item.shape, item.stride())  # type: ignore[call-overload]
+
+    return type(inputs)(*map(copy, inputs))  # type: ignore[call-arg, misc]
 
 
 def _time_us(

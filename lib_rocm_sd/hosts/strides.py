@@ -1,4 +1,4 @@
-"""How a UNet's convolution weights lay before ours ran, and that they do so again afterwards.
+"""How a UNet's weights lay before ours ran, and that they do so again afterwards.
 
 Beside what a take-over itself gives back: ComfyUI and the Forges replace parameters when they merge
 a LoRA into them, keep those that were there as a backup, and put them back later. Read in
@@ -15,13 +15,15 @@ from weakref import ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.unet.weights import restride
+from lib_rocm_sd.unet.weights import is_joined, restride
 
+PLAIN = (torch.Tensor, nn.Parameter)
 Backup = Callable[[nn.Module], Mapping[str, Any]]
 
 
 class Strides:
-    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first.
+    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first, and
+    the linear layers that lay in no memory like that of three which are joined.
 
     `backup(model)`: the weights that its host keeps, by their names in it; each is a tensor, or has
     it as its `weight`.
@@ -33,8 +35,8 @@ class Strides:
         self._plain = [module for module in unet.modules() if _is_plain(module)]
 
     def give_back(self) -> None:
-        for weight in (*(conv._parameters.get("weight") for conv in self._plain), *self._kept()):
-            if isinstance(weight, torch.Tensor) and weight.ndim == 4 and not weight.is_contiguous():
+        for weight in (*(each._parameters.get("weight") for each in self._plain), *self._kept()):
+            if isinstance(weight, torch.Tensor) and _lies_otherwise(weight):
                 shape = torch.empty(weight.shape, device="meta")
                 restride(weight, shape.stride())
 
@@ -53,4 +55,9 @@ class Strides:
 
 def _is_plain(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    return isinstance(module, nn.Conv2d) and weight is not None and weight.is_contiguous()
+    known = isinstance(module, nn.Conv2d | nn.Linear) and type(weight) in PLAIN
+    return known and weight is not None and not _lies_otherwise(weight)
+
+
+def _lies_otherwise(weight: torch.Tensor) -> bool:
+    return not weight.is_contiguous() if weight.ndim == 4 else is_joined(weight)

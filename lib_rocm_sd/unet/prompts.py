@@ -1,8 +1,7 @@
-"""Keys and values of the prompt, as every transformer block wants them: by one launch.
+"""Keys and values of the prompt, as every transformer block of a step wants them: by one launch.
 
 They hang on the prompt and on weights alone. A block by itself has some hundred rows for them, too
-few to fill a card. Hosts that give the same tensor in each step, as diffusers does, have them made
-in the first.
+few to fill a card.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import Any
 
 import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Places, begin
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.graphs.device import stream_of
+from lib_rocm_sd.graphs.device import is_free, stream_of
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
@@ -54,44 +52,26 @@ class Ready:
     side: Side
 
 
-class _Where(NamedTuple):
-    """The stream on which something is launched, and whether somebody captures what is launched."""
-
-    stream: int
-    captured: bool
-
-    @classmethod
-    def now(cls, device: torch.device) -> _Where:
-        if device.type != "cuda":
-            return cls(0, False)
-        return cls(stream_of(device), torch.cuda.is_current_stream_capturing())
-
-
 @dataclass(eq=False)
-class _Made:
-    """What was made of a prompt, that had this version, with the facts of then. `lasts`: whether
-    the next step may have it too. `left`: who has not asked for it yet.
+class _Step:
+    """What was made of a prompt, that had this version, on a stream, with the facts of then.
+    `left`: who has not asked for it yet.
     """
 
-    context: ref[torch.Tensor]
+    context: torch.Tensor
     version: int | None
-    where: _Where
-    left: set[Attention]
+    stream: int
     ready: Ready | None = None
     facts: dict[Attention, _Facts] = field(default_factory=dict)
-    lasts: bool = False
+    left: set[Attention] = field(default_factory=set)
 
-    def is_of(self, context: torch.Tensor) -> bool:
-        """Whether this prompt leads to it, unchanged, for whom comes after it on its stream. So a
-        capture takes nothing from before it: a replay may find another prompt in the same memory.
+    def serves(self, context: torch.Tensor, part: Attention) -> bool:
+        """Whether `part` may be given what was made. Who asks again is in another step, before
+        which prompt and weights may have been written to unnoticed.
         """
-        if self.context() is not context or self.version != version_of(context):
-            return False
-        return self.where == _Where.now(context.device)
-
-    def is_behind(self, part: Attention, facts: _Facts) -> bool:
-        """Whether its weights have changed since an earlier step."""
-        return part not in self.left and self.facts.get(part, facts) != facts
+        same = context is self.context and version_of(context) == self.version
+        asks_again = part in self.facts and part not in self.left
+        return same and not asks_again and self.stream == _stream(context)
 
 
 class Prompts:
@@ -113,7 +93,7 @@ class Prompts:
         self._places = Places()
         self.parts: tuple[Attention, ...] = ()
         self._side: Side | None = None
-        self._made: _Made | None = None
+        self._step: _Step | None = None
 
     def of(self, context: torch.Tensor, part: Attention) -> Ready | None:
         """What holds the keys and values of `part` for context (N, tokens, E); None where it is to
@@ -121,50 +101,45 @@ class Prompts:
         """
         if len(self.parts) < 2 or (context.is_inference() and not self._told):
             return None
-        made, facts = self._made, self._facts(part)
-        if made is None or not made.is_of(context) or made.is_behind(part, facts):
-            made = self._made = None  # what is held is not written to
-            made = self._made = self._make(context)
-            facts = self._facts(part)
-        made.left.discard(part)
-        if not made.left and not made.lasts:
-            self._made = None
-        return made.ready if made.facts.get(part) == facts else None
+        if context.is_cuda and not is_free(context.device):
+            return None  # amid another's graph, which is replayed without what was made before it
+        step = self._step
+        if step is None or not step.serves(context, part):
+            step = self._step = None  # what is held is not written to
+            step = self._step = self._made(context)
+        if step.ready is None or step.facts.get(part) != self._facts(part):
+            return None
+        step.left.discard(part)
+        if not step.left:
+            self._step = None  # nobody else asks: its memory is free when this block is done
+        return step.ready
 
     def forget(self) -> None:
-        self._made = None
+        self.step_begins()
         self._places.forget()
         self._side = None
 
     def step_begins(self) -> None:
-        """What was made of a prompt that counts no changes is not looked at again."""
-        if self._made is not None and self._made.version is None:
-            self._made = None
+        """What was made of a prompt is not looked at again."""
+        self._step = None
 
-    def _make(self, context: torch.Tensor) -> _Made:
-        """Of a new prompt, for all blocks; empty where that cannot be. Its memory is free when the
-        prompt is gone.
-        """
-        gone = partial(_let_go, ref(self))
-        where, left = _Where.now(context.device), {*self.parts}
-        made = _Made(ref(context, gone), version_of(context), where, left)
+    def _made(self, context: torch.Tensor) -> _Step:
+        """Of a new prompt, for all blocks; empty where that cannot be."""
+        step = _Step(context, version_of(context), _stream(context))
         side = self._side_of([part for part in self.parts if self._fits(part, context)])
-        size = context.shape[0] * context.shape[1] * side.width * context.element_size()
+        rows = context.shape[0] * context.shape[1]
+        size = rows * side.width * context.element_size()
         if not 2 < len(side.layers) <= MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
-            return made
+            return step
         if self._ready(side.layers):
-            return made
-        made.facts = {part: self._facts(part) for part in side.parts}
+            return step
+        step.facts = {part: self._facts(part) for part in side.parts}
         shaped = (context.shape, context.stride(), context.dtype, context.device)
         routes = self._places.of((*shaped, *laid(slots_of(side.layers))))
         calls = begin(self._session, routes, self._graphs)
-        rows = calls.recorded(partial(_joint, side), {"context": context}, (side,))
-        made.ready, made.left = Ready(rows, side), {*side.parts}
-        graphs = calls.graphs_of(context.device)
-        settled = graphs is None or bool(graphs.why) or (side,) in routes.recordings
-        # A capture is replayed without another one; blocks read where a recording has made it.
-        made.lasts = settled and not where.captured
-        return made
+        made = calls.recorded(partial(_joint, side), {"context": context}, (side,))
+        step.ready, step.left = Ready(made, side), {*side.parts}
+        return step
 
     def _side_of(self, parts: Sequence[Attention]) -> Side:
         """The same object as long as they are the same."""
@@ -177,9 +152,13 @@ class Prompts:
         return tuple(fact(p.get(name), self._told) for p in own for name in ("weight", "bias"))
 
     def _fits(self, part: Attention, context: torch.Tensor) -> bool:
-        """False for layers that are not where the prompt is, as while models are moved in parts."""
+        """False for layers that are not where the prompt is, as while models are moved in parts,
+        and for weights that may change unnoticed.
+        """
         for layer in (part.to_k, part.to_v):
             weight: Any = layer._parameters["weight"]
+            if weight.is_inference() and not self._told:
+                return False
             if weight.device != context.device or weight.dtype != context.dtype:
                 return False
             if weight.shape[1] != context.shape[-1]:
@@ -187,11 +166,9 @@ class Prompts:
         return True
 
 
-def _let_go(prompts: ref[Prompts], context: ref[torch.Tensor]) -> None:
-    """Nobody has this prompt any more."""
-    held = prompts()
-    if held is not None and held._made is not None and held._made.context is context:
-        held._made = None
+def _stream(tensor: torch.Tensor) -> int:
+    """On which it is computed with now."""
+    return stream_of(tensor.device) if tensor.is_cuda else 0
 
 
 def _joint(side: Side, calls: Calls, context: torch.Tensor) -> torch.Tensor:

@@ -143,6 +143,7 @@ class BlockStandIn(StandIn):
             if not is_out_of_memory(error):
                 raise
             self._means.graphs.forget()
+            self._means.prompts.forget()
             if not self._hook.spares:
                 raise
         raise UnknownModuleError(("ours ran out of memory",))

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
+from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.joint import as_one
 
 _Fact = tuple[Any, ...]
+StateHook = Callable[[nn.Module, dict[str, Any], str, Any], None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class _Laid:
     parameter: ref[torch.Tensor]
     strides: tuple[int, ...]
     lies_so: Callable[[torch.Tensor], bool]
-    remove_hook: Callable[[], None] = lambda: None
+    remove_hook: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,11 @@ class _Made:
 
 
 class UnetWeights:
-    """The convolutions of one UNet, ready to be computed with. `told`: see Hook.tells."""
+    """The weights of one UNet, laid to be computed with. `told`: see Hook.tells."""
 
     def __init__(self, told: bool = False) -> None:
         self._told = told
-        self._laid: dict[nn.Module, _Laid] = {}
+        self._laid: WeakKeyDictionary[nn.Module, _Laid] = WeakKeyDictionary()
         self._made: dict[tuple[nn.Module, bool], _Made] = {}
 
     def of(
@@ -69,12 +73,17 @@ class UnetWeights:
         return made
 
     def lay(self, leaves: Iterable[nn.Module]) -> bool:
-        """Lay the convolutions among them anew where that was not done; whether any was."""
+        """Lay the convolutions among them anew where that was not done; whether any was.
+
+        UnknownModuleError amid another's graph, whose replay would do it again.
+        """
         laid = False
         for leaf in leaves:
             if not isinstance(leaf, nn.Conv2d) or leaf.kernel_size == (1, 1):
                 continue
             if not _is_channels_last(leaf.weight):
+                if is_recording(leaf.weight.device):
+                    raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
                 self._lay(leaf)
                 laid = True
         return laid
@@ -89,19 +98,22 @@ class UnetWeights:
             return False
         if not _alike(weights, self._told) or not all(map(self._is_free, layers)):
             return False
+        if is_recording(weights[0].device):
+            return False
         with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
-            joint = torch.cat([weight.data for weight in weights])
+            joint = torch.cat([_read_here(weight.data) for weight in weights])
+            lies_so = partial(_is_in, _memory(joint))
             parts = joint.split([len(weight) for weight in weights])
             for layer, weight, part in zip(layers, weights, parts, strict=True):
-                self._laid[layer] = _Laid(ref(weight), weight.stride(), _is_shared)
+                self._keep(layer, lies_so, _with_its_own_memory)
                 weight.data = part
         return True
 
     def _is_free(self, layer: nn.Linear) -> bool:
         """Whether its weight's memory is its own, or what we joined."""
         known = self._laid.get(layer)
-        ours = known is not None and known.parameter() is layer.weight
-        return ours or not _is_shared(layer.weight)
+        ours = known is not None and known.lies_so(layer.weight)
+        return ours or not is_shared(layer.weight)
 
     @property
     def extra_bytes(self) -> int:
@@ -141,14 +153,19 @@ class UnetWeights:
 
     def _lay(self, conv: nn.Conv2d) -> None:
         weight = conv.weight
-        known = self._laid.pop(conv, None)
+        with torch.inference_mode(weight.is_inference()), torch.no_grad():
+            self._keep(conv, _is_channels_last, _with_plain_strides)
+            data = _read_here(weight.data)
+            weight.data = data.contiguous(memory_format=torch.channels_last)
+
+    def _keep(self, leaf: Any, lies_so: Callable[[torch.Tensor], bool], told: StateHook) -> None:
+        """Remember how its weight lies now, and tell a `state_dict` otherwise."""
+        known = self._laid.pop(leaf, None)
         if known is not None:
             known.remove_hook()
-        strides = weight.stride()
-        with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-        handle = conv._register_state_dict_hook(_with_plain_strides)  # type: ignore[no-untyped-call]
-        self._laid[conv] = _Laid(ref(weight), strides, _is_channels_last, handle.remove)
+        handle = leaf._register_state_dict_hook(told)
+        weight = leaf.weight
+        self._laid[leaf] = _Laid(ref(weight), weight.stride(), lies_so, handle.remove)
 
 
 def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
@@ -156,7 +173,7 @@ def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
     found = []
     if parameter.is_inference() and not told:
         found.append("its weights were made in inference mode")
-    if _is_shared(parameter):
+    if is_shared(parameter):
         found.append("its weights share their memory with others")
     return found
 
@@ -190,7 +207,32 @@ def _is_channels_last(weight: torch.Tensor) -> bool:
     return weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def _is_shared(parameter: torch.Tensor) -> bool:
+def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Which storage it lies in."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.data_ptr(), storage.nbytes()
+
+
+def _is_in(memory: tuple[int, int, int], weight: torch.Tensor) -> bool:
+    return weight.device.type != "meta" and _memory(weight) == memory
+
+
+def _read_here(data: torch.Tensor) -> torch.Tensor:
+    """The same; its memory is not another's before the current stream has read it."""
+    if data.is_cuda:
+        data.record_stream(torch.cuda.current_stream(data.device))
+    return data
+
+
+def is_joined(weight: torch.Tensor) -> bool:
+    """Whether its memory has room for three of it, as that of q, k and v of a self-attention."""
+    if weight.device.type == "meta" or not weight.numel():
+        return False
+    values = weight.numel() * weight.element_size()
+    return weight.untyped_storage().nbytes() == 3 * values
+
+
+def is_shared(parameter: torch.Tensor) -> bool:
     """Whether its memory is more than its values take."""
     if parameter.device.type == "meta":
         return False
@@ -219,6 +261,18 @@ def _with_plain_strides(
     weight = state.get(key)
     if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
         state[key] = weight.contiguous()
+
+
+def _with_its_own_memory(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """A state_dict has a copy: writers of files take tensors in one memory to be one, or leave all
+    but the first out.
+    """
+    key = f"{prefix}weight"
+    weight = state.get(key)
+    if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
+        state[key] = weight.clone() if is_shared(weight) else weight
 
 
 Slots = Sequence[tuple[dict[str, Any], str]]

@@ -62,8 +62,11 @@ def counts() -> dict[str, int]:
     return {row.kind: row.ours for row in ours.rows()}
 
 
-def strides(model: Any) -> list[tuple[int, ...]]:
-    return [parameter.stride() for parameter in model.model.parameters()]
+def strides(model: Any) -> list[tuple[Any, ...]]:
+    """And whether each has memory of its own."""
+    parameters = list(model.model.parameters())
+    alone = [p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in parameters]
+    return [(p.stride(), own) for p, own in zip(parameters, alone, strict=True)]
 
 
 def forwards(model: Any) -> list[Any]:

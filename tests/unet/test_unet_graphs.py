@@ -54,7 +54,7 @@ def test_a_recorded_step_is_the_launched_one(
     taken = taken_over(unet)
     assert same(steps(unet, inputs), launched)
     assert desk.recorded == PROGRAMS + SHARED
-    assert desk.replayed == 3 * (PROGRAMS + SHARED) - 2, "the prompt's are kept"
+    assert desk.replayed == 3 * (PROGRAMS + SHARED)
     assert [each.why for each in taken.graphs.known()] == [""]
 
 

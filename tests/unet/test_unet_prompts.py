@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +16,6 @@ from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.graph_tape import recording_cpu
 from tests.unet import unet_models as models
-from tests.unet.looking import near
 
 
 def taken_over(unet: Any, hook: Hook | None = None) -> UnetTakeover:
@@ -51,101 +50,45 @@ def test_every_block_takes_them(unet: Any, inputs: Any, asked: list[bool]) -> No
     taken = taken_over(unet)
     made = models.step(unet, inputs).clone()
     assert asked == [True] * len(taken._prompts.parts) == [True] * 8
+    assert taken._prompts._step is None, "kept after the last block"
     taken.give_back()
     assert torch.equal(made, apart(unet, inputs))
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One for each time that keys and values were made for all blocks."""
-    found: list[bool] = []
-    joint = prompts._joint
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        found.append(True)
-        return joint(*args, **kwargs)
-
-    monkeypatch.setattr(prompts, "_joint", noted)
-    return found
-
-
-def kept_rows(taken: UnetTakeover) -> Callable[[], Any]:
-    """What tells whether they are still there."""
-    made = taken._prompts._made
-    return (lambda: None) if made is None or made.ready is None else weakref.ref(made.ready.rows)
-
-
-def test_steps_with_the_same_tensor_make_them_once(
-    unet: Any, inputs: Any, made: list[bool]
-) -> None:
-    taken = taken_over(unet)
-    expected = [models.step(unet, inputs).clone() for _ in range(3)]
-    assert len(made) == 1 and all(torch.equal(each, expected[0]) for each in expected)
-    again = {**inputs, "context": inputs["context"].clone()}
-    assert torch.equal(models.step(unet, again), expected[0]) and len(made) == 2
-    rows = kept_rows(taken)
-    assert rows() is not None
-    del again
-    assert kept_rows(taken)() is None and rows() is None, "kept after its prompt"
-    models.step(unet, inputs)
-    taken.weights_changed()
-    assert torch.equal(models.step(unet, inputs), expected[0]) and len(made) == 4
-
-
-def test_weights_that_change_between_steps_make_them_again(
-    unet: Any, inputs: Any, made: list[bool], asked: list[bool]
-) -> None:
-    """For all blocks at once; amid a step a block makes its own."""
+def test_each_step_reads_prompt_and_weights_anew(unet: Any, inputs: Any) -> None:
+    """They may have been written to unnoticed."""
     taken = taken_over(unet)
     models.step(unet, inputs)
-    with torch.no_grad():
-        for part in taken._prompts.parts[3:5]:
-            part.to_k.weight.mul_(0.5)
-    first = models.step(unet, inputs).clone()  # a transformer amid which they change is in parts
-    assert len(made) == 2 and all(asked)
-    changed = models.step(unet, inputs).clone()
-    assert near(first, changed) and len(made) == 2
-    taken.give_back()
-    assert torch.equal(changed, apart(unet, inputs))
+    inputs["context"].data.mul_(1.5)
+    first = models.step(unet, inputs).clone()
+    assert torch.equal(first, apart(copy.deepcopy(unet), inputs))
+    taken._prompts.parts[3].to_k.weight.data.add_(0.25)
+    second = models.step(unet, inputs).clone()
+    assert torch.equal(second, apart(copy.deepcopy(unet), inputs))
+    assert not torch.equal(first, second)
 
 
-def test_another_stream_makes_them_itself_and_a_capture_leaves_nothing(
-    unet: Any, inputs: Any, made: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken, where = taken_over(unet), prompts._Where(0, False)
-    monkeypatch.setattr(prompts._Where, "now", lambda device: where)
-    expected = models.step(unet, inputs).clone()
-    for each, count in (
-        (prompts._Where(1, False), 2),
-        (prompts._Where(1, True), 3),
-        (prompts._Where(1, True), 4),
-        (prompts._Where(1, False), 5),
-        (prompts._Where(1, False), 5),
-    ):
-        where = each
-        assert torch.equal(models.step(unet, inputs), expected)
-        assert len(made) == count and (kept_rows(taken)() is None) == where.captured
+def test_who_asks_again_is_in_another_step(unet: Any, inputs: Any) -> None:
+    """Also where others did not ask in the one before."""
+    held, prompt = taken_over(unet)._prompts, inputs["context"]
+    first = held.of(prompt, held.parts[0])
+    prompt.data.mul_(1.5)
+    again = held.of(prompt, held.parts[0])
+    assert first is not None and again is not None and not torch.equal(first.rows, again.rows)
+    assert held.of(prompt, held.parts[1]) is again
 
 
-def test_recorded_they_are_made_once_where_graphs_read_them(
+def test_another_stream_makes_them_itself(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launched, recorded when the same prompt comes again, and kept from then on."""
-    desk = recording_cpu(monkeypatch, baked=True)
-    taken = taken_over(unet)
-    expected = models.step(unet, inputs).clone()
-    assert kept_rows(taken)() is None
-    for _ in range(2):
-        assert torch.equal(models.step(unet, inputs), expected)
-    rows, replayed = kept_rows(taken)(), desk.replayed
-    assert rows is not None and any(result.holds(rows) for result in desk.results)
-    assert torch.equal(models.step(unet, inputs), expected)
-    assert kept_rows(taken)() is rows
-    programs = desk.replayed - replayed
-    del rows
-    again = {**inputs, "context": inputs["context"].clone()}
-    assert torch.equal(models.step(unet, again), expected)
-    assert desk.replayed == replayed + 2 * programs + 1
+    taken, stream = taken_over(unet), 0
+    monkeypatch.setattr(prompts, "_stream", lambda tensor: stream)
+    held, parts = taken._prompts, taken._prompts.parts
+    first = held.of(inputs["context"], parts[0])
+    stream = 1
+    second = held.of(inputs["context"], parts[1])
+    third = held.of(inputs["context"], parts[2])
+    assert first is not None and second is third and second is not first
 
 
 def rewrite(unet: Any, inputs: Any) -> None:

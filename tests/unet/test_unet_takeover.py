@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, load_model, save, save_model
 from torch import nn
 
 from lib_rocm_sd.ops.linear.joint import as_one
-from lib_rocm_sd.unet import stand_in
+from lib_rocm_sd.unet import stand_in, weights
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models
 from tests.unet.looking import blocks_of, near, own_forwards, rows
@@ -72,15 +75,20 @@ def test_weights_are_laid_anew_in_place_and_given_back_as_they_were(unet: Any, i
 
 
 def test_layers_of_the_same_rows_lie_together_until_they_are_given_back(
-    unet: Any, inputs: Any
+    unet: Any, inputs: Any, tmp_path: Path
 ) -> None:
     before = copy.deepcopy(unet.state_dict())
     attention = [block.attn1 for block in blocks_of(unet)]
     taken = take_over(unet)
     ours = models.step(unet, inputs)
     assert all(as_one(joint(one)) is not None for one in attention)
-    saved = load(save({name: t for name, t in unet.state_dict().items() if "attn1" in name}))
-    assert saved and all(torch.equal(before[name], tensor) for name, tensor in saved.items())
+    state = unet.state_dict()
+    places = [tensor.untyped_storage().data_ptr() for tensor in state.values()]
+    assert len(set(places)) == len(places)  # writers leave out what is in another's memory
+    save_model(unet, str(tmp_path / "unet.safetensors"))
+    saved = load_file(tmp_path / "unet.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in before.items())
+    assert not load_model(unet, str(tmp_path / "unet.safetensors"))[0]
     assert torch.equal(models.step(unet, inputs), ours)
     taken.give_back()
     for weight in (weight for one in attention for weight in joint(one)):
@@ -129,6 +137,50 @@ def test_layers_that_are_not_alone_or_not_alike_stay_apart(
     assert as_one(joint(blocks_of(unet)[1].attn1)) is not None
     taken.give_back()
     assert torch.equal(models.step(unet, inputs), theirs)
+
+
+def test_layers_that_a_host_has_in_memory_of_its_own_stay_there(unet: Any, inputs: Any) -> None:
+    """Also those that were joined before."""
+    taken, first = take_over(unet), blocks_of(unet)[0].attn1
+    ours = models.step(unet, inputs)
+    rows = len(first.to_q.weight)
+    own = torch.cat([each.data for each in reversed(joint(first))])
+    for layer, part in zip((first.to_v, first.to_k, first.to_q), own.split(rows), strict=True):
+        layer.weight.data = part
+    places = [each.data_ptr() for each in joint(first)]
+    assert torch.equal(models.step(unet, inputs), ours)
+    assert [each.data_ptr() for each in joint(first)] == places
+    taken.give_back()
+    assert [each.data_ptr() for each in joint(first)] == places
+
+
+def test_nothing_is_laid_anew_amid_anothers_graph(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replay would do it again, from memory that is somebody else's by then."""
+    theirs = models.step(unet, inputs)
+    taken = take_over(unet)
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "is_recording", lambda device: True)
+        assert near(models.step(unet, inputs), theirs)
+        assert as_one(joint(blocks_of(unet)[0].attn1)) is None
+        assert all(parameter.is_contiguous() for parameter in unet.parameters())
+    taken.take_over()
+    models.step(unet, inputs)
+    assert as_one(joint(blocks_of(unet)[0].attn1)) is not None
+    taken.give_back()
+
+
+def test_a_layer_that_was_replaced_is_not_kept(unet: Any, inputs: Any) -> None:
+    taken, first = take_over(unet), blocks_of(unet)[0].attn1
+    models.step(unet, inputs)
+    layer = weakref.ref(first.to_q)
+    first.to_q = copy.deepcopy(first.to_q)
+    models.step(unet, inputs)
+    taken.take_over()
+    gc.collect()
+    assert layer() is None
+    taken.give_back()
 
 
 def joint(attention: Any) -> list[torch.Tensor]:

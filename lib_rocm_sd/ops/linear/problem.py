@@ -215,6 +215,9 @@ def make_inputs(problem: LinearProblem, device: torch.device, seed: int) -> Line
     for count in p.columns:
         layers.append(drawn(count * (1 + p.gate), p.k, scale=max(p.k, 1) ** -0.5))
         layers.append(drawn(count * (1 + p.gate)) if p.bias else None)
+    if len(p.columns) == FEW_WEIGHTS and len(set(p.columns)) == 1 and not p.bias:
+        weights = torch.cat([each for each in layers if each is not None])
+        layers[::2] = weights.split(p.columns)  # one after another, as a UNet's blocks lay them
     weight, bias, others, more = placed(layers)
     assert weight is not None
     residual = drawn(p.rows, p.all_columns) if p.residual else None

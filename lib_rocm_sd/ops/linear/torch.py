@@ -60,8 +60,10 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
             return inputs.out.addmm_(x, inputs.weight.t())
         if inputs.weight_1 is None:
             y = F.linear(x, inputs.weight, inputs.bias)
-        else:
+        elif torch.is_grad_enabled():
             y = torch.cat([F.linear(x, weight, bias) for weight, bias in inputs.layers], 1)
+        else:
+            return _side_by_side(None, None, problem, inputs)
         return finished(y, inputs)
 
 

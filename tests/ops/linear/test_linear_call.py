@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import table
+from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
@@ -174,3 +175,15 @@ def test_what_is_one_weight_and_what_is_not() -> None:
     neighbours = [torch.from_numpy(memory[:24]), torch.from_numpy(memory[24:])]
     assert neighbours[1].data_ptr() == neighbours[0].data_ptr() + neighbours[0].nbytes
     assert as_one(neighbours) is None
+
+
+def test_what_is_measured_lies_as_in_a_unet() -> None:
+    """Every copy of the inputs too."""
+    problem = LinearProblem(17, 64, (24, 24, 24), bias=False)
+    sets = input_sets(LINEAR, problem, CPU, lambda size: 3)
+    weights = [[weight for weight, _ in inputs.layers] for inputs in sets]
+    assert all(as_one(each) is not None for each in weights)
+    assert len({each[0].data_ptr() for each in weights}) == 3
+    assert all(map(torch.equal, weights[0], weights[2]))
+    apart = input_sets(LINEAR, replace(problem, bias=True), CPU, lambda size: 2)
+    assert all(as_one([weight for weight, _ in each.layers]) is None for each in apart)
