@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch, Run, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.ops.linear.formula import computed
 from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
@@ -60,7 +61,7 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
             return inputs.out.addmm_(x, inputs.weight.t())
         if inputs.weight_1 is None:
             y = F.linear(x, inputs.weight, inputs.bias)
-        elif torch.is_grad_enabled():
+        elif torch.is_grad_enabled() or is_transformed():
             y = torch.cat([F.linear(x, weight, bias) for weight, bias in inputs.layers], 1)
         else:
             return _side_by_side(None, None, problem, inputs)

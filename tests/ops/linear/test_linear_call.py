@@ -17,7 +17,7 @@ from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
-from lib_rocm_sd.ops.linear.torch import _side_by_side
+from lib_rocm_sd.ops.linear.torch import TorchLinear, _side_by_side
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
 
@@ -187,3 +187,17 @@ def test_what_is_measured_lies_as_in_a_unet() -> None:
     assert all(map(torch.equal, weights[0], weights[2]))
     apart = input_sets(LINEAR, replace(problem, bias=True), CPU, lambda size: 2)
     assert all(as_one([weight for weight, _ in each.layers]) is None for each in apart)
+
+
+def test_what_vmap_transforms_writes_nowhere() -> None:
+    """Without a gradient too, on any device but the CPU."""
+    problem = LinearProblem(17, 64, (24, 8, 16), "float32")
+    inputs = LINEAR.make_inputs(problem, torch.device("meta"), 0)
+    many = torch.empty(3, *inputs.x.shape, device="meta")
+
+    def by_torch(x: torch.Tensor) -> torch.Tensor:
+        given = inputs._replace(x=x)
+        return TorchLinear().run(None, None, problem, given)
+
+    with torch.no_grad():
+        assert torch.vmap(by_torch)(many).shape == (3, 17, 48)
