@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -120,26 +121,18 @@ def input_sets(
 
 
 def _copied(inputs: I) -> I:
-    """A copy in memory of its own; what is broadcast by stride 0 is shared, and dense parts of one
-    memory are parts of one again.
+    """A copy in memory of its own, which lies as the original does; what is broadcast by stride 0
+    is shared.
     """
-    memory: dict[int, torch.UntypedStorage] = {}
+    memo: dict[int, Any] = {}
 
-    def copy(item: Any) -> Any:
+    def copied(item: Any) -> Any:
         if type(item) is tuple:
-            return tuple(map(copy, item))
-        if not isinstance(item, torch.Tensor) or 0 in item.stride():
-            return item
-        storage = item.untyped_storage()
-        if not item.is_contiguous() or storage.nbytes() == item.numel() * item.element_size():
-            return item.clone()
-        if storage._cdata not in memory:
-            memory[storage._cdata] = storage.clone()
-        whole = memory[storage._cdata]
-        made = item.new_empty(0)
-        return made.set_(whole, item.storage_offset(), item.shape, item.stride())  # type: ignore[call-overload]
+            return tuple(map(copied, item))
+        shared = not isinstance(item, torch.Tensor) or 0 in item.stride()
+        return item if shared else deepcopy(item, memo)
 
-    return type(inputs)(*map(copy, inputs))  # type: ignore[call-arg, misc]
+    return type(inputs)(*map(copied, inputs))  # type: ignore[call-arg, misc]
 
 
 def _time_us(

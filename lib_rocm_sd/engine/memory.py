@@ -1,4 +1,4 @@
-"""How much device memory is free."""
+"""How much device memory is free, and what tensors lie in."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def is_recording(device: torch.device) -> bool:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def sizes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the memory that it lies in, and of its values; 0 and 0 where it has none (meta)."""
+    if tensor.device.type == "meta":
+        return 0, 0
+    return tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether its memory is more than its values take."""
+    whole, values = sizes(tensor)
+    return whole > values
 
 
 def free_bytes(device: torch.device, headroom_bytes: int = 0) -> int:

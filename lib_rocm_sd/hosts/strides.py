@@ -15,9 +15,8 @@ from weakref import ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.unet.weights import is_joined, restride
+from lib_rocm_sd.unet.weights import PLAIN, is_joined, restride
 
-PLAIN = (torch.Tensor, nn.Parameter)
 Backup = Callable[[nn.Module], Mapping[str, Any]]
 
 

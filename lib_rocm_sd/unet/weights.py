@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.engine.memory import is_recording, is_shared, sizes
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.joint import as_one
 
 _Fact = tuple[Any, ...]
-StateHook = Callable[[nn.Module, dict[str, Any], str, Any], None]
+PLAIN = (torch.Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class UnetWeights:
             lies_so = partial(_is_in, _memory(joint))
             parts = joint.split([len(weight) for weight in weights])
             for layer, weight, part in zip(layers, weights, parts, strict=True):
-                self._keep(layer, lies_so, _with_its_own_memory)
+                self._keep(layer, lies_so)
                 weight.data = part
         return True
 
@@ -154,16 +154,16 @@ class UnetWeights:
     def _lay(self, conv: nn.Conv2d) -> None:
         weight = conv.weight
         with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            self._keep(conv, _is_channels_last, _with_plain_strides)
+            self._keep(conv, _is_channels_last)
             data = _read_here(weight.data)
             weight.data = data.contiguous(memory_format=torch.channels_last)
 
-    def _keep(self, leaf: Any, lies_so: Callable[[torch.Tensor], bool], told: StateHook) -> None:
-        """Remember how its weight lies now, and tell a `state_dict` otherwise."""
+    def _keep(self, leaf: Any, lies_so: Callable[[torch.Tensor], bool]) -> None:
+        """Remember how its weight lies now, which is how a `state_dict` is to have it."""
         known = self._laid.pop(leaf, None)
         if known is not None:
             known.remove_hook()
-        handle = leaf._register_state_dict_hook(told)
+        handle = leaf._register_state_dict_hook(_for_files)
         weight = leaf.weight
         self._laid[leaf] = _Laid(ref(weight), weight.stride(), lies_so, handle.remove)
 
@@ -184,7 +184,7 @@ def _alike(weights: Sequence[torch.Tensor], told: bool) -> bool:
     if len({*map(id, weights)}) < len(weights) or (first.is_inference() and not told):
         return False
     return all(
-        type(weight) in (nn.Parameter, torch.Tensor)
+        type(weight) in PLAIN
         and (weight.dtype, weight.device) == (first.dtype, first.device)
         and (weight.ndim, weight.shape[1:]) == (2, first.shape[1:])
         and weight.is_inference() == first.is_inference()
@@ -226,18 +226,8 @@ def _read_here(data: torch.Tensor) -> torch.Tensor:
 
 def is_joined(weight: torch.Tensor) -> bool:
     """Whether its memory has room for three of it, as that of q, k and v of a self-attention."""
-    if weight.device.type == "meta" or not weight.numel():
-        return False
-    values = weight.numel() * weight.element_size()
-    return weight.untyped_storage().nbytes() == 3 * values
-
-
-def is_shared(parameter: torch.Tensor) -> bool:
-    """Whether its memory is more than its values take."""
-    if parameter.device.type == "meta":
-        return False
-    values = parameter.numel() * parameter.element_size()
-    return parameter.untyped_storage().nbytes() > values
+    whole, values = sizes(weight)
+    return values > 0 and whole == 3 * values
 
 
 def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
@@ -253,26 +243,15 @@ def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
         parameter.data = again.copy_(data)
 
 
-def _with_plain_strides(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
-) -> None:
-    """A state_dict has a copy that is contiguous, which is all that some writers of files take."""
-    key = f"{prefix}weight"
-    weight = state.get(key)
-    if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
-        state[key] = weight.contiguous()
-
-
-def _with_its_own_memory(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
-) -> None:
-    """A state_dict has a copy: writers of files take tensors in one memory to be one, or leave all
-    but the first out.
+def _for_files(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """A state_dict has a copy that is contiguous and alone in its memory: some writers of files
+    take nothing else, and others leave out all but the first that lies in one memory.
     """
     key = f"{prefix}weight"
     weight = state.get(key)
     if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
-        state[key] = weight.clone() if is_shared(weight) else weight
+        alone = weight.clone() if is_shared(weight) else weight
+        state[key] = alone.contiguous()
 
 
 Slots = Sequence[tuple[dict[str, Any], str]]

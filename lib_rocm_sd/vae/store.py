@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from lib_rocm_sd.engine.memory import is_shared
 from lib_rocm_sd.vae.steps import Rows
 
 HOST_BLOCK_BYTES = 64 << 20
@@ -70,7 +71,7 @@ class DeviceRows:
 
     def write(self, first: int, rows: torch.Tensor) -> None:
         """Rows (N, n, W, C) from `first` on; a view of more is copied, the rest is not kept."""
-        if rows.untyped_storage().nbytes() > rows.numel() * rows.element_size():
+        if is_shared(rows):
             rows = rows.clone()
         self._blocks.append(((first, first + rows.shape[1]), rows))
 
