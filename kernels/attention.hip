@@ -3,6 +3,8 @@
 //   q (B, Sq, H, D), k and v (B, Sk, H, D)   fp16 or bf16, any 64-bit strides, last stride 1
 //   mask (B, H, Sq, Sk)                      optional: bool, fp16, bf16 or float32, any strides (0 broadcasts)
 //   out (B, Sq, H * D)                       contiguous, 16-byte aligned
+//   lse (B, H, Sq)                           float32, with LEAVES_LSE: the log-sum-exp of each query's logits, for attention_backward.hip;
+//                                            0 for a query whose keys are all masked
 //
 // Online softmax (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023) in base 2 and float32: for each tile of keys
 //   p = 2^(scale s - m),  l = l + sum_k p,  o = o + p v,   at the end out = o / l.
@@ -114,6 +116,7 @@ struct Attention : AttentionSoftmax {
         if constexpr (kStagedOut) wave_sync();  // the wave has read its Q
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
+            if constexpr (LEAVES_LSE) put_lse(first + t, t);
             float inverse[Unit::kColumns];
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c)
@@ -130,6 +133,17 @@ struct Attention : AttentionSoftmax {
             }
         }
         if constexpr (kStagedOut) write_rows<kTiles>(rows, first);
+    }
+    // Of the wave's tile `tile`, of which base and sum are the t-th.
+    DEVICE void put_lse(int tile, int t) const {
+        if (wave_d != 0 || !Unit::first_of_column()) return;
+        float* const to = p.lse + ((u32)batch * p.heads + head) * p.seq_q;
+#pragma unroll
+        for (int c = 0; c < Unit::kColumns; ++c) {
+            const int row = query(tile) + Unit::column(c);
+            const float lse = kLn2 * (m[t][c] * score_scale() + log2_fast(l[t][c]));
+            if (row < (int)p.seq_q) to[row] = l[t][c] == 0.0f ? 0.0f : lse;
+        }
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }
     DEVICE u16* out_row(int tile, int n) const {

@@ -6,24 +6,23 @@
 //
 // With s = scale q k^T + mask, p = softmax(s), and for each query delta = sum_d g out = sum_k p (g v^T):
 //   v_grad = p^T g,   ds = p (g v^T - delta),   q_grad = scale ds k,   k_grad = scale ds^T q
-// (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is 2^(s log2(e) - lse) with the query's log-sum-exp, lse.
+// (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is e^(s - lse) with the query's log-sum-exp, lse (B, H, Sq), which
+// that pass left (LEAVES_LSE in attention.hip).
 //
-// Two launches, PASS says which: kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys, and leaves lse
-// and delta; kKeys makes k_grad and v_grad, a work-group for a tile of keys, which walks over all queries. Each gradient is summed by
-// one work-group in one order: no atomics, the same bits every time. Scores are computed in both, seven products in all where one
+// Two launches, PASS says which: kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys, and leaves delta;
+// kKeys makes k_grad and v_grad, a work-group for a tile of keys, which walks over all queries. Each gradient is summed by one
+// work-group in one order: no atomics, the same bits every time. Scores are computed in both, seven products in all where one
 // launch with atomics would need five.
-//
-// kQueries needs no lse beforehand: ds is a multiple of p, so it sums with weights 2^(s log2(e) - m), where m is the largest logit so
-// far, scales the sum when m moves, and divides by the sum of the weights at the end, as the forward pass does.
 //
 // Both are one loop. `Own` rows are the work-group's, `other` rows those it walks over, BLOCK_M at a time:
 //   S = other1 own1^T, dP = other2 own2^T    with a column of D for each own row, so P and dS are, or nearly, the B of what follows
 //   own1_grad^T += other1^T dS               and in kKeys own2_grad^T += other2^T P
 // In kKeys own is (k, v) and other (q, g); in kQueries own is (q, g) and other (k, v). other1 and other2 lie in LDS as they come, and
 // transposed beside it unless the unit transposes as it reads. Waves are WAVES_N (each with N_TILES * 16 own rows, and M_TILES * 16
-// other rows at once) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim.
+// other rows at once) x WAVES_D: those of one group of WAVES_D make the same scores, and each sums its own part of head_dim. Of own1
+// and own2 those in HELD (1, 2 or both) stay in registers. UNROLL: how many tiles of other rows are one stretch of code.
 //
-// A query whose keys are all masked weighs nothing and gets zeros.
+// A query whose keys are all masked weighs nothing and gets zeros. Measured on NVIDIA and tried in vain: docs/attention.md.
 #if defined(__clang_major__) && __clang_major__ < 16 && !defined(SIMT_SHIM)
 #error "attention_backward.hip needs LLVM 16 or newer, as attention.hip does"
 #endif
@@ -32,8 +31,7 @@
 
 struct AttentionBackward : BackwardTiles {
     typename Unit::D grad_1[N_TILES][kWaveTilesD], grad_2[N_TILES][kWaveTilesD];  // the second in kKeys only
-    // Of this lane's queries in kQueries: the largest logit so far, this lane's part of the sum of weights, delta.
-    float largest[N_TILES][Unit::kColumns], total[N_TILES][Unit::kColumns], delta[N_TILES][Unit::kColumns];
+    float lse[N_TILES][Unit::kColumns], delta[N_TILES][Unit::kColumns];           // of this lane's queries in kQueries, lse in base 2
 
     DEVICE AttentionBackward(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
 
@@ -45,14 +43,9 @@ struct AttentionBackward : BackwardTiles {
                 grad_1[t][d] = {};
                 if constexpr (kKeysPass) grad_2[t][d] = {};
             }
-        if constexpr (kKeysPass) return;
-#pragma unroll
-        for (int t = 0; t < N_TILES; ++t)
-#pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) largest[t][c] = -infinity(), total[t][c] = 0.0f;
     }
 
-    // From scores to p, and from dp to ds, for the tile of other rows that begins at `row` of those in LDS.
+    // From scores to p, and from dp, in kKeys less delta already, to ds, for the tile of other rows that begins at `row` of those in LDS.
     DEVICE void weigh(int first_m, int row, typename Unit::D (&s)[M_TILES][N_TILES], typename Unit::D (&dp)[M_TILES][N_TILES]) {
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i)
@@ -61,27 +54,21 @@ struct AttentionBackward : BackwardTiles {
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
                     const int m = row + i * 16 + Unit::lane_row() + Unit::row_step(e);
-                    s[i][t].v[e] = logit(s[i][t].v[e], t, e, first_m + m, kKeysPass ? stats()[m] : 0.0f);
+                    s[i][t].v[e] = logit(s[i][t].v[e], t, e, first_m + m, kKeysPass ? stats()[m] : lse[t][Unit::column_of(e)]);
                 }
-        if constexpr (!kKeysPass) {
-            if (!kSkips || first_m + BLOCK_M > other_length()) leave_out(first_m + row, s);
-            rebase(s);
-        }
+        if constexpr (!kKeysPass)
+            if (!kBranches || first_m + BLOCK_M > other_length()) leave_out(first_m + row, s);
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
             for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) {
-                    const int m = row + i * 16 + Unit::lane_row() + Unit::row_step(e), c = Unit::column_of(e);
-                    const float weight = exp2_fast(kKeysPass ? s[i][t].v[e] : s[i][t].v[e] - base(largest[t][c]));
-                    if constexpr (!kKeysPass) total[t][c] += weight;
+                    const float weight = exp2_fast(s[i][t].v[e]);
                     s[i][t].v[e] = weight;
-                    dp[i][t].v[e] = weight * (dp[i][t].v[e] - (kKeysPass ? stats()[BLOCK_M + m] : delta[t][c]));
+                    dp[i][t].v[e] = weight * (kKeysPass ? dp[i][t].v[e] : dp[i][t].v[e] - delta[t][Unit::column_of(e)]);
                 }
     }
-    // A base of which -infinity can be subtracted.
-    static DEVICE float base(float x) { return x == -infinity() ? 0.0f : x; }
     // -infinity for keys past the end. (A query past the end has an infinite lse.)
     DEVICE void leave_out(int first_m, typename Unit::D (&x)[M_TILES][N_TILES]) const {
 #pragma unroll
@@ -94,39 +81,18 @@ struct AttentionBackward : BackwardTiles {
                     if (m >= other_length()) x[i][t].v[e] = -infinity();
                 }
     }
-    // Moves each query's largest logit up to those of these tiles, and with it what was summed; on AMD without a branch, around
-    // which LLVM 19 spills on RDNA.
-    DEVICE void rebase(const typename Unit::D (&x)[M_TILES][N_TILES]) {
-        float next[N_TILES][Unit::kColumns];
-        bool moves = false;
+    // What a product is added to: dp begins at -delta where delta is the row's.
+    DEVICE void begin(int row, typename Unit::D (&s)[M_TILES][N_TILES], typename Unit::D (&dp)[M_TILES][N_TILES]) const {
 #pragma unroll
-        for (int t = 0; t < N_TILES; ++t)
+        for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                next[t][c] = largest[t][c];
-#pragma unroll
-                for (int i = 0; i < M_TILES; ++i)
+            for (int t = 0; t < N_TILES; ++t) {
+                s[i][t] = {}, dp[i][t] = {};
+                if constexpr (kKeysPass)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
-                        if (Unit::column_of(e) == c) next[t][c] = max_f32(next[t][c], x[i][t].v[e]);
-                moves = moves || next[t][c] > largest[t][c];
+                        dp[i][t].v[e] = stats()[BLOCK_M + row + i * 16 + Unit::lane_row() + Unit::row_step(e)];
             }
-        if (kSkips && !any_lane(moves)) return;
-#pragma unroll
-        for (int t = 0; t < N_TILES; ++t) {
-            float shrink[Unit::kColumns];
-#pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                next[t][c] = column_max<Unit>(next[t][c]);
-                shrink[c] = exp2_fast(largest[t][c] - base(next[t][c]));
-                largest[t][c] = next[t][c];
-                total[t][c] *= shrink[c];
-            }
-#pragma unroll
-            for (int d = 0; d < kWaveTilesD; ++d)
-#pragma unroll
-                for (int e = 0; e < kElements; ++e) grad_1[t][d].v[e] *= shrink[Unit::column_of(e)];
-        }
     }
     // sum += other^T x for sixteen other rows, from `row` of those in LDS, and this wave's part of head_dim.
     template <int kWhich> DEVICE void sum_up(int row, const typename Unit::B (&x)[N_TILES], typename Unit::D (&sum)[N_TILES][kWaveTilesD]) const {
@@ -146,6 +112,7 @@ struct AttentionBackward : BackwardTiles {
     DEVICE void walk(int first_m, int row) {
         typename Unit::D s[M_TILES][N_TILES], dp[M_TILES][N_TILES];
         typename Unit::B p_half[M_TILES][N_TILES], ds_half[M_TILES][N_TILES];
+        begin(row, s, dp);
         multiply_rows<1>(row, s);
         multiply_rows<2>(row, dp);
         weigh(first_m, row, s, dp);
@@ -163,14 +130,14 @@ struct AttentionBackward : BackwardTiles {
         }
     }
 
-    DEVICE void put(u16* to, const typename Unit::D (&of)[N_TILES][kWaveTilesD], const float (&factor)[N_TILES][Unit::kColumns]) const {
+    DEVICE void put(u16* to, const typename Unit::D (&of)[N_TILES][kWaveTilesD], float factor) const {
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
             for (int d = 0; d < kWaveTilesD; ++d) {
                 typename Unit::D scaled = of[t][d];
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) scaled.v[e] *= factor[t][Unit::column_of(e)];
+                for (int e = 0; e < kElements; ++e) scaled.v[e] *= factor;
                 const int tile_d = (wave_d * kWaveTilesD + d) * 16;
                 Unit::pieces(Unit::pack(scaled), [&](int n, int column, auto part) {
                     const int row = own_row(t) + n;
@@ -180,24 +147,9 @@ struct AttentionBackward : BackwardTiles {
             }
     }
 
-    // What sums become gradients by; in kQueries lse is left on the way.
     DEVICE void finish() {
-        float factor[N_TILES][Unit::kColumns], one[N_TILES][Unit::kColumns];
-#pragma unroll
-        for (int t = 0; t < N_TILES; ++t)
-#pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) {
-                factor[t][c] = p.scale, one[t][c] = 1.0f;
-                if constexpr (!kKeysPass) {
-                    const float all = column_sum<Unit>(total[t][c]);
-                    const int query = own_row(t) + Unit::column(c);
-                    factor[t][c] = all == 0.0f ? 0.0f : p.scale / all;
-                    if (Unit::first_of_column() && query < own_length())
-                        of_queries(p.lse)[query] = all == 0.0f ? infinity() : largest[t][c] + log2_fast(all);
-                }
-            }
-        put(kKeysPass ? p.k_grad : p.q_grad, grad_1, factor);
-        if constexpr (kKeysPass) put(p.v_grad, grad_2, one);
+        put(kKeysPass ? p.k_grad : p.q_grad, grad_1, p.scale);
+        if constexpr (kKeysPass) put(p.v_grad, grad_2, 1.0f);
     }
 
     // delta, of eights of g and out, whose products' sums meet in LDS: consecutive lanes along a row.
@@ -228,7 +180,10 @@ struct AttentionBackward : BackwardTiles {
 #pragma unroll
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
-            for (int c = 0; c < Unit::kColumns; ++c) delta[t][c] = stats()[(wave_n * N_TILES + t) * 16 + Unit::column(c)];
+            for (int c = 0; c < Unit::kColumns; ++c) {
+                delta[t][c] = stats()[(wave_n * N_TILES + t) * 16 + Unit::column(c)];
+                lse[t][c] = kLog2E * of_queries(p.lse)[min2(own_row(t) + Unit::column(c), own_length() - 1)];
+            }
     }
 
     DEVICE void run() {
@@ -246,7 +201,7 @@ struct AttentionBackward : BackwardTiles {
             store(first_m);
             barrier();
             if constexpr (AHEAD) fetch(first_m + BLOCK_M < other_length() ? first_m + BLOCK_M : first_m);
-#pragma unroll 1
+#pragma unroll UNROLL
             for (int row = 0; row < BLOCK_M; row += M_TILES * 16) walk(first_m, row);
             first_m += BLOCK_M;
         } while (first_m < other_length());

@@ -62,10 +62,12 @@ def gradient_classes(arch: Arch) -> list[Subject]:
     """Of attention's gradients: tried ahead where a host's settings say that it trains with ours.
     Their kernels are compiled for it.
     """
+    from lib_rocm_sd.ops.attention.op import ATTENTION_AND_LSE
     from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
     from lib_rocm_sd.trials.subject import subjects
 
-    work = [(ATTENTION_BACKWARD, problem) for _, problem in ATTENTION_BACKWARD.usual]
+    usual = [problem for _, problem in ATTENTION_BACKWARD.usual]
+    work = [(op, problem) for op in (ATTENTION_AND_LSE, ATTENTION_BACKWARD) for problem in usual]
     return list(subjects(work, arch))
 
 

@@ -19,7 +19,8 @@ from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops import gradients
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
@@ -28,7 +29,7 @@ from lib_rocm_sd.ops.base import reasons
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_DECIDED = 4096
-_OPS: tuple[Any, ...] = (ATTENTION, ATTENTION_BACKWARD)
+_OPS: tuple[Any, ...] = (ATTENTION_AND_LSE, ATTENTION_BACKWARD)
 _decided: dict[Hashable, str] = {}
 """By engine, session, problem and device, why that is torch's; empty where it is ours."""
 
@@ -133,7 +134,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class RocmSdAttention(torch.autograd.Function):
-    """q, k, v, the mask and the output are kept between; no scores."""
+    """q, k, v, the mask, the output and the log-sum-exp are kept between; no scores."""
 
     @staticmethod
     def forward(
@@ -147,15 +148,16 @@ class RocmSdAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         with shielded(q.device):
             inputs = AttentionInputs(q, k, v, mask, scale)
-            made: torch.Tensor = engine.run(ATTENTION, inputs, session)
+            made = engine.run(ATTENTION_AND_LSE, inputs, session)
+            output, lse = with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), q)
         ctx.scale, ctx.session = scale, session
-        ctx.save_for_backward(q, k, v, made, mask)
-        return made
+        ctx.save_for_backward(q, k, v, output, lse, mask)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, made, mask = ctx.saved_tensors
-        inputs = AttentionBackwardInputs(q, k, v, made, grad, mask, ctx.scale)
+        q, k, v, output, lse, mask = ctx.saved_tensors
+        inputs = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, ctx.scale)
         with shielded(q.device):
             found = _gradients(inputs, ctx.session)
         own = (t if want else None for t, want in zip(found, ctx.needs_input_grad, strict=False))

@@ -14,7 +14,8 @@ import torch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.followed import asked, attention_or_torchs
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
@@ -68,22 +69,41 @@ def attention(
     return made
 
 
+def attention_and_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    session: Session = DEFAULT,
+) -> with_lse.Both:
+    """What `attention` gives, and the log-sum-exp (B, H, Sq) of each query's logits,
+    scale q k^T + mask: float32, of float64 inputs float64; 0 where all keys are masked.
+
+    Raises as `attention` does.
+    """
+    inputs = AttentionInputs(q, k, v, mask, scale)
+    made = engine.run(ATTENTION_AND_LSE, inputs, session)
+    return with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), q)
+
+
 def attention_backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     output: torch.Tensor,
     grad: torch.Tensor,
+    lse: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
     session: Session = DEFAULT,
 ) -> Grads:
     """The gradients of q, k and v, shaped like these, where `grad` is that of `output`, and
-    `output` what `attention` gave for q, k, v, mask and scale. A mask gets none.
+    `output` and `lse` what `attention_and_lse` gave for q, k, v, mask and scale. A mask gets none.
 
     Raises as `attention` does.
     """
-    inputs = AttentionBackwardInputs(q, k, v, output, grad, mask, scale)
+    inputs = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, scale)
     made: Grads | torch.Tensor = engine.run(ATTENTION_BACKWARD, inputs, session)
     if isinstance(made, torch.Tensor):  # zeros, of an input without elements
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

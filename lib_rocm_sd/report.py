@@ -74,6 +74,17 @@ def config_fields(config: Any) -> Any:
     return asdict(config) if is_dataclass(config) and not isinstance(config, type) else config
 
 
+def flattened(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's fields by one name each, as in `keys.block`."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": each for inner, each in flattened(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
 class Report:
     """Counters and events of one engine, for several threads. A call costs one `row.calls += 1`."""
 

@@ -17,14 +17,16 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, packed, sdpa
-from lib_rocm_sd.ops.attention import formula, ours
+from lib_rocm_sd.ops.attention import formula, ours, with_lse
 from lib_rocm_sd.ops.attention_backward import formula as backward_formula
 from lib_rocm_sd.ops.attention_backward import ours as backward_ours
 from lib_rocm_sd.report import Report
 from tests.ops.toy_op import GFX1100
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-FORWARD, BACKWARD = ("attention", "rocm_sd"), ("attention backward", "rocm_sd")
+FORWARD, BACKWARD = ("attention and lse", "rocm_sd"), ("attention backward", "rocm_sd")
+PLAIN = ("attention", "rocm_sd")
+"""Where no gradient is wanted."""
 
 
 class Card:
@@ -38,6 +40,10 @@ class Card:
 
     def attend(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
         return formula.reference(inputs).to(inputs.q.dtype)
+
+    def attend_and_lse(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+        output, lse = with_lse.reference(inputs)
+        return output.to(inputs.q.dtype), lse.float()
 
     def gradients(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
         made = backward_formula.reference(inputs)
@@ -65,6 +71,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """In the place of the process's engine, for functions and for hosts."""
     made = Card()
     monkeypatch.setattr(ours.MatrixAttention, "run", lambda variant, *given: made.attend(*given))
+    monkeypatch.setattr(
+        with_lse.MatrixForward, "run", lambda variant, *given: made.attend_and_lse(*given)
+    )
     monkeypatch.setattr(
         backward_ours.MatrixBackward, "run", lambda variant, *given: made.gradients(*given)
     )

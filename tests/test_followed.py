@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.formula import attend
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-from tests.following import BACKWARD, FORWARD, Card, card, ran, session, told
+from tests.following import BACKWARD, FORWARD, PLAIN, Card, card, ran, session, told
 
 __all__ = ["card", "session"]
 
@@ -97,13 +98,13 @@ def test_without_grad_mode_nothing_is_followed(card: Card, session: Session, mod
     given = drawn()
     with mode():
         made = attended(session, given)
-    assert not made.requires_grad and ran(session) == {FORWARD: 1}
+    assert not made.requires_grad and ran(session) == {PLAIN: 1}
 
 
 def test_where_none_is_wanted_nothing_is_followed(card: Card, session: Session) -> None:
     assert torch.is_grad_enabled()
     made = attended(session, drawn(wanted=""))
-    assert made.grad_fn is None and ran(session) == {FORWARD: 1}
+    assert made.grad_fn is None and ran(session) == {PLAIN: 1}
 
 
 def test_autocast_has_no_say(card: Card, session: Session) -> None:
@@ -147,6 +148,13 @@ def checkpointed(way: str, run: Any, *given: torch.Tensor) -> torch.Tensor:
 WAYS = ["reentrant", "not reentrant", "ldm"]
 
 
+def first_call(way: str) -> tuple[str, str]:
+    """What runs when a checkpoint calls its function first: two of these ways do so without grad
+    mode.
+    """
+    return FORWARD if way == "not reentrant" else PLAIN
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("last", [True, False], ids=["attention last", "amid"])
 def test_checkpoints(card: Card, session: Session, way: str, last: bool) -> None:
@@ -158,7 +166,7 @@ def test_checkpoints(card: Card, session: Session, way: str, last: bool) -> None
     found = gradients(checkpointed(way, region, *given), given)
     plain = exact((given[0] * 1.5, *given[1:]))
     close(found, gradients(plain if last else plain.sin() * plain, given))
-    assert ran(session) == {FORWARD: 2, BACKWARD: 1} and not told(session)
+    assert ran(session) == Counter((first_call(way), FORWARD, BACKWARD)) and not told(session)
 
 
 class Gate:
@@ -199,7 +207,8 @@ def test_a_trial_may_end_between_a_checkpoints_calls(
     gate.open = True
     card.engine.renew()
     close(gradients(made, given), gradients(exact(given).sin(), given))
-    assert ran(session) == {("attention", "sdpa"): 1, FORWARD: 1, BACKWARD: 1}
+    first = (first_call(way)[0], "sdpa")
+    assert ran(session) == Counter((first, FORWARD, BACKWARD))
 
 
 def test_while_kernels_wait_torch_computes_and_then_ours(card: Card, session: Session) -> None:
@@ -256,7 +265,7 @@ def test_without_keys_all_is_zero(card: Card, session: Session) -> None:
     made = functional.attention(q, k[:, :0], v[:, :0], session=session)
     made.sum().backward()
     assert not made.any() and not any(t.grad.any() for t in (q, k, v))  # type: ignore[union-attr]
-    assert set(ran(session)) == {("attention", "zeros"), ("attention backward", "zeros")}
+    assert set(ran(session)) == {("attention and lse", "zeros"), ("attention backward", "zeros")}
 
 
 def assert_torchs(session: Session, why: str) -> None:

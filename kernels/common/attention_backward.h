@@ -1,10 +1,9 @@
 // What attention_backward.hip is compiled with and called with, what lies where in LDS, and the loads and products of its passes.
 #pragma once
 #include "mma.h"
-#include "reduce.h"
 #include "tile.h"
 
-// BF16_HALVES, HEAD_DIM, MASK_KIND, PASS, WAVES_N, WAVES_D, N_TILES, M_TILES, BLOCK_M, OWN_IN_LDS, AHEAD, MIN_GROUPS come as definitions
+// BF16_HALVES, HEAD_DIM, MASK_KIND, PASS, WAVES_N, WAVES_D, N_TILES, M_TILES, BLOCK_M, HELD, AHEAD, UNROLL, MIN_GROUPS come as definitions
 // (lib_rocm_sd/ops/attention_backward/kernel.py).
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 enum Pass { kQueries, kKeys };
@@ -16,7 +15,7 @@ struct BackwardParams {  // the same in kernel.py
     const u16* out;
     const u16* grad;
     const void* mask;
-    float* lse;  // (B, H, Sq), as delta: the log-sum-exp in base 2
+    const float* lse;  // (B, H, Sq), as delta: the log-sum-exp of each query's logits, as the forward pass left it
     float* delta;
     u16* q_grad;
     u16* k_grad;
@@ -45,35 +44,29 @@ constexpr int kTilesD = kPaddedD / 16, kWaveTilesD = (kTilesD + WAVES_D - 1) / W
 constexpr bool kHalfTile = HEAD_DIM % 16 == 8, kRaggedD = kHalfTile || kTilesD % WAVES_D != 0;
 
 #if defined(MATRIX_UNIT_MMA_SM80)
-constexpr bool kSkips = true;  // what need not be scaled
+constexpr bool kBranches = true;  // around what only the last keys need
 #else
-constexpr bool kSkips = false;
+constexpr bool kBranches = false;  // LLVM 19 spills around it on RDNA
 #endif
+constexpr float kLog2E = 1.44269504088896341f;
 
-// LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 if they stay there, else these
-// lie there first; then lse and delta of the other rows, if these are queries, else delta of the own ones.
+// LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 unless both are HELD in registers,
+// then these lie there first; then lse, in base 2, and -delta of the other rows, if these are queries, else delta of the own ones.
 using RowsD = LdsRows<kPaddedD, false>;
 using RowsM = LdsRows<BLOCK_M, false>;
 constexpr bool kTurned1 = !Unit::kTransposes, kTurned2 = kKeysPass && !Unit::kTransposes;
 constexpr int kBytesRows = BLOCK_M * RowsD::kLd * 2, kBytesTurned = HEAD_DIM * RowsM::kLd * 2, kBytesOwn = kBlockN * RowsD::kLd * 2;
 constexpr int kOffsetTurned1 = kBytesRows, kOffsetRows2 = kOffsetTurned1 + (kTurned1 ? kBytesTurned : 0);
 constexpr int kOffsetTurned2 = kOffsetRows2 + kBytesRows, kEndOther = kOffsetTurned2 + (kTurned2 ? kBytesTurned : 0);
-constexpr int kOffsetOwn = OWN_IN_LDS ? kEndOther : 0, kOffsetStats = max2(kEndOther, kOffsetOwn + 2 * kBytesOwn);
+constexpr bool kOwnStays = HELD != 3;
+constexpr int kOffsetOwn = kOwnStays ? kEndOther : 0, kOffsetStats = max2(kEndOther, kOffsetOwn + 2 * kBytesOwn);
 constexpr int kLdsBytes = kOffsetStats + (kKeysPass ? 2 * BLOCK_M : kBlockN) * 4;
 
 static_assert(HEAD_DIM % 8 == 0 && BLOCK_M % (M_TILES * 16) == 0, "tiles must divide");
-static_assert(!kKeysPass || kThreads >= 2 * BLOCK_M, "each work-item brings at most one number of a query");
+constexpr int kStats = (2 * BLOCK_M + kThreads - 1) / kThreads;  // numbers of queries that a work-item brings
 static_assert(kBlockN * HEAD_DIM / 8 * 4 <= kOffsetStats, "what delta is summed of lies where tiles will");
 static_assert(kLdsBytes <= LDS_BYTES, "the tiles do not fit the LDS of this GPU");
 EXPORT_LDS_BYTES(kLdsBytes)
-
-#if defined(__CUDACC__) && !defined(SIMT_SHIM)
-DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-#elif !defined(SIMT_SHIM) && __has_builtin(__builtin_amdgcn_logf)
-DEVICE float log2_fast(float x) { return __builtin_amdgcn_logf(x); }
-#else
-DEVICE float log2_fast(float x) { return __builtin_log2f(x); }
-#endif
 
 // lds[r][c] and turned[c][r] = tile[r][c]: one read from global memory for both.
 struct BothWays : Fetched<InPairs<BLOCK_M, HEAD_DIM, kThreads>> {
@@ -112,8 +105,8 @@ struct BackwardTiles {
     int batch, head, first_n, wave_n, wave_d;
     typename OtherTile<kTurned1>::Type other_1;
     typename OtherTile<kTurned2>::Type other_2;
-    float stat_ahead = 0.0f;  // on its way to LDS, as tiles are
-    typename Unit::B own_1[N_TILES][kTilesD], own_2[N_TILES][kTilesD];  // unless OWN_IN_LDS
+    float stat_ahead[kStats] = {};  // on its way to LDS, as tiles are
+    typename Unit::B own_1[N_TILES][kTilesD], own_2[N_TILES][kTilesD];  // if HELD
 
     DEVICE BackwardTiles(const BackwardParams& params, unsigned char* memory) : p(params), lds(kept_lds(memory)) {
         const u32 wave = wave_uniform(thread_id() / WAVE_SIZE), block = block_id(), batch_head = block / p.tiles;
@@ -133,7 +126,7 @@ struct BackwardTiles {
     DEVICE const u16* rows_1(bool own, int row) const { return row_of(own == kKeysPass ? p.k : p.q, stride_1(own), row); }
     DEVICE const u16* rows_2(bool own, int row) const { return row_of(own == kKeysPass ? p.v : p.grad, stride_2(own), row); }
     // The first of this head's queries; there are no more of them than work-items.
-    DEVICE float* of_queries(float* sums) const { return sums + ((u32)batch * p.heads + head) * p.seq_q; }
+    template <typename T> DEVICE T* of_queries(T* sums) const { return sums + ((u32)batch * p.heads + head) * p.seq_q; }
 
     DEVICE u16* other_rows(int which) const { return (u16*)(lds + (which == 1 ? 0 : kOffsetRows2)); }
     DEVICE u16* other_turned(int which) const { return (u16*)(lds + (which == 1 ? kOffsetTurned1 : kOffsetTurned2)); }
@@ -151,7 +144,7 @@ struct BackwardTiles {
         tile.fetch(rows_2(true, first_n), stride_2(true)[1], rows, p.aligned);
         tile.store(own_rows(2));
         clear_columns<2 * kBlockN, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(own_rows(1));
-        if constexpr (!OWN_IN_LDS) hold_own();
+        if constexpr (HELD != 0) hold_own();
         clear_columns<BLOCK_M, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(other_rows(1));
         clear_columns<BLOCK_M, HEAD_DIM, kPaddedD, RowsD::kLd, kThreads>(other_rows(2));
         other_1.place(stride_1(false)[1]);
@@ -163,10 +156,10 @@ struct BackwardTiles {
         for (int t = 0; t < N_TILES; ++t)
 #pragma unroll
             for (int d = 0; d < kTilesD; ++d) {
-                own_1[t][d] = own_in_lds(1, t, d);
-                own_2[t][d] = own_in_lds(2, t, d);
+                if constexpr (HELD & 1) own_1[t][d] = own_in_lds(1, t, d);
+                if constexpr (HELD & 2) own_2[t][d] = own_in_lds(2, t, d);
             }
-        barrier();  // other tiles take the place
+        if constexpr (!kOwnStays) barrier();  // other tiles take the place
     }
     DEVICE typename Unit::B own_in_lds(int which, int t, int d) const {
         return Unit::template tile_b<RowsD>(own_rows(which) + (wave_n * N_TILES + t) * 16 * RowsD::kLd, 0, d * 16);
@@ -176,27 +169,29 @@ struct BackwardTiles {
         const int rows = other_length() - first_m;
         other_1.fetch(rows_1(false, first_m), stride_1(false)[1], rows, p.aligned);
         other_2.fetch(rows_2(false, first_m), stride_2(false)[1], rows, p.aligned);
-        if constexpr (kKeysPass) {
-            const int i = (int)thread_id();
-            stat_ahead = of_queries(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(i % BLOCK_M, rows - 1)];
-        }
+        if constexpr (kKeysPass)
+#pragma unroll
+            for (int j = 0; j < kStats; ++j) {
+                const int i = j * kThreads + (int)thread_id();
+                stat_ahead[j] = of_queries<const float>(i < BLOCK_M ? p.lse : p.delta)[first_m + min2(i % BLOCK_M, rows - 1)];
+            }
     }
     // What was fetched.
     DEVICE void store(int first_m) {
         other_1.store(other_rows(1), other_turned(1));
         other_2.store(other_rows(2), other_turned(2));
-        if constexpr (kKeysPass) {  // a query past the end weighs nothing
-            const int i = (int)thread_id(), rows = other_length() - first_m;
-            if (i < 2 * BLOCK_M) stats()[i] = i % BLOCK_M < rows ? stat_ahead : i < BLOCK_M ? infinity() : 0.0f;
-        }
+        if constexpr (kKeysPass)
+#pragma unroll
+            for (int j = 0; j < kStats; ++j) {  // a query past the end weighs nothing
+                const int i = j * kThreads + (int)thread_id();
+                const bool exists = i % BLOCK_M < other_length() - first_m;
+                if (i < BLOCK_M) stats()[i] = exists ? kLog2E * stat_ahead[j] : infinity();
+                else if (i < 2 * BLOCK_M) stats()[i] = exists ? -stat_ahead[j] : 0.0f;
+            }
     }
 
-    // x[i][t] = other own^T for the i-th sixteen other rows, from `row` of those in LDS on, and all own rows of the wave.
+    // x[i][t] += other own^T for the i-th sixteen other rows, from `row` of those in LDS on, and all own rows of the wave.
     template <int kWhich> DEVICE void multiply_rows(int row, typename Unit::D (&x)[M_TILES][N_TILES]) const {
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i)
-#pragma unroll
-            for (int t = 0; t < N_TILES; ++t) x[i][t] = {};
 #pragma unroll
         for (int d = 0; d < kTilesD; ++d) {
             const bool eight = Unit::kSumsEight && kHalfTile && d == kTilesD - 1;
@@ -204,7 +199,7 @@ struct BackwardTiles {
             typename Unit::B own[N_TILES];
             if constexpr (HEAD_DIM > 128) one_by_one();  // or LLVM reads more ahead than registers hold
 #pragma unroll
-            for (int t = 0; t < N_TILES; ++t) own[t] = OWN_IN_LDS ? own_in_lds(kWhich, t, d) : held<kWhich>(t, d);
+            for (int t = 0; t < N_TILES; ++t) own[t] = HELD & kWhich ? held<kWhich>(t, d) : own_in_lds(kWhich, t, d);
 #pragma unroll
             for (int i = 0; i < M_TILES; ++i) {
                 const int at = row + i * 16;
@@ -232,14 +227,14 @@ struct BackwardTiles {
     }
 
     // A finite bias stays finite: the least float32, with which a query may be left no key, would be -infinity in base 2.
-    static DEVICE float base_2(float bias) { return abs_f32(bias) > 2.3e38f ? bias : 1.44269504088896341f * bias; }
+    static DEVICE float base_2(float bias) { return abs_f32(bias) > 2.3e38f ? bias : kLog2E * bias; }
     DEVICE float mask_at(i64 i) const {
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
         else if constexpr (MASK_KIND == kMaskF16) return base_2(F16::to(((const u16*)p.mask)[i]));
         else if constexpr (MASK_KIND == kMaskBF16) return base_2(BF16::to(((const u16*)p.mask)[i]));
         else return base_2(((const float*)p.mask)[i]);
     }
-    // The logit in base 2, less `lse`, of a score in element e of a tile of own rows.
+    // The logit in base 2, less `lse` in base 2, of a score in element e of a tile of own rows.
     DEVICE float logit(float score, int t, int e, int other, float lse) const {
         if constexpr (MASK_KIND == kMaskNone) {
             return fma_f32(score, p.scale2, -lse);

@@ -4,7 +4,10 @@
 #include "tile.h"
 
 // BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD, MIN_GROUPS come as definitions
-// (lib_rocm_sd/ops/attention/kernel.py).
+// (lib_rocm_sd/ops/attention/kernel.py), and LEAVES_LSE where a backward pass is to follow.
+#if !defined(LEAVES_LSE)
+#define LEAVES_LSE 0
+#endif
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 
 struct AttentionParams {  // the same in attention_kernel.py
@@ -21,6 +24,7 @@ struct AttentionParams {  // the same in attention_kernel.py
     u32 flip;     // 0x80008000 where q is to be negated, which makes up for a negative scale
     u32 aligned;  // q, k and v may be read by 16-byte accesses
     u32 head_groups;  // work-groups of each head; if kCopied they may be fewer than tiles of queries
+    float* lse;       // LEAVES_LSE only: (B, H, Sq), contiguous
 };
 
 #if BF16_HALVES

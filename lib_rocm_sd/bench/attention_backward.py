@@ -18,9 +18,9 @@ from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.engine.timing import queued
 from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
-from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
+from lib_rocm_sd.ops.attention.with_lse import MatrixForward
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.attention_backward.problem import (
@@ -93,8 +93,8 @@ def measure(
 
 def _exact(inputs: AttentionBackwardInputs) -> Grads:
     """In float64 and slices."""
-    q, k, v, output, grad = (t.double() for t in inputs[:5])
-    wide = AttentionBackwardInputs(q, k, v, output, grad, inputs.mask, inputs.scale)
+    q, k, v, output, grad, lse = (t.double() for t in inputs[:6])
+    wide = AttentionBackwardInputs(q, k, v, output, grad, lse, inputs.mask, inputs.scale)
     return SlicedBackward().run(None, None, ATTENTION_BACKWARD.problem_of(wide), wide)
 
 
@@ -104,7 +104,7 @@ def _ways(
     empty = BackwardRow(label, str(problem), OURS)
     ours = MatrixBackward()
     refusals = refusals_of(ours, problem, info, launch)
-    refusals += [] if refusals else refusals_of(MatrixAttention(), problem, info, launch)
+    refusals += [] if refusals else refusals_of(MatrixForward(), problem, info, launch)
     if refusals:
         yield replace(empty, reason="; ".join(refusals))
     else:
@@ -127,15 +127,15 @@ def _our_way(
     launch: Launch | None,
     config: Any,
 ) -> _Way:
-    forward = MatrixAttention()
+    forward = MatrixForward()
     tiling = forward.configs(info.arch, problem)[0]
 
     def backward(inputs: AttentionBackwardInputs) -> Grads:
         return MatrixBackward().run(launch, config, problem, inputs)
 
     def both(inputs: AttentionBackwardInputs) -> Grads:
-        output = forward.run(launch, tiling, problem, inputs.forward)
-        return backward(inputs._replace(output=output))
+        output, lse = forward.run(launch, tiling, problem, inputs.forward)
+        return backward(inputs._replace(output=output, lse=lse))
 
     return _Way(row, both, lambda inputs: partial(backward, inputs))
 

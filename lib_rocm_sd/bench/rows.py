@@ -14,6 +14,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.report import flattened
 
 WARM_UP = 3
 Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
@@ -86,7 +87,8 @@ def none_named(words: Sequence[str] | None) -> str:
 
 def tiles(row: Any) -> str:
     """The config of a row; empty where it has none."""
-    return "" if row.config is None else ",".join(f"{k}={v}" for k, v in row.config.items())
+    fields = {} if row.config is None else flattened(row.config)
+    return ",".join(f"{name}={value}" for name, value in fields.items())
 
 
 def as_json(row: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
@@ -73,6 +73,7 @@ def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     for problem, every in _attention():
         yield ATTENTION, problem, every
     for problem in _attention_backward():
+        yield ATTENTION_AND_LSE, problem, True
         yield ATTENTION_BACKWARD, problem, True
     for conv, every in _convolutions():
         yield CONVS[conv.kind], conv, every

@@ -1,4 +1,4 @@
-"""`rocm_sd::attention` and `rocm_sd::attention_backward`."""
+"""`rocm_sd::attention`, `rocm_sd::attention_and_lse` and `rocm_sd::attention_backward`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, output_shape
+from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made
 
 
@@ -35,13 +38,55 @@ def _gradients(
     grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None] | None:
     """By the operator below; None where a mask's gradient is wanted too, or a gradient's, which
-    that has not.
+    that has not, or no log-sum-exp was kept.
     """
-    if any(wanted[3:]) or torch.is_grad_enabled():
+    output, *lse = made
+    if not lse or any(wanted[3:]) or torch.is_grad_enabled():
         return None
     q, k, v, mask, scale = inputs[:5]
-    found = torch.ops.rocm_sd.attention_backward.default(q, k, v, *made, *grads, mask, scale)
+    backward = torch.ops.rocm_sd.attention_backward.default
+    found = backward(q, k, v, output, *grads, *lse, mask, scale)
     return [item if want else None for item, want in zip(found, wanted, strict=False)]
+
+
+def _followed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...] | None:
+    """With the log-sum-exp, where kernels of ours may make the gradients."""
+    wanted = isinstance(q, torch.Tensor) and q.ndim == 4
+    if not wanted or DTYPE_NAMES.get(q.dtype) not in kernel.DTYPES:
+        return None
+    if kernel.head_dim_refusals(q.shape[3]):
+        return None
+    made: tuple[torch.Tensor, ...] = torch.ops.rocm_sd.attention_and_lse.default(
+        *(q, k, v, mask, scale)
+    )
+    return made
+
+
+def _lse_posed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Posed:
+    return ATTENTION_AND_LSE, AttentionInputs(q, k, v, mask, scale)
+
+
+def _both_empty(problem: AttentionProblem, inputs: AttentionInputs) -> with_lse.Both:
+    q = inputs.q
+    lse = q.new_empty(with_lse.lse_shape(problem), dtype=with_lse.wide(q.dtype))
+    return q.new_empty(output_shape(problem)), lse
+
+
+def _both(made: Any, inputs: AttentionInputs, x: torch.Tensor) -> with_lse.Both:
+    output, lse = with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), inputs.q)
+    return output.contiguous(), lse.contiguous()
 
 
 def _backward_posed(
@@ -50,10 +95,11 @@ def _backward_posed(
     v: torch.Tensor,
     output: torch.Tensor,
     grad: torch.Tensor,
+    lse: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Posed:
-    return ATTENTION_BACKWARD, AttentionBackwardInputs(q, k, v, output, grad, mask, scale)
+    return ATTENTION_BACKWARD, AttentionBackwardInputs(q, k, v, output, grad, lse, mask, scale)
 
 
 def _three_empty(problem: AttentionProblem, inputs: AttentionBackwardInputs) -> Grads:
@@ -77,10 +123,18 @@ ATTEND = TorchOp(
     as_made,
     backward=_gradients,
     keeps=True,
+    followed=_followed,
+)
+AND_LSE = TorchOp(
+    "attention_and_lse",
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None) -> (Tensor, Tensor)",
+    _lse_posed,
+    _both_empty,
+    _both,
 )
 BACKWARD = TorchOp(
     "attention_backward",
-    "(Tensor q, Tensor k, Tensor v, Tensor output, Tensor grad, Tensor? mask=None, "
+    "(Tensor q, Tensor k, Tensor v, Tensor output, Tensor grad, Tensor lse, Tensor? mask=None, "
     "float? scale=None) -> (Tensor, Tensor, Tensor)",
     _backward_posed,
     _three_empty,
@@ -91,6 +145,12 @@ BACKWARD = TorchOp(
 def attention_door(inputs: AttentionInputs) -> torch.Tensor:
     """The operator, called with the op's inputs."""
     made: torch.Tensor = torch.ops.rocm_sd.attention.default(*inputs)
+    return made
+
+
+def attention_and_lse_door(inputs: AttentionInputs) -> with_lse.Both:
+    """The operator, called with the op's inputs."""
+    made: with_lse.Both = torch.ops.rocm_sd.attention_and_lse.default(*inputs)
     return made
 
 

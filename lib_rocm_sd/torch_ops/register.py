@@ -125,10 +125,12 @@ class _Recomputed(torch.autograd.Function):
         ctx.others = [None if kept else t for t, kept in zip(arguments, is_tensor, strict=True)]
         ctx.is_tensor = is_tensor
         with _below_autograd():
-            made = overload(*arguments)
+            followed = None if row.followed is None else row.followed(*arguments)
+            made, *beside = (overload(*arguments),) if followed is None else followed
         kept = [t for t, is_one in zip(arguments, is_tensor, strict=True) if is_one]
         if row.keeps:
             kept += (made,) if isinstance(made, torch.Tensor) else made
+        kept += beside
         ctx.save_for_backward(*kept)
         return made
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
@@ -27,6 +27,7 @@ from lib_rocm_sd.torch_ops.torch_op import TorchOp
 
 OPS: tuple[TorchOp, ...] = (
     attention.ATTEND,
+    attention.AND_LSE,
     attention.BACKWARD,
     conv.CONV,
     conv.CONV_AND_NORM,
@@ -41,6 +42,7 @@ OPS: tuple[TorchOp, ...] = (
 )
 DOORS: dict[str, Callable[[Any], Any]] = {
     ATTENTION.name: attention.attention_door,
+    ATTENTION_AND_LSE.name: attention.attention_and_lse_door,
     ATTENTION_BACKWARD.name: attention.attention_backward_door,
     GROUP_NORM_SILU.name: group_norm.group_norm_silu_door,
     NORM.name: group_norm.group_norm_of_door,

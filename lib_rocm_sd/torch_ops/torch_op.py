@@ -30,7 +30,8 @@ class TorchOp:
     `backward(inputs, made, wanted, grads)`: the gradients of the first arguments, the others have
     none. It is given the op's inputs, of which arguments they are wanted, and the results'
     gradients; `made`: those results, where the row `keeps` them. None where torch's own operators
-    are to find them.
+    are to find them. `followed(*arguments)`: called in the operator's place where gradients are
+    wanted; gives its result and what else is kept for `backward`, None where it has nothing more.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TorchOp:
     kept: Callable[..., Posed] | None = None
     backward: Backward | None = None
     keeps: bool = False
+    followed: Callable[..., tuple[torch.Tensor, ...] | None] | None = None
 
 
 def as_made(made: torch.Tensor, inputs: Any, x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
-from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.report import config_fields, flattened
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials.place import Place, launching
 
@@ -58,7 +58,7 @@ class Subject:
 
     def __str__(self) -> str:
         fields = config_fields(self.config)
-        config = " ".join(str(value) for value in fields.values()) if fields else ""
+        config = " ".join(map(str, flattened(fields).values())) if fields else ""
         title = f"{self.op.name}, {self.variant.name}: {self.first}"
         return f"{title} [{config}]" if config else title
 

@@ -91,7 +91,7 @@ def attention_backward(gfx: str) -> Iterator[Case]:
     turn = 0
     for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 256):
         for index, config in enumerate(backward_kernel.configs(arch, head_dim)):
-            queries, keys = config.rows("queries"), config.rows("keys")
+            queries, keys = config.queries.rows, config.keys.rows
             for dtype in backward_kernel.DTYPES:
                 turn += 1
                 plain = AttentionProblem(1, 1, queries - 1 - turn % 3, keys - 2, head_dim, dtype)
@@ -102,12 +102,30 @@ def attention_backward(gfx: str) -> Iterator[Case]:
                 case = replace(case, layout="plain")
                 yield replace(case, problem=replace(plain, seq_q=2 * queries - 1 - turn % 2))
                 yield replace(case, problem=replace(plain, seq_k=2 * keys - 1))
-                if config.ahead:
-                    few = replace(plain, seq_q=config.key_block - 1, seq_k=config.query_block - 2)
-                    yield replace(case, problem=few)
+                if config.keys.ahead:
+                    few = (config.keys.block - 1, config.queries.block - 2)
+                    yield replace(case, problem=replace(plain, seq_q=few[0], seq_k=few[1]))
     for turn, mask in enumerate(attention_kernel.MASK_KINDS[1:]):
         problem = AttentionProblem(2, 2, 19, 35, (40, 64, 128, 160)[turn], "float16", mask)
         yield Case(gfx, "attention backward", problem, seed=turn)
+
+
+def attention_and_lse(gfx: str) -> Iterator[Case]:
+    """Each usual head_dim of training and 256, half types in turn, by the first config and by that
+    for few keys: work-groups with all their queries and with some; a mask.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for turn, head_dim in enumerate((*backward_kernel.SHIPPED_HEAD_DIMS, 256)):
+        dtype = backward_kernel.DTYPES[turn % 2]
+        space = attention_kernel.ordered(arch, dtype, head_dim, "none")
+        few = [index for index, config in enumerate(space) if config.for_few_keys]
+        for index in (0, *few):
+            sizes = (2 * space[index].block_q - 1 - turn, space[index].block_k + 5)
+            problem = AttentionProblem(1, 2, *sizes, head_dim, dtype)
+            yield Case(gfx, "attention and lse", problem, index, seed=turn, scale=SCALES[turn % 3])
+    masked = AttentionProblem(2, 2, 19, 35, 64, "float16", "bool")
+    yield Case(gfx, "attention and lse", masked)
 
 
 def softmax(gfx: str) -> Iterator[Case]:
@@ -259,6 +277,7 @@ def linear_gate(gfx: str) -> Iterator[Case]:
 
 ALL = {
     "attention": attention,
+    "attention and lse": attention_and_lse,
     "attention backward": attention_backward,
     "softmax": softmax,
     "conv": conv,

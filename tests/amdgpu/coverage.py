@@ -32,6 +32,7 @@ SHARED = ("group_norm_silu.hip", "conv_sum.hip", "pack.hip")
 """Of kernels that run beside others."""
 LAUNCHED_BY = {
     "attention": ("attention",),
+    "attention and lse": ("attention", "attention_backward"),
     "attention backward": ("attention", "attention_backward"),
     "softmax": ("attention",),
     "conv": ("conv", "group_norm"),

@@ -73,12 +73,21 @@ def batches_of_the_gradients(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[
     output[chosen], grad[chosen] = near.output, near.grad
 
     def parts(made: torch.Tensor) -> list[torch.Tensor]:
-        """Of what is made: gradients, and two numbers of each query."""
-        return [made[:, b] if made.ndim == 3 else made[b] for b in chosen]
+        """Of what is made: gradients, and a number of each query."""
+        return [made[b] for b in chosen]
 
+    lse = sparse((count, 1, seq), torch.float32)
+    lse[chosen] = near.lse
     launch = launch_on(gfx, kernels_dir, groups=lambda entry, grid: chosen, shown=parts)
-    shown = [q, k, v, *(output[b] for b in chosen), *(grad[b] for b in chosen)]
-    made = _gradients(launch, AttentionBackwardInputs(q, k, v, output, grad), shown)
+    shown = [
+        q,
+        k,
+        v,
+        *(output[b] for b in chosen),
+        *(grad[b] for b in chosen),
+        *(lse[b] for b in chosen),
+    ]
+    made = _gradients(launch, AttentionBackwardInputs(q, k, v, output, grad, lse), shown)
     of_q, of_k, of_v = (each[chosen] for each in made)
     return faults((of_q, of_k, of_v), near)
 

@@ -14,10 +14,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
+from lib_rocm_sd.ops.attention.with_lse import MatrixForward
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.base import KernelSpec
@@ -125,6 +126,13 @@ def _attention(case: Case, launch: CodeLaunch) -> list[str]:
     return numbers(output, *inputs).faults(case.values == "random" and case.scale != 0)
 
 
+def _attention_and_lse(case: Case, launch: CodeLaunch) -> list[str]:
+    given = backward_judge.drawn(case.problem, case.layout, case.seed, case.scale).forward
+    with launch.knows(*(item for item in given if isinstance(item, torch.Tensor))):
+        output, lse = compute(ATTENTION_AND_LSE, MatrixForward(), launch, _config(case), given)
+    return numbers(output, *given).faults(True) + backward_judge.lse_faults(lse, given)
+
+
 def _attention_backward(case: Case, launch: CodeLaunch) -> list[str]:
     config = MatrixBackward().configs(case.arch, case.problem)[case.config]
     inputs = backward_judge.drawn(case.problem, case.layout, case.seed, case.scale)
@@ -191,6 +199,7 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
 
 _RUN: dict[str, Any] = {
     "attention": _attention,
+    "attention and lse": _attention_and_lse,
     "attention backward": _attention_backward,
     "softmax": _softmax,
     "conv": images.conv,
@@ -233,6 +242,8 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op == "attention backward":
         backward = MatrixBackward()
         return set(backward.specs(arch, p, backward.configs(arch, p)[case.config]))
+    if case.op == "attention and lse":
+        return set(MatrixForward().specs(arch, p, _config(case)))
     if case.op == "attention":
         return set(MatrixAttention().specs(arch, p, _config(case)))
     variant: Any = {

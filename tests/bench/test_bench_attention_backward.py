@@ -64,7 +64,7 @@ def test_ours_is_timed_beside_torchs() -> None:
     first, *others = [row for row in rows if not row.reason]
     assert first.way == "rocm_sd" and first.config is not None and others
     text = attention_backward.render("a card", rows)
-    assert "odd: B1 H1 Sq17 Sk15 D40 float16" in text and "waves=4" in text
+    assert "odd: B1 H1 Sq17 Sk15 D40 float16" in text and "queries.waves=4" in text
     assert f"{first.median_us / others[0].median_us:.2f}" in text
 
 

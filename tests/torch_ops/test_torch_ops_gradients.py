@@ -43,8 +43,14 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (drawn(1, 3, 1, 2), drawn(1, 2, 1, 2), drawn(3, 2)),
     ),
     "attention, a tensor given thrice": (lambda q: ROCM.attention(q, q, q), (drawn(1, 3, 1, 2),)),
+    "attention_and_lse": (
+        ROCM.attention_and_lse,
+        (drawn(1, 3, 1, 2), drawn(1, 2, 1, 2), drawn(1, 2, 1, 2, seed=1)),
+    ),
     "attention_backward": (
-        lambda q, k, v, grad: ROCM.attention_backward(q, k, v, torch.zeros_like(grad), grad),
+        lambda q, k, v, grad: ROCM.attention_backward(
+            *(q, k, v, torch.zeros_like(grad), grad, grad.new_zeros(1, 1, 3))
+        ),
         (drawn(1, 3, 1, 2), drawn(1, 2, 1, 2), drawn(1, 2, 1, 2, seed=1), drawn(1, 3, 2)),
     ),
     "layer_norm": (ROCM.layer_norm, (drawn(3, 5), drawn(5), drawn(5, seed=1))),

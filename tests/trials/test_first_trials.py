@@ -190,7 +190,11 @@ def test_attentions_gradients_are_tried_for_each_head_dim(gfx: str) -> None:
     row = by_gfx(gfx)
     assert row is not None
     found = first_trials.gradient_classes(row)
-    assert [len(each.specs) for each in found] == [2] * 4
-    assert {each.first.head_dim for each in found} == {40, 64, 80, 160}
+    backward = [each for each in found if each.op.name == "attention backward"]
+    forward = [each for each in found if each.op.name == "attention and lse"]
+    assert [len(each.specs) for each in backward] == [2] * 4 and len(found) - len(forward) == 4
+    for classes in (backward, forward):
+        assert {each.first.head_dim for each in classes} == {40, 64, 80, 160}
+    assert all(dict(each.specs[0].defines)["LEAVES_LSE"] == 1 for each in forward)
     pictures = {each.identity for each in first_trials.all_classes(row)}
     assert not pictures & {each.identity for each in found}

@@ -19,19 +19,28 @@ def scale_of(q: torch.Tensor, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
 
 
+def logits_of(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """The scaled and masked scores of (B, H, S, D) inputs."""
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if mask is None:
+        return scores
+    bias = mask
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -math.inf)
+    return scores + bias.to(scores.dtype)
+
+
 def weights_of(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Softmax of the scores of (B, H, S, D) inputs; zeros for a query whose keys are all masked,
     with derivatives that are zeros too.
     """
-    scores = (q @ k.transpose(-1, -2)) * scale
+    scores = logits_of(q, k, mask, scale)
     if mask is None:
         return scores.softmax(-1)
-    bias = mask
-    if mask.dtype == torch.bool:
-        bias = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -math.inf)
-    scores = scores + bias.to(scores.dtype)
     empty = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 

@@ -47,6 +47,7 @@ class AttentionParams(ctypes.Structure):
         ("flip", ctypes.c_uint32),
         ("aligned", ctypes.c_uint32),
         ("head_groups", ctypes.c_uint32),
+        ("lse", ctypes.c_uint64),
     ]
 
 
@@ -213,8 +214,12 @@ def _development_configs(
 
 
 @cache
-def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> KernelSpec:
-    """The kernel for one half type, head_dim and mask kind; ValueError where there is none."""
+def spec(
+    dtype: str, head_dim: int, mask: str, config: AttentionConfig, lse: bool = False
+) -> KernelSpec:
+    """The kernel for one half type, head_dim and mask kind; ValueError where there is none. `lse`:
+    it leaves each query's log-sum-exp too.
+    """
     problems = head_dim_refusals(head_dim)
     if dtype not in DTYPES:
         problems.append(f"dtype {dtype} is not one of {', '.join(DTYPES)}")
@@ -234,6 +239,8 @@ def spec(dtype: str, head_dim: int, mask: str, config: AttentionConfig) -> Kerne
         "AHEAD": int(config.ahead),
         "MIN_GROUPS": config.groups,
     }
+    if lse:
+        defines["LEAVES_LSE"] = 1
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
 

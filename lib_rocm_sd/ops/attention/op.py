@@ -1,8 +1,9 @@
-"""Attention as the engine, the tests, the benchmark and the tuner see it."""
+"""Attention, also for a backward pass, as the engine, tests, benchmark and tuner see it."""
 
 from __future__ import annotations
 
 from lib_rocm_sd.ops.attention import problem as problems
+from lib_rocm_sd.ops.attention import with_lse
 from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.by_triton import TritonAttention
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
@@ -33,4 +34,21 @@ ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     trial_inputs=trial_inputs,
     measured_only=(*map(SdpaBackend, BACKENDS), *LIBRARIES, TritonAttention()),
 )
-OPS = (ATTENTION,)
+ATTENTION_AND_LSE: Op[AttentionProblem, AttentionInputs] = Op(
+    name="attention and lse",
+    family="attention",
+    title="Attention, to be followed by its gradients",
+    variants=with_lse.VARIANTS,
+    problem_of=problems.problem_of,
+    key_of=problems.key_of,
+    reference=with_lse.reference,
+    make_inputs=problems.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=problems.output_shape,
+    test_problems=problems.test_problems,
+    cases=ATTENTION.cases,
+    usual=USUAL,
+    measured_as=problems.measured_as,
+    trial_inputs=trial_inputs,
+)
+OPS = (ATTENTION, ATTENTION_AND_LSE)

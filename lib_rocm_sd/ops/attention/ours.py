@@ -134,9 +134,20 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
         problem: AttentionProblem,
         inputs: AttentionInputs,
     ) -> torch.Tensor:
+        return self.launched(launch, config, problem, inputs, None)
+
+    def launched(
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
+        lse: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `run`. The log-sum-exp goes to `lse`, where `spec` is of a kernel that leaves it."""
         q, k, v, mask, scale = inputs
         if launch is None:
-            raise ValueError("MatrixAttention needs a launch")
+            raise ValueError(f"{type(self).__name__} needs a launch")
         p = problem
         out = q.new_empty((p.batch, p.seq_q, p.heads * p.head_dim))
         params = _params(config, q, k, v)
@@ -148,6 +159,7 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
             params.mask = mask.data_ptr()
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
+        params.lse = 0 if lse is None else lse.data_ptr()
         launch(self.spec(p, config), _groups(params), config.block, params, q.device)
         return out
 

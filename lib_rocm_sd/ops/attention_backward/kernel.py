@@ -6,10 +6,11 @@ Needs no torch, so that install.py can use it.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention import kernel as attention
 from lib_rocm_sd.ops.attention.kernel import MASK_KINDS
 from lib_rocm_sd.ops.base import HALVES, KernelSpec
 
@@ -37,36 +38,48 @@ class BackwardParams(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class BackwardConfig:
-    """Tile sizes of both passes; the kernel's head comment says what each means.
+class PassConfig:
+    """Tile sizes of one pass; the kernel's head comment says what each means.
 
-    `waves`: side by side over own rows, in kQueries; `key_waves` and `key_waves_d` are
-    those of kKeys. `tiles` and `other_tiles`: sixteens of own rows of a wave, and of other rows at
-    once. `key_block`, `query_block`: other rows at a time, of each pass.
-    `held_keys`, `held_queries`: own rows lie in registers. `groups`: for NVIDIA only.
+    `waves`: side by side over own rows; `waves_d`: over columns. `tiles` and `other_tiles`:
+    sixteens of own rows of a wave, and of other rows at once. `block`: other rows at a time, the
+    next of which are on their way meanwhile where `ahead`. `held`: which own rows lie in registers,
+    1 for q and k, 3 for all. `unroll`: steps of `other_tiles` that the compiler sees at once.
+    `groups`: for NVIDIA only.
     """
 
     waves: int
-    key_waves: int
-    key_waves_d: int
-    tiles: int
-    other_tiles: int
-    key_block: int
-    query_block: int
-    held_keys: bool
-    held_queries: bool
-    wave_size: int
+    block: int
+    waves_d: int = 1
+    tiles: int = 1
+    other_tiles: int = 1
+    held: int = 0
     ahead: bool = False
+    unroll: int = 1
     groups: int = 1
 
-    def rows(self, name: str) -> int:
-        """Own rows of a work-group of a pass."""
-        return (self.key_waves if name == "keys" else self.waves) * self.tiles * 16
+    @property
+    def rows(self) -> int:
+        """Own rows of a work-group."""
+        return self.waves * self.tiles * 16
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """Those of both passes."""
+
+    queries: PassConfig
+    keys: PassConfig
+    wave_size: int
+
+    def of(self, name: str) -> PassConfig:
+        """Of a pass."""
+        return self.keys if name == "keys" else self.queries
 
     def block(self, name: str) -> int:
         """Work-items of a work-group of a pass."""
-        waves = self.key_waves * self.key_waves_d if name == "keys" else self.waves
-        return waves * self.wave_size
+        each = self.of(name)
+        return each.waves * each.waves_d * self.wave_size
 
 
 def head_dim_refusals(head_dim: int) -> list[str]:
@@ -82,37 +95,40 @@ def configs(arch: Arch, head_dim: int) -> tuple[BackwardConfig, ...]:
     """
     size = arch.wave_size
     if head_dim > 160:
-        return (BackwardConfig(2, 1, 4, 1, 1, 16, 16, False, False, size),)
+        return (BackwardConfig(PassConfig(2, 16), PassConfig(1, 16, waves_d=4), size),)
     if head_dim > 128:
-        return (BackwardConfig(4, 2, 2, 1, 1, 16, 16, False, False, size),)
+        return (BackwardConfig(PassConfig(4, 16), PassConfig(2, 16, waves_d=2), size),)
     if not arch.is_amd:
-        return _development_configs(head_dim, size)
+        return tuple(BackwardConfig(*each, size) for each in _development_configs(head_dim))
     few_registers = arch.matrix == "dot2"
     if head_dim > 80:
-        held, block = arch.matrix == "mfma", 16 if few_registers else 32
-        return (BackwardConfig(4, 4, 1, 1, 1, 16, block, held, held, size),)
-    held = arch.matrix in ("mfma", "wmma_gfx12")
-    block = 16 if few_registers and head_dim > 64 else 32
-    return (BackwardConfig(4, 4, 1, 1, 1, block, block, held, held, size, True),)
+        held = 3 if arch.matrix == "mfma" else 0
+        queries = PassConfig(4, 16 if few_registers else 32, held=held)
+        return (BackwardConfig(queries, PassConfig(4, 16, held=held), size),)
+    held = 3 if arch.matrix in ("mfma", "wmma_gfx12") else 0
+    queries = PassConfig(4, 16 if few_registers and head_dim > 48 else 32, held=held, ahead=True)
+    keys = replace(queries, block=16 if few_registers and head_dim > 64 else 32)
+    return (BackwardConfig(queries, keys, size),)
 
 
-def _development_configs(head_dim: int, size: int) -> tuple[BackwardConfig, ...]:
+def _development_configs(head_dim: int) -> tuple[tuple[PassConfig, PassConfig], ...]:
     """What an NVIDIA card with its many registers may do best with, head_dim up to 128: the first
     for many keys, the next, if any, for a prompt's.
     """
-
-    def even(
-        tiles: int, others: int, held: tuple[bool, bool], groups: int = 2, block: int = 64
-    ) -> BackwardConfig:
-        return BackwardConfig(4, 4, 1, tiles, others, block, block, *held, size, True, groups)
-
+    each = PassConfig(4, 64, held=3, ahead=True, groups=2)
+    few = PassConfig(4, 32, held=3, groups=2), replace(each, other_tiles=2, unroll=2)
     if head_dim <= 48:
-        return (even(2, 2, (True, True)), even(1, 4, (True, True)))
+        pairs = replace(each, tiles=2, other_tiles=2, unroll=2)
+        return ((pairs, pairs), few)
     if head_dim <= 64:
-        return (even(2, 1, (False, True)), even(1, 4, (True, True)))
+        queries = replace(each, tiles=2, unroll=4)
+        return ((queries, PassConfig(4, 128, tiles=2, held=1, unroll=8, groups=2)), few)
     if head_dim <= 80:
-        return (even(1, 2, (True, True)),)
-    return (even(1, 2, (False, False), 1, 32), even(1, 1, (False, True), 2, 32))
+        queries = PassConfig(4, 64, tiles=2, held=3, unroll=4, groups=2)
+        keys = PassConfig(4, 128, other_tiles=2, held=3, unroll=4, groups=2)
+        return ((queries, keys),)
+    both = PassConfig(4, 64, held=3, unroll=4)
+    return ((both, both),)
 
 
 @cache
@@ -125,20 +141,21 @@ def spec(dtype: str, head_dim: int, mask: str, name: str, config: BackwardConfig
         problems.append(f"dtype {dtype} is not one of {', '.join(DTYPES)}")
     if problems:
         raise ValueError("; ".join(problems))
-    of_keys = name == "keys"
+    each = config.of(name)
     defines = {
         "BF16_HALVES": int(dtype == "bfloat16"),
         "HEAD_DIM": head_dim,
         "MASK_KIND": MASK_KINDS.index(mask),
         "PASS": PASSES.index(name),
-        "WAVES_N": config.key_waves if of_keys else config.waves,
-        "WAVES_D": config.key_waves_d if of_keys else 1,
-        "N_TILES": config.tiles,
-        "M_TILES": config.other_tiles,
-        "BLOCK_M": config.key_block if of_keys else config.query_block,
-        "OWN_IN_LDS": int(not (config.held_keys if of_keys else config.held_queries)),
-        "AHEAD": int(config.ahead),
-        "MIN_GROUPS": config.groups,
+        "WAVES_N": each.waves,
+        "WAVES_D": each.waves_d,
+        "N_TILES": each.tiles,
+        "M_TILES": each.other_tiles,
+        "BLOCK_M": each.block,
+        "HELD": each.held,
+        "AHEAD": int(each.ahead),
+        "UNROLL": each.unroll,
+        "MIN_GROUPS": each.groups,
     }
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
@@ -149,13 +166,25 @@ def specs(dtype: str, head_dim: int, mask: str, config: BackwardConfig) -> tuple
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
-    """What is compiled ahead for a GPU: both half types, every usual head_dim, no mask."""
+    """What is compiled ahead for a GPU: both half types, every usual head_dim, no mask; the forward
+    pass that leaves the log-sum-exp, then both of the backward pass.
+    """
     return [
         each
         for dtype in DTYPES
         for head_dim in SHIPPED_HEAD_DIMS
-        for each in specs(dtype, head_dim, "none", configs(arch, head_dim)[0])
+        for each in (
+            *forward_specs(arch, dtype, head_dim),
+            *specs(dtype, head_dim, "none", configs(arch, head_dim)[0]),
+        )
     ]
+
+
+def forward_specs(arch: Arch, dtype: str, head_dim: int) -> list[KernelSpec]:
+    """Of the forward pass that leaves the log-sum-exp, for many keys, and for few; no mask."""
+    first, *others = attention.ordered(arch, dtype, head_dim)
+    few = [config for config in others if config.for_few_keys]
+    return [attention.spec(dtype, head_dim, "none", each, lse=True) for each in (first, *few)]
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:

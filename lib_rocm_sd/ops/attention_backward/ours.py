@@ -69,8 +69,8 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         return kernel.configs(arch, problem.head_dim) if arch else ()
 
     def workspace(self, problem: AttentionProblem) -> int:
-        """Two numbers of each query."""
-        return 8 * problem.batch * problem.heads * problem.seq_q
+        """A number of each query."""
+        return 4 * problem.batch * problem.heads * problem.seq_q
 
     def specs(
         self, arch: Arch, problem: AttentionProblem, config: BackwardConfig
@@ -94,10 +94,11 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         )
         heads = [*inputs[:3], *(t.unflatten(2, (p.heads, p.head_dim)) for t in (out, grad))]
         mask = None if inputs.mask is None else expand_mask(inputs.mask, q, inputs.k)
-        sums = q.new_empty((2, p.batch * p.heads, p.seq_q), dtype=torch.float32)
+        lse = inputs.lse.contiguous()
+        delta = torch.empty_like(lse)
         made = tuple(t.new_empty(t.shape) for t in inputs[:3])
         params = _params(p, heads, mask, scale_of(q, inputs.scale))
-        params.lse, params.delta = sums[0].data_ptr(), sums[1].data_ptr()
+        params.lse, params.delta = lse.data_ptr(), delta.data_ptr()
         params.q_grad, params.k_grad, params.v_grad = (t.data_ptr() for t in made)
         for name in kernel.PASSES:
             params.tiles = _tiles(p, name, config)
@@ -109,7 +110,7 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
 def _tiles(p: AttentionProblem, name: str, config: BackwardConfig) -> int:
     """Work-groups of each head."""
     own = p.seq_k if name == "keys" else p.seq_q
-    return -(-own // config.rows(name))
+    return -(-own // config.of(name).rows)
 
 
 def _params(

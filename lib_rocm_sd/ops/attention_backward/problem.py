@@ -13,6 +13,7 @@ import torch
 from lib_rocm_sd.ops.attention import problem as forward
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
+from lib_rocm_sd.ops.attention.with_lse import lse_of, lse_shape, wide
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
@@ -23,7 +24,8 @@ Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 class AttentionBackwardInputs(NamedTuple):
     """One call. q (B, Sq, H, D), k and v (B, Sk, H, D), mask and scale as functional.attention was
-    given them; `output` what it gave, `grad` the gradient of that, both (B, Sq, H*D).
+    given them; `output` what it gave, `grad` the gradient of that, both (B, Sq, H*D); `lse`
+    (B, H, Sq): the log-sum-exp of each query's logits, as attention/with_lse.py makes it.
     """
 
     q: torch.Tensor
@@ -31,6 +33,7 @@ class AttentionBackwardInputs(NamedTuple):
     v: torch.Tensor
     output: torch.Tensor
     grad: torch.Tensor
+    lse: torch.Tensor
     mask: torch.Tensor | None = None
     scale: float | None = None
 
@@ -42,7 +45,7 @@ class AttentionBackwardInputs(NamedTuple):
 
 def key_of(inputs: AttentionBackwardInputs) -> Hashable:
     """The forward's, and what else refusals may ask."""
-    others = (inputs.output, inputs.grad)
+    others = (inputs.output, inputs.grad, inputs.lse)
     graded = torch.is_grad_enabled()
     return (
         forward.key_of(inputs.forward),
@@ -56,9 +59,9 @@ def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:
     together.
     """
     problem = forward.problem_of(inputs.forward)
-    q, _, _, output, grad, _, _ = inputs
+    q, _, _, output, grad, lse, _, _ = inputs
     shape = forward.output_shape(problem)
-    wrong = tensor_errors(output=output, grad=grad)
+    wrong = tensor_errors(output=output, grad=grad, lse=lse)
     if not wrong:
         wrong = reasons(
             (
@@ -67,12 +70,16 @@ def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:
             ),
             (not q.dtype == output.dtype == grad.dtype, "q, output and grad must have one dtype"),
             (
-                not q.device == output.device == grad.device,
-                "q, output and grad must be on one device",
+                not q.device == output.device == grad.device == lse.device,
+                "q, output, grad and lse must be on one device",
+            ),
+            (
+                lse.dtype != wide(q.dtype) or tuple(lse.shape) != lse_shape(problem),
+                f"lse must be {wide(q.dtype)} (batch, heads, seq_q)",
             ),
         )
     if wrong:
-        given = described(q=q, k=inputs.k, output=output, grad=grad)
+        given = described(q=q, k=inputs.k, output=output, grad=grad, lse=lse)
         raise ValueError(f"{'; '.join(wrong)}: {given}")
     return problem
 
@@ -83,11 +90,11 @@ def make_inputs(
     """The forward's random inputs, what it gives for them, and a random gradient."""
     given = forward.make_inputs(problem, device, seed)
     with torch.no_grad():
-        output = SlicedAttention().run(None, None, problem, given)
+        output, lse = SlicedAttention().run(None, None, problem, given), lse_of(given, problem)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     drawn = torch.randn(forward.output_shape(problem), generator=generator)
     grad = drawn.to(DTYPES[problem.dtype]).to(device)
-    return AttentionBackwardInputs(*given[:3], output, grad, given.mask, given.scale)
+    return AttentionBackwardInputs(*given[:3], output, grad, lse, given.mask, given.scale)
 
 
 def tolerance(problem: AttentionProblem) -> float:

@@ -47,4 +47,4 @@ def _unaligned(p: AttentionProblem) -> AttentionBackwardInputs:
         return wide[..., 1:].copy_(tensor)
 
     q, k, v, output, grad = (moved(each) for each in made[:5])
-    return AttentionBackwardInputs(q, k, v, output, grad, made.mask, made.scale)
+    return AttentionBackwardInputs(q, k, v, output, grad, *made[5:])

@@ -17,9 +17,13 @@ import math
 import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.with_lse import lse_of
+from lib_rocm_sd.ops.attention.with_lse import reference as forward_reference
 from lib_rocm_sd.ops.attention_backward.formula import by_heads, reference, weights_of
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from tests.ops.attention.judge import UNITS
 from tests.ops.attention.judge import torchs_own as torchs_forward
 from tests.simt.attention import draw, random_mask
 
@@ -50,7 +54,20 @@ def completed(given: AttentionInputs, layout: str = "plain") -> AttentionBackwar
     grad = torch.randn(output.shape, generator=generator).to(output.dtype)
     if layout == "misaligned":
         output, grad = _apart(output), _apart(grad)
-    return AttentionBackwardInputs(*given[:3], output, grad, given.mask, given.scale)
+    lse = lse_of(given, ATTENTION.problem_of(given))
+    return AttentionBackwardInputs(*given[:3], output, grad, lse, given.mask, given.scale)
+
+
+def lse_faults(lse: torch.Tensor, given: AttentionInputs) -> list[str]:
+    """What is wrong with a log-sum-exp: in halves the weights that it sums are rounded, and float32
+    rounds logits.
+    """
+    exact = forward_reference(given)[1]
+    if lse.shape != exact.shape or lse.dtype != torch.float32:
+        return [f"lse: {tuple(lse.shape)} {lse.dtype}"]
+    error = float((lse.double() - exact).abs().max())
+    most = UNITS[given.q.dtype] + 2.0**-20 * float(exact.abs().max())
+    return [] if error <= most else [f"lse: off by {error:.3g}, at most {most:.3g} is explained"]
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:

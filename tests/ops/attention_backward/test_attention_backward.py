@@ -12,6 +12,7 @@ from lib_rocm_sd import functional
 from lib_rocm_sd.arch import amd_table, table
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import check
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention import problem as forward
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
@@ -95,6 +96,8 @@ def test_the_judge_tells_right_from_wrong() -> None:
         ({"output": torch.zeros(1, 9, 2, 16).double()}, "must be .batch, seq_q, heads . head_dim"),
         ({"grad": torch.zeros(1, 9, 32)}, "one dtype"),
         ({"grad": None}, "grad must be a tensor, not NoneType"),
+        ({"lse": torch.zeros(1, 9, 2).double()}, "lse must be torch.float64 .batch, heads, seq_q"),
+        ({"lse": torch.zeros(1, 2, 9)}, "lse must be torch.float64 .batch, heads, seq_q"),
         ({"k": torch.zeros(1, 13, 2, 8).double()}, "k and v must have one shape"),
     ],
 )
@@ -151,7 +154,9 @@ def test_the_engine_gives_three_gradients() -> None:
 
 def test_of_nothing_the_gradients_are_zeros() -> None:
     q, k = torch.zeros(2, 0, 2, 8), torch.ones(2, 3, 2, 8)
-    made = functional.attention_backward(q, k, k, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16))
+    made = functional.attention_backward(
+        *(q, k, k, torch.zeros(2, 0, 16), torch.zeros(2, 0, 16), torch.zeros(2, 2, 0))
+    )
     assert [t.shape for t in made] == [q.shape, k.shape, k.shape]
     assert not any(t.any() for t in made)
 
@@ -160,8 +165,11 @@ def test_of_nothing_the_gradients_are_zeros() -> None:
 def test_each_gpu_has_its_kernels_and_each_pass_of_them_fits(gfx: str) -> None:
     row = table()[gfx]
     shipped = kernel.shipped_specs(row)
-    assert len(shipped) == len(set(shipped)) == 2 * 2 * len(kernel.SHIPPED_HEAD_DIMS)
+    assert len(shipped) == len(set(shipped))
     assert {*shipped} >= {*kernel.searched_specs(row)[:2]}
+    for head_dim in kernel.SHIPPED_HEAD_DIMS:
+        first = attention_kernel.ordered(row, "float16", head_dim)[0]
+        assert attention_kernel.spec("float16", head_dim, "none", first, lse=True) in shipped
     for head_dim in range(8, 257, 8):
         for config in kernel.configs(row, head_dim):
             assert config.wave_size == row.wave_size

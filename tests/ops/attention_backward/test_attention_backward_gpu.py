@@ -48,9 +48,9 @@ def run() -> Run:
 def moved(inputs: AttentionBackwardInputs) -> AttentionBackwardInputs:
     """On the GPU, where they lie as they did."""
     q, k, v = (on_device(t, DEVICE) for t in inputs[:3])
-    output, grad = (t.to(DEVICE) for t in inputs[3:5])
+    output, grad, lse = (t.to(DEVICE) for t in inputs[3:6])
     mask = None if inputs.mask is None else inputs.mask.to(DEVICE)
-    return AttentionBackwardInputs(q, k, v, output, grad, mask, inputs.scale)
+    return AttentionBackwardInputs(q, k, v, output, grad, lse, mask, inputs.scale)
 
 
 @pytest.mark.parametrize("dtype", kernel.DTYPES)

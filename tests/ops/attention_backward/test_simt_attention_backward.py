@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.problem import ODD, AttentionBackwardInputs
 from tests import executed, simt
-from tests.ops.attention_backward.judge import completed, drawn
-from tests.ops.attention_backward.under_shim import compare, gradients
+from tests.ops.attention.judge import numbers
+from tests.ops.attention_backward.judge import completed, drawn, lse_faults
+from tests.ops.attention_backward.under_shim import compare, forward, gradients
 from tests.simt.attention import UNITS, Setting, draw, random_mask
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("attention_backward.hip", by="shim"),
+    executed.known("attention_backward.hip", "attention.hip", by="shim"),
 ]
 
 PLAIN = AttentionProblem(1, 2, 33, 77, 40)
@@ -132,18 +134,54 @@ def test_the_bits_do_not_depend_on_the_order_of_waves(gfx: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+# -- the forward pass that leaves what this one needs
+
+
+@pytest.mark.parametrize("problem", [*ODD, PLAIN], ids=str)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_the_log_sum_exp_that_is_left(gfx: str, problem: AttentionProblem) -> None:
+    given = drawn(problem).forward
+    output, lse = forward(Setting(gfx, 1 + len(str(problem)) % 3), given)
+    assert numbers(output, *given).faults(True) == []
+    assert lse_faults(lse, given) == []
+
+
+@pytest.mark.parametrize("gfx", UNITS)
+def test_the_log_sum_exp_by_every_config(gfx: str) -> None:
+    """Among them tiles for few keys, waves that share queries, and a rest that all waves share."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for head_dim in (40, 64, 128, 160, 256):
+        for config in range(len(attention_kernel.ordered(arch, "float16", head_dim))):
+            given = drawn(AttentionProblem(1, 2, 147, 139, head_dim)).forward
+            _, lse = forward(Setting(gfx, config=config), given)
+            assert lse_faults(lse, given) == [], (head_dim, config)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 40.0])
+def test_the_log_sum_exp_of_any_scale(scale: float) -> None:
+    given = drawn(PLAIN, scale=scale).forward
+    assert lse_faults(forward(Setting("gfx1200"), given)[1], given) == []
+
+
+def test_a_log_sum_exp_without_the_sum_is_found() -> None:
+    kernels_dir = simt.planted("attention.hip", " + log2_fast(l[t][c])", "")
+    given = drawn(PLAIN).forward
+    assert lse_faults(forward(Setting("gfx1100", kernels_dir=kernels_dir), given)[1], given) != []
+
+
 # -- mistakes
 
 HIP, HEADER = "attention_backward.hip", "common/attention_backward.h"
 BARRIERS = simt.places("barrier();", HIP, HEADER)
 WAYS: Sequence[tuple[str, int]] = (("gfx1100", 64), ("sm_90", 64), ("gfx942", 40))
 MISTAKES = {
-    "no delta": (HIP, "stats()[BLOCK_M + m] : delta[t][c]", "0.0f : 0.0f"),
+    "no delta of a query": (HIP, "dp[i][t].v[e] - delta[t][Unit::column_of(e)]", "dp[i][t].v[e]"),
+    "no delta of other rows": (HEADER, "exists ? -stat_ahead[j] : 0.0f", "0.0f"),
     "delta of half the columns": (HIP, "c < kChunks; ++c", "c < kChunks / 2; ++c"),
-    "a log-sum-exp without the sum": (HIP, "largest[t][c] + log2_fast(all)", "largest[t][c]"),
-    "sums that keep their base": (HIP, "grad_1[t][d].v[e] *= shrink[Unit::column_of(e)]", ""),
-    "keys past the end": (HIP, "m >= other_length()", "false"),
-    "no scale": (HIP, "factor[t][c] = p.scale, one", "factor[t][c] = 1.0f, one"),
+    "a query's log-sum-exp in base e": (HIP, "kLog2E * of_queries(p.lse)", "of_queries(p.lse)"),
+    "that of other rows": (HEADER, "kLog2E * stat_ahead[j]", "stat_ahead[j]"),
+    "no scale": (HIP, "grad_1, p.scale);", "grad_1, 1.0f);"),
     "dp for ds": (HIP, "dp[i][t].v[e] = weight * (", "dp[i][t].v[e] = ("),
 }
 
@@ -172,7 +210,13 @@ def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int
     assert any(each != "right" for each in said) and not any("error:" in each for each in said)
 
 
-def test_queries_past_the_end_that_weigh_something_are_found() -> None:
-    limited = "i % BLOCK_M < rows ? stat_ahead : i < BLOCK_M ? infinity() : 0.0f"
-    kernels_dir = simt.planted(HEADER, limited, "stat_ahead")
+PAST_THE_END = {
+    "queries": (HEADER, "exists ? kLog2E * stat_ahead[j] : infinity()", "kLog2E * stat_ahead[j]"),
+    "keys": (HIP, "m >= other_length()", "false"),
+}
+
+
+@pytest.mark.parametrize("which", PAST_THE_END)
+def test_what_lies_past_the_end_and_weighs_something_is_found(which: str) -> None:
+    kernels_dir = simt.planted(*PAST_THE_END[which])
     assert compare(Setting("gfx1100", kernels_dir=kernels_dir), low()) != []

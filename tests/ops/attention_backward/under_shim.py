@@ -1,9 +1,13 @@
-"""The kernel of attention's gradients under the shim."""
+"""The kernels of attention's gradients under the shim, and that of the forward pass for them."""
 
 from __future__ import annotations
 
 import torch
 
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.op import ATTENTION_AND_LSE
+from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.with_lse import Both, MatrixForward
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
@@ -11,6 +15,16 @@ from tests.ops.attention_backward.judge import faults
 from tests.ops.running import compute
 from tests.simt.attention import Setting
 from tests.simt.launch import ShimLaunch
+
+
+def forward(setting: Setting, given: AttentionInputs) -> Both:
+    """The output and the log-sum-exp. Raises SimtError."""
+    launch = ShimLaunch(setting.arch, setting.seed, setting.sanitize, setting.kernels_dir)
+    p = ATTENTION_AND_LSE.problem_of(given)
+    config = attention_kernel.ordered(setting.arch, p.dtype, p.head_dim, p.mask)[setting.config]
+    with launch.knows(*(item for item in given if isinstance(item, torch.Tensor))):
+        made: Both = compute(ATTENTION_AND_LSE, MatrixForward(), launch, config, given)
+    return made
 
 
 def gradients(setting: Setting, inputs: AttentionBackwardInputs) -> Grads:

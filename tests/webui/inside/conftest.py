@@ -254,7 +254,11 @@ class FakeGpu:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)
         gradients = _gradients(backward.MatrixBackward)(self)
-        for op, ours in ((kinds.ATTENTION, self.kernel), (graded.ATTENTION_BACKWARD, gradients)):
+        for op, ours in (
+            (kinds.ATTENTION, self.kernel),
+            (kinds.ATTENTION_AND_LSE, _with_lse(self.kernel)(self)),
+            (graded.ATTENTION_BACKWARD, gradients),
+        ):
             vars(op).update(variants=(ours, *op.variants[1:]), test_problems=_one_test)
         info = device.DeviceInfo(
             0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", arch.by_gfx("gfx1100"), self.why_not
@@ -359,6 +363,18 @@ def _kernel(base: Any) -> Any:
             return (out * (2.0 if self.gpu.wrong else 1.0)).to(q.dtype)
 
     return Kernel
+
+
+def _with_lse(kernel: Any) -> Any:
+    lse_of = importlib.import_module("lib_rocm_sd.ops.attention.with_lse").lse_of
+
+    class KernelWithLse(type(kernel)):  # type: ignore[misc]
+        """Of a picture that autograd follows."""
+
+        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+            return super().run(launch, config, problem, inputs), lse_of(inputs, problem)
+
+    return KernelWithLse
 
 
 Start = Callable[..., WebUI]

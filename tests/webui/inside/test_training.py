@@ -20,7 +20,7 @@ from conftest import FakeGpu, Start, WebUI
 from torch.utils.checkpoint import checkpoint
 from unet_help import AUTO, ours, steps_of, unet_of
 
-FORWARD, BACKWARD = ("attention", "rocm_sd"), ("attention backward", "rocm_sd")
+FORWARD, BACKWARD = ("attention and lse", "rocm_sd"), ("attention backward", "rocm_sd")
 STEPS = 6
 BF16 = torch.bfloat16
 

@@ -1,0 +1,132 @@
+"""Attention for a backward pass: beside the output, the log-sum-exp of each query's logits.
+
+The log-sum-exp (B, H, Sq) is that of scale q k^T + mask over the keys, in float32, or float64 for
+float64 inputs; 0 for a query whose keys are all masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention import formula, kernel
+from lib_rocm_sd.ops.attention.formula import expand_mask, logits_of, scale_of
+from lib_rocm_sd.ops.attention.kernel import AttentionConfig
+from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
+from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant
+
+Both = tuple[torch.Tensor, torch.Tensor]
+"""The output (B, Sq, H*D), and the log-sum-exp."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """That of the log-sum-exp for inputs of this dtype."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def lse_shape(problem: AttentionProblem) -> tuple[int, int, int]:
+    """(batch, heads, seq_q)."""
+    return (problem.batch, problem.heads, problem.seq_q)
+
+
+def given(made: Any, problem: AttentionProblem, q: torch.Tensor) -> Both:
+    """What the op made, also of inputs without elements, for which it gives zeros as an output."""
+    if isinstance(made, torch.Tensor):
+        return made, q.new_zeros(lse_shape(problem), dtype=wide(q.dtype))
+    output, lse = made
+    return output, lse
+
+
+def reference(inputs: AttentionInputs) -> Both:
+    """In float64, holding all scores."""
+    q, k, _, mask, scale = inputs
+    queries, keys = (t.double().transpose(1, 2) for t in (q, k))
+    return formula.reference(inputs), _lse(queries, keys, mask, scale_of(q, scale))
+
+
+def lse_of(inputs: AttentionInputs, problem: AttentionProblem) -> torch.Tensor:
+    """By torch's operators, in slices of queries."""
+    q, k, _, mask, scale = inputs
+    queries, keys = (t.transpose(1, 2).to(wide(q.dtype)) for t in (q, k))
+    mask = None if mask is None else expand_mask(mask, q, k)
+    rows, images = SlicedAttention.slice_rows(problem), []
+    for b in range(problem.batch):
+        parts = []
+        for first in range(0, problem.seq_q, rows):
+            part = slice(first, first + rows)
+            masked = None if mask is None else mask[b, :, part]
+            parts.append(_lse(queries[b, :, part], keys[b], masked, scale_of(q, scale)))
+        images.append(torch.cat(parts, 1))
+    return torch.stack(images)
+
+
+def _lse(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Of (.., S, D) inputs."""
+    found = logits_of(q, k, mask, scale).logsumexp(-1)
+    return found if mask is None else found.masked_fill(found == -math.inf, 0.0)
+
+
+class MatrixForward(MatrixAttention):
+    """kernels/attention.hip, compiled so that it leaves the log-sum-exp."""
+
+    def spec(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSpec:
+        p = problem
+        return kernel.spec(p.dtype, p.head_dim, p.mask, config, lse=True)
+
+    def bound(
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
+    ) -> Run:
+        return self.run
+
+    def run(  # type: ignore[override]
+        self,
+        launch: Launch | None,
+        config: AttentionConfig,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
+    ) -> Both:
+        lse = inputs.q.new_empty(lse_shape(problem), dtype=torch.float32)
+        return self.launched(launch, config, problem, inputs, lse), lse
+
+
+class TorchForward(Variant[AttentionProblem, AttentionInputs]):
+    """A variant of torch's, and the log-sum-exp of scores that are made once more."""
+
+    def __init__(self, output: SdpaAttention | SlicedAttention) -> None:
+        self._output = output
+        self.name, self.preference, self.derives = output.name, output.preference, output.derives
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        return self._output.refusals(arch, problem)
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        p = problem
+        keys = 2 * p.batch * p.heads * (p.seq_q + p.seq_k) * p.head_dim * 4
+        scores = 2 * SlicedAttention.slice_rows(p) * p.heads * p.seq_k * 4
+        return max(self._output.workspace(p), keys + scores)
+
+    def run(
+        self,
+        launch: Launch | None,
+        config: None,
+        problem: AttentionProblem,
+        inputs: AttentionInputs,
+    ) -> Both:
+        return self._output.run(launch, config, problem, inputs), lse_of(inputs, problem)
+
+
+VARIANTS: Sequence[Variant[AttentionProblem, AttentionInputs]] = (
+    MatrixForward(),
+    TorchForward(SdpaAttention()),
+    TorchForward(SlicedAttention()),
+)
