@@ -5,8 +5,10 @@
 //   x, out       (N, pixels, C)  fp16 or bf16, contiguous, aligned to 16 bytes where VECTOR is 8
 //   norm         (N, C, 2)       float32: scale, shift
 //   gamma, beta  (C)             fp16, bf16 or float32, or none
+//   added        (N, C)          float32, or none: what x lacks in each pixel, as a convolution's bias and a time embedding. The norm is that
+//                                of x + added, of which only means and shifts know: shift = beta[c] + (added[n,c] - mean[n,g]) scale[n,c]
 //
-// out or norm may be null: only the other one is wanted.
+// out or norm may be null: only the other one is wanted. norm has no added.
 //
 // Numerics. Those of group_norm_silu.hip: no square of a sum is ever subtracted from a sum of squares. A work-item makes mean and sum of
 // squared differences of each of its channels from batches of four pixels; all of a group are merged by the formula of Chan, Golub and
@@ -26,9 +28,11 @@ struct GroupNormWholeParams {  // the same in lib_rocm_sd/ops/group_norm/whole.p
     float* norm;
     const void* gamma;
     const void* beta;
+    const float* added;
     u32 channels, pixels, group_channels;
     u32 run, width, blocks;  // channels of a work-group; columns of it; work-groups of an image
     u32 gamma_kind, beta_kind;
+    u32 added_stride;  // from one image's to the next's
     float eps;
 };
 
@@ -69,6 +73,11 @@ struct Place {
 // Mean, and sum of squared differences from it, of what a work-item holds of a channel; later scale and shift of a channel.
 DEVICE Words<2> pair_of(float a, float b) { return {{float_bits(a), float_bits(b)}}; }
 
+// What is added to the work-group's channels.
+DEVICE const float* added_to(const GroupNormWholeParams& p, const Place& place) {
+    return p.added + (i64)place.image * p.added_stride + place.first;
+}
+
 // Of what a work-item holds: whole batches, then what is left.
 DEVICE Moments<VECTOR> moments_of(const Place& place, const Values (&values)[HELD]) {
     Moments<VECTOR> moments;
@@ -89,8 +98,12 @@ DEVICE Moments<VECTOR> moments_of(const Place& place, const Values (&values)[HEL
 DEVICE void write_moments(const GroupNormWholeParams& p, const Place& place, const Moments<VECTOR>& moments, Words<2>* pairs) {
     if (place.valid == 0) return;
     Words<2>* to = pairs + place.row * p.width * VECTOR + place.channel;
+    float added[VECTOR] = {};
+    if (p.added)
 #pragma unroll
-    for (int k = 0; k < VECTOR; ++k) to[k] = pair_of(moments.mean[k], moments.m2[k]);
+        for (int k = 0; k < VECTOR; ++k) added[k] = added_to(p, place)[place.channel + k];
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) to[k] = pair_of(moments.mean[k] + added[k], moments.m2[k]);
 }
 
 template <int kMask> DEVICE void meet(Moments<1>& mine) {
@@ -157,7 +170,8 @@ DEVICE void make_norm(const GroupNormWholeParams& p, const Place& place, Words<2
         const u32 here = place.first + channel;
         const float share = reciprocal_sqrt(moments.m2[0] / moments.count + p.eps);
         const float scale = share * affine(p.gamma, p.gamma_kind, here, 1.0f);
-        const Words<2> made = pair_of(scale, fma_f32(-moments.mean[0], scale, affine(p.beta, p.beta_kind, here, 0.0f)));
+        const float centre = moments.mean[0] - (p.added ? added_to(p, place)[channel] : 0.0f);
+        const Words<2> made = pair_of(scale, fma_f32(-centre, scale, affine(p.beta, p.beta_kind, here, 0.0f)));
         pairs[channel] = made;
         if (p.norm) ((Words<2>*)p.norm)[(i64)place.image * p.channels + here] = made;
     }

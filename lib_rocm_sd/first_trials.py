@@ -38,7 +38,9 @@ def classes(part: str, arch: Arch) -> list[Subject]:
     from lib_rocm_sd.trials.subject import subjects
 
     compiled = shipped(arch, AT_START)
-    return [each for each in subjects(_work(part), arch) if compiled.keys() >= set(each.specs)]
+    return [
+        each for each in subjects(_work(part, arch), arch) if compiled.keys() >= set(each.specs)
+    ]
 
 
 def all_classes(arch: Arch) -> list[Subject]:
@@ -52,7 +54,7 @@ def further_classes(arch: Arch) -> list[Subject]:
     """
     from lib_rocm_sd.trials.subject import subjects
 
-    work = _work(AT_START[2])
+    work = _work(AT_START[2], arch)
     under_auto = {each.identity for each in subjects(work, arch)}
     every = subjects(work, arch, ours=True)
     return [each for each in every if each.identity not in under_auto]
@@ -71,7 +73,7 @@ def gradient_classes(arch: Arch) -> list[Subject]:
     return list(subjects(work, arch))
 
 
-def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
+def _work(part: str, arch: Arch) -> list[tuple[Op[Any, Any], Any]]:
     if part == AT_START[0]:
         from lib_rocm_sd.ops.attention.op import ATTENTION
 
@@ -83,7 +85,7 @@ def _work(part: str) -> list[tuple[Op[Any, Any], Any]]:
         return vae.work()
     from lib_rocm_sd.unet import usual as unet
 
-    return unet.work()
+    return unet.work(arch=arch)
 
 
 def places(gfx: Iterable[str] = ()) -> list[Place]:

@@ -89,7 +89,7 @@ def _steps(
     """Statistics, finalize and apply, each on its own."""
     if launch is None:
         return []
-    x, gamma, beta, groups, eps, silu = sets[0]
+    x, gamma, beta, groups, eps, silu, _ = sets[0]
     affine = (gamma, beta, groups, eps)
     parts = launches.launch_statistics(launch, config, x)
     norm = launches.launch_finalize(launch, config, parts, *affine)

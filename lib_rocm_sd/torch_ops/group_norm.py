@@ -75,7 +75,7 @@ OF = TorchOp(
 
 def group_norm_silu_door(inputs: GroupNormInputs) -> torch.Tensor:
     """The operator, called with the op's inputs."""
-    made: torch.Tensor = torch.ops.rocm_sd.group_norm_silu.default(*inputs)
+    made: torch.Tensor = torch.ops.rocm_sd.group_norm_silu.default(*inputs[:6])
     return made
 
 

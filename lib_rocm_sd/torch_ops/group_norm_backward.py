@@ -68,7 +68,7 @@ def of_silu(
     grads: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
     """Gradients of the arguments of group_norm_silu."""
-    x, gamma, beta, *rest = inputs
+    x, gamma, beta, *rest = inputs[:6]
     made = torch.ops.rocm_sd.group_norm_silu_backward.default(
         *(grads[0], x, gamma, beta, *rest, any(wanted[1:3]))
     )

@@ -132,10 +132,23 @@ def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
         yield conv_kernel.spec(form, configs[0])
         if configs[0].splits > 1:
             yield conv_kernel.sum_spec(DTYPE)
+    if layer.embedding and arch.has_fast_libraries:  # see compute.is_librarys
+        yield from _before_library(arch, layer)
     if layer.statistics:
         config = group_norm_kernel.configs(arch)[0]
         yield group_norm_kernel.merge_spec(config)
         yield group_norm_kernel.finalize_spec(config)
+
+
+def _before_library(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
+    """Norm and SiLU in one launch, before each of a residual block's convolutions."""
+    pixels = layer.out_size[0] * layer.out_size[1]
+    first, second = (
+        whole.configs(arch, channels, pixels, GROUPS, 8)
+        for channels in (layer.in_channels, layer.out_channels)
+    )
+    for held in (*first, *second) if first else ():
+        yield whole.spec(DTYPE, 8, True, held)
 
 
 def _around_library(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:

@@ -101,14 +101,18 @@ def _resnet(
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Of x (N, H, W, C) and what the embedding adds (N, Co), the first bias with it."""
-    x = x.contiguous()
-    norm1 = compute.norm_of(calls, "norm1", x, parts.norm1)
-    h, norm2 = compute.conv(
-        calls, "conv1", x, convs[0], norm1, next_norm=parts.norm2, embedding=embedding
-    )
+    x, first, second = x.contiguous(), parts.norm1, parts.norm2
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
-    y, _ = compute.conv(calls, "conv2", h, convs[1], norm2, x, through)
-    return y
+    if compute.is_librarys(calls, "conv1", x, convs[0], first, second, embedding):
+        h = compute.activated(calls, "conv1.before", x, first)
+        h, _ = compute.conv(calls, "conv1.bare", h, convs[0])
+        h = compute.activated(calls, "conv2.before", h, second, embedding)
+        return compute.conv(calls, "conv2.bare", h, convs[1], None, x, through)[0]
+    before = compute.norm_of(calls, "norm1", x, first)
+    h, between = compute.conv(
+        calls, "conv1", x, convs[0], before, next_norm=second, embedding=embedding
+    )
+    return compute.conv(calls, "conv2", h, convs[1], between, x, through)[0]
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:

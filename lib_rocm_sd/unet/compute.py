@@ -16,9 +16,11 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvInputs, NextNorm
+from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import FinalizeInputs, GroupNormInputs, NormInputs
+from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
@@ -38,10 +40,33 @@ def group_norm(
     calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm, silu: bool
 ) -> torch.Tensor:
     """`norm` of x (N, H, W, C), then SiLU if wanted; like x."""
-    own, planes = norm._parameters, x.permute(0, 3, 1, 2)
-    inputs = GroupNormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps, silu)
-    made: torch.Tensor = calls.run(place, GROUP_NORM_SILU, inputs)
+    made: torch.Tensor = calls.run(place, GROUP_NORM_SILU, _normed(x, norm, silu))
     return made.permute(0, 2, 3, 1)
+
+
+def activated(
+    calls: Calls,
+    place: str,
+    x: torch.Tensor,
+    norm: nn.GroupNorm,
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """SiLU of `norm` of x (N, H, W, C), to each pixel of which `added` (N, C), float32, is added
+    first; like x.
+    """
+    if added is None:
+        return group_norm(calls, place, x, norm, True)
+    inputs = _normed(x, norm, True)._replace(added=added)
+    if not calls.route(f"{place}.added", GROUP_NORM_SILU, inputs).is_ours:
+        x = (x + added[:, None, None]).to(x.dtype)
+        return group_norm(calls, place, x, norm, True)
+    made: torch.Tensor = calls.run(f"{place}.added", GROUP_NORM_SILU, inputs)
+    return made.permute(0, 2, 3, 1)
+
+
+def _normed(x: torch.Tensor, norm: nn.GroupNorm, silu: bool) -> GroupNormInputs:
+    own, planes = norm._parameters, x.permute(0, 3, 1, 2)
+    return GroupNormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps, silu)
 
 
 def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
@@ -170,6 +195,29 @@ def conv(
     )
     y, made = calls.run(place, CONVS["3x3"], inputs)
     return _whole(y, weights), made
+
+
+def is_librarys(
+    calls: Calls,
+    place: str,
+    x: torch.Tensor,
+    weights: ConvWeights,
+    norm: nn.GroupNorm,
+    next_norm: nn.GroupNorm,
+    embedding: torch.Tensor | None,
+) -> bool:
+    """Whether `conv` of x (N, H, W, Ci), with these, is a library's, and its image so small that a
+    norm, and SiLU, are one launch of ours: then they are better made by themselves.
+    """
+    if embedding is not None and embedding.dtype != torch.float32:
+        return False
+    posed = x.new_empty((x.shape[0], x.shape[3], 2), dtype=torch.float32)
+    whole = ConvInputs(x, weights, posed, next_norm=_following(next_norm), embedding=embedding)
+    plan = calls.route(place, CONVS["3x3"], whole).plan
+    if plan is None or not isinstance(plan.variant, LibraryConv):
+        return False
+    route = calls.route(f"{place}.before", GROUP_NORM_SILU, _normed(x, norm, True))
+    return route.is_ours and isinstance(route.config, WholeConfig)
 
 
 def upsample(calls: Calls, place: str, x: torch.Tensor, weights: ConvWeights) -> torch.Tensor:

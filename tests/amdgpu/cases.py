@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
-from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import ADDED, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
@@ -190,6 +190,10 @@ def whole_group_norm(gfx: str) -> Iterator[Case]:
                     yield Case(gfx, "whole group norm", replace(case, width=pixels // 2), index)
         few = replace(full, batch=2, width=(5, 60, 9, 1, 131)[index], silu=False)
         yield Case(gfx, "whole group norm", few, index, "normed")
+    for problem in ADDED:
+        sizes = (problem.channels, problem.pixels, problem.groups, problem.form.vector)
+        (held,) = whole_norm.configs(arch, *sizes)
+        yield Case(gfx, "whole group norm", problem, whole_norm.CONFIGS.index(held))
     ragged = GroupNormProblem(2, 88, 3, 7, "bfloat16", True, False, 11, "float32")
     yield Case(gfx, "whole group norm", ragged)  # fewer channels for the last work-group
     single = GroupNormProblem(2, 35, 3, 13, "float16", True, True, 7, "bfloat16")

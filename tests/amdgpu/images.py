@@ -96,7 +96,7 @@ def group_norm(case: Case, launch: CodeLaunch) -> list[str]:
     inputs = GROUP_NORM_SILU.make_inputs(case.problem, CPU, 1)
     if case.layout == "misaligned":
         inputs = inputs._replace(x=drawn.misaligned(inputs.x))
-    x, gamma, beta, groups, eps, silu = inputs
+    x, gamma, beta, groups, eps, silu, _ = inputs
     config = norm_kernel.configs(case.arch)[case.config]
     exact = formula.reference(*inputs)
     theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs)

@@ -72,7 +72,7 @@ def test_attention(gfx: str, problem: AttentionProblem) -> None:
 def test_group_norm(gfx: str, problem: GroupNormProblem) -> None:
     p, arch = problem, table()[gfx]
     inputs = GROUP_NORM_SILU.make_inputs(p, CPU, 1)
-    gamma, beta, groups, eps, silu = inputs[1:]
+    gamma, beta, groups, eps, silu = inputs[1:6]
     x, last = dense(inputs.x)
     parts, width = -(-p.pixels // PART_PIXELS), p.channels // p.groups
     found, norm = (torch.full((p.batch, n, p.channels, 2), math.nan) for n in (parts, 1))

@@ -121,7 +121,9 @@ def test_what_is_tried_ahead_is_what_is_compiled_ahead(gfx: str) -> None:
     assert len(in_vae & tried) > len(in_vae) / 2
     missed = set(compiled) - in_vae - {spec for each in every for spec in each.specs}
     assert all(dict(spec.defines)["BF16_HALVES"] for spec in missed)
-    assert unet == subjects(usual_unet.work(), row), "left out, since it is not compiled ahead"
+    assert unet == subjects(usual_unet.work(arch=row), row), (
+        "left out, since it is not compiled ahead"
+    )
     assert {each.op.name for each in unet} == {op.name for op, _ in usual_unet.work()}
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.unet import kinds, stand_in
+from lib_rocm_sd.engine.route import Route
+from lib_rocm_sd.unet import compute, kinds, stand_in
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.unet import unet_models as models
 from tests.vae.vae_models import needs_half
@@ -194,3 +195,22 @@ def test_what_overflows_in_ours_overflows_in_the_hosts(place: str, factor: float
     theirs, ours = made
     assert (ours.isfinite() | ~theirs.isfinite() | (theirs.abs() > 0.99 * 65504)).all()
     assert factor < 6e4 or not theirs.isfinite().all(), "else nothing is tested"
+
+
+@pytest.mark.parametrize("added", ["by the norm", "before it"])
+@pytest.mark.parametrize("family", ["SD 1.5", "ldm deep"])
+def test_where_a_library_convolves(
+    monkeypatch: pytest.MonkeyPatch, family: str, added: str
+) -> None:
+    """A residual block's norms are made by themselves, the second with what the embedding adds."""
+    asked: list[bool] = []
+
+    def taken_apart(*given: Any) -> bool:
+        asked.append(True)
+        return True
+
+    monkeypatch.setattr(compute, "is_librarys", taken_apart)
+    if added == "by the norm":
+        monkeypatch.setattr(Route, "is_ours", True)
+    compared(family, torch.bfloat16)
+    assert asked

@@ -16,9 +16,11 @@ import torch
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.bench.unet.models import CONFIGS
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem
 from lib_rocm_sd.ops.linear import problem as linear_problem
@@ -43,13 +45,15 @@ from tests.unet.steps import arguments
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"SD 1.5": (512, 512), "SDXL": (1024, 1024)}
+CARD = table()["gfx942"]
 Asked = dict[tuple[str, Any], Op[Any, Any]]
 
 
 @cache
-def asked(name: str) -> Asked:
+def asked(name: str, fast: bool = False) -> Asked:
     """What a step of diffusers' UNet asks of the engine with its blocks ours, without memory. Where
-    a place asks which way it would go, it goes torch's, as most do under Auto.
+    a place asks which way it would go, it goes torch's, as most do under Auto; `fast`: convolutions
+    go a library's way, and norms in one launch of ours where that is.
     """
     from diffusers import UNet2DConditionModel
 
@@ -66,7 +70,14 @@ def asked(name: str) -> Asked:
         return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
 
     def route(calls: Calls, place: str, op: Op[Any, Any], inputs: Any) -> Route:
-        return Route(run, None, op.problem_of(inputs), inputs[0].device)  # type: ignore[arg-type]
+        problem, plan = op.problem_of(inputs), None
+        if fast and op.family in ("conv", "group_norm"):
+            if op.family == "conv":
+                found[op.name, problem] = op  # a large image's
+            ours = next(v for v in op.variants if v.ours and not isinstance(v, MatrixConv))
+            config = ours.configs(CARD, problem)[:1]
+            plan = VariantPlan(ours, config[0], {}, "") if config else None
+        return Route(run, None, problem, inputs[0].device, plan)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(Calls, "run", run)
@@ -85,7 +96,8 @@ def asked(name: str) -> Asked:
 
 def of_auto(arch: Arch) -> list[Subject]:
     """The classes of both models that Auto launches, where they are kernels of ours."""
-    work = [(op, problem) for name in SIZES for (_, problem), op in asked(name).items()]
+    fast = arch.has_fast_libraries
+    work = [(op, problem) for name in SIZES for (_, problem), op in asked(name, fast).items()]
     return subjects(work, arch)
 
 
@@ -93,7 +105,7 @@ def of_auto(arch: Arch) -> list[Subject]:
 def test_all_that_auto_launches_is_compiled_and_tried_ahead(gfx: str) -> None:
     arch = amd_table()[gfx]
     own, attention = set(ahead.shipped_specs(arch)), set(shipped(arch, ["attention"]))
-    tried = {each.identity for each in subjects(usual.work(), arch)}
+    tried = {each.identity for each in subjects(usual.work(arch=arch), arch)}
     found = of_auto(arch)
     assert {each.op.name for each in found} == {op.name for op, _ in usual.work()} | {"attention"}
     for each in found:
@@ -109,7 +121,7 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
     """By the WebUI's UNets either, whose last convolution has a norm."""
     arch = amd_table()[gfx]
     last = [layers[-1] for layers in STEPS]
-    launched = [*of_auto(arch), *subjects(usual.work([last], OTHER_STEPS), arch)]
+    launched = [*of_auto(arch), *subjects(usual.work([last], OTHER_STEPS, arch=arch), arch)]
     found = {spec for each in launched for spec in each.specs}
     for spec in set(ahead.shipped_specs(arch)) - found:
         assert spec in embeddings_of_the_webui(arch), spec

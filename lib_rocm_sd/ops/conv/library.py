@@ -46,6 +46,12 @@ def _copied(image: torch.Tensor) -> torch.Tensor:
     return made.permute(0, 3, 1, 2)
 
 
+def is_unfinished(inputs: ConvInputs) -> bool:
+    """Whether a bare convolution lacks anything."""
+    added = inputs.embedding is not None or inputs.shortcut is not None
+    return added or inputs.next_norm is not None or inputs.weights.has_bias
+
+
 class BoundLibrary:
     """Callable like `Variant.run`, for whole images. Those that do not lie densely from a multiple
     of 16 bytes on, and a flag of overflows, go to `run`.
@@ -71,12 +77,15 @@ class BoundLibrary:
         if not dense or overflow is not None:
             return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
         # What a graph wants elsewhere is asked for first, and made there by the last pass.
-        y = None if self._made is None else x.new_empty(self._made)
+        unfinished = is_unfinished(inputs)
+        y = x.new_empty(self._made) if unfinished and self._made is not None else None
         image = x if self._apply is None or norm is None else _applied(self._apply, x, norm)
         with no_search():
             planes = image.permute(0, 3, 1, 2)
             weight = weights.plain(x)[0]
             bare = convolved(problem.kind, planes, weight)
+        if not unfinished:
+            return bare, None
         if shortcut is not None and problem.shortcut == "conv":
             through = inputs.through
             assert through is not None

@@ -106,10 +106,12 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         if shortcut is not None and shortcut_weight is not None:
             shortcut = F.linear(shortcut, shortcut_weight)
         shortcut = None if shortcut is None else shortcut.contiguous()
-        bias, _ = weights.bias_rows(weights.bias_on(x.device), embedding)
-        statistics = group_norm_launch.launch_finish(
-            launch, config, y, result, bias, shortcut, overflow, next_norm is not None, above
-        )
+        statistics = None
+        if y is not result or overflow is not None or library.is_unfinished(inputs):
+            bias, _ = weights.bias_rows(weights.bias_on(x.device), embedding)
+            statistics = group_norm_launch.launch_finish(
+                launch, config, y, result, bias, shortcut, overflow, next_norm is not None, above
+            )
         del y
         if out is not None:
             result = out.copy_(result)

@@ -30,6 +30,7 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
         p, width = problem, problem.channels // problem.groups
         return triton_refusals(arch, RUN) or reasons(
             (p.dtype == "float64", "float64: it computes in float32"),
+            (p.added, "something is added to the image"),
             (width > MOST_WIDTH, f"{width} channels of a group: it takes up to {MOST_WIDTH}"),
             (p.channels * p.pixels >= 1 << 31, "an image has more than 2^31 values"),
         )
@@ -52,7 +53,7 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
         problem: GroupNormProblem,
         inputs: GroupNormInputs,
     ) -> torch.Tensor:
-        x, gamma, beta, groups, eps, silu = inputs
+        x, gamma, beta, groups, eps, silu, _ = inputs
         image, last = dense(x)
         made: torch.Tensor = optional.module(RUN).run(
             config, image, last, gamma, beta, groups, eps, silu

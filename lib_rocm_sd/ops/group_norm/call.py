@@ -122,7 +122,7 @@ def group_norm(
     prepare: Launches, config: GroupNormConfig | WholeConfig, inputs: GroupNormInputs, run: Run
 ) -> Run:
     """A bound GroupNorm; `run` for an image that group_norm_whole cannot read."""
-    x, gamma, beta, groups, _, silu = inputs
+    x, gamma, beta, groups, _, silu, _ = inputs
     if isinstance(config, WholeConfig):
         return _whole_image(prepare, config, inputs, run)
     first, parts = _statistics(prepare, config, x)
@@ -133,7 +133,7 @@ def group_norm(
     every = floats + merged + 2 * x.shape[0] * x.shape[1]
 
     def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps, _ = inputs
+        x, gamma, beta, _, eps, _, _ = inputs
         made = torch.empty_like(x)
         between = x.new_empty(every, dtype=torch.float32)
         x_at, at = x.data_ptr(), between.data_ptr()
@@ -148,7 +148,7 @@ def group_norm(
 
 def _whole_norm(prepare: Launches, config: WholeConfig, inputs: NormInputs, run: Run) -> Run:
     x = inputs.x
-    start = _whole(prepare, config, (*inputs, False))
+    start = _whole(prepare, config, GroupNormInputs(*inputs, False))
     shape = (x.shape[0], x.shape[1], 2)
 
     def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
@@ -158,7 +158,7 @@ def _whole_norm(prepare: Launches, config: WholeConfig, inputs: NormInputs, run:
             made: torch.Tensor = run(launch, config, problem, inputs)
             return made
         made = x.new_empty(shape, dtype=torch.float32)
-        start(x_at, 0, made.data_ptr(), pointer(gamma), pointer(beta), eps)
+        start(x_at, 0, made.data_ptr(), pointer(gamma), pointer(beta), eps, 0)
         return made
 
     return call
@@ -168,13 +168,13 @@ def _whole_image(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs
     start = _whole(prepare, config, inputs)
 
     def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps, _ = inputs
+        x, gamma, beta, _, eps, _, added = inputs
         x_at = x.data_ptr()
         if x_at & 15:
             made: torch.Tensor = run(launch, config, problem, inputs)
             return made
         made = torch.empty_like(x)
-        start(x_at, made.data_ptr(), 0, pointer(gamma), pointer(beta), eps)
+        start(x_at, made.data_ptr(), 0, pointer(gamma), pointer(beta), eps, pointer(added))
         return made
 
     return call
@@ -261,13 +261,20 @@ def _merge(merge: Bound[MergeParams], found_at: int, merged_at: int) -> None:
     merge.free.append(packet)
 
 
-def _whole(prepare: Launches, config: WholeConfig, inputs: Any) -> _Start:
-    """`inputs`: those of a GroupNorm."""
-    x, gamma, beta, groups, _, silu = inputs
-    bound = launches.whole_step(config, x, gamma, beta, groups, silu).bound(prepare)
+def _whole(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs) -> _Start:
+    x, gamma, beta, groups, _, silu, added = inputs
+    step = launches.whole_step(config, x, gamma, beta, groups, silu)
+    step.params.added_stride = 0 if added is None else added.stride(0)
+    bound = step.bound(prepare)
 
     def start(
-        x_at: int, made_at: int, norm_at: int, gamma_at: int, beta_at: int, eps: float
+        x_at: int,
+        made_at: int,
+        norm_at: int,
+        gamma_at: int,
+        beta_at: int,
+        eps: float,
+        added_at: int,
     ) -> None:
         packet = bound.taken()
         params = packet.params
@@ -276,6 +283,7 @@ def _whole(prepare: Launches, config: WholeConfig, inputs: Any) -> _Start:
         params.norm = norm_at
         params.gamma = gamma_at
         params.beta = beta_at
+        params.added = added_at
         params.eps = eps
         packet.launch()
         bound.free.append(packet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.group_norm.formula import wide_of
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyInputs,
     ApplyProblem,
@@ -79,7 +80,11 @@ def make_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> G
     generator = _generator(seed)
     x = draw_image(problem, device, generator)
     affine = _draw_affine(problem.channels, problem.affine, device, generator)
-    return GroupNormInputs(x, *affine, problem.groups, 1e-6, problem.silu)
+    added = None
+    if problem.added:
+        drawn = torch.randn((problem.batch, problem.channels), generator=generator)
+        added = drawn.to(wide_of(x)).to(device)
+    return GroupNormInputs(x, *affine, problem.groups, 1e-6, problem.silu, added)
 
 
 def norm_inputs(problem: NormProblem, device: torch.device, seed: int) -> NormInputs:

@@ -102,9 +102,11 @@ def reference(
     groups: int,
     eps: float,
     silu: bool,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The formula in float64, over all values of a group at once."""
-    values = x.double().contiguous().unflatten(1, (groups, -1))
+    x = x.double() if added is None else x.double() + added.double()[..., None, None]
+    values = x.contiguous().unflatten(1, (groups, -1))
     variance, mean = torch.var_mean(values, (2, 3, 4), correction=0, keepdim=True)
     y = ((values - mean) / (variance + eps).sqrt()).flatten(1, 2)
     if gamma is not None:

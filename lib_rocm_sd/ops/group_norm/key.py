@@ -52,4 +52,10 @@ def of_norm(inputs: NormInputs | FinalizeInputs) -> Hashable:
 
 def of_group_norm(inputs: GroupNormInputs) -> Hashable:
     """Of all of a GroupNorm."""
-    return (of_norm(inputs[:5]), inputs[5])  # type: ignore[arg-type]
+    added = inputs.added
+    return (
+        of_norm(inputs[:5]),  # type: ignore[arg-type]
+        inputs.silu,
+        added is None or (added.shape, added.stride(), added.dtype, added.device),
+        added is not None and torch.is_grad_enabled() and added.requires_grad,
+    )

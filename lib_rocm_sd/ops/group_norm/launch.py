@@ -226,13 +226,15 @@ def whole_step(
     groups: int,
     silu: bool,
 ) -> Step[WholeParams]:
-    """All of a GroupNorm of a small, channels-last x (N, C, H, W); gamma and beta dense."""
+    """All of a GroupNorm of a small, channels-last x (N, C, H, W); gamma and beta dense. What is
+    added has no stride yet.
+    """
     (batch, channels, pixels), form = _sizes(x, True)
     tiling = whole.tiling(channels, groups, form.vector)
     if pixels > config.pixels(tiling.width):
         raise ValueError(f"{config} does not hold {pixels} pixels of {channels} channels")
     params = WholeParams(
-        *(0, 0, 0, 0, 0, channels, pixels, channels // groups),
+        *(0, 0, 0, 0, 0, 0, channels, pixels, channels // groups),
         *(tiling.run, tiling.width, tiling.blocks, _kind(gamma), _kind(beta)),
     )
     spec = whole.spec(form.dtype, form.vector, silu, config)
@@ -248,8 +250,11 @@ def launch_whole(
     groups: int,
     eps: float,
     silu: bool | None,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """GroupNorm of x (N, C, H, W) by group_norm_whole. silu None: its norm (N, C, 2)."""
+    """GroupNorm of x (N, C, H, W), or of that plus `added` (N, C) in each pixel, by
+    group_norm_whole. silu None: its norm (N, C, 2).
+    """
     x, channels_last = dense(x)
     if not channels_last:
         raise ValueError(f"{config} takes channels-last images alone")
@@ -259,6 +264,9 @@ def launch_whole(
     params = step.params
     params.x, params.gamma, params.beta = x.data_ptr(), pointer(gamma), pointer(beta)
     params.eps = eps
+    if added is not None:
+        added = added if lies_in_rows(added) else added.contiguous()
+        params.added, params.added_stride = added.data_ptr(), added.stride(0)
     if silu is None:
         made = x.new_empty((*x.shape[:2], 2), dtype=torch.float32)
         params.norm = made.data_ptr()
@@ -267,6 +275,11 @@ def launch_whole(
         params.out = made.data_ptr()
     step.launched(launch)
     return made
+
+
+def lies_in_rows(added: torch.Tensor) -> bool:
+    """Whether the kernel reads (N, C) as it lies."""
+    return added.stride(1) == 1 and added.stride(0) < 1 << 32
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

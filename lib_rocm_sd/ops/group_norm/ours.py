@@ -247,6 +247,24 @@ class KernelGroupNorm(_OfImage):
     of group_norm_silu.hip it is read twice.
     """
 
+    def refusals(self, arch: Arch | None, problem: GroupNormProblem) -> list[str]:  # type: ignore[override]
+        alone = problem.added and not self.configs(arch, problem)
+        return super().refusals(arch, problem) + reasons(
+            (arch is not None and alone, "something is added to an image that is not small")
+        )
+
+    def configs(self, arch: Arch | None, problem: GroupNormProblem) -> Sequence[Config]:  # type: ignore[override]
+        """What reads the image twice adds nothing to it."""
+        found = super().configs(arch, problem)
+        if not problem.added:
+            return found
+        return tuple(each for each in found if isinstance(each, WholeConfig))
+
+    def is_ready(self, image: torch.Tensor, *others: torch.Tensor) -> bool:
+        affine = (t for t in others if t.ndim == 1)
+        rows = (t for t in others if t.ndim == 2)
+        return calls.ready(image, *affine) and all(map(launches.lies_in_rows, rows))
+
     def workspace(self, problem: GroupNormProblem) -> int:
         """Statistics and norm."""
         return problem.batch * problem.channels * (problem.parts * 16 + 8)
@@ -263,7 +281,7 @@ class KernelGroupNorm(_OfImage):
         problem: GroupNormProblem,
         inputs: GroupNormInputs,
     ) -> torch.Tensor:
-        x, gamma, beta, groups, eps, silu = inputs
+        x, gamma, beta, groups, eps, silu, _ = inputs
         start = self.launcher(launch)
         if isinstance(config, WholeConfig):
             return launches.launch_whole(start, config, *inputs)

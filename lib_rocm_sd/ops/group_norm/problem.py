@@ -13,7 +13,7 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.group_norm import kernel, whole
-from lib_rocm_sd.ops.group_norm.formula import channels_of, is_channels_last
+from lib_rocm_sd.ops.group_norm.formula import channels_of, is_channels_last, wide_of
 from lib_rocm_sd.ops.keys import described, tensor_errors
 
 
@@ -74,9 +74,12 @@ class GroupNormProblem(ApplyProblem):
 
     groups: int = 32
     affine: str = "float16"
+    added: bool = False
+    """Something is to each channel of each image before."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()} {self.groups} groups, {self.affine} gamma"
+        fused = ", something added" if self.added else ""
+        return f"{super().__str__()} {self.groups} groups, {self.affine} gamma{fused}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,9 @@ class NormInputs(NamedTuple):
 
 
 class GroupNormInputs(NamedTuple):
-    """x (N, C, H, W), gamma and beta (C)."""
+    """x (N, C, H, W), gamma and beta (C); `added` (N, C) float32 (float64 for a float64 x) is added
+    to each pixel of its image first.
+    """
 
     x: torch.Tensor
     gamma: torch.Tensor | None
@@ -149,6 +154,7 @@ class GroupNormInputs(NamedTuple):
     groups: int
     eps: float
     silu: bool
+    added: torch.Tensor | None = None
 
 
 def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -266,7 +272,17 @@ def norm_problem_of(inputs: NormInputs) -> NormProblem:
 def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
     norm = norm_problem_of(NormInputs(*inputs[:5]))
-    return GroupNormProblem(*_fields(norm), silu=inputs[5], groups=norm.groups, affine=norm.affine)
+    x, (silu, added) = inputs[0], (*inputs[5:], None)[:2]
+    if added is not None:
+        wrong = tensor_errors(added=added) or reasons(
+            (added.shape != x.shape[:2], "added must be (N, C)"),
+            (added.dtype != wide_of(x), f"added must be {wide_of(x)}"),
+            (added.device != x.device, "added must be on the device of x"),
+        )
+        if wrong:
+            raise ValueError(f"{'; '.join(wrong)}: {described(x=x, added=added)}")
+    fused = {"groups": norm.groups, "affine": norm.affine, "added": added is not None}
+    return GroupNormProblem(*_fields(norm), silu=silu, **fused)  # type: ignore[arg-type]
 
 
 def tolerance(problem: Any) -> float:
@@ -350,3 +366,12 @@ ODD = (
     GroupNormProblem(1, 64, 1, 999, "bfloat16", False, True, 32, "bfloat16"),
 )
 """Small shapes at which indexing errors show."""
+
+ADDED = (
+    GroupNormProblem(2, 64, 5, 7, silu=True, added=True),
+    GroupNormProblem(3, 320, 8, 9, "bfloat16", silu=True, affine="none", added=True),
+    GroupNormProblem(1, 1280, 3, 3, silu=False, affine="float32", added=True),
+    GroupNormProblem(2, 20, 5, 11, "float16", True, True, 4, "float32", True),
+    GroupNormProblem(2, 1920, 16, 16, silu=True, added=True),
+)
+"""To which something is added: small, and channels-last."""

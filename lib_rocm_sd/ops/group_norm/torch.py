@@ -89,7 +89,8 @@ class TorchGroupNorm(_Torch):
 
     def workspace(self, problem: GroupNormProblem) -> int:
         """What SiLU reads, and torch's copies on the way from and to channels-last."""
-        return problem.image_bytes * (problem.silu + 2 * problem.channels_last)
+        wide = 4 * problem.batch * problem.channels * problem.pixels * problem.added
+        return problem.image_bytes * (problem.silu + 2 * problem.channels_last) + 2 * wide
 
     def run(
         self,
@@ -98,8 +99,10 @@ class TorchGroupNorm(_Torch):
         problem: GroupNormProblem,
         inputs: GroupNormInputs,
     ) -> torch.Tensor:
-        x, gamma, beta, groups, eps, silu = inputs
-        last = formula.is_channels_last(x)
+        x, gamma, beta, groups, eps, silu, added = inputs
+        last, dtype = formula.is_channels_last(x), x.dtype
+        if added is not None:
+            x = x.to(added.dtype) + added[..., None, None]
         x = x.contiguous() if is_transformed() else x  # for tangents torch takes no other
         others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
         if others or x.device.type == "cpu":
@@ -108,5 +111,5 @@ class TorchGroupNorm(_Torch):
             y = F.group_norm(x.to(wide), groups, gamma, beta, eps)
         else:
             y = F.group_norm(x, groups, gamma, beta, eps)
-        y = (F.silu(y) if silu else y).to(x.dtype)
+        y = (F.silu(y) if silu else y).to(dtype)
         return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if last else y.contiguous()

@@ -32,10 +32,10 @@ class WholeParams(ctypes.Structure):
     """The argument of group_norm_whole; the same struct stands in group_norm_whole.hip."""
 
     _fields_ = [
-        *((name, ctypes.c_uint64) for name in ("x", "out", "norm", "gamma", "beta")),
+        *((name, ctypes.c_uint64) for name in ("x", "out", "norm", "gamma", "beta", "added")),
         *((name, ctypes.c_uint32) for name in ("channels", "pixels", "group_channels")),
         *((name, ctypes.c_uint32) for name in ("run", "width", "blocks")),
-        *((name, ctypes.c_uint32) for name in ("gamma_kind", "beta_kind")),
+        *((name, ctypes.c_uint32) for name in ("gamma_kind", "beta_kind", "added_stride")),
         ("eps", ctypes.c_float),
     ]
 

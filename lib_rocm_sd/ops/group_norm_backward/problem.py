@@ -73,7 +73,7 @@ def make_inputs(
     problem: GroupNormBackwardProblem, device: torch.device, seed: int
 ) -> GroupNormBackwardInputs:
     """Random, as the forward pass's, and gradients around zero."""
-    x, gamma, beta, groups, eps, silu = draw.make_inputs(problem, device, seed)
+    x, gamma, beta, groups, eps, silu, _ = draw.make_inputs(problem, device, seed)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     grad = torch.randn(problem.shape, generator=generator) + 0.1
     made = torch.empty_like(x).copy_(grad)

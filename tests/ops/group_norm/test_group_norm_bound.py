@@ -186,7 +186,7 @@ def test_what_has_to_be_copied_first_is_not_bound() -> None:
 def test_calls_that_must_not_share_a_plan_have_other_keys() -> None:
     problem = GroupNormProblem(2, 24, 6, 9, silu=True, groups=4)
     inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
-    x, gamma, beta, groups, eps, silu = inputs
+    x, gamma, beta, groups, eps, silu, _ = inputs
     assert gamma is not None and beta is not None
     others = [
         inputs,

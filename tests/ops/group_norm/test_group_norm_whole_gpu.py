@@ -18,9 +18,11 @@ from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm, KernelNorm
 from lib_rocm_sd.ops.group_norm.problem import (
+    ADDED,
     ODD,
     ApplyProblem,
     FinalizeProblem,
+    GroupNormInputs,
     GroupNormProblem,
     ImageProblem,
     NormInputs,
@@ -63,7 +65,8 @@ def error(output: torch.Tensor, exact: torch.Tensor) -> float:
 def allowed(exact: torch.Tensor, inputs: Any) -> float:
     """Twice the error that torch makes with the same inputs on the CPU."""
     on_cpu: list[Any] = [item.cpu() if isinstance(item, torch.Tensor) else item for item in inputs]
-    return 2 * error(compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, on_cpu), exact) + 1e-6
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, GroupNormInputs(*on_cpu))
+    return 2 * error(theirs, exact) + 1e-6
 
 
 def check(launch: Launch, config: Any, problem: GroupNormProblem) -> None:
@@ -78,7 +81,7 @@ def check(launch: Launch, config: Any, problem: GroupNormProblem) -> None:
     assert error(norm, exact) <= 1e-5 * exact.abs().max().item()
 
 
-@pytest.mark.parametrize("problem", [*UNETS, *ODD], ids=str)
+@pytest.mark.parametrize("problem", [*UNETS, *ODD, *ADDED], ids=str)
 def test_images_of_a_unet(launch: Launch, problem: GroupNormProblem) -> None:
     for config in KernelGroupNorm().configs(arch(), problem):
         check(launch, config, problem)

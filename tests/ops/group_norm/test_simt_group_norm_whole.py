@@ -14,7 +14,13 @@ from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.group_norm import formula, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import ODD, GroupNormProblem, NormInputs
+from lib_rocm_sd.ops.group_norm.problem import (
+    ADDED,
+    ODD,
+    GroupNormInputs,
+    GroupNormProblem,
+    NormInputs,
+)
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig
 from tests import executed, simt
@@ -74,7 +80,8 @@ def faults(setting: Setting, problem: GroupNormProblem, inputs: tuple[Any, ...])
     exact_norm = NORM.reference(NormInputs(*inputs[:5]))
     output, norm = setting.both(config_of(setting.gfx, problem), *inputs)
     ours = Errors.of(output, exact)
-    theirs = Errors.of(compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, inputs), exact)
+    given = GroupNormInputs(*inputs)
+    theirs = Errors.of(compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, given), exact)
     good = ours.largest <= 2 * theirs.largest + 1e-7 and ours.rms <= 1.2 * theirs.rms + 1e-8
     kept = output.dtype == inputs[0].dtype and output.stride() == inputs[0].stride()
     found = [] if good and kept else [f"{ours}, torch's own {theirs}; layout kept: {kept}"]
@@ -150,7 +157,7 @@ def test_a_mean_far_from_zero(dtype: str, mean: float, std: float) -> None:
     x = ((x.float() - x.float().mean((2, 3), keepdim=True)) * std + mean).to(x.dtype)
     config = config_of("gfx1100", problem)
     exact = formula.reference(x, *rest)
-    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, (x, *rest))
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, GroupNormInputs(x, *rest))
     ours = Errors.of(Setting().run(config, x, *rest), exact)
     assert ours.largest <= 2 * Errors.of(theirs, exact).largest
 
@@ -161,18 +168,56 @@ def test_an_outlier_first_spoils_nothing() -> None:
     x = x * 0.01 + 5
     x[:, :, 0, 0] = -60000
     exact = formula.reference(x, *rest)
-    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, (x, *rest))
+    theirs = compute(GROUP_NORM_SILU, TorchGroupNorm(), None, None, GroupNormInputs(x, *rest))
     ours = Errors.of(Setting().run(config_of("gfx1100", problem), x, *rest), exact)
     assert ours.largest <= 2 * Errors.of(theirs, exact).largest
 
 
 def test_a_constant_image_gives_beta() -> None:
     problem = replace(MANY, silu=False)
-    x, _, beta, groups, eps, silu = draw(problem)
+    x, _, beta, groups, _, silu, _ = draw(problem)
     config = config_of("gfx1100", problem)
     output = Setting().run(config, x.fill_(3.0), None, beta, groups, 1e-5, silu)
     expected = beta.float()[:, None, None].expand(x.shape[1:])
     torch.testing.assert_close(output[0].float(), expected, rtol=8e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("problem", ADDED, ids=str)
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx942"])
+def test_what_is_added_first(gfx: str, problem: GroupNormProblem) -> None:
+    assert faults(Setting(gfx), problem, draw(problem)) == []
+
+
+def test_what_is_added_may_be_columns_of_a_longer_row() -> None:
+    problem = ADDED[0]
+    inputs = draw(problem)
+    longer = torch.full((2, 64 + 200), math.nan)
+    longer[:, 100:164] = inputs.added
+    apart = inputs._replace(added=longer[:, 100:164])
+    assert faults(Setting(), problem, apart) == []
+    turned = inputs._replace(added=inputs.added.t().contiguous().t())
+    assert faults(Setting(), problem, turned) == []
+
+
+@pytest.mark.parametrize("value", [60000.0, math.nan, math.inf])
+def test_what_is_added_may_be_more_than_halves_hold(value: float) -> None:
+    """One channel is far from those of its group, or is no number: its group's are then."""
+    problem = replace(ADDED[0], silu=False)
+    inputs = draw(problem)
+    inputs.added[1, 5] = value
+    if math.isfinite(value):
+        assert faults(Setting(), problem, inputs) == []
+        return
+    lost = Setting().run(config_of("gfx1100", problem), *inputs).isnan()
+    assert lost[1, 4:6].all() and lost.sum() == 2 * problem.pixels
+
+
+@pytest.mark.parametrize("forgotten", ["moments.mean[k] + added[k]", "added_to(p, place)[channel]"])
+def test_what_is_added_and_forgotten_is_found(forgotten: str) -> None:
+    right = {"moments.mean[k] + added[k]": "moments.mean[k]"}.get(forgotten, "0.0f")
+    kernels_dir = simt.planted("group_norm_whole.hip", forgotten, right)
+    setting = Setting(kernels_dir=kernels_dir)
+    assert faults(setting, ADDED[0], draw(ADDED[0])) != []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
