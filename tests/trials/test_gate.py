@@ -220,11 +220,15 @@ def test_a_kept_child_that_dies_meanwhile_is_no_classs_fault(world: World, how: 
     assert (world.gate.state().refused, world.gate.state().halted) == ((), "")
 
 
-def test_what_a_conductor_gave_up_is_asked_for_again_once_all_is_tried(world: World) -> None:
+def test_what_a_conductor_gave_up_is_asked_for_again_once_all_is_tried(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "KEPT_S", 1.0)
     world.run(2.0)
     world.settled()
     assert world.gate._thread is not None
-    world.gate._thread.join(2 * gate.KEPT_S)
+    world.gate._thread.join(20)
+    assert not world.gate._thread.is_alive()
     assert world.gate._conductors == {}
 
 
