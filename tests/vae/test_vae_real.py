@@ -38,6 +38,7 @@ def picture(size: int = 128) -> torch.Tensor:
     return image[None] * 2 - 1
 
 
+@lru_cache(maxsize=1)
 def latent() -> torch.Tensor:
     mean = own(coder("encoder", torch.float32), picture())
     return own(vae().quant_conv.float(), mean)[:, :4]
