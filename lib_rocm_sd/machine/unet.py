@@ -17,6 +17,7 @@ from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
@@ -25,6 +26,7 @@ from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
+from lib_rocm_sd.unet.ahead import GROUPS
 from lib_rocm_sd.unet_step import Attention, Conv, GroupNorm, Join, Layer, LayerNorm, Linear
 
 DTYPE = "float16"
@@ -173,11 +175,21 @@ def _conv(layer: Conv, target: Target) -> list[Estimate]:
     found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
     if sums:
         found.append(moving("sum of its parts", sums + 2 * (layer.out_values + added), target))
-    if not ours and (layer.embedding or layer.statistics or layer.shortcut != "none"):
+    alone = not ours and layer.embedding and _is_small(layer, target)
+    if not ours and not alone and (layer.embedding or layer.statistics or layer.shortcut != "none"):
         found.append(moving("what is added", 2 * 2 * layer.out_values, target))
     if not ours and layer.norm:
-        found.append(moving("its norm, applied", 2 * 2 * layer.in_values, target))
+        passes = 1 if alone else 2  # the norm has read it
+        found.append(moving("its norm, applied", 2 * passes * layer.in_values, target))
     return found
+
+
+def _is_small(layer: Conv, target: Target) -> bool:
+    """Whether its norm, and SiLU, are made by one launch (compute.is_librarys); what the first
+    convolution of a residual block lacks is added by the norm of the second then.
+    """
+    height, width = layer.out_size
+    return bool(whole.configs(target.arch, layer.in_channels, height * width, GROUPS, 8))
 
 
 def _linear(layer: Linear, target: Target) -> list[Estimate]:

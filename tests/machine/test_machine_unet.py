@@ -117,6 +117,18 @@ def test_passes_around_a_librarys_convolution_are_added() -> None:
     assert len(one(layer).launches) == 1
 
 
+def test_a_small_images_norm_is_one_pass_before_a_librarys_convolution() -> None:
+    """The image's one reading is counted as the norm's, which is a layer of its own."""
+    first = Conv(2, 16, 16, 640, 1280, norm=True, statistics=True, embedding=True)
+    second = Conv(2, 16, 16, 1280, 1280, norm=True, shortcut="identity", shortcut_channels=1280)
+    bandwidth = CARDS["gfx942"].bandwidth_gb_s
+    *others, applied = one(first, gfx="gfx942").launches
+    assert "what is added" not in [launch.name for launch in others]
+    assert applied.ms == pytest.approx(2 * first.in_values / bandwidth * 1e-6)
+    *_, added, applied = one(second, gfx="gfx942").launches
+    assert added.ms == applied.ms == pytest.approx(2 * 2 * second.in_values / bandwidth * 1e-6)
+
+
 def test_a_gate_is_a_pass_over_what_the_product_made() -> None:
     product, gate = one(Linear("", 16384, 640, (2560,), gate=True)).launches
     moved = 2 * 3 * 16384 * 2560
