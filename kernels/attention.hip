@@ -3,8 +3,8 @@
 //   q (B, Sq, H, D), k and v (B, Sk, H, D)   fp16 or bf16, any 64-bit strides, last stride 1
 //   mask (B, H, Sq, Sk)                      optional: bool, fp16, bf16 or float32, any strides (0 broadcasts)
 //   out (B, Sq, H * D)                       contiguous, 16-byte aligned
-//   lse (B, H, Sq)                           float32, with LEAVES_LSE: the log-sum-exp of each query's logits, for attention_backward.hip;
-//                                            0 for a query whose keys are all masked
+//   lse (B, H, Sq)                           float32, with LEAVES_LSE: the log-sum-exp of each query's logits, in base 2, for
+//                                            attention_backward.hip; 0 for a query whose keys are all masked, infinite beyond kLargestLse
 //
 // Online softmax (Milakov and Gimelshein 2018; Dao, FlashAttention-2, 2023) in base 2 and float32: for each tile of keys
 //   p = 2^(scale s - m),  l = l + sum_k p,  o = o + p v,   at the end out = o / l.
@@ -141,8 +141,8 @@ struct Attention : AttentionSoftmax {
 #pragma unroll
         for (int c = 0; c < Unit::kColumns; ++c) {
             const int row = query(tile) + Unit::column(c);
-            const float lse = kLn2 * (m[t][c] * score_scale() + log2_fast(l[t][c]));
-            if (row < (int)p.seq_q) to[row] = l[t][c] == 0.0f ? 0.0f : lse;
+            const float lse = m[t][c] * score_scale() + log2_fast(l[t][c]);
+            if (row < (int)p.seq_q) to[row] = l[t][c] == 0.0f ? 0.0f : abs_f32(lse) > kLargestLse ? infinity() : lse;
         }
     }
     DEVICE int query(int tile) const { return first_q + (wave_q * Q_TILES + tile) * 16; }

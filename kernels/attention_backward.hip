@@ -6,8 +6,8 @@
 //
 // With s = scale q k^T + mask, p = softmax(s), and for each query delta = sum_d g out = sum_k p (g v^T):
 //   v_grad = p^T g,   ds = p (g v^T - delta),   q_grad = scale ds k,   k_grad = scale ds^T q
-// (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is e^(s - lse) with the query's log-sum-exp, lse (B, H, Sq), which
-// that pass left (LEAVES_LSE in attention.hip).
+// (Dao, FlashAttention-2, 2023). No p is kept from the forward pass: it is 2^(s log2(e) - lse) with the query's log-sum-exp, lse (B, H, Sq),
+// which that pass left (LEAVES_LSE in attention.hip).
 //
 // Two launches, PASS says which: kQueries makes q_grad, a work-group for a tile of queries, which walks over all keys, and leaves delta;
 // kKeys makes k_grad and v_grad, a work-group for a tile of keys, which walks over all queries. Each gradient is summed by one
@@ -31,7 +31,7 @@
 
 struct AttentionBackward : BackwardTiles {
     typename Unit::D grad_1[N_TILES][kWaveTilesD], grad_2[N_TILES][kWaveTilesD];  // the second in kKeys only
-    float lse[N_TILES][Unit::kColumns], delta[N_TILES][Unit::kColumns];           // of this lane's queries in kQueries, lse in base 2
+    float lse[N_TILES][Unit::kColumns], delta[N_TILES][Unit::kColumns];           // of this lane's queries in kQueries
 
     DEVICE AttentionBackward(const BackwardParams& params, unsigned char* memory) : BackwardTiles(params, memory) {}
 
@@ -182,7 +182,7 @@ struct AttentionBackward : BackwardTiles {
 #pragma unroll
             for (int c = 0; c < Unit::kColumns; ++c) {
                 delta[t][c] = stats()[(wave_n * N_TILES + t) * 16 + Unit::column(c)];
-                lse[t][c] = kLog2E * of_queries(p.lse)[min2(own_row(t) + Unit::column(c), own_length() - 1)];
+                lse[t][c] = of_queries(p.lse)[min2(own_row(t) + Unit::column(c), own_length() - 1)];
             }
     }
 

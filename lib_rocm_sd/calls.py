@@ -188,6 +188,10 @@ class _Shielded(Calls):
         with shielded(inputs[0].device):
             return super().run(place, op, inputs)
 
+    def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
+        with shielded(inputs[0].device):
+            return super().route(place, op, inputs)
+
 
 def begin(session: Session, routes: Routes, graphs: Graphs | None = None) -> Calls:
     """A run begins: no autocast that is on has a say in its calls."""

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from lib_rocm_sd.calls import shielded
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.followed import asked, attention_or_torchs
@@ -78,12 +79,14 @@ def attention_and_lse(
     session: Session = DEFAULT,
 ) -> with_lse.Both:
     """What `attention` gives, and the log-sum-exp (B, H, Sq) of each query's logits,
-    scale q k^T + mask: float32, of float64 inputs float64; 0 where all keys are masked.
+    scale q k^T + mask, in base 2: float32, of float64 inputs float64; 0 where all keys are masked,
+    infinite where it is beyond 2^17.
 
     Raises as `attention` does.
     """
     inputs = AttentionInputs(q, k, v, mask, scale)
-    made = engine.run(ATTENTION_AND_LSE, inputs, session)
+    with shielded(q.device):
+        made = engine.run(ATTENTION_AND_LSE, inputs, session)
     return with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), q)
 
 

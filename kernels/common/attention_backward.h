@@ -15,7 +15,7 @@ struct BackwardParams {  // the same in kernel.py
     const u16* out;
     const u16* grad;
     const void* mask;
-    const float* lse;  // (B, H, Sq), as delta: the log-sum-exp of each query's logits, as the forward pass left it
+    const float* lse;  // (B, H, Sq), as delta: the log-sum-exp of each query's logits in base 2, as the forward pass left it
     float* delta;
     u16* q_grad;
     u16* k_grad;
@@ -48,10 +48,9 @@ constexpr bool kBranches = true;  // around what only the last keys need
 #else
 constexpr bool kBranches = false;  // LLVM 19 spills around it on RDNA
 #endif
-constexpr float kLog2E = 1.44269504088896341f;
 
 // LDS, in bytes: other1 and other2 by rows and, where they are needed so, transposed; own1 and own2 unless both are HELD in registers,
-// then these lie there first; then lse, in base 2, and -delta of the other rows, if these are queries, else delta of the own ones.
+// then these lie there first; then lse and -delta of the other rows, if these are queries, else delta of the own ones.
 using RowsD = LdsRows<kPaddedD, false>;
 using RowsM = LdsRows<BLOCK_M, false>;
 constexpr bool kTurned1 = !Unit::kTransposes, kTurned2 = kKeysPass && !Unit::kTransposes;
@@ -185,7 +184,7 @@ struct BackwardTiles {
             for (int j = 0; j < kStats; ++j) {  // a query past the end weighs nothing
                 const int i = j * kThreads + (int)thread_id();
                 const bool exists = i % BLOCK_M < other_length() - first_m;
-                if (i < BLOCK_M) stats()[i] = exists ? kLog2E * stat_ahead[j] : infinity();
+                if (i < BLOCK_M) stats()[i] = exists ? stat_ahead[j] : infinity();
                 else if (i < 2 * BLOCK_M) stats()[i] = exists ? -stat_ahead[j] : 0.0f;
             }
     }
@@ -227,7 +226,7 @@ struct BackwardTiles {
     }
 
     // A finite bias stays finite: the least float32, with which a query may be left no key, would be -infinity in base 2.
-    static DEVICE float base_2(float bias) { return abs_f32(bias) > 2.3e38f ? bias : kLog2E * bias; }
+    static DEVICE float base_2(float bias) { return abs_f32(bias) > 2.3e38f ? bias : 1.44269504088896341f * bias; }
     DEVICE float mask_at(i64 i) const {
         if constexpr (MASK_KIND == kMaskBool) return ((const unsigned char*)p.mask)[i] ? 0.0f : -infinity();
         else if constexpr (MASK_KIND == kMaskF16) return base_2(F16::to(((const u16*)p.mask)[i]));

@@ -7,7 +7,8 @@
 // them: 2^12, far from what fp16 can hold. Up to kMostBase, rounding a base to float32 changes a weight by less than rounding it to fp16.
 constexpr int kSlackBits = 8, kMostBits = 12;
 constexpr float kMostBase = 4096.0f;
-constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLargestLse = 131072.0f;  // beyond it float32 has no place for a sum of weights
 
 #if defined(__CUDACC__) && !defined(SIMT_SHIM)
 DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.followed import wanted
 from lib_rocm_sd.ops.attention import with_lse
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, output_shape
@@ -56,11 +58,13 @@ def _followed(
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...] | None:
-    """With the log-sum-exp, where kernels of ours may make the gradients."""
-    wanted = isinstance(q, torch.Tensor) and q.ndim == 4
-    if not wanted or DTYPE_NAMES.get(q.dtype) not in kernel.DTYPES:
+    """With the log-sum-exp, where kernels of ours may make the gradients; torch's would not read
+    it.
+    """
+    known = isinstance(q, torch.Tensor) and q.ndim == 4 and identify(q.device).arch is not None
+    if not known or DTYPE_NAMES.get(q.dtype) not in kernel.DTYPES:
         return None
-    if kernel.head_dim_refusals(q.shape[3]):
+    if kernel.head_dim_refusals(q.shape[3]) or wanted((mask,)):
         return None
     made: tuple[torch.Tensor, ...] = torch.ops.rocm_sd.attention_and_lse.default(
         *(q, k, v, mask, scale)

@@ -73,8 +73,12 @@ OF = TorchOp(
 )
 
 
-def group_norm_silu_door(inputs: GroupNormInputs) -> torch.Tensor:
-    """The operator, called with the op's inputs."""
+def group_norm_silu_door(inputs: GroupNormInputs) -> torch.Tensor | None:
+    """The operator, called with the op's inputs; None where something is added, of which it knows
+    nothing.
+    """
+    if inputs.added is not None:
+        return None
     made: torch.Tensor = torch.ops.rocm_sd.group_norm_silu.default(*inputs[:6])
     return made
 

@@ -1,7 +1,9 @@
 """Attention for a backward pass: beside the output, the log-sum-exp of each query's logits.
 
-The log-sum-exp (B, H, Sq) is that of scale q k^T + mask over the keys, in float32, or float64 for
-float64 inputs; 0 for a query whose keys are all masked.
+The log-sum-exp (B, H, Sq) of scale q k^T + mask over the keys is in base 2, log2(sum e^logit), and
+float32, or float64 for float64 inputs. It is 0 for a query whose keys are all masked, and infinite
+for one beyond LARGEST, as where all its keys have a bias of -1e9: float32 then has no place for the
+sum. Both get zeros for gradients.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import formula, kernel
 from lib_rocm_sd.ops.attention.formula import expand_mask, logits_of, scale_of
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
-from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.ours import LOG2_E, MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant
 
+LARGEST = 2.0**17
+"""Of a log-sum-exp: up to it, a weight's error by its rounding is less than by that to a half."""
 Both = tuple[torch.Tensor, torch.Tensor]
 """The output (B, Sq, H*D), and the log-sum-exp."""
 
@@ -53,6 +57,8 @@ def reference(inputs: AttentionInputs) -> Both:
 def lse_of(inputs: AttentionInputs, problem: AttentionProblem) -> torch.Tensor:
     """By torch's operators, in slices of queries."""
     q, k, _, mask, scale = inputs
+    if not (q.numel() and k.numel()):
+        return q.new_zeros(lse_shape(problem), dtype=wide(q.dtype))
     queries, keys = (t.transpose(1, 2).to(wide(q.dtype)) for t in (q, k))
     mask = None if mask is None else expand_mask(mask, q, k)
     rows, images = SlicedAttention.slice_rows(problem), []
@@ -68,8 +74,18 @@ def lse_of(inputs: AttentionInputs, problem: AttentionProblem) -> torch.Tensor:
 
 def _lse(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Of (.., S, D) inputs."""
-    found = logits_of(q, k, mask, scale).logsumexp(-1)
-    return found if mask is None else found.masked_fill(found == -math.inf, 0.0)
+    logits = logits_of(q, k, mask, scale)
+    if mask is None:
+        return _limited(logits.logsumexp(-1))
+    empty = (logits == -math.inf).all(-1, keepdim=True)
+    found = logits.masked_fill(empty, 0.0).logsumexp(-1).masked_fill(empty[..., 0], 0.0)
+    return _limited(found)
+
+
+def _limited(natural: torch.Tensor) -> torch.Tensor:
+    """In base 2."""
+    found = natural * LOG2_E
+    return found.masked_fill(found.abs() > LARGEST, math.inf)
 
 
 class MatrixForward(MatrixAttention):

@@ -17,7 +17,7 @@ from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.formula import channels_of, dense
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, MergeParams
-from lib_rocm_sd.ops.group_norm.launch import pointer
+from lib_rocm_sd.ops.group_norm.launch import lies_in_rows, pointer
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyInputs,
     FinalizeInputs,
@@ -158,7 +158,7 @@ def _whole_norm(prepare: Launches, config: WholeConfig, inputs: NormInputs, run:
             made: torch.Tensor = run(launch, config, problem, inputs)
             return made
         made = x.new_empty(shape, dtype=torch.float32)
-        start(x_at, 0, made.data_ptr(), pointer(gamma), pointer(beta), eps, 0)
+        start(x_at, 0, made.data_ptr(), pointer(gamma), pointer(beta), eps, 0, 0)
         return made
 
     return call
@@ -169,12 +169,14 @@ def _whole_image(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs
 
     def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
         x, gamma, beta, _, eps, _, added = inputs
-        x_at = x.data_ptr()
-        if x_at & 15:
+        x_at, step = x.data_ptr(), 0
+        if x_at & 15 or (added is not None and not lies_in_rows(added)):
             made: torch.Tensor = run(launch, config, problem, inputs)
             return made
         made = torch.empty_like(x)
-        start(x_at, made.data_ptr(), 0, pointer(gamma), pointer(beta), eps, pointer(added))
+        if added is not None:
+            step = added.stride(0)
+        start(x_at, made.data_ptr(), 0, pointer(gamma), pointer(beta), eps, pointer(added), step)
         return made
 
     return call
@@ -262,10 +264,8 @@ def _merge(merge: Bound[MergeParams], found_at: int, merged_at: int) -> None:
 
 
 def _whole(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs) -> _Start:
-    x, gamma, beta, groups, _, silu, added = inputs
-    step = launches.whole_step(config, x, gamma, beta, groups, silu)
-    step.params.added_stride = 0 if added is None else added.stride(0)
-    bound = step.bound(prepare)
+    x, gamma, beta, groups, _, silu, _ = inputs
+    bound = launches.whole_step(config, x, gamma, beta, groups, silu).bound(prepare)
 
     def start(
         x_at: int,
@@ -275,6 +275,7 @@ def _whole(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs) -> _
         beta_at: int,
         eps: float,
         added_at: int,
+        added_stride: int,
     ) -> None:
         packet = bound.taken()
         params = packet.params
@@ -284,6 +285,7 @@ def _whole(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs) -> _
         params.gamma = gamma_at
         params.beta = beta_at
         params.added = added_at
+        params.added_stride = added_stride
         params.eps = eps
         packet.launch()
         bound.free.append(packet)

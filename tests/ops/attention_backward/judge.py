@@ -18,6 +18,7 @@ import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.ours import LOG2_E
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.with_lse import lse_of
 from lib_rocm_sd.ops.attention.with_lse import reference as forward_reference
@@ -66,7 +67,7 @@ def lse_faults(lse: torch.Tensor, given: AttentionInputs) -> list[str]:
     if lse.shape != exact.shape or lse.dtype != torch.float32:
         return [f"lse: {tuple(lse.shape)} {lse.dtype}"]
     error = float((lse.double() - exact).abs().max())
-    most = UNITS[given.q.dtype] + 2.0**-20 * float(exact.abs().max())
+    most = LOG2_E * UNITS[given.q.dtype] + 2.0**-20 * float(exact.abs().max())
     return [] if error <= most else [f"lse: off by {error:.3g}, at most {most:.3g} is explained"]
 
 

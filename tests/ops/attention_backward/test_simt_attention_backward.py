@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.problem import ODD, AttentionBackwardInputs
 from tests import executed, simt
 from tests.ops.attention.judge import numbers
-from tests.ops.attention_backward.judge import completed, drawn, lse_faults
+from tests.ops.attention_backward.judge import completed, drawn, faults, lse_faults
 from tests.ops.attention_backward.under_shim import compare, forward, gradients
 from tests.simt.attention import UNITS, Setting, draw, random_mask
 
@@ -164,6 +164,24 @@ def test_the_log_sum_exp_of_any_scale(scale: float) -> None:
     assert lse_faults(forward(Setting("gfx1200"), given)[1], given) == []
 
 
+@pytest.mark.parametrize("bias", [-1e9, torch.finfo(torch.float32).min, -1e7])
+@pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
+def test_a_query_whose_keys_all_have_a_large_bias_gets_zeros(gfx: str, bias: float) -> None:
+    """The forward pass weighs its keys alike; beside the bias float32 has no place for the sum."""
+    q, k, v = draw(PLAIN)
+    mask = torch.zeros((1, 1, PLAIN.seq_q, PLAIN.seq_k))
+    mask[..., 7, :] = bias
+    given = completed(AttentionInputs(q, k, v, mask))
+    lse = forward(Setting(gfx), given.forward)[1]
+    assert lse[:, :, 7].isposinf().all() and torch.isinf(given.lse).equal(lse.isinf())
+    of_q, of_k, of_v = gradients(Setting(gfx), given._replace(lse=lse))
+    assert not of_q[:, 7].any()
+    grad = given.grad.clone()
+    grad[:, 7] = 0
+    others = given._replace(grad=grad)
+    assert [fault for fault in faults((of_q, of_k, of_v), others) if fault[0] != "q"] == []
+
+
 def test_a_log_sum_exp_without_the_sum_is_found() -> None:
     kernels_dir = simt.planted("attention.hip", " + log2_fast(l[t][c])", "")
     given = drawn(PLAIN).forward
@@ -179,8 +197,12 @@ MISTAKES = {
     "no delta of a query": (HIP, "dp[i][t].v[e] - delta[t][Unit::column_of(e)]", "dp[i][t].v[e]"),
     "no delta of other rows": (HEADER, "exists ? -stat_ahead[j] : 0.0f", "0.0f"),
     "delta of half the columns": (HIP, "c < kChunks; ++c", "c < kChunks / 2; ++c"),
-    "a query's log-sum-exp in base e": (HIP, "kLog2E * of_queries(p.lse)", "of_queries(p.lse)"),
-    "that of other rows": (HEADER, "kLog2E * stat_ahead[j]", "stat_ahead[j]"),
+    "a query's log-sum-exp": (HIP, "= of_queries(p.lse)", "= 0.9f * of_queries(p.lse)"),
+    "that of other rows": (
+        HEADER,
+        "? stat_ahead[j] : infinity()",
+        "? 0.9f * stat_ahead[j] : infinity()",
+    ),
     "no scale": (HIP, "grad_1, p.scale);", "grad_1, 1.0f);"),
     "dp for ds": (HIP, "dp[i][t].v[e] = weight * (", "dp[i][t].v[e] = ("),
 }
@@ -211,7 +233,7 @@ def test_a_removed_barrier_gives_wrong_results(name: str, number: int, seed: int
 
 
 PAST_THE_END = {
-    "queries": (HEADER, "exists ? kLog2E * stat_ahead[j] : infinity()", "kLog2E * stat_ahead[j]"),
+    "queries": (HEADER, "exists ? stat_ahead[j] : infinity()", "stat_ahead[j]"),
     "keys": (HIP, "m >= other_length()", "false"),
 }
 

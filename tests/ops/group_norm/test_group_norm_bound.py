@@ -49,6 +49,7 @@ EACH: tuple[tuple[Any, Any, Any, int], ...] = (
     (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4), STEPS, 3),
     (GROUP_NORM_SILU, GroupNormProblem(*NCHW, False, 3, "none"), STEPS, 3),
     (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4, "float32"), WHOLE, 1),
+    (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4, "float16", True), WHOLE, 1),
 )
 """Ops, problems, configs, and launches."""
 
@@ -254,3 +255,22 @@ def test_a_small_image_is_bound_to_one_launch_and_a_large_one_to_three() -> None
         inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
         bind(GROUP_NORM_SILU, ours, launch, config, inputs)(inputs)
         assert len(launch.made) == count
+
+
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_what_is_added_may_lie_otherwise_in_each_call() -> None:
+    """As an embedding's columns do, alone or beside other layers': no key asks for it there."""
+    problem = GroupNormProblem(*NHWC, True, 4, "float16", True)
+    launch = ShimLaunch(ROW)
+    made = Launches(launch)
+    inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
+    assert inputs.added is not None
+    apart = torch.full((2, 100), float("nan"))
+    apart[:, 40:64] = inputs.added
+    turned = inputs.added.t().contiguous().t()
+    ways = [inputs, *(inputs._replace(added=each) for each in (apart[:, 40:64], turned))]
+    with launch.knows(*(t for t in (*inputs, apart, turned) if isinstance(t, torch.Tensor))):
+        expected = compute(GROUP_NORM_SILU, GROUP_NORM_SILU.variants[0], launch, WHOLE, inputs)
+        for first in ways:
+            call = bind(GROUP_NORM_SILU, GROUP_NORM_SILU.variants[0], made, WHOLE, first)
+            assert all(torch.equal(call(each), expected) for each in ways)
