@@ -68,22 +68,26 @@ def images(channels_last: bool, gfx: str, kernels_dir: Path = KERNELS_DIR) -> li
 
 
 def whole_images(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
-    """Many small ones, each made by one work-group; and their norms, as many as values."""
+    """Many small ones, each made by one work-group, and what is added to them; and their norms, as
+    many as values.
+    """
     channels, groups = 4096, 1
     count = (1 << 32) // channels + 3
     chosen = [0, count // 2, count - 1]
     few = random(3, channels, 1, 1).half()
     x = among(count, chosen, few.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    gamma, beta = random(channels), random(channels)
+    gamma, beta, more = random(channels), random(channels), random(3, channels) + 1
+    added = sparse((count, channels), torch.float32)
+    added[chosen] = more
     launch = _launch(gfx, kernels_dir, count, chosen)
     affine = (gamma, beta, groups, 1e-6)
-    with launch.knows(gamma, beta, *(x[each] for each in chosen)):
+    with launch.knows(gamma, beta, *(t[each] for t in (x, added) for each in chosen)):
         norm = launches.launch_whole(launch, whole.CONFIGS[2], x, *affine, silu=None)
-        out = launches.launch_whole(launch, whole.CONFIGS[2], x, *affine, silu=True)
+        out = launches.launch_whole(launch, whole.CONFIGS[2], x, *affine, True, added)
     exact = formula.reference_norm(formula.reference_statistics(few), *affine)
     return [
         *_off("norm", norm[chosen], exact, 2e-6),
-        *_off("output", out[chosen], formula.reference_apply(few, exact, True), 1e-3),
+        *_off("output", out[chosen], formula.reference(few, *affine, True, more), 1e-3),
     ]
 
 

@@ -125,7 +125,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
         *(MERGED, "parts of statistics", MERGED),
         *("statistics of a norm", "never: what is left of very many parts", "statistics of a norm"),
     ),
-    ("group_norm_whole.hip", "i64"): (WHOLE, WHOLE, WHOLE),
+    ("group_norm_whole.hip", "i64"): (WHOLE, WHOLE, WHOLE, WHOLE),
     ("layer_norm.hip", "i64"): (ROWS_APART, ROWS, ROWS),
     ("layer_norm_backward.hip", "i64"): (
         *(BACK_ROWS, BACK_ROWS, COUNTED, BACK_PARTS, BACK_PARTS, COUNTED, FEW_PARTS),

@@ -5,7 +5,7 @@ Images are (N, C, H, W) here, in either memory format; group_norm.py says what e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -74,8 +74,8 @@ class GroupNormProblem(ApplyProblem):
 
     groups: int = 32
     affine: str = "float16"
-    added: bool = False
-    """Something is to each channel of each image before."""
+    added: bool = field(default=False, kw_only=True)
+    """Something is, to each channel of each image, first."""
 
     def __str__(self) -> str:
         fused = ", something added" if self.added else ""
@@ -371,7 +371,7 @@ ADDED = (
     GroupNormProblem(2, 64, 5, 7, silu=True, added=True),
     GroupNormProblem(3, 320, 8, 9, "bfloat16", silu=True, affine="none", added=True),
     GroupNormProblem(1, 1280, 3, 3, silu=False, affine="float32", added=True),
-    GroupNormProblem(2, 20, 5, 11, "float16", True, True, 4, "float32", True),
+    GroupNormProblem(2, 20, 5, 11, "float16", True, True, 4, "float32", added=True),
     GroupNormProblem(2, 1920, 16, 16, silu=True, added=True),
 )
 """To which something is added: small, and channels-last."""

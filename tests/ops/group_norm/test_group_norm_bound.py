@@ -49,7 +49,7 @@ EACH: tuple[tuple[Any, Any, Any, int], ...] = (
     (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4), STEPS, 3),
     (GROUP_NORM_SILU, GroupNormProblem(*NCHW, False, 3, "none"), STEPS, 3),
     (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4, "float32"), WHOLE, 1),
-    (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4, "float16", True), WHOLE, 1),
+    (GROUP_NORM_SILU, GroupNormProblem(*NHWC, True, 4, "float16", added=True), WHOLE, 1),
 )
 """Ops, problems, configs, and launches."""
 
@@ -260,7 +260,7 @@ def test_a_small_image_is_bound_to_one_launch_and_a_large_one_to_three() -> None
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 def test_what_is_added_may_lie_otherwise_in_each_call() -> None:
     """As an embedding's columns do, alone or beside other layers': no key asks for it there."""
-    problem = GroupNormProblem(*NHWC, True, 4, "float16", True)
+    problem = GroupNormProblem(*NHWC, True, 4, "float16", added=True)
     launch = ShimLaunch(ROW)
     made = Launches(launch)
     inputs = GROUP_NORM_SILU.make_inputs(problem, CPU, 1)
