@@ -110,7 +110,7 @@ def test_the_self_test_of_a_card(
     path = tmp_path / "result.json"
     assert command.main(["doctor", "--self-test", "--out", str(path)]) == 0
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert document["complete"] and document["passed"] == len(chosen) == 18
+    assert document["complete"] and document["passed"] == len(chosen) == 19
     assert document["machine"]["gfx"] == gpu.gfx
     assert {name for row in document["rows"] for name in row["compilers"]} == {"clang"}
     assert all(row["error"] <= row["tolerance"] for row in document["rows"])
