@@ -15,6 +15,8 @@ from torch import nn
 from lib_rocm_sd import functional, torch_ops
 from lib_rocm_sd.ops.conv.problem import Band, NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.torch_ops import attention
+from tests.ops.toy_op import GFX1100
 
 if not torch_ops.KEEPS_WHOLE:
     pytest.skip("this torch is not given the operators (before 2.4)", allow_module_level=True)
@@ -112,6 +114,28 @@ def test_gradients_go_through_it() -> None:
     (right,) = torch.autograd.grad(call(x), x)
     assert torch.allclose(found, right, atol=1e-7)
     assert compiled.kept == ["linear", "attention"]
+
+
+def test_the_log_sum_exp_is_kept_for_gradients_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a card's kernels may make them: the operator that leaves it is in the graph then."""
+    asked: list[torch.device] = []
+
+    def identified(device: torch.device) -> Any:
+        asked.append(device)
+        return GFX1100
+
+    monkeypatch.setattr(attention, "identify", identified)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return functional.attention(x, x, x).float().square().mean()
+
+    compiled = Compiled(call)
+    for tokens in (5, 9):
+        x = torch.randn(2, tokens, 2, 40).bfloat16().requires_grad_()
+        (found,) = torch.autograd.grad(compiled(x), x)
+        (right,) = torch.autograd.grad(call(x.float()), x)
+        assert torch.allclose(found, right, atol=2e-2 * float(right.abs().max()))
+    assert compiled.kept == ["attention"] and asked
 
 
 def test_what_operators_do_not_do_is_torchs_own() -> None:
