@@ -162,9 +162,11 @@ def test_it_learns_as_without_us(
     for one, other in zip(found, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
     calls = ran(webui)
-    assert set(calls) == {FORWARD, BACKWARD} and not left_to_host(webui)
-    assert calls[BACKWARD] == STEPS * 6
-    assert calls[FORWARD] == STEPS * 6 * (1 if reentrant is None else 2)
+    first = PLAIN if reentrant else FORWARD  # such a checkpoint calls first without grad mode
+    expected_calls = Counter({FORWARD: STEPS * 6, BACKWARD: STEPS * 6})
+    if reentrant is not None:
+        expected_calls[first] += STEPS * 6
+    assert calls == expected_calls and not left_to_host(webui)
 
 
 def test_the_vaes_attention_is_the_webuis(start: Start, gpu: FakeGpu) -> None:
@@ -212,5 +214,5 @@ def test_the_unets_blocks_step_aside_and_attention_does_not(
     one, other = (torch.cat([t.flatten() for t in each]) for each in (found, expected))
     assert torch.cosine_similarity(one, other, 0) > 0.99
     # frozen, the first self-attention has no gradient: nothing that learns comes before it
-    followed = {FORWARD, BACKWARD, *([PLAIN] if frozen else [])}  # the first comes before the text
+    followed = {FORWARD, BACKWARD, *([PLAIN] if frozen else [])}
     assert ran(webui)[BACKWARD] == 6 - frozen and set(ran(webui)) == followed

@@ -52,7 +52,9 @@ def button(webui: WebUI) -> bool:
 def test_gradients_are_tried_where_the_webui_trains_with_ours(
     start: Start, gpu: FakeGpu, card: Card, trains: bool
 ) -> None:
-    """Behind all that pictures need. The four head_dims of Stable Diffusion are a class each."""
+    """Behind all that pictures need. The four head_dims of Stable Diffusion are a class each,
+    forward and backward.
+    """
 
     def choose(webui: WebUI) -> None:
         webui.shared.opts.training_xattention_optimizations = trains
@@ -60,11 +62,11 @@ def test_gradients_are_tried_where_the_webui_trains_with_ours(
     webui = start(gpu=gpu, before=choose, ui=False)
     until(webui.is_ours)
     settled(webui, until)
-    until(lambda: card.classes == 3 + 4 * trains)
+    until(lambda: card.classes == 3 + 8 * trains)
     settled(webui, until)
     assert not trials(webui).state().refused and webui.is_ours()
     assert start(gpu=gpu, before=choose, ui=False).is_ours()
-    assert card.classes == 3 + 4 * trains, "verdicts are kept"
+    assert card.classes == 3 + 8 * trains, "verdicts are kept"
 
 
 def test_the_webuis_own_path_until_ours_was_tried(

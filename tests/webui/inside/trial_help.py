@@ -92,7 +92,7 @@ class Card:
             "vae": [(attention, attention.usual[-1][1])],
             "unet": [],
         }
-        trials.first_trials._work = work.__getitem__
+        trials.first_trials._work = lambda part, arch: work[part]
 
     def end(self, until: Callable[[Callable[[], object]], None]) -> None:
         """No thread of any start goes on."""
