@@ -17,7 +17,6 @@ from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
@@ -26,7 +25,6 @@ from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
-from lib_rocm_sd.unet.ahead import GROUPS
 from lib_rocm_sd.unet_step import Attention, Conv, GroupNorm, Join, Layer, LayerNorm, Linear
 
 DTYPE = "float16"
@@ -120,9 +118,14 @@ def _read_and_written(layer: GroupNorm, target: Target) -> int:
     """How often the image is; where it is small, it is read but once."""
     if not layer.applied:
         return 1
-    problem = GroupNormProblem(layer.batch, layer.channels, layer.height, layer.width)
-    config = KernelGroupNorm().configs(target.arch, problem)[0]
-    return 2 if isinstance(config, WholeConfig) else 3
+    small = _is_small((layer.batch, layer.channels, layer.height, layer.width), target)
+    return 2 if small else 3
+
+
+def _is_small(sizes: tuple[int, int, int, int], target: Target) -> bool:
+    """Whether a norm of such an image (N, C, H, W), and SiLU, are one launch."""
+    config = KernelGroupNorm().configs(target.arch, GroupNormProblem(*sizes))[0]
+    return isinstance(config, WholeConfig)
 
 
 def _under_auto(op: Op[Any, Any], target: Target, problem: Any) -> Any:
@@ -175,21 +178,14 @@ def _conv(layer: Conv, target: Target) -> list[Estimate]:
     found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
     if sums:
         found.append(moving("sum of its parts", sums + 2 * (layer.out_values + added), target))
-    alone = not ours and layer.embedding and _is_small(layer, target)
+    image = (layer.batch, layer.in_channels, *layer.out_size)
+    alone = not ours and layer.embedding and _is_small(image, target)  # see compute.is_librarys
     if not ours and not alone and (layer.embedding or layer.statistics or layer.shortcut != "none"):
         found.append(moving("what is added", 2 * 2 * layer.out_values, target))
     if not ours and layer.norm:
         passes = 1 if alone else 2  # the norm has read it
         found.append(moving("its norm, applied", 2 * passes * layer.in_values, target))
     return found
-
-
-def _is_small(layer: Conv, target: Target) -> bool:
-    """Whether its norm, and SiLU, are made by one launch (compute.is_librarys); what the first
-    convolution of a residual block lacks is added by the norm of the second then.
-    """
-    height, width = layer.out_size
-    return bool(whole.configs(target.arch, layer.in_channels, height * width, GROUPS, 8))
 
 
 def _linear(layer: Linear, target: Target) -> list[Estimate]:
