@@ -80,7 +80,7 @@ def attention_and_lse(
 ) -> with_lse.Both:
     """What `attention` gives, and the log-sum-exp (B, H, Sq) of each query's logits,
     scale q k^T + mask, in base 2: float32, of float64 inputs float64; 0 where all keys are masked,
-    infinite where it is beyond 2^17.
+    infinite where it is beyond 100,000.
 
     Raises as `attention` does.
     """

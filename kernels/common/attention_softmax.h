@@ -8,7 +8,7 @@
 constexpr int kSlackBits = 8, kMostBits = 12;
 constexpr float kMostBase = 4096.0f;
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLargestLse = 131072.0f;  // beyond it float32 has no place for a sum of weights
+constexpr float kLargestLse = 100000.0f;  // beyond it float32 has no place for a sum of weights
 
 #if defined(__CUDACC__) && !defined(SIMT_SHIM)
 DEVICE float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

@@ -111,19 +111,22 @@ def attention_backward(gfx: str) -> Iterator[Case]:
 
 
 def attention_and_lse(gfx: str) -> Iterator[Case]:
-    """Each usual head_dim of training and 256, half types in turn, by the first config and by that
-    for few keys: work-groups with all their queries and with some; a mask.
-    """
+    """Attention's problems, for what training is compiled ahead with, and for 256; a mask."""
     arch = by_gfx(gfx)
     assert arch is not None
-    for turn, head_dim in enumerate((*backward_kernel.SHIPPED_HEAD_DIMS, 256)):
-        dtype = backward_kernel.DTYPES[turn % 2]
-        space = attention_kernel.ordered(arch, dtype, head_dim, "none")
-        few = [index for index, config in enumerate(space) if config.for_few_keys]
-        for index in (0, *few):
-            sizes = (2 * space[index].block_q - 1 - turn, space[index].block_k + 5)
-            problem = AttentionProblem(1, 2, *sizes, head_dim, dtype)
-            yield Case(gfx, "attention and lse", problem, index, seed=turn, scale=SCALES[turn % 3])
+    turn = 0
+    for dtype in backward_kernel.DTYPES:
+        for head_dim in (*backward_kernel.SHIPPED_HEAD_DIMS, 256):
+            space = attention_kernel.ordered(arch, dtype, head_dim, "none")
+            few = [index for index, config in enumerate(space) if config.for_few_keys]
+            for index in (0, *few):
+                turn += 1
+                for case in _each_way(gfx, head_dim, dtype, index, turn):
+                    layout = (
+                        "plain" if case.layout in ("mixed", "plain", "repeated") else "misaligned"
+                    )
+                    made = Case(gfx, "attention and lse", case.problem, index, layout, turn + 7)
+                    yield replace(made, scale=case.scale)
     masked = AttentionProblem(2, 2, 19, 35, 64, "float16", "bool")
     yield Case(gfx, "attention and lse", masked)
 
@@ -186,6 +189,7 @@ def whole_group_norm(gfx: str) -> Iterator[Case]:
             for silu in (True, False):
                 case = replace(full, dtype=dtype, silu=silu, affine=affine)
                 yield Case(gfx, "whole group norm", case, index)
+                yield Case(gfx, "whole group norm", replace(case, added=True), index)
                 if config == whole_norm.CONFIGS[-1]:
                     yield Case(gfx, "whole group norm", replace(case, width=pixels // 2), index)
         few = replace(full, batch=2, width=(5, 60, 9, 1, 131)[index], silu=False)

@@ -23,7 +23,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant
 
-LARGEST = 2.0**17
+LARGEST = 100_000.0
 """Of a log-sum-exp: up to it, a weight's error by its rounding is less than by that to a half."""
 Both = tuple[torch.Tensor, torch.Tensor]
 """The output (B, Sq, H*D), and the log-sum-exp."""
