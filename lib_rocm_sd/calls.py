@@ -94,6 +94,10 @@ class Calls:
         route = self._routes.get(place) or self.route(place, op, inputs)
         return engine.follow(route, op, inputs, self._session)
 
+    def known(self, place: str) -> Route | None:
+        """What `run` takes, where that is settled: so that nothing need be posed to ask it."""
+        return self._routes.get(place)
+
     def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
         """What `run` takes for these inputs."""
         route = self._routes.get(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,18 +16,20 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem,
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made
 
 
 def _posed(
+    op: Op[AttentionProblem, AttentionInputs],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Posed:
-    return ATTENTION, AttentionInputs(q, k, v, mask, scale)
+    return op, AttentionInputs(q, k, v, mask, scale)
 
 
 def _empty(problem: AttentionProblem, inputs: AttentionInputs) -> torch.Tensor:
@@ -72,16 +75,6 @@ def _followed(
     return made
 
 
-def _lse_posed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Posed:
-    return ATTENTION_AND_LSE, AttentionInputs(q, k, v, mask, scale)
-
-
 def _both_empty(problem: AttentionProblem, inputs: AttentionInputs) -> with_lse.Both:
     q = inputs.q
     lse = q.new_empty(with_lse.lse_shape(problem), dtype=with_lse.wide(q.dtype))
@@ -122,7 +115,7 @@ def _three(made: Any, inputs: AttentionBackwardInputs, x: torch.Tensor) -> Grads
 ATTEND = TorchOp(
     "attention",
     "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None) -> Tensor",
-    _posed,
+    partial(_posed, ATTENTION),
     _empty,
     as_made,
     backward=_gradients,
@@ -132,7 +125,7 @@ ATTEND = TorchOp(
 AND_LSE = TorchOp(
     "attention_and_lse",
     "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None) -> (Tensor, Tensor)",
-    _lse_posed,
+    partial(_posed, ATTENTION_AND_LSE),
     _both_empty,
     _both,
 )

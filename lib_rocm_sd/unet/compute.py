@@ -211,10 +211,12 @@ def is_librarys(
     """
     if embedding is not None and embedding.dtype != torch.float32:
         return False
-    posed = x.new_empty((x.shape[0], x.shape[3], 2), dtype=torch.float32)
-    whole = ConvInputs(x, weights, posed, next_norm=_following(next_norm), embedding=embedding)
-    plan = calls.route(place, CONVS["3x3"], whole).plan
-    if plan is None or not isinstance(plan.variant, LibraryConv):
+    route = calls.known(place)
+    if route is None:
+        posed = x.new_empty((x.shape[0], x.shape[3], 2), dtype=torch.float32)
+        whole = ConvInputs(x, weights, posed, next_norm=_following(next_norm), embedding=embedding)
+        route = calls.route(place, CONVS["3x3"], whole)
+    if route.plan is None or not isinstance(route.plan.variant, LibraryConv):
         return False
     route = calls.route(f"{place}.before", GROUP_NORM_SILU, _normed(x, norm, True))
     return route.is_ours and isinstance(route.config, WholeConfig)
