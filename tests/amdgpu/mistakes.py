@@ -92,6 +92,7 @@ def _attention(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "attention", replace(plain, seq_k=128), ahead)
     yield Case(gfx, "attention", replace(plain, head_dim=160, seq_k=128), 1)
     yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
+    yield Case(gfx, "attention and lse", replace(plain, seq_q=33))
 
 
 def _attention_backward(gfx: str) -> Iterator[Case]:
