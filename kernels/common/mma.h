@@ -309,12 +309,19 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 16, 8> {
             return __builtin_amdgcn_fdot2(__builtin_bit_cast(v2h, a), __builtin_bit_cast(v2h, b), c, false);
         }
     }
+    // c + the dot product of b and of what lane E of this lane's sixteen has of A.
+    template <int E> static DEVICE float dot_shared(u32 a, u32 b, float c) {
+#if !defined(SIMT_SHIM)
+        if constexpr (!Half::kIsBF16) {  // LLVM 19 makes two of it, and keeps what the first has moved: 32 to 112 registers
+            asm("v_dot2c_f32_f16_dpp %0, %1, %2 row_share:%3 row_mask:0xf bank_mask:0xf" : "+v"(c) : "v"(a), "v"(b), "n"(E));
+            return c;
+        }
+#endif
+        return dot((u32)__builtin_amdgcn_update_dpp(0, (int)a, 0x150 + E, 0xf, 0xf, true), b, c);
+    }
     template <int E> static DEVICE void one_row(const A& a, const B& b, D& d) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const u32 shared = (u32)__builtin_amdgcn_update_dpp(0, (int)a.w[i], 0x150 + E, 0xf, 0xf, true);
-            d.v[E] = dot(shared, b.w[i], d.v[E]);
-        }
+        for (int i = 0; i < 8; ++i) d.v[E] = dot_shared<E>(a.w[i], b.w[i], d.v[E]);
     }
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
         one_row<0>(a, b, d), one_row<1>(a, b, d), one_row<2>(a, b, d), one_row<3>(a, b, d);
