@@ -16,6 +16,10 @@
 // Rows past the last repeat it, and what they give is not written; what is past the last k is zero on both sides. `together`
 // blocks of rows pass along the weights, so that what work-groups read at the same time stays in the cache.
 //
+// What a lane stages is found by 32 bits of its own from a scalar address, and fragments come by one read each: in a pass of the loop
+// 5 to 9 vector instructions stand beside the matrix unit's on RDNA, where 32 to 56 stood with 64-bit addresses and reads that LLVM 19
+// took apart (not RDNA2: mma.h).
+//
 // Tried on an H200 and lost: writing the next chunk to LDS in the midst of a chunk's products, so that it does not wait for all waves
 // (a step of SDXL 35.9 ms of linear layers instead of 35.4).
 #include "common/mma.h"
@@ -79,14 +83,14 @@ template <int N> DEVICE float half_of(const Words<N>& x, int i) { return Half::t
 // N halves of y, from column `column` on, from sums that have their bias: gated, with the residual, rounded once.
 template <int N> DEVICE void write_row(const LinearParams& p, int row, int column, float (&sums)[N]) {
     if (p.residual) {
-        const auto added = *(const Words<N / 2>*)(p.residual + (i64)row * p.residual_stride + column);
+        const auto added = *(const Words<N / 2>*)in_global(p.residual + (i64)row * p.residual_stride + column);
 #pragma unroll
         for (int i = 0; i < N; ++i) sums[i] += half_of(added, i);
     }
     Words<N / 2> y;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) y.word[i] = pack2<Half>(sums[2 * i], sums[2 * i + 1]);
-    *(Words<N / 2>*)(p.out + (i64)row * p.out_stride + column) = y;
+    *(Words<N / 2>*)in_global(p.out + (i64)row * p.out_stride + column) = y;
 }
 
 template <int N> DEVICE void add_bias(const u16* bias, int column, float (&sums)[N]) {
@@ -186,7 +190,7 @@ struct Product {
         first_row = (int)(tile / strip * p.together + here % p.together) * kBlockB;
         if (empty()) return;
         find_weights((int)(here / p.together));
-        x = (const unsigned char*)(p.x + (i64)first_row * p.x_stride);
+        x = (const unsigned char*)in_global(p.x + (i64)first_row * p.x_stride);
         const u32 eight = thread_id() % (CHUNK_K / 8) * 16;
 #pragma unroll
         for (int i = 0; i < kRoundsA; ++i) from_a[i] = row_of_weights(PlaceA::row(PlaceA::Items::item(i))) * p.k * 2 + eight;
@@ -206,7 +210,7 @@ struct Product {
 #pragma unroll
         for (int step = 128; step; step /= 2)
             if (of + step < kMostWeights && p.first_block[of + step] <= (u32)block) of += step;
-        weights = p.weights[of], bias = p.bias[of], column_before = (int)p.first_column[of];
+        weights = in_global(p.weights[of]), bias = in_global(p.bias[of]), column_before = (int)p.first_column[of];
         columns = (int)p.first_column[of + 1] - column_before;
         first_column = (block - (int)p.first_block[of]) * kBlockColumns;
     }

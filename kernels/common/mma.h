@@ -40,9 +40,11 @@ template <int N> struct Accumulator {
 };
 
 // With WHOLE_LOADS four words are loaded as one vector. As words, where fragments of several steps are read in one stretch of code, LLVM
-// 19 puts together some that do not belong together, and takes them apart again: 75 registers more in a convolution for gfx1100.
+// 19 puts together some that do not belong together, and takes them apart again: 75 registers more in a convolution for gfx1100 whose
+// weights lie in rows, four reads for one and moves beside them in a linear layer for gfx1201. A packed convolution whose shortcut has a
+// weight is the other way round: 24 registers more with it.
 #if !defined(WHOLE_LOADS)
-#define WHOLE_LOADS 0
+#define WHOLE_LOADS 1
 #endif
 #if WHOLE_LOADS && !defined(SIMT_SHIM) && !defined(__CUDACC__)
 typedef u32 FourWords __attribute__((ext_vector_type(4))) __attribute__((may_alias));

@@ -88,6 +88,7 @@ DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : 
 DEVICE u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 DEVICE u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 DEVICE u32 kept_here(u32 x) { return x; }
+template <typename T> DEVICE T* in_global(T* p) { return p; }
 
 #else  // AMD builtins, or the shim's definitions of them
 
@@ -136,6 +137,17 @@ DEVICE u32 kept_here(u32 x) {
     asm volatile("" : "+v"(x));
 #endif
     return x;
+}
+
+// The same place. That a pointer out of an array among the arguments leads to global memory is something LLVM has to be told, or it
+// reads by FLAT instructions: those take no scalar address, and count as accesses of LDS, too. Without the number between them it
+// takes the two casts for none.
+template <typename T> DEVICE T* in_global(T* p) {
+#if defined(SIMT_SHIM)
+    return p;
+#else
+    return (T*)(__attribute__((address_space(1))) T*)(u64)p;
+#endif
 }
 
 // 1, of which the compiler does not know that it is.

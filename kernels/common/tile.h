@@ -91,9 +91,10 @@ template <int kTileRows, int kColumns, int kThreads> struct InPairs {
 };
 
 // Eights of halves, each so many bytes from `base`, which is the same in all lanes of a wave.
-template <int kRounds> DEVICE void read_eights(Words<4> (&ahead)[kRounds], const void* base, const u32 (&from)[kRounds]) {
+template <int kRounds> DEVICE void read_eights(Words<4> (&ahead)[kRounds], const void* base, u32 (&from)[kRounds]) {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
+        from[i] = kept_here(from[i]);  // or LLVM widens it to 64 bits before the loop around, and adds those
         const Words<4> eight = *(const Words<4>*)((const unsigned char*)base + from[i]);
 #pragma unroll
         for (int j = 0; j < 4; ++j) ahead[i].word[j] = eight.word[j];
