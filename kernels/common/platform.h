@@ -94,10 +94,18 @@ template <typename T> DEVICE T* in_global(T* p) { return p; }
 
 DEVICE u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_id() { return __builtin_amdgcn_workgroup_id_x(); }
+// All waves of the work-group are here, and what they did in LDS is done. Global memory is not ordered: loads stay in flight, and no
+// kernel hands anything from wave to wave there. The language's fence would order it, too. On RDNA, where the waves of a group may run
+// on two CUs, it waits for all loads and empties the cache of each CU (BUFFER_GL0_INV), and half of each line of a tile's rows, which
+// the next tile wants, is lost.
 DEVICE void barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+#if defined(SIMT_SHIM)
     __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+#elif defined(__GFX12__)
+    asm volatile("s_wait_dscnt 0x0\n\ts_barrier_signal -1\n\ts_barrier_wait -1" ::: "memory");
+#else
+    asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
+#endif
 }
 DEVICE void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");

@@ -1,0 +1,52 @@
+"""What our kernels' machine code never asks of memory, since it would wait for it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lib_rocm_sd import shipped
+from lib_rocm_sd.arch import Arch, table
+from lib_rocm_sd.machine import disassemble
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import build, compilers
+from tests import executed
+
+NEVER = re.compile(r"flat_|buffer_gl[01]_inv|global_(inv|wb)$|buffer_(inv|wbl2|wbinvl1)")
+"""FLAT accesses count as those of LDS, too. A barrier that orders global memory waits for all loads
+and, where two CUs share a work-group, empties their caches.
+"""
+ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
+
+
+def _first_of_each(arch: Arch) -> list[KernelSpec]:
+    """Of each kernel, and of that which has a table of weights."""
+    found: dict[tuple[str, object], KernelSpec] = {}
+    for spec in shipped.shipped(arch):
+        found.setdefault((spec.entry, dict(spec.defines).get("MANY")), spec)
+    return list(found.values())
+
+
+def _parts(gfx: str) -> tuple[str, tuple[object, ...]]:
+    return gfx, (
+        gfx,
+        executed.folders("kernels"),
+        executed.python("tests.machine.test_machine_memory"),
+    )
+
+
+@executed.known(by="clang", parts=_parts)
+@pytest.mark.parametrize("gfx", ONE_OF_EACH)
+def test_nothing_is_read_by_flat_instructions_and_no_barrier_empties_a_cache(gfx: str) -> None:
+    arch = table()[gfx]
+    survey = compilers.survey(arch)
+    if all(survey.values()):
+        pytest.skip(f"no compiler for {gfx}: {survey}")
+    specs = _first_of_each(arch)
+    assert len(specs) > 12
+    for spec in specs:
+        text = disassemble.listing(spec, arch, build.build(spec, arch))
+        names = {name for each in text.function(spec.entry).instructions for name in each.mnemonics}
+        assert not sorted(filter(NEVER.match, names)), spec
+        assert any(name.startswith("global_") for name in names), spec
