@@ -546,7 +546,8 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
             if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
         }
         if constexpr (SPLIT_K) return write_sums();
-        if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // `out` may be `shortcut`; LDS gets another use
+        if constexpr (SHORTCUT != kShortcutNone) loads_landed();  // `out` may be `shortcut`
+        if constexpr (SHORTCUT != kShortcutNone || STATISTICS) barrier();  // likewise; and LDS gets another use
         write();
         if constexpr (STATISTICS) write_statistics();
     }

@@ -70,6 +70,7 @@ template <typename T> CONSTEXPR T max2(T a, T b) { return a < b ? b : a; }
 DEVICE u32 thread_id() { return threadIdx.x; }
 DEVICE u32 block_id() { return blockIdx.x; }
 DEVICE void barrier() { __syncthreads(); }
+DEVICE void loads_landed() {}
 // Orders what the lanes of a wave do in LDS before it and after it.
 DEVICE void wave_sync() { __syncwarp(); }
 // x is equal in all lanes of a wave: tells the compiler so.
@@ -107,6 +108,8 @@ DEVICE void barrier() {
     asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
 #endif
 }
+// This wave's loads have come, also what nobody uses of them: after a barrier, what they read may be written over.
+DEVICE void loads_landed() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); }
 DEVICE void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();

@@ -23,6 +23,7 @@ from tests.amdgpu.case import Case
 
 KINDS: dict[str, tuple[re.Pattern[str], str]] = {
     "barrier": (re.compile(r"\bbarrier\(\);"), "(void)0;"),
+    "loads": (re.compile(r"\bloads_landed\(\);"), "(void)0;"),
     "tail": (
         re.compile(
             r"(?<= )< (\(int\)p\.\w+|p\.\w+|last|rows|count|vectors|batch\.valid)\b(?!\w* *\*)"
@@ -115,6 +116,8 @@ def _conv(gfx: str) -> Iterator[Case]:
         ConvProblem("3x3", 1, 3, 18, 32, 128, "float16", True, "conv", 160, False, True),
     )
     yield Case(gfx, "conv", ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True, embedding=True))
+    over = ConvProblem("3x3", 2, 11, 19, 16, 16, "float16", True, "identity", 16, in_place=True)
+    yield Case(gfx, "conv", over)
 
 
 def _rows(gfx: str) -> Iterator[Case]:
