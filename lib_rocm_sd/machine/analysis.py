@@ -10,12 +10,14 @@ from lib_rocm_sd.machine.classify import Kind
 from lib_rocm_sd.machine.listing import Function, Instruction
 from lib_rocm_sd.machine.loops import Block, Loop, blocks_of, loops_of, straight_blocks
 from lib_rocm_sd.machine.mix import Mix, mix_of
+from lib_rocm_sd.machine.paths import usual_passes
 from lib_rocm_sd.machine.rates import Cycles, cycles_of
 
 
 @dataclass(frozen=True)
 class LoopWork:
-    """One loop, without the loops inside it. `conditional`: what of `mix` a pass may skip.
+    """One loop, without the loops inside it. `conditional`: what of `mix` a pass may skip. `usual`:
+    of the cheapest pass on which something is loaded, if any loads.
 
     `depth`: 1 for an outermost loop; `parent`: the loop around it, by its place in the list.
     """
@@ -25,6 +27,7 @@ class LoopWork:
     mix: Mix
     conditional: Mix
     cycles: Cycles
+    usual: Cycles
 
 
 @dataclass(frozen=True)
@@ -40,22 +43,31 @@ class KernelWork:
 
 
 def analysed(function: Function, arch: Arch) -> KernelWork:
-    """Raises ControlFlowError, UnknownInstructionError, UnknownRateError."""
+    """Raises ControlFlowError, UnknownInstructionError, UnknownRateError, NoWayError."""
     blocks = blocks_of(function)
     loops = loops_of(blocks)
     straight = mix_of(_code(function, blocks, straight_blocks(blocks, loops)), arch.wave_size)
-    found = tuple(_loop_work(function, blocks, loops, index, arch) for index in range(len(loops)))
+    usual = [cycles_of(mix, arch) for mix in usual_passes(function, arch)]
+    found = tuple(
+        _loop_work(function, blocks, loops, index, usual[index], arch)
+        for index in range(len(loops))
+    )
     return KernelWork(straight, cycles_of(straight, arch), found, _hot(found))
 
 
 def _loop_work(
-    function: Function, blocks: list[Block], loops: list[Loop], index: int, arch: Arch
+    function: Function,
+    blocks: list[Block],
+    loops: list[Loop],
+    index: int,
+    usual: Cycles,
+    arch: Arch,
 ) -> LoopWork:
     loop = loops[index]
     skipped = _skipped(blocks, loop.header, _all_blocks(loops, index))
     mix = mix_of(_code(function, blocks, loop.blocks), arch.wave_size)
     conditional = mix_of(_code(function, blocks, loop.blocks & skipped), arch.wave_size)
-    return LoopWork(loop.depth, loop.parent, mix, conditional, cycles_of(mix, arch))
+    return LoopWork(loop.depth, loop.parent, mix, conditional, cycles_of(mix, arch), usual)
 
 
 def _code(function: Function, blocks: list[Block], which: Iterable[int]) -> Iterable[Instruction]:

@@ -186,9 +186,9 @@ def convolved(
     hot = _hot(work)
     waves = tiles.block // arch.wave_size
     in_loop = tiles.products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
-    wave = work.straight_cycles.plus(hot.cycles, max(in_loop, 0) / hot.cycles.matrix)
+    wave = work.straight_cycles.plus(hot.usual, max(in_loop, 0) / hot.usual.matrix)
     for passes, loop in zip(tiles.passes, _around(work, hot), strict=False):
-        wave = wave.plus(loop.cycles, passes)
+        wave = wave.plus(loop.usual, passes)
     in_loops = wave.plus(work.straight_cycles, -1)
     bound = (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
     computed = tiles.groups * waves * tiles.products * _TILE_FLOPS

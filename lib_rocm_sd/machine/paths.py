@@ -1,7 +1,7 @@
-"""The usual way through attention's loop over the keys, without executing it: the cheapest one that
-loads a tile of keys and values.
+"""The usual way through a loop, without executing it: the cheapest one that loads what a pass has
+to load, in attention's loop over the keys a tile of keys and values.
 
-The loop branches for what is rare: misaligned rows, the tail, a new maximum. Each such side is the
+A loop branches for what is rare: misaligned rows, the tail, a new maximum. Each such side is the
 longer one, so the shortest way from the loop's header back to it is the usual pass. What a branch
 skips because no lane is left is not left out.
 """
@@ -79,6 +79,26 @@ class _Ways:
     def loaded(self, passed: Counter[int]) -> int:
         return sum(self.mixes[block].global_bytes * passed[block] for block in passed)
 
+    def mix(self, passed: Counter[int]) -> Mix:
+        """All that is executed where each block is passed so often."""
+        code = (
+            instruction
+            for block, times in sorted(passed.items())
+            for instruction in self.code(self.blocks[block]) * times
+        )
+        return mix_of(code, self.arch.wave_size)
+
+    def usual(self, index: int) -> Counter[int]:
+        """How often each of a loop's own blocks is executed on the cheapest way that loads, or on
+        the cheapest where none does.
+        """
+        try:
+            passed = self.through(index, 1)
+        except NoWayError:
+            passed = self.through(index, 0)
+        own = self.loops[index].blocks
+        return Counter({block: times for block, times in passed.items() if block in own})
+
     def through(self, index: int, least_bytes: int) -> Counter[int]:
         """How often each block is executed on the cheapest way from a loop's header back to it that
         loads so much. Raises NoWayError.
@@ -135,6 +155,15 @@ class _Ways:
         return _SKIPPED if last.mnemonic == _NO_LANES and to != block + 1 else 0.0
 
 
+def usual_passes(function: Function, arch: Arch) -> list[Mix]:
+    """What one pass of each of `loops_of` executes, without the loops inside it: the cheapest way
+    on which something is loaded, if any loads. A product of matrices loads its next chunk there,
+    which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
+    """
+    ways = _Ways(function, arch, 0)
+    return [ways.mix(ways.usual(index)) for index in range(len(ways.loops))]
+
+
 def usual_pass(
     function: Function, arch: Arch, least_bytes: int, chunks: Sequence[Chunks] = ()
 ) -> Mix:
@@ -154,9 +183,4 @@ def usual_pass(
         if len(inner) < len(chunks):
             raise NoWayError(f"{function.name} has {len(inner)} loops over chunks")
         ways.chunks = dict.fromkeys(inner, Chunks(0, 0)) | dict(zip(inner, chunks, strict=False))
-    code = (
-        instruction
-        for block, times in sorted(ways.through(keys[0], least_bytes).items())
-        for instruction in ways.code(ways.blocks[block]) * times
-    )
-    return mix_of(code, arch.wave_size)
+    return ways.mix(ways.through(keys[0], least_bytes))

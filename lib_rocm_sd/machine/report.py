@@ -25,7 +25,7 @@ def rows_of(work: KernelWork) -> tuple[Row, list[Row]]:
         row |= loop.mix.as_dict()
         conditional = loop.conditional.as_dict()
         row |= {"conditional": conditional} if conditional else {}
-        loops.append({**row, "estimate": _estimate(loop.cycles)})
+        loops.append({**row, "estimate": _estimate(loop.cycles) | _usual(loop.usual)})
     return work.straight.as_dict(), loops
 
 
@@ -34,6 +34,11 @@ def _estimate(cycles: Cycles) -> Row:
     shown = {f"{name}_cycles": round(value) for name, value in each.items() if value}
     bounds = {name: round(value, 3) for name, value in cycles.bounds().items()}
     return {**shown, **bounds, **({"limited_by": cycles.limited_by} if bounds else {})}
+
+
+def _usual(cycles: Cycles) -> Row:
+    bounds = cycles.bounds()
+    return {"bound_usual": round(bounds["bound"], 3)} if bounds else {}
 
 
 LOOP_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -55,6 +60,7 @@ ESTIMATE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("est. bound", "bound"),
     ("est. serial", "bound_serial"),
     ("est. overlapped", "bound_overlapped"),
+    ("est. usual", "bound_usual"),
     ("limited by", "limited_by"),
 )
 

@@ -74,6 +74,25 @@ def test_no_loop_over_keys() -> None:
         passed(EXP, (AGAIN, 0), EXP, (AGAIN, 2), END)
 
 
+def usual(*code: tuple[str, int] | str) -> list[Mix]:
+    pairs = [(each, None) if isinstance(each, str) else each for each in code]
+    made = tuple(Instruction((name,), target) for name, target in pairs)
+    return paths.usual_passes(Function("kernel", made), ARCH)
+
+
+def test_a_pass_is_the_cheapest_on_which_something_is_loaded() -> None:
+    """Of a last chunk, a whole one, and none: a product's loop."""
+    chunk = (DOT, ("s_cbranch_scc1", 8), ("s_cbranch_scc0", 6))
+    (mix,) = usual(*chunk, *(ADD, LOAD, ("s_branch", 8)), *(LOAD, LOAD), (AGAIN, 0), END)
+    assert (mix.of(Kind.MATRIX), mix.of(Kind.VECTOR), mix.of(Kind.GLOBAL)) == (1, 0, 2)
+
+
+def test_loops_inside_are_not_counted_and_where_nothing_is_loaded_the_cheapest_way_is() -> None:
+    outer, inner = usual(LOAD, DOT, ("s_cbranch_scc1", 4), ADD, (AGAIN, 1), (AGAIN, 0), END)
+    assert (outer.of(Kind.GLOBAL), outer.of(Kind.MATRIX)) == (1, 0)
+    assert (inner.of(Kind.MATRIX), inner.of(Kind.VECTOR)) == (1, 0)
+
+
 @executed.known("attention.hip", by="clang")
 @pytest.mark.parametrize(("gfx", "apart"), [("gfx1100", 0.06), ("gfx942", 0.15)])
 def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None:
