@@ -96,9 +96,10 @@ template <typename T> DEVICE T* in_global(T* p) { return p; }
 DEVICE u32 thread_id() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_id() { return __builtin_amdgcn_workgroup_id_x(); }
 // All waves of the work-group are here, and what they did in LDS is done. Global memory is not ordered: loads stay in flight, and no
-// kernel hands anything from wave to wave there. The language's fence would order it, too. On RDNA, where the waves of a group may run
-// on two CUs, it waits for all loads and empties the cache of each CU (BUFFER_GL0_INV), and half of each line of a tile's rows, which
-// the next tile wants, is lost.
+// kernel hands anything from wave to wave there. The language's fence would order it, too: on RDNA, where the waves of a group may run
+// on two CUs, it waits for all loads and empties both caches, and with them the rest of each line that a product's next chunk wants. On
+// RDNA3 and 4 LLVM 19's builtin alone waits for loads as well. What is read behind the assembly is read by vector loads, also where all
+// lanes want the same: LLVM takes it for something that may have stored.
 DEVICE void barrier() {
 #if defined(SIMT_SHIM)
     __builtin_amdgcn_s_barrier();
@@ -108,7 +109,8 @@ DEVICE void barrier() {
     asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
 #endif
 }
-// This wave's loads have come, also what nobody uses of them: after a barrier, what they read may be written over.
+// Orders this wave's loads before what others store behind the next barrier: nobody writes over what is still to be read. On RDNA it
+// waits for them; the waves of one CU are in order.
 DEVICE void loads_landed() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); }
 DEVICE void wave_sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
