@@ -17,7 +17,7 @@ from lib_rocm_sd.machine.rates import Cycles, cycles_of
 @dataclass(frozen=True)
 class LoopWork:
     """One loop, without the loops inside it. `conditional`: what of `mix` a pass may skip. `usual`:
-    of the cheapest pass on which something is loaded, if any loads.
+    of the cheapest pass that reads or writes global memory, if any does.
 
     `depth`: 1 for an outermost loop; `parent`: the loop around it, by its place in the list.
     """

@@ -37,8 +37,9 @@ ASSUMPTIONS = (
     " other without gaps.",
     "Arithmetic: the loop of the kernel with most matrix cycles runs as often as the problem has"
     " products for it, the loops around it as often as there are chunks and taps, what stands"
-    " outside of loops once; waves are enough to hide all latency, so a real card will be slower;"
-    " work-groups go to WGPs (RDNA) or CUs (CDNA) in full rounds.",
+    " outside of loops once. Of a branch in attention's loops both sides count, elsewhere those of"
+    " the cheapest pass that reads or writes memory. Waves are enough to hide all latency, so a"
+    " real card will be slower; work-groups go to WGPs (RDNA) or CUs (CDNA) in full rounds.",
     "Units overlap as in each family's `bound` (see the notes of inspect): serial on RDNA,"
     " overlapped on CDNA; both are given.",
     "Memory traffic: inputs, weights and outputs once each; nothing stays in a cache between"
@@ -287,6 +288,6 @@ def _around(work: KernelWork, loop: LoopWork) -> list[LoopWork]:
 
 
 def _hot(work: KernelWork) -> LoopWork:
-    if work.hot is None or not work.loops[work.hot].cycles.matrix:
-        raise ValueError("no loop with matrix instructions")
+    if work.hot is None or not work.loops[work.hot].usual.matrix:
+        raise ValueError("no loop with matrix instructions in each pass")
     return work.loops[work.hot]

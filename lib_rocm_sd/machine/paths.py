@@ -89,8 +89,8 @@ class _Ways:
         return mix_of(code, self.arch.wave_size)
 
     def usual(self, index: int) -> Counter[int]:
-        """How often each of a loop's own blocks is executed on the cheapest way that loads, or on
-        the cheapest where none does.
+        """How often each of a loop's own blocks is executed on the cheapest way that reads or
+        writes global memory, or on the cheapest where none does.
         """
         try:
             passed = self.through(index, 1)
@@ -157,8 +157,8 @@ class _Ways:
 
 def usual_passes(function: Function, arch: Arch) -> list[Mix]:
     """What one pass of each of `loops_of` executes, without the loops inside it: the cheapest way
-    on which something is loaded, if any loads. A product of matrices loads its next chunk there,
-    which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
+    that reads or writes global memory, if any does. A product of matrices reads its next chunk
+    there, which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
     """
     ways = _Ways(function, arch, 0)
     return [ways.mix(ways.usual(index)) for index in range(len(ways.loops))]

@@ -100,7 +100,7 @@ ASSUMPTIONS = (
     "bound: the one that holds for the family: serial on RDNA, whose WMMA does not execute beside"
     " vector instructions, overlapped on CDNA, whose MFMA does.",
     "Both sides of a branch inside of a loop are counted; est. usual is the bound of a pass, the"
-    " cheapest on which something is loaded.",
+    " cheapest that reads or writes global memory.",
     "Latencies, waits, barriers, instruction fetch, scalar instructions, bank conflicts and cache"
     " misses are not counted; all lanes take part.",
 )

@@ -1,5 +1,5 @@
-"""Mistakes that a list made from the kernels' source plants: each barrier, tail, limit, fill and
-stride of each file, removed or shifted.
+"""Mistakes that a list made from the kernels' source plants: each barrier, wait for loads, tail,
+limit, fill and stride of each file, removed or shifted.
 """
 
 from __future__ import annotations
@@ -304,4 +304,4 @@ NOTHING_MARKED = {
     *("common/attention_layout.h", "common/group_norm.h", "common/platform.h", "common/reduce.h"),
     *("conv3x3.hip", "pack.hip", "upsample_conv.hip"),
 }
-"""Files without barriers, tails, limits, fills, strides and functions of lanes."""
+"""Files without barriers, waits, tails, limits, fills, strides and functions of lanes."""

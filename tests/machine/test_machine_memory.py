@@ -13,18 +13,20 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
 from tests import executed
 
-NEVER = re.compile(r"flat_|buffer_gl[01]_inv|global_(inv|wb)$|buffer_(inv|wbl2|wbinvl1)")
-"""FLAT accesses count as those of LDS, too. A barrier that orders global memory waits for all loads
-and, where two CUs share a work-group, empties their caches.
+NEVER = re.compile(r"flat_|buffer_gl[01]_inv|(global|buffer)_inv$|buffer_wbinvl1")
+"""FLAT accesses count as those of LDS, too. A barrier that orders global memory empties the caches
+of both CUs where they share a work-group.
 """
+FORMS = ("MANY", "SPLIT", "GATE", "SHORTCUT", "STATISTICS", "WEIGHTS_IN_ROWS", "LEAVES_LSE", "PASS")
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 
 
 def _first_of_each(arch: Arch) -> list[KernelSpec]:
-    """Of each kernel, and of that which has a table of weights."""
-    found: dict[tuple[str, object], KernelSpec] = {}
+    """Of each kernel in each form."""
+    found: dict[tuple[object, ...], KernelSpec] = {}
     for spec in shipped.shipped(arch):
-        found.setdefault((spec.entry, dict(spec.defines).get("MANY")), spec)
+        values = dict(spec.defines)
+        found.setdefault((spec.entry, *map(values.get, FORMS)), spec)
     return list(found.values())
 
 
