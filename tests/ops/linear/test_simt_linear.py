@@ -271,7 +271,7 @@ MISTAKES_WITH_MANY = {
         "p.first_block[of + step] < (u32)block",
     ),
     "which of its blocks": ("block - (int)p.first_block[of]", "0 * block"),
-    "its bias": ("bias = p.bias[of]", "bias = p.bias[0]"),
+    "its bias": ("in_global(p.bias[of])", "in_global(p.bias[0])"),
     "its last column": ("columns = (int)p.first_column[of + 1] - column_before", "columns = 8"),
 }
 
