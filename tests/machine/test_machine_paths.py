@@ -18,13 +18,17 @@ WAVE_BYTES = 128
 """What LOAD loads for a wave."""
 
 
+def function(code: tuple[tuple[str, int] | str, ...]) -> Function:
+    """Of mnemonics, a branch with where it leads."""
+    pairs = [(each, None) if isinstance(each, str) else each for each in code]
+    return Function("kernel", tuple(Instruction((name,), target) for name, target in pairs))
+
+
 def passed(
     *code: tuple[str, int] | str, loads: int = 0, chunks: tuple[paths.Chunks, ...] = ()
 ) -> Mix:
     """One pass of a loop that has to execute LOAD so often."""
-    pairs = [(each, None) if isinstance(each, str) else each for each in code]
-    made = tuple(Instruction((name,), target) for name, target in pairs)
-    return paths.usual_pass(Function("kernel", made), ARCH, loads * WAVE_BYTES, chunks)
+    return paths.usual_pass(function(code), ARCH, loads * WAVE_BYTES, chunks)
 
 
 def test_the_shorter_side_of_a_branch_counts() -> None:
@@ -75,9 +79,7 @@ def test_no_loop_over_keys() -> None:
 
 
 def usual(*code: tuple[str, int] | str) -> list[Mix]:
-    pairs = [(each, None) if isinstance(each, str) else each for each in code]
-    made = tuple(Instruction((name,), target) for name, target in pairs)
-    return paths.usual_passes(Function("kernel", made), ARCH)
+    return paths.usual_passes(function(code), ARCH)
 
 
 def test_a_pass_is_the_cheapest_on_which_something_is_loaded() -> None:

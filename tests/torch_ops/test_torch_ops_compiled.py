@@ -140,7 +140,7 @@ def test_the_log_sum_exp_is_kept_for_gradients_of_halves(monkeypatch: pytest.Mon
         x = torch.randn(2, tokens, 2, 40).bfloat16()
         right = gradient(call, x.double())
         ours, torchs = (gradient(of, x) - right for of in (compiled, call))
-        assert ours.norm() <= 2 * torchs.norm()
+        assert ours.norm() <= 2 * torchs.norm() and ours.abs().max() <= 2 * torchs.abs().max()
     assert compiled.kept == ["attention"] and asked
 
 
