@@ -136,12 +136,10 @@ class Result:
         self.n_bytes, self.use = n_bytes, use
         self.lender: object = None
         with torch.inference_mode(False):
-            memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-        self._storage = memory.untyped_storage()
+            self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        self._storage = self._bytes.untyped_storage()
         self._key, self._at = self._storage._cdata, self._storage.data_ptr()
-        self._nothing: dict[torch.dtype, torch.Tensor] = {}
-        self._device = device
-        del memory
+        self._whole: dict[tuple[Layout, int], torch.Tensor] = {}
         self._idle = 0 if _uses is None else _uses(self._key), sys.getrefcount(self._storage)
 
     @property
@@ -149,7 +147,7 @@ class Result:
         """Whether anybody still has a tensor in it; where this torch does not tell: True."""
         if _uses is None or sys.getrefcount(self._storage) > self._idle[1]:
             return True
-        return _uses(self._key) > self._idle[0]
+        return _uses(self._key) > self._idle[0] + len(self._whole)
 
     @property
     def is_whole(self) -> bool:
@@ -160,18 +158,22 @@ class Result:
         """Whether `tensor` lies in it."""
         return tensor.untyped_storage()._cdata == self._key
 
-    def tensor(self, layout: Layout, at: int | None = None) -> torch.Tensor:
-        """What is in it, from its beginning or from the address `at` on: a tensor that knows of no
-        other in the same memory.
+    def whole(self, layout: Layout, at: int | None = None) -> torch.Tensor:
+        """What is in it, from its beginning or from the address `at` on. Others get its `.data`: a
+        tensor that knows of no other in the same memory.
         """
-        nothing = self._nothing.get(layout.dtype)
-        if nothing is None:
-            with torch.inference_mode(False):
-                nothing = torch.empty(0, dtype=layout.dtype, device=self._device)
-            self._nothing[layout.dtype] = nothing
         first = 0 if at is None else (at - self._at) // layout.dtype.itemsize
-        made: torch.Tensor = nothing.new_empty(0)
-        return made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload, no-any-return]
+        known = self._whole.get((layout, first))
+        if known is None:
+            with torch.inference_mode(False):
+                made = torch.empty(0, dtype=layout.dtype, device=self._bytes.device)
+                known = made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload]
+            self._whole[layout, first] = known
+        return known
+
+    def tensor(self, layout: Layout) -> torch.Tensor:
+        """What is in it, for who may keep it."""
+        return self.whole(layout).data
 
 
 class Direct(Read):
@@ -195,7 +197,7 @@ class Direct(Read):
             return True
         if self.result.is_held or not self.result.is_whole:
             return False
-        self.result.tensor(self._layout, self._at).copy_(given)
+        self.result.whole(self._layout, self._at).data.copy_(given)
         self._copied(given)
         return True
 
@@ -207,7 +209,9 @@ class Into(TorchDispatchMode):
 
     def __init__(self, target: torch.Tensor) -> None:
         super().__init__()
-        self._target: torch.Tensor | None = target if target.is_contiguous() else None
+        pixels = target.permute(0, 2, 3, 1) if target.ndim == 4 else target
+        dense = (each for each in (target, pixels) if each.is_contiguous())
+        self._target: torch.Tensor | None = next(dense, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

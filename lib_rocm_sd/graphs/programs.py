@@ -60,7 +60,8 @@ class Recording:
     held: tuple[Any, ...]
     reads: Reads
     result: Result
-    layout: Layout
+    made: torch.Tensor
+    """What it makes, where it makes it."""
     rows: list[Any]
     routes: Any
     """A weak reference to whom it belongs."""
@@ -84,25 +85,26 @@ class Recording:
         for name, read in self.reads.items():
             if not read.takes(given[name]):
                 return name
-        if not self.result.is_whole:
+        result = self.result
+        if not result.is_whole:
             return RESULT
-        if self.result.use == COPIED or not self.result.is_held:
+        if result.use == COPIED or not result.is_held:
             return None
-        return RESULT if self.result.lender is self.routes else OTHERS
+        return RESULT if result.lender is self.routes else OTHERS
 
     def replay(self) -> torch.Tensor:
         """Of what `obstacle` has found in its place."""
         self.graph.replay()
-        made = self.result.tensor(self.layout)
         if self.result.use == COPIED:
-            return made.clone()
+            return self.made.clone()
         self.result.lender = self.routes
-        return made
+        return self.made.data
 
     @property
     def steady(self) -> frozenset[str]:
         """What was copied from one place often enough."""
-        return frozenset(name for name, read in self.reads.items() if read.steady >= STEADY)
+        reads = self.reads.items()
+        return frozenset([name for name, read in reads if read.steady >= STEADY])
 
 
 class DeviceGraphs:
@@ -218,7 +220,7 @@ class DeviceGraphs:
 
         with torch.autocast(self._device.type, enabled=False):
             graph.record(work)
-        return Recording(graph, held, reads, result, layout, rows, ref(routes))
+        return Recording(graph, held, reads, result, result.whole(layout), rows, ref(routes))
 
     def _placed(
         self, given: Mapping[str, torch.Tensor], moves: Container[str], settled: Container[str]

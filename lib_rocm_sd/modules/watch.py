@@ -34,7 +34,8 @@ class Watch:
         self._hooks = list(chain.from_iterable(hooks))
         self._hooked = any(self._hooks)
         facts = list(watched)
-        self._keys = [(attributes, key) for attributes, key, _ in facts]
+        self._places = [attributes for attributes, _, _ in facts]
+        self._keys = [key for _, key, _ in facts]
         self._values = [value for _, _, value in facts]
         own = dict.fromkeys(type(module) for module in self._modules if module._modules)
         self._classes: list[Any] = [cls for cls in own if cls not in _CONTAINERS]
@@ -52,7 +53,7 @@ class Watch:
             and list(map(type, self._modules)) == self._types
             and any(self._hooks) is self._hooked
             and self._children == self._members
-            and [attributes.get(key) for attributes, key in self._keys] == self._values
+            and list(map(dict.get, self._places, self._keys)) == self._values
             and [cls.forward for cls in self._classes] == self._forwards
             and [cls._forward for cls in self._inner] == self._inner_forwards
         )

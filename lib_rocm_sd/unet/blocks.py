@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -58,8 +58,7 @@ class Means:
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
 
 
-@dataclass(frozen=True, eq=False)
-class Inner:
+class Inner(NamedTuple):
     """A block of ours amid its transformer: `plan.run(calls, x, context, prompt, mine)`, as _block,
     whose calls have `routes`.
     """
@@ -68,8 +67,7 @@ class Inner:
     routes: Routes
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """What computes a block, as `_block` of `calls` and what follows. `context`: what it is to be
     given of the prompt; `ready`: or what has been made of that for many blocks. `is_ours`: whether
     no module of the host is called amid it.
@@ -83,14 +81,13 @@ class Plan:
 
 def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """A residual block: two convolutions and what their norms need."""
-    given = {"x": call.x.permute(0, 2, 3, 1)}
+    given = {"x": call.x}
     timed = parts.timed if call.emb is not None else None
     if timed is not None and call.emb is not None:
         given["embedding"] = means.embeddings.of(call.emb, timed, parts.embed_silu)
     first = means.weights.of(parts.conv1, bare=timed is not None)
     convs = (first, means.weights.of(parts.conv2, parts.shortcut))
-    held = tuple(map(ref, convs))
-    return image(calls.recorded(partial(_resnet, parts, convs), given, held))
+    return calls.recorded(partial(_resnet, parts, convs), given, tuple(map(ref, convs)))
 
 
 def _resnet(
@@ -100,26 +97,26 @@ def _resnet(
     x: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, H, W, C) and what the embedding adds (N, Co), the first bias with it."""
-    x, first, second = x.contiguous(), parts.norm1, parts.norm2
+    """Of x (N, C, H, W) and what the embedding adds (N, Co), the first bias with it."""
+    x, first, second = pixels(x), parts.norm1, parts.norm2
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
     if compute.is_librarys(calls, "conv1", x, convs[0], first, second, embedding):
         h = compute.activated(calls, "conv1.before", x, first)
         h, _ = compute.conv(calls, "conv1.bare", h, convs[0])
         h = compute.activated(calls, "conv2.before", h, second, embedding)
-        return compute.conv(calls, "conv2.bare", h, convs[1], None, x, through)[0]
+        return image(compute.conv(calls, "conv2.bare", h, convs[1], None, x, through)[0])
     before = compute.norm_of(calls, "norm1", x, first)
     h, between = compute.conv(
         calls, "conv1", x, convs[0], before, next_norm=second, embedding=embedding
     )
-    return compute.conv(calls, "conv2", h, convs[1], between, x, through)[0]
+    return image(compute.conv(calls, "conv2", h, convs[1], between, x, through)[0])
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
     """A transformer over an image's pixels. Its blocks are called as modules, ours or not, unless
     all of it can be one program.
     """
-    x = call.x.permute(0, 2, 3, 1)
+    x = call.x
     inner = _inner(parts, call, means)
     if inner is not None:
         plans = [each.plan for each in inner]
@@ -127,14 +124,14 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
         held = (*(each.routes for each in inner), *_sides(plans))
         given = {"x": x, **_prompt(plans)}
         try:
-            return call.answer(image(calls.recorded(run, given, held)))
+            return call.answer(calls.recorded(run, given, held))
         except FAILURES as error:
             if is_out_of_memory(error):
                 raise  # else the block that it was bars itself, called as a module
     h, x = _into_tokens(parts, calls, x)
     for index, module in enumerate(parts.blocks):
         h = _called(module, h, call.given(index))
-    return call.answer(image(_from_tokens(parts, calls, h, x)))
+    return call.answer(_from_tokens(parts, calls, h, x))
 
 
 def _joined(
@@ -145,7 +142,7 @@ def _joined(
     context: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, H, W, C), by its blocks' programs, which write to what the one before made."""
+    """Of x (N, C, H, W), by its blocks' programs, which write to what the one before made."""
     h, x = _into_tokens(parts, calls, x)
     for each in inner:
         h = each.plan.run(calls.of(each.routes), h, context, prompt, True)
@@ -155,8 +152,8 @@ def _joined(
 def _into_tokens(
     parts: Transformer, calls: Calls, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the first block is given (N, tokens, E) of x (N, H, W, C); and x, dense."""
-    x = x.contiguous()
+    """What the first block is given (N, tokens, E) of x (N, C, H, W); and x, as its pixels."""
+    x = pixels(x)
     batch, height, width, channels = x.shape
     tokens = compute.group_norm(calls, "norm", x, parts.norm, False)
     h = compute.linear(calls, "proj_in", tokens.view(-1, channels), parts.proj_in)
@@ -166,11 +163,11 @@ def _into_tokens(
 def _from_tokens(
     parts: Transformer, calls: Calls, h: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor:
-    """What the last block gave, h (N, tokens, E), as an image like x, added to it."""
+    """What the last block gave, h (N, tokens, E), added to the pixels x, as an image."""
     channels = x.shape[3]
     h = h.to(x.dtype).reshape(-1, h.shape[2])
     y = compute.linear(calls, "proj_out", h, parts.proj_out, residual=x.view(-1, channels))
-    return y.view(*x.shape[:3], -1)
+    return image(y.view(*x.shape[:3], -1))
 
 
 def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner] | None:
@@ -336,28 +333,33 @@ def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> to
     """Upsampling or downsampling by two."""
     weights = means.weights.of(parts.conv)
     run = partial(_resample, parts, weights)
-    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, (ref(weights),)))
+    return calls.recorded(run, {"x": call.x}, (ref(weights),))
 
 
 def _resample(parts: Resample, weights: ConvWeights, calls: Calls, x: torch.Tensor) -> torch.Tensor:
     resize = compute.upsample if parts.up else compute.downsample
-    return resize(calls, "conv", x.contiguous(), weights)
+    return image(resize(calls, "conv", pixels(x), weights))
 
 
 def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
     """The first convolution, or the last norm, SiLU and convolution."""
     weights = None if parts.conv is None else means.weights.of(parts.conv)
     run, held = partial(_ends, parts, weights), () if weights is None else (ref(weights),)
-    return image(calls.recorded(run, {"x": call.x.permute(0, 2, 3, 1)}, held))
+    return calls.recorded(run, {"x": call.x}, held)
 
 
 def _ends(parts: Ends, weights: ConvWeights | None, calls: Calls, x: torch.Tensor) -> torch.Tensor:
-    x, norm = x.contiguous(), parts.norm
+    x, norm = pixels(x), parts.norm
     if weights is None:
         assert norm is not None
-        return compute.group_norm(calls, "norm", x, norm, parts.silu)
+        return image(compute.group_norm(calls, "norm", x, norm, parts.silu))
     scale = None if norm is None else compute.norm_of(calls, "norm", x, norm)
-    return compute.conv(calls, "conv", x, weights, scale)[0]
+    return image(compute.conv(calls, "conv", x, weights, scale)[0])
+
+
+def pixels(x: torch.Tensor) -> torch.Tensor:
+    """An image (N, C, H, W) as (N, H, W, C), dense."""
+    return x.permute(0, 2, 3, 1).contiguous()
 
 
 def image(y: torch.Tensor) -> torch.Tensor:

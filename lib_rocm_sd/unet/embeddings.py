@@ -113,7 +113,7 @@ class Embeddings:
         facts = [self._facts(each) for each in timed]
         biases = self._biases_of(timed)
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
-        routes = self._places.of((*shaped, *laid(slots_of(layers))))
+        routes = self._places.of((shaped, laid(slots_of(layers))))
         calls = begin(self._session, routes, self._graphs)
         run = partial(_joint, layers, biases)
         joint = calls.recorded(run, {"embedding": emb}, (*layers, biases))

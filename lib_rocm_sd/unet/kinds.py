@@ -46,7 +46,7 @@ class Reading:
     partly: tuple[str, ...]
     leaves: tuple[nn.Module, ...]
     watch: Watch
-    slots: Slots = ()
+    slots: Slots = ((), ())
 
 
 TITLES = (

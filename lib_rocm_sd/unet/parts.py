@@ -6,7 +6,8 @@ Modules, not their parameters: these are read from the modules in each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Resnet:
     conv2: nn.Conv2d
     shortcut: nn.Conv2d | None
 
-    @property
+    @cached_property
     def timed(self) -> Timed | None:
         return None if self.embed is None else Timed(self.embed, self.conv1)
 
@@ -139,16 +140,14 @@ class Ends:
 Parts = Resnet | Block | Transformer | Resample | Ends
 
 
-@dataclass(frozen=True, eq=False)
-class ImageCall:
+class ImageCall(NamedTuple):
     """x (N, C, H, W), and for a Resnet emb (N, E)."""
 
     x: torch.Tensor
     emb: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class BlockCall:
+class BlockCall(NamedTuple):
     """x (N, tokens, C), context (N, keys, E) or None.
 
     `own` and `cross`: what attn1 and attn2 are given beside x where they are called. `plain_own`,
@@ -157,14 +156,13 @@ class BlockCall:
 
     x: torch.Tensor
     context: torch.Tensor | None
-    own: Mapping[str, Any] = field(default_factory=dict)
-    cross: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any]
+    cross: Mapping[str, Any]
     plain_own: bool = True
     plain_cross: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class TransformerCall:
+class TransformerCall(NamedTuple):
     """x (N, C, H, W). `given(i)`: what block i is given beside its tokens; `answer` wraps the
     result.
     """

@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading, read
-from lib_rocm_sd.unet.parts import Block
+from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
 from lib_rocm_sd.unet.weights import laid
 
 
@@ -120,7 +120,7 @@ class BlockStandIn(StandIn):
         return Inner(plan, self._laid_routes(call)) if plan.is_ours else None
 
     def _routes(self, call: Any) -> Routes:
-        return self._places.of((*_facts(call), *laid(self._reading.slots)))
+        return self._places.of((_facts(call), laid(self._reading.slots)))
 
     def _laid_routes(self, call: Any) -> Routes:
         """The same, with the weights laid as our programs read them."""
@@ -200,8 +200,9 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _facts(call: Any) -> tuple[Any, ...]:
     """What the shapes in a block follow from, beside its weights."""
-    x = call.x
-    other = getattr(call, "emb", None) if x.ndim == 4 else call.context
+    x, other = call.x, None
+    if type(call) is not TransformerCall:
+        other = call.emb if type(call) is ImageCall else call.context
     given = (x.shape, x.stride(), x.dtype, x.device)
     if not isinstance(other, torch.Tensor):
         return given
@@ -213,17 +214,21 @@ def _suits(call: Any, reading: Reading) -> bool:
     if call is None:
         return False
     x, weight = call.x, reading.leaves[0]._parameters["weight"]
-    emb = getattr(call, "emb", None)
-    parts: Any = reading.parts
-    wants = getattr(parts, "embed", None) is not None
+    if type(x) is not torch.Tensor or weight is None:
+        return False
+    dtype = x.dtype
     return (
-        type(x) is torch.Tensor
-        and weight is not None
-        and x.dtype in HALVES
-        and x.dtype == weight.dtype
+        dtype == weight.dtype
+        and dtype in HALVES
         and x.device == weight.device
-        and x.ndim == (3 if hasattr(call, "context") else 4)
-        and x.numel() > 0
-        and wants == (emb is not None)
-        and (emb is None or (type(emb) is torch.Tensor and emb.ndim == 2 and emb.dtype == x.dtype))
+        and x.ndim == (3 if type(call) is BlockCall else 4)
+        and 0 not in x.shape
+        and (type(call) is not ImageCall or _embeds(call.emb, reading.parts, dtype))
     )
+
+
+def _embeds(emb: Any, parts: Any, dtype: torch.dtype) -> bool:
+    """Whether there is an embedding where, and only where, the block reads one."""
+    if type(parts) is not Resnet or parts.embed is None:
+        return emb is None
+    return type(emb) is torch.Tensor and emb.ndim == 2 and emb.dtype == dtype

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -40,7 +41,7 @@ class _Laid:
 
 @dataclass(frozen=True)
 class _Made:
-    facts: tuple[_Fact, ...]
+    facts: tuple[Any, ...]
     weights: ConvWeights
 
 
@@ -61,16 +62,23 @@ class UnetWeights:
         The same object while neither has changed. What it has beside the parameters themselves is
         that bias, in float32 and in their dtype: a parameter that is moved takes its memory along.
         """
+        known = self._made.get((conv, bare))
+        if known is not None and known.facts == self._facts(conv, shortcut, bare):
+            return known.weights
         self.lay((conv,))
         own = None if bare else conv.bias
         added = None if shortcut is None else shortcut.bias
-        facts = tuple(fact(tensor, self._told) for tensor in (conv.weight, own, added))
-        known = self._made.get((conv, bare))
-        if known is not None and known.facts == facts:
-            return known.weights
         made = ConvWeights(conv.weight, own, None, added, in_rows=True)
-        self._made[conv, bare] = _Made(facts, made)
+        self._made[conv, bare] = _Made(self._facts(conv, shortcut, bare), made)
         return made
+
+    def _facts(self, conv: nn.Conv2d, shortcut: nn.Conv2d | None, bare: bool) -> tuple[Any, ...]:
+        """Equal as long as nothing of what `of` reads has changed, nor how the weight lies."""
+        own, told = conv._parameters, self._told
+        weight: Any = own["weight"]
+        bias = () if bare else fact(own.get("bias"), told)
+        added = () if shortcut is None else fact(shortcut._parameters.get("bias"), told)
+        return fact(weight, told), weight.stride(), bias, added
 
     def lay(self, leaves: Iterable[nn.Module]) -> bool:
         """Lay the convolutions among them anew where that was not done; whether any was.
@@ -254,19 +262,29 @@ def _for_files(module: nn.Module, state: dict[str, Any], prefix: str, metadata: 
         state[key] = alone.contiguous()
 
 
-Slots = Sequence[tuple[dict[str, Any], str]]
-"""Where modules have their parameters."""
+Slots = tuple[Sequence[dict[str, Any]], Sequence[str]]
+"""Where modules have their parameters: in which dict, and by which name."""
 
 
 def slots_of(leaves: Iterable[nn.Module]) -> Slots:
     """Of all weights and biases that there are."""
-    return [(leaf._parameters, name) for leaf in leaves for name in ("weight", "bias")]
+    names = ("weight", "bias")
+    dicts = [leaf._parameters for leaf in leaves for _ in names]
+    return dicts, names * (len(dicts) // len(names))
+
+
+_NOTHING = torch.empty(0)
+_addresses, _dtypes = torch.Tensor.data_ptr, attrgetter("dtype")
 
 
 def laid(slots: Slots) -> tuple[Any, ...]:
-    """How the parameters lie: equal as long as none was moved, replaced or made another dtype."""
-    own = [parameters.get(name) for parameters, name in slots]
-    return tuple([None if p is None else (p.data_ptr(), p.dtype) for p in own])
+    """How the parameters lie: equal as long as none was moved, replaced or made another dtype.
+
+    Asked before each call of each block, so no line of Python runs for each of them.
+    """
+    dicts, names = slots
+    own = [_NOTHING if p is None else p for p in map(dict.get, dicts, names)]
+    return (*map(_addresses, own), *map(_dtypes, own))
 
 
 def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
@@ -275,10 +293,9 @@ def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
     """
     if tensor is None:
         return ()
-    version = version_of(tensor)
-    if version is None and not told:
-        return (object(),)
-    return (id(tensor), version, tensor.data_ptr(), tensor.dtype)
+    if tensor.is_inference():
+        return (id(tensor), None, tensor.data_ptr(), tensor.dtype) if told else (object(),)
+    return (id(tensor), tensor._version, tensor.data_ptr(), tensor.dtype)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
