@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv import rows
@@ -27,6 +28,7 @@ from lib_rocm_sd.unet_step import (
     SD15,
     SDXL,
     STEPS,
+    Attention,
     Conv,
     GroupNorm,
     Layer,
@@ -76,6 +78,8 @@ def specs_of(arch: Arch, layer: Layer) -> Iterator[KernelSpec]:
         yield from _linear(arch, layer)
     elif isinstance(layer, Conv):
         yield from _conv(arch, layer)
+    elif isinstance(layer, Attention):
+        yield from _attention(arch, layer)
 
 
 def _layer_norm(arch: Arch, layer: LayerNorm) -> Iterator[KernelSpec]:
@@ -112,6 +116,14 @@ def _linear(arch: Arch, layer: Linear) -> Iterator[KernelSpec]:
         split = linear_kernel.tiling(*shape, config).parts > 1
         many = len(layer.columns) > linear_kernel.FEW_WEIGHTS
         yield from linear_kernel.specs(DTYPE, layer.gate, split, config, many)
+
+
+def _attention(arch: Arch, layer: Attention) -> Iterator[KernelSpec]:
+    """What few queries take on the development card; the rest is attention's own."""
+    space = attention_kernel.configs(arch, layer.head_dim)
+    config = attention_kernel.narrower(arch, space)
+    if config:
+        yield attention_kernel.spec(DTYPE, layer.head_dim, "none", config)
 
 
 def convolved(layer: Conv) -> tuple[ConvForm, rows.Layer]:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd import __main__
+from lib_rocm_sd import __main__, first_trials
 from lib_rocm_sd.bench.unet import command, measure, models, ways
 from lib_rocm_sd.bench.unet.attended import Attended
 from lib_rocm_sd.bench.unet.measure import UnetRow
 from lib_rocm_sd.bench.unet.ways import Runner, Way
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.torch_ops import KEEPS_WHOLE
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -80,6 +81,26 @@ def test_numbers_of_ours_that_are_none_are_wrong(
     monkeypatch.setattr(command, "WAYS", (Way("auto", "rocm_sd Auto", spoiled),))
     assert __main__.main([*TINY, "--ways", "auto"]) == 1
     assert "wrong: the output has NaN" in capsys.readouterr().out
+
+
+def is_gated() -> bool:
+    return engine.gate is not None
+
+
+def test_auto_launches_what_a_start_has_tried_and_nothing_else(
+    unet: models.Unet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(first_trials, "places", lambda: ["the card"])
+    monkeypatch.setattr(first_trials, "try_all", lambda here, *_: tried.append(here))
+    monkeypatch.setattr(engine, "launcher", lambda device: object())
+    with ways.tried_ahead(unet.device):
+        assert is_gated()
+    assert not is_gated() and tried == ["the card"]
+    monkeypatch.setattr(engine, "launcher", lambda device: None)
+    with ways.tried_ahead(unet.device):
+        assert not is_gated()
+    assert tried == ["the card"]
 
 
 def test_what_fails_is_a_rows_reason(unet: models.Unet) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from lib_rocm_sd.bench.unet.models import CONFIGS
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.route import Route
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
@@ -34,6 +36,7 @@ from lib_rocm_sd.unet_step import (
     SD15,
     SDXL,
     STEPS,
+    Attention,
     Conv,
     GroupNorm,
     Layer,
@@ -180,6 +183,23 @@ def test_no_usual_size_or_batch_has_a_kernel_that_is_not_compiled_ahead(
     found, own = launched(replace(arch, **NAMES)), set(ahead.shipped_specs(arch))
     assert found
     assert not {spec: where for spec, where in found.items() if spec not in own}
+
+
+@pytest.mark.parametrize("gfx", table())
+def test_attention_of_no_usual_size_has_a_kernel_that_is_not_compiled_ahead(gfx: str) -> None:
+    arch = table()[gfx]
+    layers: dict[Layer, None] = {}
+    for unet, sides in ((SD15, (384, 512, 768)), (SDXL, (640, 1024, 1536))):
+        for side, batch in product(sides, (1, 2, 4)):
+            layers |= dict.fromkeys(step(unet, side, side, batch))
+    problems = {
+        AttentionProblem(each.batch, each.heads, each.seq_q, each.seq_k, each.head_dim)
+        for each in layers
+        if isinstance(each, Attention)
+    }
+    compiled = shipped(arch, AT_START)
+    for each in subjects([(ATTENTION, problem) for problem in problems], arch):
+        assert compiled.keys() >= set(each.specs), each
 
 
 def test_a_row_without_names_fails_who_asks_for_one() -> None:

@@ -31,7 +31,8 @@ class UnetRow:
     Times in ms. `wall_ms`: of a step, of `STEPS` in a row; `submit_ms`: until the call returns,
     which waits for nothing; `gpu_ms`, `launches`: what the device worked, and how many kernels and
     copies that were. `first_ms`, `second_ms`: the first two steps at a size never met before, with
-    everything prepared at another one; `prepare_s`: the very first step. `peak_mib`: the most
+    everything prepared at another one, and for Auto all tried that a host's start tries;
+    `prepare_s`: the very first step. `peak_mib`: the most
     device memory during a step, over what was held before; `kept_mib`: what the way keeps, with all
     that graphs have reserved for what lies in between. `error`,
     `rms`: the largest difference and the root of the mean square of all, to the step in float32,
@@ -112,6 +113,7 @@ def _figures(
     row = replace(row, prepare_s=wall_ms(step, device) / 1000)
     if not way.slow:
         other, more = unet.arguments(case.width, case.height + 8 * FACTOR)
+        gc.collect()  # of the first step's garbage, which is not this one's
         fresh = [wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
         row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
     clean(device)

@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import first_trials
 from lib_rocm_sd.bench.modules import in_channels_last, last, refused
+from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.bench.unet.attended import attended
 from lib_rocm_sd.bench.unet.models import Unet
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.report import report as process_report
+from lib_rocm_sd.trials.gate import put_before
 from lib_rocm_sd.unet.takeover import take_over
 
 
@@ -28,6 +32,7 @@ class Runner:
     told: Callable[[], list[str]] = list
 
 
+TRIALS_S = 300.0
 OWN = "rocm_sd"
 """The name of variants that call no library."""
 Maker = Callable[[Unet], AbstractContextManager[Runner]]
@@ -44,13 +49,18 @@ class Way:
 
 
 @contextmanager
-def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
+def ours(
+    unet: Unet, level: str, own_only: bool = False, as_in_a_host: bool = False
+) -> Iterator[Runner]:
     """The blocks by our programs, in a session of their own."""
     report = Report()
     session = Session.of(level, report=report)
     with ExitStack() as stack:
         if own_only:
             stack.enter_context(own_kernels_only())
+        if as_in_a_host:
+            stack.enter_context(tried_ahead(unet.device))
+            session = session.patiently()
         taken = take_over(unet.module, session)
 
         def told() -> list[str]:
@@ -61,6 +71,24 @@ def ours(unet: Unet, level: str, own_only: bool = False) -> Iterator[Runner]:
             yield Runner(unet.module, told)
         finally:
             taken.give_back()
+
+
+@contextmanager
+def tried_ahead(device: torch.device) -> Iterator[None]:
+    """As a host's start leaves it: what a start tries was tried in processes of its own, and what
+    was not tried is not launched.
+    """
+    if engine.launcher(device) is None:
+        yield
+        return
+    for here in first_trials.places():
+        first_trials.try_all(here, TRIALS_S, say)
+    before, gate = engine.gate, put_before(engine, say)
+    try:
+        yield
+    finally:
+        engine.gate = before
+        gate.stop()
 
 
 def own_kernels_only() -> AbstractContextManager[None]:
@@ -106,7 +134,7 @@ def _last(function: Callable[..., Any], image: torch.Tensor, *args: Any, **kwarg
 
 
 WAYS = (
-    Way("auto", "rocm_sd Auto", partial(ours, level="Auto")),
+    Way("auto", "rocm_sd Auto", partial(ours, level="Auto", as_in_a_host=True)),
     Way("performance", "rocm_sd Performance", partial(ours, level="Performance")),
     Way("own", "rocm_sd own kernels", partial(ours, level="Performance", own_only=True)),
     Way("memory", "rocm_sd Memory", partial(ours, level="Memory")),
