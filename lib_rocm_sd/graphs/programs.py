@@ -46,6 +46,7 @@ than a usual picture has steps.
 Compute = Callable[..., torch.Tensor]
 Recorded = Callable[..., tuple[torch.Tensor, list[Any]]]
 Reads = Mapping[str, Read]
+_NONE: frozenset[str] = frozenset()
 RESULT, OTHERS = "its result", "another's result"
 """Among the names of what a program is given: what it makes, and what is made in the same place."""
 
@@ -103,8 +104,10 @@ class Recording:
     @property
     def steady(self) -> frozenset[str]:
         """What was copied from one place often enough."""
-        reads = self.reads.items()
-        return frozenset([name for name, read in reads if read.steady >= STEADY])
+        for read in self.reads.values():
+            if read.steady >= STEADY:
+                return frozenset(n for n, each in self.reads.items() if each.steady >= STEADY)
+        return _NONE
 
 
 class DeviceGraphs:

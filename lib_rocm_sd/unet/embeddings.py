@@ -111,7 +111,7 @@ class Embeddings:
         if len(layers) < 2 or self._ready(layers):
             return {}
         facts = [self._facts(each) for each in timed]
-        biases = self._biases_of(timed)
+        biases = self._biases_of(timed, [bias for _, _, bias in facts])
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
         routes = self._places.of((shaped, laid(slots_of(layers))))
         calls = begin(self._session, routes, self._graphs)
@@ -120,9 +120,8 @@ class Embeddings:
         parts = joint.split([layer.out_features for layer in layers], -1)
         return dict(zip(timed, zip(facts, parts, strict=True), strict=True))
 
-    def _biases_of(self, timed: Sequence[Timed]) -> _Biases:
-        """The same object as long as none has changed."""
-        facts = [self._bias_fact(each) for each in timed]
+    def _biases_of(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> _Biases:
+        """The same object as long as none has changed, as their `facts` say."""
         if self._biases is None or not self._biases.are_of(timed, facts):
             self._biases = _Biases(timed, facts)
         return self._biases
@@ -131,8 +130,8 @@ class Embeddings:
         return fact(timed.conv._parameters.get("bias"), self._told)
 
     def _facts(self, timed: Timed) -> _Facts:
-        own = timed.layer._parameters
-        return (*(fact(own.get(n), self._told) for n in ("weight", "bias")), self._bias_fact(timed))
+        own, told = timed.layer._parameters, self._told
+        return fact(own.get("weight"), told), fact(own.get("bias"), told), self._bias_fact(timed)
 
     def _fits(self, timed: Timed, emb: torch.Tensor) -> bool:
         """False for a layer that is not where the embedding is, as while models are moved in parts,

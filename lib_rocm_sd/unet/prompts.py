@@ -149,8 +149,8 @@ class Prompts:
         return self._side
 
     def _facts(self, part: Attention) -> _Facts:
-        own = [layer._parameters for layer in (part.to_k, part.to_v)]
-        return tuple(fact(p.get(name), self._told) for p in own for name in ("weight", "bias"))
+        told, own = self._told, (part.to_k._parameters, part.to_v._parameters)
+        return tuple([fact(each.get(name), told) for each in own for name in ("weight", "bias")])
 
     def _fits(self, part: Attention, context: torch.Tensor) -> bool:
         """False for layers that are not where the prompt is, as while models are moved in parts,

@@ -104,9 +104,9 @@ def transformer_call(
     return_dict: bool = True,
 ) -> TransformerCall | None:
     """Masks of two dimensions, which are to be made a bias first, are not for us."""
-    masks = [mask for mask in (attention_mask, encoder_attention_mask) if mask is not None]
-    if any(mask.ndim == 2 for mask in masks):
-        return None
+    for mask in (attention_mask, encoder_attention_mask):
+        if mask is not None and mask.ndim == 2:
+            return None
     given = {
         "attention_mask": attention_mask,
         "encoder_hidden_states": encoder_hidden_states,
