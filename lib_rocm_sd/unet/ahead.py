@@ -136,9 +136,9 @@ def convolved(layer: Conv) -> tuple[ConvForm, rows.Layer]:
 
 def _conv(arch: Arch, layer: Conv) -> Iterator[KernelSpec]:
     form, sizes = convolved(layer)
-    configs = rows.configs(arch, form, sizes)
     takes = layer.out_channels % 8 == 0  # a library's, with our passes around it
-    if takes and (not configs or arch.has_fast_libraries):
+    configs = () if takes and arch.has_fast_libraries else rows.configs(arch, form, sizes)
+    if takes and not configs:
         yield from _around_library(arch, layer)
     else:
         yield conv_kernel.spec(form, configs[0])
