@@ -26,9 +26,9 @@ MUST_EXECUTE = "ROCM_SD_MUST_EXECUTE"
 """Where it is set, a run of the whole suite fails where less machine code than FLOORS say is
 executed or known to be right.
 """
-ROTATION = 45
+ROTATION = 90
 """Days within which all that is known is executed once more."""
-MOST_A_DAY = 200
+MOST_A_DAY = 110
 """Known tests that a day may have on average. A ledger that has grown beyond needs a longer
 rotation, or more minutes a day.
 """

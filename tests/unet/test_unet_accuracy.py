@@ -17,7 +17,7 @@ from tests.vae.vae_models import needs_half
 
 pytest.importorskip("diffusers")
 
-STEPS = 24
+STEPS = 16
 HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=needs_half)]
 FAMILIES = ["SD 1.5", "SD 2", "SDXL", "inpainting", "ldm", "ldm linear", "ldm deep", "ldm 9"]
 LDM: dict[str, dict[str, Any]] = {
