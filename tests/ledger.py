@@ -1,6 +1,6 @@
 """Chooses what is executed, says how much that was, keeps what was right: tests/executed.py.
 
-What is not known is executed, and a forty-fifth of the rest, another each day. `--all` executes all
+What is not known is executed, and a ninetieth of the rest, another each day. `--all` executes all
 and writes the file, `--record` adds what this run executed. Tests that are named (a file, `::`,
 `-k`) are executed whether known or not.
 """

@@ -136,6 +136,7 @@ class Result:
         self.n_bytes, self.use = n_bytes, use
         self.lender: object = None
         with torch.inference_mode(False):
+            # Kept: while it is there, torch counts what else shares its memory in one place.
             self._bytes = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         self._storage = self._bytes.untyped_storage()
         self._key, self._at = self._storage._cdata, self._storage.data_ptr()

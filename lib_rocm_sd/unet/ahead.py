@@ -1,8 +1,9 @@
 """What the blocks of a UNet launch, so that it can be compiled ahead. Needs no torch, so that
 install.py can use it.
 
-It is what Auto launches, what a step launches most often first. Attention's kernels are its own.
-Where a library's product comes first under Auto (ops/linear, ops/conv), it is the passes around it:
+It is what Auto launches, what a step launches most often first. Attention's kernels are its own,
+but for one on the development card. Where a library's product comes first under Auto (ops/linear,
+ops/conv), it is the passes around it:
 no start waits for a kernel that is launched only when another level is chosen.
 """
 

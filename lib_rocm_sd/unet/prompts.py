@@ -35,7 +35,6 @@ class Side:
     def __init__(self, parts: Sequence[Attention]) -> None:
         self.parts = tuple(parts)
         self.layers = [layer for part in parts for layer in (part.to_k, part.to_v)]
-        self.slots = slots_of(self.layers)
         self.columns: dict[Attention, tuple[int, int]] = {}
         """The first of each, and how many."""
         self.width = 0
@@ -136,7 +135,7 @@ class Prompts:
             return step
         step.facts = {part: self._facts(part) for part in side.parts}
         shaped = (context.shape, context.stride(), context.dtype, context.device)
-        routes = self._places.of((shaped, laid(side.slots)))
+        routes = self._places.of((shaped, laid(slots_of(side.layers))))
         calls = begin(self._session, routes, self._graphs)
         made = calls.recorded(partial(_joint, side), {"context": context}, (side,))
         step.ready, step.left = Ready(made, side), {*side.parts}

@@ -66,10 +66,11 @@ class UnetWeights:
         if known is not None and known.facts == self._facts(conv, shortcut, bare):
             return known.weights
         self.lay((conv,))
+        facts = self._facts(conv, shortcut, bare)  # before what they are about is read
         own = None if bare else conv.bias
         added = None if shortcut is None else shortcut.bias
         made = ConvWeights(conv.weight, own, None, added, in_rows=True)
-        self._made[conv, bare] = _Made(self._facts(conv, shortcut, bare), made)
+        self._made[conv, bare] = _Made(facts, made)
         return made
 
     def _facts(self, conv: nn.Conv2d, shortcut: nn.Conv2d | None, bare: bool) -> tuple[Any, ...]:

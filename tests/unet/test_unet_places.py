@@ -11,7 +11,7 @@ from torch import nn
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
-from lib_rocm_sd.unet import stand_in
+from lib_rocm_sd.unet import stand_in, weights
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models
 from tests.unet.looking import near, rows
@@ -109,3 +109,24 @@ def test_blocks_are_the_hosts_while_a_convolution_of_ours_is_missing(
     assert torch.equal(models.step(unet, inputs), with_torchs)
     assert rows(taken)["residual block"].ours == 8
     taken.give_back()
+
+
+def test_a_bias_that_is_written_to_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by another thread, which merges a LoRA."""
+    conv = nn.Conv2d(16, 16, 3, padding=1).half().requires_grad_(False)
+    kept, made = weights.UnetWeights(), weights.ConvWeights
+
+    def written_to(*given: Any, **named: Any) -> Any:
+        read = made(*given, **named)
+        conv.bias.add_(1)  # type: ignore[union-attr]
+        return read
+
+    monkeypatch.setattr(weights, "ConvWeights", written_to)
+    first = kept.of(conv)
+    monkeypatch.setattr(weights, "ConvWeights", made)
+    second = kept.of(conv)
+    assert second is not first and kept.of(conv) is second
+    assert conv.bias is not None and second.bias is not None
+    assert torch.equal(second.bias.half(), conv.bias)
