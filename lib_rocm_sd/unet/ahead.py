@@ -3,8 +3,8 @@ install.py can use it.
 
 It is what Auto launches, what a step launches most often first. Attention's kernels are its own,
 but for one on the development card. Where a library's product comes first under Auto (ops/linear,
-ops/conv), it is the passes around it:
-no start waits for a kernel that is launched only when another level is chosen.
+ops/conv), it is the passes around it: no start waits for a kernel that is launched only when
+another level is chosen.
 """
 
 from __future__ import annotations
