@@ -74,7 +74,7 @@ def test_whole_pictures_of_the_little_model_agree() -> None:
     def picture() -> Any:
         return little(
             "a red circle left of a blue square",
-            num_inference_steps=4,
+            num_inference_steps=2,
             guidance_scale=demo.GUIDANCE,
             latents=demo.latents(little, seed=0).half(),
             output_type="pt",
