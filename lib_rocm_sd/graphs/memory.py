@@ -198,7 +198,7 @@ class Direct(Read):
             return True
         if self.result.is_held or not self.result.is_whole:
             return False
-        self.result.whole(self._layout, self._at).data.copy_(given)
+        self.result.whole(self._layout, self._at).copy_(given)
         self._copied(given)
         return True
 

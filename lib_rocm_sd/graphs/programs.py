@@ -46,7 +46,6 @@ than a usual picture has steps.
 Compute = Callable[..., torch.Tensor]
 Recorded = Callable[..., tuple[torch.Tensor, list[Any]]]
 Reads = Mapping[str, Read]
-_NONE: frozenset[str] = frozenset()
 RESULT, OTHERS = "its result", "another's result"
 """Among the names of what a program is given: what it makes, and what is made in the same place."""
 
@@ -102,12 +101,9 @@ class Recording:
         return self.made.data
 
     @property
-    def steady(self) -> frozenset[str]:
+    def steady(self) -> list[str]:
         """What was copied from one place often enough."""
-        for read in self.reads.values():
-            if read.steady >= STEADY:
-                return frozenset(n for n, each in self.reads.items() if each.steady >= STEADY)
-        return _NONE
+        return [name for name, read in self.reads.items() if read.steady >= STEADY]
 
 
 class DeviceGraphs:
@@ -158,7 +154,7 @@ class DeviceGraphs:
             made = recording.replay()
             steady = recording.steady
             if steady and self.may_record():
-                _settle(recording, steady)
+                _settle(recording, frozenset(steady))
         for row in recording.rows:
             row.calls += 1
         self.replays += 1

@@ -294,9 +294,10 @@ def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
     """
     if tensor is None:
         return ()
-    if tensor.is_inference():
-        return (id(tensor), None, tensor.data_ptr(), tensor.dtype) if told else (object(),)
-    return (id(tensor), tensor._version, tensor.data_ptr(), tensor.dtype)
+    version = version_of(tensor)
+    if version is None and not told:
+        return (object(),)
+    return (id(tensor), version, tensor.data_ptr(), tensor.dtype)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -77,16 +77,10 @@ def _mean_errors(made: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]
     return sum(item[0] for item in found) / STEPS, sum(item[1] for item in found) / STEPS
 
 
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_is_as_near_to_float32_as_the_hosts_own(family: str) -> None:
-    compared(family, torch.bfloat16)
-
-
-@needs_half
-@pytest.mark.parametrize("family", ["SD 1.5", "SDXL", "ldm"])
-def test_a_step_in_float16_is_too(family: str) -> None:
-    """Which a CPU takes longer for; what differs between families is no matter of dtypes."""
-    compared(family, torch.float16)
+def test_a_step_is_as_near_to_float32_as_the_hosts_own(family: str, dtype: torch.dtype) -> None:
+    compared(family, dtype)
 
 
 SIZES = [

@@ -32,9 +32,10 @@ class Runner:
     told: Callable[[], list[str]] = list
 
 
-TRIALS_S = 300.0
 OWN = "rocm_sd"
 """The name of variants that call no library."""
+TRIALS_S = 300.0
+"""For all trials of a card that has tried nothing yet."""
 Maker = Callable[[Unet], AbstractContextManager[Runner]]
 
 
