@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 from torch import nn
 
 from lib_rocm_sd.modules.patches import named
+from lib_rocm_sd.modules.watch import FUNCTIONS, INNER, hooks_of_all
 
 _CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
@@ -89,11 +90,14 @@ class Findings:
     `family` is the Python module, or package, that must define the classes of all blocks.
     `hosts_own`: Python modules whose forwards in these classes compute what the classes' own do.
     `watched` has what may be set anew on an instance: its attributes, the name and the value.
+    What holds for all modules alike, as `everywhere` says, is not asked for each.
     """
 
     def __init__(self, family: str, hosts_own: Iterable[str] = ()) -> None:
         self.reasons: list[str] = []
         self.watched: list[tuple[dict[str, Any], str, Any]] = []
+        self.functions: list[tuple[Any, str]] = []
+        """Those of classes that are no modules, each an owner and a name."""
         self.partly: list[str] = []
         """Why modules within are called as they are, where the rest could be read."""
         self._family = family
@@ -145,7 +149,7 @@ class Findings:
         """Notes hooks, and a forward set on the instance unless it is the class's own, or one of
         ours that computes what that does: it has no `does_more`.
         """
-        for key in ("forward", "_forward", "_conv_forward"):
+        for key in INNER:
             own = module.__dict__.get(key)
             ours = str(getattr(own, "__module__", "")).startswith(_OURS)
             ours = ours and not getattr(own, "does_more", False)
@@ -156,7 +160,7 @@ class Findings:
 
     def _class_forward(self, cls: type, name: str) -> None:
         """Notes a forward that another module has put into the class."""
-        for key in ("forward", "_forward"):
+        for key in INNER:
             owner = next((base for base in cls.__mro__ if key in base.__dict__), None)
             if owner is None:
                 continue
@@ -164,6 +168,24 @@ class Findings:
             known = source == owner.__module__ or source in self._hosts_own
             if not known and not source.startswith(_OURS):
                 self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
+
+    def everywhere(self) -> None:
+        """Notes what others have put into torch itself: hooks on all modules, other functions."""
+        if hooks_of_all():
+            self.add("a hook is set on all modules (register_module_forward_hook)")
+        for name in FUNCTIONS:
+            function = getattr(nn.functional, name)
+            source = str(getattr(function, "__module__", ""))
+            own = isinstance(function, BuiltinFunctionType) or source.partition(".")[0] == "torch"
+            if not own and source not in self._hosts_own:
+                self.add(f"torch.nn.functional.{name} has been replaced ({named(function)})")
+
+    def function(self, cls: type, key: str, name: str) -> None:
+        """Watches a function of a class that is no module; notes one that another has put there."""
+        self.functions.append((cls, key))
+        source = getattr(getattr(cls, key, None), "__module__", "")
+        if source != cls.__module__:
+            self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
 
     def code(self, cls: type, name: str, known: frozenset[str]) -> None:
         """Notes names in the code of a class's forwards beyond those that are `known`."""
@@ -194,8 +216,7 @@ class Findings:
             "padding_mode": "zeros",
         }
         self._plain(module, name, expected)
-        if type(module) is not nn.Conv2d:
-            self._class_forward(type(module), name)
+        self._class_forward(type(module), name)
         self.watch(module, *CONV_SETTINGS)
         return module
 
@@ -207,8 +228,7 @@ class Findings:
             self._other_class(module, name, "Linear")
             return None
         self._plain(module, name, {})
-        if type(module) is not nn.Linear:
-            self._class_forward(type(module), name)
+        self._class_forward(type(module), name)
         return module
 
     def projection(self, module: Any, name: str) -> nn.Module | None:
@@ -225,8 +245,7 @@ class Findings:
         self._plain(module, name, {"affine": True})
         self.watch(module, "num_groups")
         self.watch(module, "eps")
-        if type(module) is not nn.GroupNorm:
-            self._class_forward(type(module), name)
+        self._class_forward(type(module), name)
         return module
 
     def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
@@ -236,8 +255,7 @@ class Findings:
             return None
         self._plain(module, name, {"elementwise_affine": True})
         self.watch(module, "eps")
-        if type(module) is not nn.LayerNorm:
-            self._class_forward(type(module), name)
+        self._class_forward(type(module), name)
         if len(module.normalized_shape) != 1:
             self.add(f"{name} is over {len(module.normalized_shape)} dimensions")
         return module
@@ -257,13 +275,23 @@ class Findings:
         """Notes an activation other than SiLU."""
         if type(module) is not nn.SiLU:
             self.add(f"{name} is {_described(module)}, not SiLU")
+        else:
+            self.untouched(module, name)
+            self._class_forward(nn.SiLU, name)
 
     def no_dropout(self, module: Any, name: str) -> None:
         """Notes a dropout that would drop something now."""
-        if module is None or type(module) is nn.Identity:
+        if module is None:
             return
-        if type(module) is not nn.Dropout or (module.training and module.p > 0):
+        if type(module) is nn.Dropout:
+            self.watch(module, "training", "p")
+        if type(module) is not nn.Identity and (
+            type(module) is not nn.Dropout or (module.training and module.p > 0)
+        ):
             self.add(f"{name} is {_described(module)}: not a dropout at rest")
+            return
+        self.untouched(module, name)
+        self._class_forward(type(module), name)
 
     def settings(
         self, module: Any, name: str, expected: dict[str, Any], *, watched: bool = True

@@ -95,11 +95,6 @@ class Subject:
         self._watch = Watch(modules, watched)
 
     def _surroundings(self) -> tuple[Hashable, ...]:
-        """What the module computes with beside those within."""
-        root = type(self.module)
-        home = sys.modules.get(root.__module__)
-        leaves = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm)
-        return (
-            *(id(cls.forward) for cls in (root, *leaves)),
-            *(id(getattr(home, name, None)) for name in ("th", "timestep_embedding")),
-        )
+        """What the module's own forward names beside those within."""
+        home = sys.modules.get(type(self.module).__module__)
+        return tuple(id(getattr(home, name, None)) for name in ("th", "timestep_embedding"))

@@ -16,8 +16,6 @@ from lib_rocm_sd.unet import blocks, read_comfy, read_diffusers, read_forge, rea
 from lib_rocm_sd.unet.parts import Parts, Transformer
 from lib_rocm_sd.unet.weights import Slots, obstacles, slots_of
 
-_AT_REST = (nn.Dropout, nn.Identity, nn.SiLU)
-
 
 @dataclass(frozen=True, eq=False)
 class Kind:
@@ -164,11 +162,12 @@ def read(
 ) -> Reading:
     """`module` as it is now. `hosts_own`: see Findings. `told`: see Hook.tells."""
     found = Findings(family, hosts_own)
+    found.everywhere()
     parts: Parts | None = kind.read(found, module)
     leaves = [] if parts is None else parts.leaves()
     _check_parameters(found, leaves, told)
     modules = list(_seen(module, parts))
-    watch = Watch(modules, found.watched)
+    watch = Watch(modules, found.watched, found.functions)
     reasons = tuple(found.reasons)
     if reasons:
         return Reading(None, reasons, (), (), watch)
@@ -176,15 +175,13 @@ def read(
 
 
 def _seen(module: nn.Module, parts: Parts | None) -> Iterator[nn.Module]:
-    """The modules to watch: of a transformer not what is in its blocks; no dropout or SiLU, which
-    are many and are told apart by their parents' children.
-    """
+    """The modules to watch: of a transformer not what is in its blocks."""
     inner = set(parts.blocks) if isinstance(parts, Transformer) else set()
 
     def walk(one: nn.Module) -> Iterator[nn.Module]:
         yield one
         for child in one.children():
-            if child not in inner and type(child) not in _AT_REST:
+            if child not in inner:
                 yield from walk(child)
 
     return walk(module)

@@ -21,6 +21,7 @@ def whole(
     part = found.part()
     made = read(part, name)
     found.watched += part.watched
+    found.functions += part.functions
     if made is None or part.reasons:
         found.partly += part.reasons
         return None

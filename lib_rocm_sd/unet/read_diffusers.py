@@ -201,6 +201,8 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
         found.add(f"{name}.processor is a {kind} of {type(processor).__module__}")
     elif PROCESSORS[kind] and getattr(module, "upcast_attention", False):
         found.add(f"{name}.processor computes in float32")
+    else:
+        found.function(type(processor), "__call__", f"{name}.processor")
     out = found.listed(getattr(module, "to_out", None), f"{name}.to_out", 2)
     if out:
         found.no_dropout(out[1], f"{name}.to_out.1")

@@ -131,6 +131,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 networks.network_apply_weights(self)
             return own(self, x)
 
+        applied.__module__ = networks.__name__
         monkeypatch.setattr(kind, "forward", applied)
     inputs = models.in_dtype(models.ldm_inputs(), BF16)
     return World(networks, shared, unet, WebUIHook(), inputs)

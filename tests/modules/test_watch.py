@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as of_all
 
 from lib_rocm_sd.modules.watch import Watch
 
@@ -17,10 +18,17 @@ class Part(nn.Module):
         return x
 
 
+class Processor:
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
 class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.part = nn.Sequential(Part(), nn.Linear(2, 2))
+        self.part = nn.Sequential(Part(), nn.Linear(2, 2), nn.Conv2d(2, 2, 1), nn.SiLU())
+        # As somebody leaves it who has put back what was there before.
+        self.part[0].forward = self.part[0].forward
         self.mode = "plain"
 
     def forward(self, x: Any) -> Any:
@@ -41,6 +49,14 @@ CHANGES: dict[str, Callable[[Whole], object]] = {
     "a hook": lambda m: m.part[1].register_forward_hook(_anything),
     "a hook before": lambda m: m.part[0].register_forward_pre_hook(_anything),
     "a watched value": lambda m: setattr(m, "mode", "other"),
+    "another forward where one was put back": lambda m: setattr(m.part[0], "forward", _anything),
+    "a forward that is gone": lambda m: (delattr(m.part[0], "forward"), setattr(m.part[0], "a", 1)),
+    "another inner forward": lambda m: setattr(m.part[2], "_conv_forward", _anything),
+    "a hook on an activation": lambda m: m.part[3].register_forward_hook(_anything),
+    "hooks in another dict": lambda m: setattr(m.part[1], "_forward_hooks", {1: _anything}),
+    "parameters in another dict": lambda m: setattr(
+        m.part[1], "_parameters", {k: v + 1 for k, v in m.part[1]._parameters.items()}
+    ),
     "another attribute": lambda m: setattr(m.part[1], "lora_layer", 1),
 }
 UNMINDED: dict[str, Callable[[Whole], object]] = {
@@ -55,7 +71,8 @@ UNMINDED: dict[str, Callable[[Whole], object]] = {
 
 def watched() -> tuple[Whole, Watch]:
     module = Whole()
-    return module, Watch(list(module.modules()), [(vars(module), "mode", module.mode)])
+    watched = [(vars(module), "mode", module.mode)]
+    return module, Watch(list(module.modules()), watched, [(Processor, "__call__")])
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -73,9 +90,37 @@ def test_what_is_not_minded(change: Callable[[Whole], object]) -> None:
     assert watch.same()
 
 
-def test_another_forward_in_a_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+CODE: dict[str, tuple[Any, str]] = {
+    "the root's forward": (Whole, "forward"),
+    "a leaf's forward": (nn.Linear, "forward"),
+    "an activation's forward": (nn.SiLU, "forward"),
+    "an inner forward": (nn.Conv2d, "_conv_forward"),
+    "the call of one class": (Part, "__call__"),
+    "the call of every module": (nn.Module, "_call_impl"),
+    "a function that forwards call": (nn.functional, "silu"),
+    "a watched function": (Processor, "__call__"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name"), CODE.values(), ids=CODE)
+def test_other_code_of_a_class_is_noticed(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, watch = watched()
-    monkeypatch.setattr(Whole, "forward", lambda self, x: x)
+    monkeypatch.setattr(owner, name, lambda *given: None)
     assert not watch.same()
     monkeypatch.undo()
+    assert watch.same()
+
+
+@pytest.mark.parametrize(
+    "register", [of_all.register_module_forward_hook, of_all.register_module_forward_pre_hook]
+)
+def test_a_hook_on_all_modules_is_noticed(register: Callable[[Any], Any]) -> None:
+    _, watch = watched()
+    handle = register(_anything)
+    try:
+        assert not watch.same()
+    finally:
+        handle.remove()
     assert watch.same()
