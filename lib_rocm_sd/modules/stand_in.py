@@ -46,6 +46,10 @@ class StandIn(ABC):
         """Serve the module's calls from now on; or the name of who has its forward already."""
         current = vars(self.module).get("forward", ABSENT)
         if current is not self:
+            if isinstance(current, StandIn) and not current.is_put_in:
+                # Somebody kept it, and put it back after it was given back: it is the module's own.
+                del self.module.forward
+                current = ABSENT
             if current is not ABSENT and not is_the_classs(current, self.module):
                 self._serving = False
                 return named(current)

@@ -99,8 +99,8 @@ class UnetTakeover:
     def _take(self, module: nn.Module, kind: Kind, family: str, anew: bool) -> None:
         current = vars(module).get("forward")
         stand_in = self._stand_ins.get(module)
-        if isinstance(current, StandIn) and current is not stand_in:  # of another take-over
-            self._elsewhere[module] = kind.title
+        if current is not stand_in and isinstance(current, StandIn) and current.is_put_in:
+            self._elsewhere[module] = kind.title  # of another take-over
             return
         if stand_in is None:
             stand_in = BlockStandIn(module, kind, family, self._means, self._hook, self._session)
@@ -161,13 +161,19 @@ class UnetTakeover:
         for module, stand_in in self._stand_ins.items():
             reasons, partly = stand_in.reasons, stand_in.reading.partly
             if not reasons and not stand_in.is_put_in:
-                other = vars(module).get("forward")
-                reasons = (f"its forward has been replaced ({named(other)})",)
+                reasons = _displaced(module)
             rows.setdefault(stand_in.kind.title, []).append((reasons, () if reasons else partly))
         for module, title in self._elsewhere.items():
             if module not in self._stand_ins:
-                rows.setdefault(title, []).append(((), ()))
+                current: Any = vars(module).get("forward")
+                serves = isinstance(current, StandIn) and current.is_put_in
+                rows.setdefault(title, []).append(((), ()) if serves else (_displaced(module), ()))
         return [_row(title, rows[title]) for title in TITLES if title in rows]
+
+
+def _displaced(module: nn.Module) -> tuple[str, ...]:
+    """Why calls of a block that was ours come elsewhere."""
+    return (f"its forward has been replaced ({named(vars(module).get('forward'))})",)
 
 
 def _row(title: str, found: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> KindReport:

@@ -53,6 +53,36 @@ def test_taking_over_again_changes_nothing(unet: Any, inputs: Any) -> None:
     assert own_forwards(unet) == before
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "taken over again", "given back"])
+def test_a_forward_of_ours_that_a_host_kept_and_put_back_serves_again(
+    unet: Any, inputs: Any, meanwhile: str
+) -> None:
+    """As extensions do that replace a block's forward for one picture."""
+    taken = take_over(unet)
+    ours, block = models.step(unet, inputs), unet.middle_block[0]
+    kept = block.forward
+    block.forward = lambda *given: type(block).forward(block, *given) * 2
+    doubled = models.step(unet, inputs)
+    (why,) = rows(taken)["residual block"].left
+    assert "has been replaced" in why and not near(doubled, ours)
+    if meanwhile == "taken over again":
+        taken.take_over(anew=False)
+    elif meanwhile == "given back":
+        taken.give_back()
+    block.forward = kept
+    if meanwhile == "given back":
+        assert near(models.step(unet, inputs), ours)
+        other = take_over(unet)
+        assert rows(other)["residual block"].ours == 8
+        taken = other
+    else:
+        taken.take_over(anew=False)
+    assert torch.equal(models.step(unet, inputs), ours)
+    assert all(row.ours == row.total for row in taken.report())
+    taken.give_back()
+    assert set(own_forwards(unet)) == {None}
+
+
 def test_weights_are_laid_anew_in_place_and_given_back_as_they_were(unet: Any, inputs: Any) -> None:
     before = copy.deepcopy(unet.state_dict())
     strides = {name: tensor.stride() for name, tensor in unet.named_parameters()}
@@ -71,7 +101,7 @@ def test_weights_are_laid_anew_in_place_and_given_back_as_they_were(unet: Any, i
     after = dict(unet.named_parameters())
     assert {name: tensor.stride() for name, tensor in after.items()} == strides
     assert all(torch.equal(after[name], before[name]) for name in strides)
-    assert not any(module._state_dict_hooks for module in unet.modules())
+    assert not any(module._state_dict_pre_hooks for module in unet.modules())
 
 
 def test_layers_of_the_same_rows_lie_together_until_they_are_given_back(
@@ -89,6 +119,7 @@ def test_layers_of_the_same_rows_lie_together_until_they_are_given_back(
     saved = load_file(tmp_path / "unet.safetensors")
     assert all(torch.equal(saved[name], tensor) for name, tensor in before.items())
     assert not load_model(unet, str(tmp_path / "unet.safetensors"))[0]
+    del state  # while it is kept, weights stay as they are
     assert torch.equal(models.step(unet, inputs), ours)
     taken.give_back()
     for weight in (weight for one in attention for weight in joint(one)):
