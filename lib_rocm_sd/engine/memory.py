@@ -38,6 +38,18 @@ def sizes(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
 
 
+storage_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+"""How many tensors, and others, share the storage at this address."""
+
+
+def holders(tensor: torch.Tensor) -> int:
+    """How many tensors share its memory, itself among them; 1 where this torch does not tell."""
+    if storage_uses is None or tensor.device.type == "meta":
+        return 1
+    memory = tensor.untyped_storage()  # which counts, too
+    return storage_uses(memory._cdata) - 1
+
+
 def is_shared(tensor: torch.Tensor) -> bool:
     """Whether its memory is more than its values take."""
     whole, values = sizes(tensor)

@@ -8,17 +8,16 @@ lies in a `Result`, which is lent to whom asked: it is not written to as long as
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lib_rocm_sd.engine.memory import storage_uses
+
 ALIGNMENT = 256
 LENT, OWN, COPIED = "lent", "own", "copied"
-_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-"""How many tensors, and others, share a storage."""
 _aten = torch.ops.aten
 
 
@@ -141,14 +140,17 @@ class Result:
         self._storage = self._bytes.untyped_storage()
         self._key, self._at = self._storage._cdata, self._storage.data_ptr()
         self._whole: dict[tuple[Layout, int], torch.Tensor] = {}
-        self._idle = 0 if _uses is None else _uses(self._key), sys.getrefcount(self._storage)
+        self._idle = (
+            0 if storage_uses is None else storage_uses(self._key),
+            sys.getrefcount(self._storage),
+        )
 
     @property
     def is_held(self) -> bool:
         """Whether anybody still has a tensor in it; where this torch does not tell: True."""
-        if _uses is None or sys.getrefcount(self._storage) > self._idle[1]:
+        if storage_uses is None or sys.getrefcount(self._storage) > self._idle[1]:
             return True
-        return _uses(self._key) > self._idle[0] + len(self._whole)
+        return storage_uses(self._key) > self._idle[0] + len(self._whole)
 
     @property
     def is_whole(self) -> bool:

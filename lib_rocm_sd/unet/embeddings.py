@@ -26,18 +26,6 @@ from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
 _Facts = tuple[Any, ...]
 
 
-class _Biases:
-    """Those of convolutions, side by side, as float32: equal only to itself."""
-
-    def __init__(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> None:
-        self._of = tuple(timed), tuple(facts)
-        self.values = torch.cat([_bias(each) for each in timed])
-
-    def are_of(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> bool:
-        """Whether these are they, unchanged."""
-        return self._of == (tuple(timed), tuple(facts))
-
-
 @dataclass(frozen=True)
 class _Step:
     """What was made of an embedding, that had this version: by block, with the facts of then."""
@@ -66,8 +54,6 @@ class Embeddings:
         self._places = Places()
         self.timed: tuple[Timed, ...] = ()
         self._step: _Step | None = None
-        self._biases: _Biases | None = None
-        self._alone_with: dict[Timed, tuple[_Facts, torch.Tensor]] = {}
 
     def of(self, emb: torch.Tensor, timed: Timed, silu: bool) -> torch.Tensor:
         """(N, Co) in float32 of emb (N, E), the convolution's bias added: the layer of it, after
@@ -89,8 +75,6 @@ class Embeddings:
     def forget(self) -> None:
         self.step_begins()
         self._places.forget()
-        self._biases = None
-        self._alone_with = {}
 
     def step_begins(self) -> None:
         """What was made of an embedding is not looked at again."""
@@ -98,11 +82,7 @@ class Embeddings:
 
     def _alone(self, active: torch.Tensor, timed: Timed) -> torch.Tensor:
         made = compute.linear(begin(self._session, Routes()), "alone", active, timed.layer)
-        fact_now = self._bias_fact(timed)
-        known = self._alone_with.get(timed)
-        if known is None or known[0] != fact_now:
-            known = self._alone_with[timed] = fact_now, _bias(timed)
-        return made + known[1]
+        return made + _bias(timed).to(made.device, torch.float32)
 
     def _made(self, emb: torch.Tensor) -> dict[Timed, tuple[_Facts, torch.Tensor]]:
         """Of a new embedding, for all blocks; empty where that cannot be."""
@@ -111,20 +91,14 @@ class Embeddings:
         if len(layers) < 2 or self._ready(layers):
             return {}
         facts = [self._facts(each) for each in timed]
-        biases = self._biases_of(timed, [bias for _, _, bias in facts])
+        biases = [_bias(each) for each in timed]
         shaped = (emb.shape, emb.stride(), emb.dtype, emb.device)
-        routes = self._places.of((shaped, laid(slots_of(layers))))
-        calls = begin(self._session, routes, self._graphs)
+        read = laid(slots_of(layers)), tuple(bias.data_ptr() for bias in biases)
+        calls = begin(self._session, self._places.of((shaped, read)), self._graphs)
         run = partial(_joint, layers, biases)
-        joint = calls.recorded(run, {"embedding": emb}, (*layers, biases))
+        joint = calls.recorded(run, {"embedding": emb}, tuple(layers))
         parts = joint.split([layer.out_features for layer in layers], -1)
         return dict(zip(timed, zip(facts, parts, strict=True), strict=True))
-
-    def _biases_of(self, timed: Sequence[Timed], facts: Sequence[_Facts]) -> _Biases:
-        """The same object as long as none has changed, as their `facts` say."""
-        if self._biases is None or not self._biases.are_of(timed, facts):
-            self._biases = _Biases(timed, facts)
-        return self._biases
 
     def _bias_fact(self, timed: Timed) -> _Facts:
         return fact(timed.conv._parameters.get("bias"), self._told)
@@ -142,26 +116,30 @@ class Embeddings:
         if bias is not None and bias.is_inference() and not self._told:
             return False
         same = weight.device == emb.device and weight.dtype == emb.dtype
+        same = same and (bias is None or (bias.device, bias.dtype) == (emb.device, emb.dtype))
         return same and weight.shape[1] == emb.shape[-1]
 
 
 def _joint(
-    layers: Sequence[nn.Linear], biases: _Biases, calls: Calls, embedding: torch.Tensor
+    layers: Sequence[nn.Linear],
+    biases: list[torch.Tensor],
+    calls: Calls,
+    embedding: torch.Tensor,
 ) -> torch.Tensor:
     """What `layers` make of SiLU of `embedding`, side by side, as many as can be by one launch;
-    and `biases`.
+    and `biases`, read each time.
     """
     active, parts = nn.functional.silu(embedding), []
     for first in range(0, len(layers), MOST_WEIGHTS):
         some = layers[first : first + MOST_WEIGHTS]
         parts.append(compute.linear(calls, str(first), active, *some))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)) + biases.values
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)) + torch.cat(biases).float()
 
 
 def _bias(timed: Timed) -> torch.Tensor:
-    """Of the convolution, in float32 and where the layer is."""
-    weight: Any = timed.layer._parameters["weight"]
+    """The convolution's: the parameter itself, or zeros."""
     bias = timed.conv._parameters.get("bias")
     if bias is None:
-        return weight.new_zeros(timed.conv.out_channels, dtype=torch.float32)
-    return bias.detach().to(weight.device, torch.float32)
+        weight: Any = timed.layer._parameters["weight"]
+        return weight.new_zeros(timed.conv.out_channels)
+    return bias.detach()

@@ -149,7 +149,16 @@ class BlockStandIn(StandIn):
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _serve(self, asked: Any) -> Any:
-        reading, routes = self._reading, self._laid_routes(asked)
+        with self._means.weights.lock:
+            return self._served(asked)
+
+    def _served(self, asked: Any) -> Any:
+        try:
+            routes = self._laid_routes(asked)
+        except UnknownModuleError as error:
+            self._left = "; ".join(error.reasons)
+            raise
+        reading = self._reading
         self._left = routes.left or ""
         if self._left:
             raise UnknownModuleError((self._left,))

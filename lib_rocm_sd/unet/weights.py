@@ -4,21 +4,25 @@ Parameters keep their shapes and values, and there is no second copy of them. A 
 becomes that of channels-last images, which is what convolutions of such images read. Linear layers
 of the same rows, as to_q, to_k and to_v, come to lie one after another: a library then makes one
 product of them where it would make three (ops/linear/torch.py).
+
+Tensors that share a parameter's memory keep doing so: nothing is laid anew while somebody else has
+such a tensor, and a `state_dict` gets parameters that lie as they did before ours ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
-from typing import Any, cast
+from threading import RLock
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import is_recording, is_shared, sizes
+from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.joint import as_one
@@ -27,31 +31,95 @@ _Fact = tuple[Any, ...]
 PLAIN = (torch.Tensor, nn.Parameter)
 
 
+HELD = "its weights are also held elsewhere, as by a state_dict that is kept"
+
+
 @dataclass(frozen=True)
 class _Laid:
-    """A parameter that was laid anew: what its strides were, what tells that it still lies so, and
-    how its hook is removed.
+    """A parameter that was laid anew, and the strides that it had. `beside`: the layers whose
+    weights were laid in one memory, which is `memory`; a convolution's is its own.
     """
 
     parameter: ref[torch.Tensor]
     strides: tuple[int, ...]
-    lies_so: Callable[[torch.Tensor], bool]
+    beside: tuple[ref[nn.Module], ...]
+    memory: tuple[int, int, int] | None
     remove_hook: Callable[[], None]
 
+    def lies_so(self, weight: torch.Tensor) -> bool:
+        if weight is not self.parameter() or weight.device.type == "meta":
+            return False
+        if self.memory is None:
+            return _is_channels_last(weight)
+        return _memory(weight) == self.memory
 
-@dataclass(frozen=True)
-class _Made:
-    facts: tuple[Any, ...]
-    weights: ConvWeights
+    def is_alone(self, weight: torch.Tensor) -> bool:
+        """Whether nobody but these layers has a tensor in its memory."""
+        layers = (known() for known in self.beside)
+        both = (layer._parameters.get("weight") for layer in layers if layer is not None)
+        memory = _memory(weight)
+        return holders(weight) <= sum(each is not None and _memory(each) == memory for each in both)
+
+
+class LiveWeights(ConvWeights):
+    """A host's convolution: the weight as it lies, and a copy of the bias in float32, to which the
+    shortcut's is added. `renew` makes the copy: in each step, since a write through `.data` is
+    nowhere to be seen.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, shortcut: torch.Tensor | None
+    ) -> None:
+        super().__init__(weight, bias, None, shortcut, in_rows=True)
+        self.biases = [each for each in (bias, shortcut) if each is not None]
+        self.reads = id(weight), id(bias), id(shortcut), weight.device
+        with torch.inference_mode(False):  # else it could not be written to outside of it
+            whole = weight.new_zeros(-(-len(weight) // 16) * 16, dtype=torch.float32)
+            self.bias = whole[: len(weight)]
+            self.copies = [self.bias, torch.empty_like(self.bias)][: len(self.biases)]
+        self._on(weight.device)["padded bias"] = whole
+        self.versions: list[int | None] = []
+
+    def plain(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        weight, shortcut = self._weights(like)
+        return weight, self.bias.to(like), shortcut
+
+
+def renew(made: Iterable[LiveWeights]) -> None:
+    """Copy the biases of all of these, by few launches where torch can."""
+    made = [each for each in made if each.biases]
+    for each in made:  # before they are read
+        each.versions = list(map(version_of, each.biases))
+    both = [each.copies for each in made if len(each.copies) > 1]
+    with torch.no_grad():
+        if made:
+            _copy(
+                [c for each in made for c in each.copies], [b for each in made for b in each.biases]
+            )
+        if both:
+            torch._foreach_add_([own for own, _ in both], [added for _, added in both])
+
+
+def _copy_each(into: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    for target, tensor in zip(into, given, strict=True):
+        target.copy_(tensor)
+
+
+_copy: Callable[..., None] = getattr(torch, "_foreach_copy_", _copy_each)
 
 
 class UnetWeights:
-    """The weights of one UNet, laid to be computed with. `told`: see Hook.tells."""
+    """The weights of one UNet, laid to be computed with. `told`: see Hook.tells.
+
+    `lock` is held by who computes with them: a `state_dict` that another thread asks for waits.
+    """
 
     def __init__(self, told: bool = False) -> None:
         self._told = told
+        self.lock = RLock()
         self._laid: WeakKeyDictionary[nn.Module, _Laid] = WeakKeyDictionary()
-        self._made: dict[tuple[nn.Module, bool], _Made] = {}
+        self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
+        self._asked: set[tuple[nn.Module, bool]] = set()
 
     def of(
         self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None, bare: bool = False
@@ -59,32 +127,29 @@ class UnetWeights:
         """Weight and bias of a 3x3 convolution; the bias of the 1x1 `shortcut` is added to it.
         `bare`: without its bias, which comes with the time embedding.
 
-        The same object while neither has changed. What it has beside the parameters themselves is
-        that bias, in float32 and in their dtype: a parameter that is moved takes its memory along.
+        The same object while these are the same tensors. Who asks again is in another step.
         """
-        known = self._made.get((conv, bare))
-        if known is not None and known.facts == self._facts(conv, shortcut, bare):
-            return known.weights
+        key, known = (conv, bare), self._made.get((conv, bare))
+        own, weight = conv._parameters, conv.weight
+        bias = None if bare else own.get("bias")
+        added = None if shortcut is None else shortcut._parameters.get("bias")
         self.lay((conv,))
-        facts = self._facts(conv, shortcut, bare)  # before what they are about is read
-        own = None if bare else conv.bias
-        added = None if shortcut is None else shortcut.bias
-        made = ConvWeights(conv.weight, own, None, added, in_rows=True)
-        self._made[conv, bare] = _Made(facts, made)
-        return made
-
-    def _facts(self, conv: nn.Conv2d, shortcut: nn.Conv2d | None, bare: bool) -> tuple[Any, ...]:
-        """Equal as long as nothing of what `of` reads has changed, nor how the weight lies."""
-        own, told = conv._parameters, self._told
-        weight: Any = own["weight"]
-        bias = () if bare else fact(own.get("bias"), told)
-        added = () if shortcut is None else fact(shortcut._parameters.get("bias"), told)
-        return fact(weight, told), weight.stride(), bias, added
+        if known is None or known.reads != (id(weight), id(bias), id(added), weight.device):
+            known = self._made[key] = LiveWeights(weight, bias, added)
+            renew((known,))
+        elif key in self._asked:
+            self._asked.clear()
+            renew(self._made.values())
+        elif known.versions != list(map(version_of, known.biases)):
+            renew((known,))
+        self._asked.add(key)
+        return known
 
     def lay(self, leaves: Iterable[nn.Module]) -> bool:
         """Lay the convolutions among them anew where that was not done; whether any was.
 
-        UnknownModuleError amid another's graph, whose replay would do it again.
+        UnknownModuleError where that must not be: amid another's graph, whose replay would do it
+        again, or where a tensor of somebody else's would no longer be the weight.
         """
         laid = False
         for leaf in leaves:
@@ -93,6 +158,8 @@ class UnetWeights:
             if not _is_channels_last(leaf.weight):
                 if is_recording(leaf.weight.device):
                     raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
+                if holders(leaf.weight) > 1:
+                    raise UnknownModuleError((HELD,))
                 self._lay(leaf)
                 laid = True
         return laid
@@ -111,33 +178,24 @@ class UnetWeights:
             return False
         with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
             joint = torch.cat([_read_here(weight.data) for weight in weights])
-            lies_so = partial(_is_in, _memory(joint))
+            memory = _memory(joint)
             parts = joint.split([len(weight) for weight in weights])
             for layer, weight, part in zip(layers, weights, parts, strict=True):
-                self._keep(layer, lies_so)
+                self._keep(layer, tuple(map(ref, layers)), memory)
                 weight.data = part
         return True
 
     def _is_free(self, layer: nn.Linear) -> bool:
-        """Whether its weight's memory is its own, or what we joined."""
-        known = self._laid.get(layer)
-        ours = known is not None and known.lies_so(layer.weight)
-        return ours or not is_shared(layer.weight)
+        """Whether its weight's memory is its own, or what we joined, and nobody else's."""
+        known, weight = self._laid.get(layer), layer.weight
+        if known is not None and known.lies_so(weight):
+            return known.is_alone(weight)
+        return not is_shared(weight) and holders(weight) == 1
 
     @property
     def extra_bytes(self) -> int:
         """What is kept beside the parameters."""
-        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in self._kept()}
-        return sum(kept.values())
-
-    def _kept(self) -> list[torch.Tensor]:
-        theirs = {
-            parameter.untyped_storage()._cdata
-            for conv, _ in self._made
-            for parameter in conv.parameters()
-        }
-        made = [item for known in self._made.values() for item in _tensors_of(known.weights)]
-        return [item for item in made if item.untyped_storage()._cdata not in theirs]
+        return sum(made.bias.untyped_storage().nbytes() for made in self._made.values())
 
     def forget(self) -> None:
         """Give back what was made of parameters; the next call makes it again."""
@@ -152,29 +210,44 @@ class UnetWeights:
 
     def leave(self, leaves: Iterable[nn.Module]) -> None:
         """As `give_back`, for those among `leaves`: they are the host's for now."""
-        for leaf in leaves:
-            laid = self._laid.get(leaf)
-            if laid is not None:
-                _unlay(leaf, laid)
-                del self._laid[leaf]
-                for bare in (False, True):
-                    self._made.pop((cast(nn.Conv2d, leaf), bare), None)
+        with self.lock:
+            for leaf in leaves:
+                laid = self._laid.get(leaf)
+                if laid is not None:
+                    laid.remove_hook()
+                    self._unlay(leaf, laid)
+                    del self._laid[leaf]
+
+    def read(self, leaf: nn.Module) -> None:
+        """Let its weight lie as it did, for a reader, until the next call of its block; unless
+        somebody else has a tensor of it, which is to remain the weight.
+        """
+        with self.lock:
+            laid, weight = self._laid.get(leaf), leaf._parameters.get("weight")
+            if laid is not None and weight is not None and laid.is_alone(weight):
+                self._unlay(leaf, laid)
+
+    def _unlay(self, leaf: nn.Module, laid: _Laid) -> None:
+        weight = leaf._parameters.get("weight")
+        if weight is not None and laid.lies_so(weight):
+            restride(weight, laid.strides)
 
     def _lay(self, conv: nn.Conv2d) -> None:
         weight = conv.weight
         with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            self._keep(conv, _is_channels_last)
+            self._keep(conv, (ref(conv),), None)
             data = _read_here(weight.data)
             weight.data = data.contiguous(memory_format=torch.channels_last)
 
-    def _keep(self, leaf: Any, lies_so: Callable[[torch.Tensor], bool]) -> None:
+    def _keep(self, leaf: Any, beside: tuple[ref[nn.Module], ...], memory: Any) -> None:
         """Remember how its weight lies now, which is how a `state_dict` is to have it."""
         known = self._laid.pop(leaf, None)
         if known is not None:
             known.remove_hook()
-        handle = leaf._register_state_dict_hook(_for_files)
+        handle = leaf.register_state_dict_pre_hook(_before_state_dict)
+        _laid_by[leaf] = ref(self)
         weight = leaf.weight
-        self._laid[leaf] = _Laid(ref(weight), weight.stride(), lies_so, handle.remove)
+        self._laid[leaf] = _Laid(ref(weight), weight.stride(), beside, memory, handle.remove)
 
 
 def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
@@ -204,14 +277,6 @@ def _alike(weights: Sequence[torch.Tensor], told: bool) -> bool:
     )
 
 
-def _unlay(leaf: nn.Module, laid: _Laid) -> None:
-    laid.remove_hook()
-    parameter = laid.parameter()
-    current = leaf._parameters.get("weight")
-    if current is not None and parameter is current and laid.lies_so(current):
-        restride(current, laid.strides)
-
-
 def _is_channels_last(weight: torch.Tensor) -> bool:
     return weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -220,10 +285,6 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Which storage it lies in."""
     storage = tensor.untyped_storage()
     return storage._cdata, storage.data_ptr(), storage.nbytes()
-
-
-def _is_in(memory: tuple[int, int, int], weight: torch.Tensor) -> bool:
-    return weight.device.type != "meta" and _memory(weight) == memory
 
 
 def _read_here(data: torch.Tensor) -> torch.Tensor:
@@ -252,15 +313,24 @@ def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
         parameter.data = again.copy_(data)
 
 
-def _for_files(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A state_dict has a copy that is contiguous and alone in its memory: some writers of files
-    take nothing else, and others leave out all but the first that lies in one memory.
+_laid_by: WeakKeyDictionary[nn.Module, ref[UnetWeights]] = WeakKeyDictionary()
+
+
+def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Let a reader have the parameter itself, contiguous and alone in its memory: some writers of
+    files take nothing else, and others leave out all but the first that lies in one memory. It is
+    laid anew by the next call of its block, once nobody holds what was read.
+
+    A weight that somebody has a tensor of, or for whose move there is no memory, stays as it is.
     """
-    key = f"{prefix}weight"
-    weight = state.get(key)
-    if isinstance(weight, torch.Tensor) and not isinstance(weight, nn.Parameter):
-        alone = weight.clone() if is_shared(weight) else weight
-        state[key] = alone.contiguous()
+    found = _laid_by.get(module)
+    weights = None if found is None else found()
+    if weights is not None:
+        try:
+            weights.read(module)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
 
 
 Slots = tuple[Sequence[dict[str, Any]], Sequence[str]]
@@ -303,9 +373,3 @@ def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
 def version_of(tensor: torch.Tensor) -> int | None:
     """How often it was changed; None for an inference tensor, which does not count it."""
     return None if tensor.is_inference() else tensor._version
-
-
-def _tensors_of(weights: ConvWeights) -> list[torch.Tensor]:
-    made = [item for items in weights._made.values() for item in items.values()]
-    flat = [part for item in made for part in (item if isinstance(item, tuple) else (item,))]
-    return [item for item in (*flat, weights.bias) if isinstance(item, torch.Tensor)]

@@ -115,18 +115,19 @@ def test_a_bias_that_is_written_to_while_it_is_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by another thread, which merges a LoRA."""
-    conv = nn.Conv2d(16, 16, 3, padding=1).half().requires_grad_(False)
-    kept, made = weights.UnetWeights(), weights.ConvWeights
+    conv: Any = nn.Conv2d(16, 16, 3, padding=1).half().requires_grad_(False)
+    kept, copied = weights.UnetWeights(), weights._copy
 
-    def written_to(*given: Any, **named: Any) -> Any:
-        read = made(*given, **named)
-        conv.bias.add_(1)  # type: ignore[union-attr]
-        return read
+    def written_to(into: Any, given: Any) -> None:
+        copied(into, given)
+        conv.bias.add_(1)
 
-    monkeypatch.setattr(weights, "ConvWeights", written_to)
-    first = kept.of(conv)
-    monkeypatch.setattr(weights, "ConvWeights", made)
-    second = kept.of(conv)
-    assert second is not first and kept.of(conv) is second
-    assert conv.bias is not None and second.bias is not None
+    monkeypatch.setattr(weights, "_copy", written_to)
+    kept.of(conv)
+    monkeypatch.setattr(weights, "_copy", copied)
+    other: Any = nn.Conv2d(16, 16, 3, padding=1).half().requires_grad_(False)
+    kept.of(other)
+    second: Any = kept._made[conv, False]
+    assert not torch.equal(second.bias.half(), conv.bias)
+    assert kept.of(conv) is second
     assert torch.equal(second.bias.half(), conv.bias)
