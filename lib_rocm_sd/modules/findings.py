@@ -53,6 +53,10 @@ _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 """What a packed weight has."""
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
+_OF_LAYERS = ("networks", "modules.devices")
+"""Python modules of AUTOMATIC1111's WebUI that replace forwards of torch's layers for the same
+result: by one networks are applied to weights first, by the other weights of another dtype cast.
+"""
 _OURS = "lib_rocm_sd"
 CONV_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 """What a convolution computes follows from, beside its weights."""
@@ -165,7 +169,7 @@ class Findings:
             if owner is None:
                 continue
             source = str(getattr(owner.__dict__[key], "__module__", ""))
-            known = source == owner.__module__ or source in self._hosts_own
+            known = source in (owner.__module__, *_OF_LAYERS) or source in self._hosts_own
             if not known and not source.startswith(_OURS):
                 self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
 

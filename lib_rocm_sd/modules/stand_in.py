@@ -74,14 +74,15 @@ class StandIn(ABC):
             return self.theirs(*args, **kwargs)
         try:
             why = self.refusal(*args, **kwargs)
-            if not why:
-                return self.serve(asked)
+            made = None if why else self.serve(asked)
         except UnknownModuleError as error:
             why = "; ".join(brief(error.reasons))
         except Exception as error:
             if isinstance(error, self.passed_on) or is_out_of_memory(error):
                 raise
             why = self.failed(error)
+        if not why:
+            return self.used(made, asked, lambda: self.theirs(*args, **kwargs))
         self.tell(why)
         return self.theirs(*args, **kwargs)
 
@@ -104,6 +105,12 @@ class StandIn(ABC):
     @abstractmethod
     def serve(self, asked: Any) -> Any:
         """Compute a call that was not refused. What it raises but `passed_on` costs no result."""
+
+    def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:
+        """What the caller is given, where `serve` has made this of a call; `theirs` is what the
+        module's own forward makes of it.
+        """
+        return made
 
     @abstractmethod
     def failed(self, error: Exception) -> str:

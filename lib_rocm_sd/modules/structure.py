@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.modules.watch import surroundings
+
 
 @dataclass(frozen=True)
 class _Seen:
@@ -33,14 +35,18 @@ class Structure:
         self._seen = [_seen(module) for module in root.modules()]
         classes = {base for seen in self._seen for base in seen.cls.__mro__ if base is not object}
         self._classes = [(cls, dict(vars(cls))) for cls in classes]
+        self._around = surroundings()
         tensors = (v for seen in self._seen for v in seen.attributes.values())
         if any(isinstance(value, torch.Tensor) for value in tensors):
             self._seen = []  # neither to be compared nor to be kept alive
 
     def same(self) -> bool:
-        """True if nothing has changed: no attribute, child or hook, no class that is in use."""
+        """True if nothing has changed: no attribute, child or hook, no class that is in use, and
+        nothing of torch's that all of them run.
+        """
         try:
-            return bool(self._seen) and self._same_modules() and self._same_classes()
+            same = bool(self._seen) and surroundings() == self._around
+            return same and self._same_modules() and self._same_classes()
         except (RuntimeError, TypeError, ValueError):
             return False  # attributes that cannot be compared
 

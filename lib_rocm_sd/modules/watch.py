@@ -63,7 +63,6 @@ class Watch:
         self._members = [dict(children) for children in self._children]
         self._hooks = list(chain.from_iterable(tables[2:] for tables in self._tables))
         self._hooked = any(self._hooks)
-        self._hooked_all = hooks_of_all()
         own = [(own, "forward") for own in self._attributes]
         own += [(vars(module), "_forward") for module in parents]
         own += [(vars(m), "_conv_forward") for m in self._modules if isinstance(m, nn.Conv2d)]
@@ -75,7 +74,7 @@ class Watch:
         self._owners = [owner for owner, _ in code]
         self._names = [name for _, name in code]
         self._code = list(map(getattr, self._owners, self._names))
-        self._functions = _functions(_of_torch)
+        self._around = surroundings()
 
     def same(self) -> bool:
         """True if nothing of that has changed. Lists and dicts are compared by the identity of what
@@ -87,11 +86,10 @@ class Watch:
                 and list(map(len, self._attributes)) == self._sizes
                 and list(map(type, self._modules)) == self._types
                 and any(self._hooks) is self._hooked
-                and hooks_of_all() is self._hooked_all
                 and self._children == self._members
                 and list(map(dict.get, self._places, self._keys)) == self._values
                 and list(map(getattr, self._owners, self._names)) == self._code
-                and _functions(_of_torch) == self._functions
+                and surroundings() == self._around
                 and list(map(_TABLES, self._attributes)) == self._tables
             )
         except (AttributeError, KeyError, RuntimeError):
@@ -101,6 +99,11 @@ class Watch:
 def hooks_of_all() -> bool:
     """Whether a hook is set on every module there is (torch's register_module_forward_hook)."""
     return bool(_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
+
+
+def surroundings() -> tuple[bool, tuple[Any, ...]]:
+    """What every module's call runs beside its own: hooks of all, torch's functions."""
+    return hooks_of_all(), _functions(_of_torch)
 
 
 def _code_of(classes: Iterable[type]) -> Iterable[tuple[Any, str]]:

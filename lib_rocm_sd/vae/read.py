@@ -20,6 +20,7 @@ def read(module: nn.Module) -> Recipe:
     """
     family = type(module).__module__
     found = Findings("diffusers" if family.split(".")[0] == "diffusers" else family)
+    found.everywhere()
     role = "encoder" if "Encoder" in type(module).__name__ else "decoder"
     if family.split(".")[0] == "diffusers":
         steps = read_diffusers.steps(found, module, role)

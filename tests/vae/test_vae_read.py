@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.vae import read_ldm
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows, rows_above
@@ -275,3 +277,47 @@ def test_rows_that_a_convolution_needs(kind: str, height: int) -> None:
             above = rows_above(kind, made, (low, high))
             assert above == (low < made[0] // (2 if kind == "upsample" else 1)) or "2" in kind
             assert low + above >= middle
+
+
+AROUND: dict[str, tuple[Any, str, str]] = {
+    "a layer's class": (nn.GroupNorm, "forward", "GroupNorm.forward has been replaced by"),
+    "an inner forward": (nn.Conv2d, "_conv_forward", "Conv2d._conv_forward has been replaced by"),
+    "torch's function": (nn.functional, "group_norm", "functional.group_norm has been replaced"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "why"), AROUND.values(), ids=AROUND)
+def test_what_others_put_into_torch_is_seen(
+    owner: Any, name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = vae_models.coder("ldm decoder")
+    structure = Structure(module)
+    own = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: own(*given))
+    assert why in "; ".join(read(module).reasons) and not structure.same()
+    monkeypatch.undo()
+    assert not read(module).reasons
+
+
+def test_layers_that_the_webuis_networks_replaced_are_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A VAE has no networks."""
+
+    def network_forward(self: Any, x: Any) -> Any:
+        return x
+
+    network_forward.__module__ = "networks"
+    monkeypatch.setattr(nn.Conv2d, "forward", network_forward)
+    assert not read(vae_models.coder("ldm decoder")).reasons
+
+
+def test_a_hook_on_all_modules_is_seen() -> None:
+    module = vae_models.coder("ldm decoder")
+    structure = Structure(module)
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        assert "a hook is set on all modules" in read(module).reasons[0] and not structure.same()
+    finally:
+        handle.remove()
+    assert not read(module).reasons

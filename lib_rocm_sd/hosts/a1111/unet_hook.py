@@ -29,10 +29,8 @@ class WebUIHook(Hook):
     `stands_aside()`: whether attention is the WebUI's own now.
     """
 
-    hosts_own = ("modules.sd_hijack_utils", "modules.devices", NETWORKS)
-    """CondFunc: SpatialTransformer, GroupNorm32 and GEGLU without copies, or in float32. Layers of
-    torch that cast their weights, where these have another dtype. Layers that apply networks.
-    """
+    hosts_own = ("modules.sd_hijack_utils",)
+    """Its CondFunc: SpatialTransformer, GroupNorm32 and GEGLU without copies, or in float32."""
 
     def __init__(self, stands_aside: Callable[[], bool] = lambda: False) -> None:
         self._stands_aside = stands_aside
