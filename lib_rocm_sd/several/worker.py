@@ -34,6 +34,8 @@ _ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
 class _Hook(Hook):
     """Of a UNet that nobody but us touches."""
 
+    compares = False
+
     def __init__(self, graphs: bool | None) -> None:
         self._graphs = graphs
 

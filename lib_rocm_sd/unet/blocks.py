@@ -27,12 +27,14 @@ from lib_rocm_sd.unet.parts import (
     BlockCall,
     Ends,
     ImageCall,
+    Parts,
     Resample,
     Resnet,
     Transformer,
     TransformerCall,
 )
 from lib_rocm_sd.unet.prompts import Prompts, Ready
+from lib_rocm_sd.unet.spot import SpotCheck
 from lib_rocm_sd.unet.weights import UnetWeights
 
 
@@ -56,6 +58,7 @@ class Means:
     prompts: Prompts
     graphs: Graphs
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
+    spot: SpotCheck
 
 
 class Inner(NamedTuple):
@@ -206,6 +209,13 @@ def _prompt(plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
 def _sides(plans: Sequence[Plan]) -> tuple[Any, ...]:
     """Of whose columns each reads some."""
     return tuple(plan.ready.side if plan.ready else None for plan in plans)
+
+
+def is_whole(parts: Parts, call: Any, means: Means) -> bool:
+    """Whether no module of the host is called amid a block."""
+    if isinstance(parts, Transformer):
+        return _inner(parts, call, means) is not None
+    return not isinstance(parts, Block) or planned(parts, call, means).is_ours
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lib_rocm_sd.unet.spot import is_wanted
+
 
 class Hook:
     """A host that has nothing to say. Others derive from it."""
@@ -24,6 +26,11 @@ class Hook:
     def serves(self) -> bool:
         """Whether calls are to be ours now, in this thread. Asked first, before each block."""
         return True
+
+    @property
+    def compares(self) -> bool:
+        """Whether blocks are compared with the host's own now and then (unet/spot.py)."""
+        return is_wanted()
 
     @property
     def graphs(self) -> bool | None:

@@ -16,7 +16,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
+from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, is_whole, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading, read
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
@@ -63,7 +63,7 @@ class BlockStandIn(StandIn):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the block is the module's own; empty where it is ours."""
-        why = self._barred or self._left
+        why = self._barred or self._means.spot.left.get(self.kind.title, "") or self._left
         return self.reading.reasons or ((why,) if why else ())
 
     def forget(self) -> None:
@@ -83,7 +83,7 @@ class BlockStandIn(StandIn):
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the module was read for, on an image or tokens like its weights."""
-        if not self._hook.serves() or self._barred:
+        if not self._hook.serves() or self._barred or self._means.spot.is_theirs:
             return None
         if self.module.training and not self._hook.rests:
             return None
@@ -114,7 +114,7 @@ class BlockStandIn(StandIn):
             return None
         call = self.asked(x, **given)
         parts = self._reading.parts
-        if call is None or not isinstance(parts, Block) or self._hook.ready(self._reading.leaves):
+        if call is None or not isinstance(parts, Block) or self._why_not():
             return None
         plan = planned(parts, call, self._means)
         return Inner(plan, self._laid_routes(call)) if plan.is_ours else None
@@ -134,7 +134,20 @@ class BlockStandIn(StandIn):
         return bool(joint and weights.join(joint)) or laid
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        return super().refusal(*args, **kwargs) or self._hook.ready(self._reading.leaves)
+        return super().refusal(*args, **kwargs) or self._why_not()
+
+    def _why_not(self) -> str:
+        """Why no call of it is to be ours now."""
+        spot = self._means.spot
+        spot.look()
+        return spot.left.get(self.kind.title, "") or self._hook.ready(self._reading.leaves)
+
+    def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:
+        """Ours, but for the calls that are compared."""
+        spot, parts = self._means.spot, self._reading.parts
+        if not spot.is_due(self) or parts is None or not is_whole(parts, asked, self._means):
+            return made
+        return spot.compare(self, made, asked.x, theirs)
 
     def serve(self, asked: Any) -> Any:
         try:

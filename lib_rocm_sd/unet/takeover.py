@@ -22,6 +22,7 @@ from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
 from lib_rocm_sd.unet.parts import Attention, Block, Resnet, Timed
 from lib_rocm_sd.unet.prompts import Prompts
+from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -57,8 +58,9 @@ class UnetTakeover:
         self.graphs = Graphs(session.report.event, hook.graphs)
         self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
         self._prompts = Prompts(hook.ready, session, self.graphs, hook.tells)
-        made = (self._embeddings, self._prompts)
-        self._means = Means(self._weights, hook.attention, *made, self.graphs, self._inner)
+        self.spot = SpotCheck(self._differs)
+        shared = (self._embeddings, self._prompts, self.graphs, self._inner, self.spot)
+        self._means = Means(self._weights, hook.attention, *shared)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -128,6 +130,32 @@ class UnetTakeover:
         self._embeddings.step_begins()
         self._prompts.step_begins()
 
+    def generation_begins(self, turn: int | None = None, steps: int = STEPS) -> None:
+        """A picture of so many steps is about to be made: what was left since a comparison is read
+        anew. `turn`: see SpotCheck.begin.
+        """
+        self.spot.look(wait=True)
+        if self.spot.left:
+            self.spot.left.clear()
+            self.take_over()
+        ours = [each for each in self._stand_ins.values() if each.is_put_in and not each.reasons]
+        self.spot.begin(ours if self._hook.compares else (), turn, steps)
+
+    def _differs(self, block: BlockStandIn, how: str) -> dict[str, str]:
+        """Of a block that is not what the host computes: what is left for it, and why."""
+        block.renew()
+        reasons = (*block.reading.reasons, *block.reading.partly)
+        what = "; ".join(brief(reasons)) or "nothing that is looked at has changed"
+        why = f"{self._name_of(block.module)} {how} from the host's own: {what}"
+        self._session.report.event(f"UNet: {why}")
+        alike = TITLES[1:3] if block.kind.title in TITLES[1:3] else (block.kind.title,)
+        return dict.fromkeys(alike, why)
+
+    def _name_of(self, module: nn.Module) -> str:
+        models = [model for model in (known() for known in self._models) if model is not None]
+        named = (pair for model in models for pair in model.named_modules())
+        return next((name for name, each in named if each is module), "a block")
+
     @property
     def is_on(self) -> bool:
         return self._is_on
@@ -150,6 +178,7 @@ class UnetTakeover:
             stand_in.forget()
         self._stand_ins.clear()
         self._elsewhere.clear()
+        self.spot.begin(())
         self._embeddings.forget()
         self._prompts.forget()
         self.graphs.forget()
@@ -198,4 +227,5 @@ def take_over(
     models = [models] if isinstance(models, nn.Module) else list(models)
     made = UnetTakeover(models, session, Hook() if hook is None else hook)
     made.take_over()
+    made.generation_begins()
     return made

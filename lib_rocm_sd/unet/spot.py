@@ -1,0 +1,177 @@
+"""Compares blocks of ours with the host's own: one call of one block of each kind in a generation.
+
+What the host would compute depends on more than can be watched (modules/watch.py). So a call now
+and then is made by the host's own forward, with all that sits in it, and that result is used. Ours
+is computed beside it, from the same input, and compared on the device, which nobody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.ops.conv.search import no_search, searches
+
+VARIABLE = "ROCM_SD_SPOT_CHECK"
+"""0: nothing is compared. The WebUI has a setting for it."""
+STEPS = 20
+"""After which another round begins where nobody says that a generation does."""
+OF_ADDED, OF_ALL = 16, 1
+"""What rounding may amount to between two computations in half precision, in units of the type's
+epsilon: of what a block adds to its input, and of its result; each by its norm.
+"""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A comparison on its way from the device: the norms of the difference, of what the block adds
+    and of its result. `arrived(wait)`: whether they are here.
+    """
+
+    block: Any
+    norms: torch.Tensor
+    epsilon: float
+    arrived: Callable[[bool], bool]
+
+
+def is_wanted() -> bool:
+    """Whether blocks are compared where a host has no setting for it."""
+    return os.environ.get(VARIABLE, "") != "0"
+
+
+@dataclass
+class SpotCheck:
+    """The comparisons of one take-over, whose blocks are of several kinds: `block.kind.title`.
+
+    `differs(block, how)` is told of a block whose result was not the host's; what it gives is why
+    blocks of this kind are the host's from then on: `left`, by title.
+    """
+
+    differs: Callable[[Any, str], dict[str, str]]
+    left: dict[str, str] = field(default_factory=dict)
+    compared: int = 0
+    is_theirs: bool = False
+    """Whether the host's own forward of a block is running: blocks within are the host's, too."""
+    _blocks: list[Any] = field(default_factory=list)
+    _due: dict[Any, int] = field(default_factory=dict)
+    _pending: list[_Pending] = field(default_factory=list)
+    _turn: int = 0
+    _calls_left: int = 0
+
+    def begin(self, blocks: Sequence[Any], turn: int | None = None, steps: int = STEPS) -> None:
+        """Choose among `blocks` what to compare in the next so many steps: by `turn`, so that the
+        same picture is made in the same way again; None: others than before.
+        """
+        self._turn = self._turn + 1 if turn is None else turn
+        self._blocks = list(blocks)
+        self._calls_left = STEPS * max(len(self._blocks), 1)
+        by_kind: dict[str, list[Any]] = {}
+        for block in self._blocks:
+            by_kind.setdefault(block.kind.title, []).append(block)
+        self._due = {
+            alike[self._turn % len(alike)]: (self._turn + 3 * number) % max(steps, 1)
+            for number, alike in enumerate(by_kind.values())
+        }
+
+    def is_due(self, block: Any) -> bool:
+        """Whether a call of `block`, just computed by us, is one to compare."""
+        self._calls_left -= 1
+        if not self._calls_left:
+            self.begin(self._blocks)
+        ahead = self._due.get(block)
+        if ahead is None:
+            return False
+        self._due[block] = ahead - 1
+        if ahead:
+            return False
+        del self._due[block]
+        return True
+
+    def compare(self, block: Any, ours: Any, x: torch.Tensor, forward: Callable[[], Any]) -> Any:
+        """What the host's `forward` gives of x, to be used; `ours` is compared with it.
+
+        Ours where the host has not the memory for it.
+        """
+        self.is_theirs = True
+        try:
+            with _without_search():
+                theirs = forward()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return ours
+        finally:
+            self.is_theirs = False
+        self.compared += 1
+        self._pending.append(_compared(block, _tensor(ours), _tensor(theirs), x))
+        return theirs
+
+    def look(self, wait: bool = False) -> None:
+        """Take notice of comparisons that have arrived; `wait`: of all."""
+        while self._pending and self._pending[0].arrived(wait):
+            done = self._pending.pop(0)
+            apart, added, whole = done.norms.tolist()
+            how = difference(apart, added, whole, done.epsilon)
+            if how:
+                self.left.update(self.differs(done.block, how))
+
+
+def _without_search() -> AbstractContextManager[Any]:
+    """The host's convolutions must not begin MIOpen's search for an algorithm, which can take
+    minutes: a torch that cannot keep MIOpen from it computes them without.
+    """
+    if not searches():
+        return no_search()
+    cudnn = torch.backends.cudnn
+    kept = (cudnn.benchmark, None, cudnn.deterministic, cudnn.allow_tf32)
+    return cudnn.flags(False, *kept)
+
+
+def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
+    """How far a result is from the host's, for people; empty if rounding explains it, and where
+    the host's own is not finite. Norms: of the difference, of what was added, of the result.
+    """
+    if not math.isfinite(whole):
+        return ""
+    rounding = epsilon * (OF_ADDED * added + OF_ALL * whole)
+    if apart <= rounding:
+        return ""
+    if not math.isfinite(apart) or not added:
+        return "gave other values"
+    return f"differed by {apart / added:.1%} (rounding explains {rounding / added:.1%})"
+
+
+def _compared(block: Any, ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> _Pending:
+    """Begins a comparison. ours, theirs (N, ...), x like them where the block adds to it."""
+    wide, norm = torch.float32, torch.linalg.vector_norm
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        added = theirs - x if x.shape == theirs.shape else theirs
+        norms = [norm(each, dtype=wide) for each in (ours - theirs, added, theirs)]
+        made = torch.stack(norms)
+    epsilon = torch.finfo(theirs.dtype).eps
+    if made.device.type != "cuda":
+        return _Pending(block, made, epsilon, lambda _: True)
+    here = torch.empty(3, dtype=wide, pin_memory=True).copy_(made, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(made.device))
+
+    def arrived(wait: bool) -> bool:
+        if wait:
+            event.synchronize()
+        return bool(event.query())
+
+    return _Pending(block, here, epsilon, arrived)
+
+
+def _tensor(result: Any) -> torch.Tensor:
+    """The tensor in what a block gives."""
+    made = result[0] if isinstance(result, tuple) else getattr(result, "sample", result)
+    assert isinstance(made, torch.Tensor)
+    return made
