@@ -11,7 +11,6 @@ python3 install.py test   the same set-up, then linters and tests; other argumen
 # this far to be able to say what it lacks.
 import argparse
 import contextlib
-import io
 import os
 import re
 import signal
@@ -386,8 +385,10 @@ def main() -> int:
         found = f"{sys.version.split()[0]} ({sys.executable})"
         say(f"{NAME} needs Python 3.10 or newer; this is {found}.")
         return 1 if name else 0
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a console may not know a character
+    with contextlib.suppress(ImportError):  # the hook reports it
+        from lib_rocm_sd import console
+
+        console.escape()
     if name in ("demo", "test"):
         return command(name, sys.argv[2:])
     if name in ("-h", "--help"):

@@ -80,9 +80,7 @@ def main(args: argparse.Namespace) -> int:
         print("doctor: --out and --gpu go with --self-test", file=sys.stderr)
         return 2
     findings = examine()
-    text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    print(json.dumps(findings, indent=1) if args.json else doctor_text.render(findings))
     return 1 if findings["broken"] else 0
 
 
