@@ -12,7 +12,6 @@ python3 install.py test   the same set-up, then linters and tests; other argumen
 import argparse
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -101,9 +100,14 @@ def wanted_gpus() -> "tuple[str, list[Arch]]":
 
     A GPU inside the processor counts only where there is no card: torch takes the card.
     """
-    for line in ignored_overrides():
+    from lib_rocm_sd import present
+
+    for line in present.ignored_overrides():
         say(f"{NAME}: {line}")
-    gpus = find_gpus()
+    reason = present.contradiction()
+    if reason:
+        return f"nothing is compiled: {reason}. The WebUI works as before", []
+    gpus = present.find()
     if not gpus:
         return "no AMD GPU is reported by this system. The WebUI works as before", []
     known = [arch for _, arch in gpus if arch is not None]
@@ -143,45 +147,6 @@ def host_cache(script: Path) -> "Path | None":
         return Path(os.environ["SD_WEBUI_CACHE_DIR"])
     extensions = Path.cwd().joinpath(script).parent.parent
     return extensions.parent / "cache" if extensions.name == "extensions" else None
-
-
-def find_gpus() -> "list[tuple[str, Arch | None]]":
-    """Each kind of AMD GPU that the operating system tells of: gfx id or name, and its row."""
-    from lib_rocm_sd import arch, device
-
-    if sys.platform == "win32":
-        names = [name for name in windows_adapters() if re.search("AMD|Radeon", name)]
-        return [(name, arch.by_marketing_name(name)) for name in dict.fromkeys(names)]
-    present = device.kfd_gpus()
-    claims = {name: device.gfx_of_version(value) for name, value in device.overrides(os.environ)}
-    claimed = [gfx for gfx in claims.values() if gfx] if present else []
-    ids = claimed if claims.get(device.OVERRIDE) else present + claimed
-    return [(gfx, arch.by_gfx(gfx)) for gfx in dict.fromkeys(ids)]
-
-
-def ignored_overrides() -> "list[str]":
-    """A line for each HSA_OVERRIDE_GFX_VERSION that is no version."""
-    from lib_rocm_sd import device
-
-    return [
-        f"{name}={value} is ignored: it is not a version such as 11.0.0."
-        for name, value in device.overrides(os.environ)
-        if not device.gfx_of_version(value)
-    ]
-
-
-def windows_adapters() -> "list[str]":
-    """The names of the display adapters that Windows has drivers for."""
-    names: list[str] = []
-    if sys.platform == "win32":
-        import winreg
-
-        display = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, display) as parent:
-            for number in range(winreg.QueryInfoKey(parent)[0]):
-                with contextlib.suppress(OSError), winreg.OpenKey(parent, f"{number:04d}") as key:
-                    names.append(str(winreg.QueryValueEx(key, "DriverDesc")[0]))
-    return names
 
 
 def compile_for(arch: "Arch", deadline: float) -> None:
@@ -356,6 +321,7 @@ def test(python: Path, arguments: "list[str]") -> int:
 
 def command(name: str, arguments: "list[str]") -> int:
     """`demo` or `test`: set up what it needs, then run it."""
+    from lib_rocm_sd import present
     from tools import environment as setup
 
     parser = argparse.ArgumentParser(prog=f"install.py {name}", allow_abbrev=False)
@@ -363,7 +329,7 @@ def command(name: str, arguments: "list[str]") -> int:
         "--allow-large", action="store_true", help="take gigabytes of another vendor's GPU runtime"
     )
     options, rest = parser.parse_known_args(arguments)
-    amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())
+    amd_gpu = sys.platform == "linux" and any(arch for _, arch in present.find())
     try:
         purpose = "page" if name == "demo" and "--ui" in rest else name
         python = setup.environment(purpose, amd_gpu=amd_gpu, allow_large=options.allow_large)

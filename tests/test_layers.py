@@ -28,7 +28,7 @@ LAYERS = (
     ("torch_ops",),
     ("modules",),
     ("vae", "unet"),
-    ("shipped", "first_trials"),
+    ("shipped", "first_trials", "present"),
     ("several",),
     ("bench",),
     ("speedtest",),
