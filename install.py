@@ -32,7 +32,7 @@ COMPILE_LIMIT_S = 300
 TRIAL_LIMIT_S = 120
 LEAST_TRIAL_S = 20
 """What importing torch may take; with less nothing is begun."""
-KERNEL_LIMIT_S = 60
+ASK_LIMIT_S = KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
 MOST_TEST_WORKERS = 4
 TRY = (
@@ -108,15 +108,20 @@ def wanted_gpus() -> "tuple[str, list[Arch]]":
     if reason:
         return f"nothing is compiled: {reason}. The WebUI works as before", []
     gpus = present.find()
-    if not gpus:
+    ask = not gpus and present.torch_alone_knows()
+    if not (gpus or ask):
         return "no AMD GPU is reported by this system. The WebUI works as before", []
     known = [arch for _, arch in gpus if arch is not None]
-    if not known:
+    if not (known or ask):
         names = ", ".join(name for name, _ in gpus)
         return f"not among the GPUs known here: {names}. The WebUI works as before", []
     reason = torch_refusal()
     if reason:
         return reason, []
+    if ask:
+        known, why = present.ask_torch(ASK_LIMIT_S, lambda line: say(f"{NAME}: {line}"))
+        if not known:
+            return f"nothing is compiled now: {why}. The WebUI works as before", []
     return "", [arch for arch in known if not arch.integrated] or known
 
 

@@ -1,14 +1,28 @@
-"""The AMD GPUs that are here, as the operating system tells of them: for a start, without torch."""
+"""The AMD GPUs that are here, as the operating system tells of them without torch; under WSL only
+torch does, in a process of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from lib_rocm_sd import device
-from lib_rocm_sd.arch import Arch, by_gfx, by_marketing_name
+from lib_rocm_sd import console, device
+from lib_rocm_sd.arch import PACKAGE, Arch, amd_table, by_gfx, by_marketing_name
+from lib_rocm_sd.first_trials import MARK
+from lib_rocm_sd.runtime import process
+from lib_rocm_sd.trials import stamp
+
+WSL = Path("/dev/dxg")
+ASK = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from lib_rocm_sd.present import tell; "
+    "raise SystemExit(tell())"
+)
 
 
 def find() -> list[tuple[str, Arch | None]]:
@@ -37,6 +51,40 @@ def contradiction() -> str:
     driver = device.kfd_gpus()
     found = (device.contradiction(each, driver) for each in device.overrides(os.environ))
     return next(filter(None, found), "")
+
+
+def torch_alone_knows() -> bool:
+    """Whether this is WSL, which has no AMD driver of Linux's, but a way to that of Windows."""
+    return sys.platform == "linux" and WSL.exists() and not device.kfd_gpus()
+
+
+def ask_torch(limit_s: float, say: Callable[[str], None]) -> tuple[list[Arch], str]:
+    """Each kind of GPU that torch knows and our kernels serve, and the reason where there is none.
+
+    Torch is not asked again while kernels were tried with it before: that takes seconds.
+    """
+    done = [row for row in amd_table().values() if stamp.is_there(row.gfx)]
+    if done:
+        return done, ""
+    say("this is WSL, where only torch knows the GPU: it is asked in a process of its own.")
+    answer = process.run([sys.executable, "-c", ASK, str(PACKAGE.parent)], limit_s)
+    lines = [line[len(MARK) :] for line in answer.output.splitlines() if line.startswith(MARK)]
+    told = [json.loads(line) for line in lines]
+    rows = [by_gfx(gfx) for gfx, reasons in told if not reasons]
+    trouble = f"the process with torch {answer.trouble}" if answer.trouble else ""
+    reasons = [trouble, *(reason for _, each in told for reason in each)]
+    why = "; ".join(dict.fromkeys(filter(None, reasons))) or "torch finds no GPU"
+    return list(dict.fromkeys(filter(None, rows))), why
+
+
+def tell() -> int:
+    """What the process says that `ask_torch` starts: a line for each GPU."""
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        info = device.identify(torch.device("cuda", index))
+        console.say(f"{MARK}{json.dumps([info.gfx, info.reasons])}")
+    return 0
 
 
 def _windows_adapters() -> list[str]:
