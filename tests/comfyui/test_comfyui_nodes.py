@@ -302,7 +302,8 @@ print(json.dumps([
         cwd=DOUBLE,
     )
     keys = ("nodes", "names", "path_as_before", "ours", "torch", "page")
-    return dict(zip(keys, json.loads(done.stdout), strict=True))
+    *said, answer = done.stdout.splitlines()
+    return {**dict(zip(keys, json.loads(answer), strict=True)), "said": "\n".join(said)}
 
 
 def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
@@ -314,10 +315,22 @@ def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
     assert [file.name for file in (ROOT / found["page"]).iterdir()] == ["rocm_sd.js"]
 
 
+def test_with_a_torch_that_is_too_old_there_is_no_node() -> None:
+    found = executed(
+        "import types\n"
+        "sys.modules['comfy.model_management'] = types.ModuleType('x')\n"
+        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
+        "torch.__version__ = '2.0.1'\n"
+    )
+    assert (found["nodes"], found["names"]) == ([], {})
+    assert "torch 2.0.1 is too old, 2.1 or newer is needed" in found["said"]
+
+
 def test_elsewhere_nothing_is_imported() -> None:
     found = executed("")
     del found["page"]
-    assert found == {"nodes": [], "names": {}, "path_as_before": True, "ours": [], "torch": False}
+    nothing = {"nodes": [], "names": {}, "ours": [], "torch": False, "said": ""}
+    assert found == {**nothing, "path_as_before": True}
 
 
 def test_pytest_makes_no_package_of_the_checkout() -> None:
