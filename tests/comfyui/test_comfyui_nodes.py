@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd import cache
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.tally import tally
@@ -193,6 +194,17 @@ def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
     assert status.text().startswith("Not active: the kernel for gfx1100")
     tally.served("attention")
     assert status.text().startswith("Some calls have run on our kernels (gfx1100); others are")
+
+
+def test_the_status_says_why_no_kernel_can_be_kept(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", "~nosuchuser/x")
+    cache.reset()
+    assert "again" not in status.text()
+    cache.write("code", cache.key_of("a kernel"), b"code")
+    again = "The next start compiles the kernels again: ~nosuchuser/x is not used: "
+    assert again in status.text()
 
 
 def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
