@@ -13,9 +13,12 @@ def _register() -> None:
     folder = str(Path(__file__).resolve().parent)
     sys.path.insert(0, folder)
     try:
+        from lib_rocm_sd.hosts import oldest
         from lib_rocm_sd.hosts.comfyui import nodes
     finally:
         sys.path.remove(folder)
+    if not oldest.torch_serves():
+        return
     NODE_CLASS_MAPPINGS.update(nodes.CLASSES)
     NODE_DISPLAY_NAME_MAPPINGS.update(nodes.NAMES)
     nodes.begin()

@@ -11,9 +11,7 @@ python3 install.py test   the same set-up, then linters and tests; other argumen
 # this far to be able to say what it lacks.
 import argparse
 import contextlib
-import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -34,7 +32,7 @@ COMPILE_LIMIT_S = 300
 TRIAL_LIMIT_S = 120
 LEAST_TRIAL_S = 20
 """What importing torch may take; with less nothing is begun."""
-KERNEL_LIMIT_S = 60
+ASK_LIMIT_S = KERNEL_LIMIT_S = 60
 FAILURES_BEFORE_GIVING_UP = 2
 MOST_TEST_WORKERS = 4
 TRY = (
@@ -102,18 +100,28 @@ def wanted_gpus() -> "tuple[str, list[Arch]]":
 
     A GPU inside the processor counts only where there is no card: torch takes the card.
     """
-    for line in ignored_overrides():
+    from lib_rocm_sd import present
+
+    for line in present.ignored_overrides():
         say(f"{NAME}: {line}")
-    gpus = find_gpus()
-    if not gpus:
+    reason = present.contradiction()
+    if reason:
+        return f"nothing is compiled: {reason}. The WebUI works as before", []
+    gpus = present.find()
+    ask = not gpus and present.torch_alone_knows()
+    if not (gpus or ask):
         return "no AMD GPU is reported by this system. The WebUI works as before", []
     known = [arch for _, arch in gpus if arch is not None]
-    if not known:
+    if not (known or ask):
         names = ", ".join(name for name, _ in gpus)
         return f"not among the GPUs known here: {names}. The WebUI works as before", []
     reason = torch_refusal()
     if reason:
         return reason, []
+    if ask:
+        known, why = present.ask_torch(ASK_LIMIT_S, lambda line: say(f"{NAME}: {line}"))
+        if not known:
+            return f"nothing is compiled now: {why}. The WebUI works as before", []
     return "", [arch for arch in known if not arch.integrated] or known
 
 
@@ -144,45 +152,6 @@ def host_cache(script: Path) -> "Path | None":
         return Path(os.environ["SD_WEBUI_CACHE_DIR"])
     extensions = Path.cwd().joinpath(script).parent.parent
     return extensions.parent / "cache" if extensions.name == "extensions" else None
-
-
-def find_gpus() -> "list[tuple[str, Arch | None]]":
-    """Each kind of AMD GPU that the operating system tells of: gfx id or name, and its row."""
-    from lib_rocm_sd import arch, device
-
-    if sys.platform == "win32":
-        names = [name for name in windows_adapters() if re.search("AMD|Radeon", name)]
-        return [(name, arch.by_marketing_name(name)) for name in dict.fromkeys(names)]
-    present = device.kfd_gpus()
-    claims = {name: device.gfx_of_version(value) for name, value in device.overrides(os.environ)}
-    claimed = [gfx for gfx in claims.values() if gfx] if present else []
-    ids = claimed if claims.get(device.OVERRIDE) else present + claimed
-    return [(gfx, arch.by_gfx(gfx)) for gfx in dict.fromkeys(ids)]
-
-
-def ignored_overrides() -> "list[str]":
-    """A line for each HSA_OVERRIDE_GFX_VERSION that is no version."""
-    from lib_rocm_sd import device
-
-    return [
-        f"{name}={value} is ignored: it is not a version such as 11.0.0."
-        for name, value in device.overrides(os.environ)
-        if not device.gfx_of_version(value)
-    ]
-
-
-def windows_adapters() -> "list[str]":
-    """The names of the display adapters that Windows has drivers for."""
-    names: list[str] = []
-    if sys.platform == "win32":
-        import winreg
-
-        display = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, display) as parent:
-            for number in range(winreg.QueryInfoKey(parent)[0]):
-                with contextlib.suppress(OSError), winreg.OpenKey(parent, f"{number:04d}") as key:
-                    names.append(str(winreg.QueryValueEx(key, "DriverDesc")[0]))
-    return names
 
 
 def compile_for(arch: "Arch", deadline: float) -> None:
@@ -357,6 +326,7 @@ def test(python: Path, arguments: "list[str]") -> int:
 
 def command(name: str, arguments: "list[str]") -> int:
     """`demo` or `test`: set up what it needs, then run it."""
+    from lib_rocm_sd import present
     from tools import environment as setup
 
     parser = argparse.ArgumentParser(prog=f"install.py {name}", allow_abbrev=False)
@@ -364,7 +334,7 @@ def command(name: str, arguments: "list[str]") -> int:
         "--allow-large", action="store_true", help="take gigabytes of another vendor's GPU runtime"
     )
     options, rest = parser.parse_known_args(arguments)
-    amd_gpu = sys.platform == "linux" and any(arch for _, arch in find_gpus())
+    amd_gpu = sys.platform == "linux" and any(arch for _, arch in present.find())
     try:
         purpose = "page" if name == "demo" and "--ui" in rest else name
         python = setup.environment(purpose, amd_gpu=amd_gpu, allow_large=options.allow_large)
@@ -386,8 +356,10 @@ def main() -> int:
         found = f"{sys.version.split()[0]} ({sys.executable})"
         say(f"{NAME} needs Python 3.10 or newer; this is {found}.")
         return 1 if name else 0
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a console may not know a character
+    with contextlib.suppress(ImportError):  # the hook reports it
+        from lib_rocm_sd import console
+
+        console.escape()
     if name in ("demo", "test"):
         return command(name, sys.argv[2:])
     if name in ("-h", "--help"):

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lib_rocm_sd import console
+
 INTERRUPTED = 130
 
 COMMANDS = {
@@ -54,6 +56,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. 2 is bad usage."""
+    console.escape()
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m lib_rocm_sd", description="HIP kernels for Stable Diffusion"
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         status = int(modules[args.command].main(args))
-        sys.stdout.flush()
+        print(end="", flush=True)
     except ModuleNotFoundError as error:
         return _lacks(args.command, error)
     except KeyboardInterrupt:

@@ -120,6 +120,7 @@ def write(kind: str, key: str, data: bytes) -> None:
     """
     path = _path(kind, key)
     if path is None:
+        _state.unwritten = _state.unwritten or "; ".join(_state.reasons)
         _state.memory[kind, key] = data
         return
     try:
@@ -210,16 +211,16 @@ def lock(key: str, limit_s: float) -> Iterator[bool]:
 
 def _candidates() -> list[Path]:
     asked = os.environ.get("ROCM_SD_CACHE_DIR")
-    if asked:
-        return [Path(asked).expanduser().absolute()]
-    found = [] if _state.host is None else [_state.host.absolute() / "rocm_sd"]
-    base = (
-        os.environ.get("LOCALAPPDATA")
-        if sys.platform == "win32"
-        else os.environ.get("XDG_CACHE_HOME")
-    )
-    with suppress(RuntimeError):  # no home folder
-        found.append((Path(base) if base else Path.home() / ".cache").absolute() / "rocm_sd")
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    wanted = [Path(asked) if asked else Path(base or "~/.cache", "rocm_sd")]
+    if _state.host is not None and not asked:
+        wanted.insert(0, _state.host / "rocm_sd")
+    found = []
+    for path in wanted:
+        try:
+            found.append(path.expanduser().absolute())
+        except (RuntimeError, OSError) as error:  # nobody's home, or the current folder is gone
+            _note(f"{path} is not used: {error}")
     return found
 
 

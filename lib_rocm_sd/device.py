@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -38,10 +38,11 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Facts:
-    """What torch says of a device: the whole input of `decide`, so that any machine can be tested.
+    """What torch and Linux's driver say: all input of `decide`, so that any machine can be tested.
 
     `hip` is torch.version.hip. `arch_name` is gcnArchName: a gfx id, with features after a colon or
-    not, on Windows sometimes the marketing name, empty where torch is too old to tell.
+    not, on Windows sometimes the marketing name, empty where torch is too old to tell. `driver` has
+    the ids that Linux's driver tells, of all GPUs.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Facts:
     hip: str | None = None
     arch_name: str = ""
     capability: tuple[int, int] = (0, 0)
+    driver: tuple[str, ...] = ()
 
 
 def identify(device: torch.device) -> DeviceInfo:
@@ -83,6 +85,7 @@ def _facts(kind: str, index: int | None) -> Facts:
         torch.version.hip,
         str(getattr(properties, "gcnArchName", "")),
         (int(properties.major), int(properties.minor)),
+        tuple(kfd_gpus()) if torch.version.hip else (),
     )
 
 
@@ -115,8 +118,11 @@ def _hip(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
         gfx = claimed or (named.gfx if named else "")
         notes += (f"the gfx id {gfx or '(unknown)'} was not reported but told from the name",)
     arch = by_gfx(gfx)
-    why = () if arch and arch.is_amd else (_unknown(gfx, facts.name),)
-    return DeviceInfo(facts.index, facts.name, "hip", gfx or None, arch, why, notes)
+    why = [] if arch and arch.is_amd else [_unknown(gfx, facts.name)]
+    claims = [each for each in override if gfx_of_version(each[1]) == gfx]
+    why += filter(None, (contradiction(each, facts.driver, facts.name) for each in claims))
+    arch = None if why else arch
+    return DeviceInfo(facts.index, facts.name, "hip", gfx or None, arch, tuple(why), notes)
 
 
 def _zluda(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
@@ -164,6 +170,34 @@ def gfx_of_version(version: str) -> str:
         return ""
     major, minor, stepping = map(int, parts)
     return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def contradiction(override: tuple[str, str], driver: Sequence[str], name: str = "") -> str:
+    """Why nothing may run under an override: it names another family than that of the card with
+    this marketing name, else of all cards that the driver tells. Empty where nothing says so.
+    """
+    claimed = by_gfx(gfx_of_version(override[1]))
+    named = by_marketing_name(name)
+    gpus = [(name, named)] if named else [(gfx, by_gfx(gfx)) for gfx in driver]
+    cards = [(gpu, row) for gpu, row in gpus if row is None or not row.integrated] or gpus
+    if not cards or claimed is None or any(_runs_code_of(row, claimed) for _, row in cards):
+        return ""
+    return (
+        f"{'='.join(override)} has code compiled for {claimed.gfx} ({claimed.family}), and the GPU "
+        f"is of another family: {', '.join(_of_family(*each) for each in dict.fromkeys(cards))}. "
+        "That can hang the card. Unset the variable"
+    )
+
+
+def _runs_code_of(row: Arch | None, claimed: Arch) -> bool:
+    """Whether it is of this family, or of one that has come after it by a point, as RDNA3.5 after
+    RDNA3: these have more instructions. A GPU without a row is of none.
+    """
+    return row is not None and f"{row.family}.".startswith(f"{claimed.family}.")
+
+
+def _of_family(gpu: str, row: Arch | None) -> str:
+    return f"{gpu} ({row.family})" if row else gpu
 
 
 def _unknown(gfx: str, name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import cache
+from lib_rocm_sd import cache, console
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
@@ -123,7 +123,7 @@ def main(folder: str, limit_s: float, gfx: Sequence[str]) -> int:
 
 
 def _marked(line: str) -> None:
-    print(f"{MARK}{line}", flush=True)
+    console.say(f"{MARK}{line}")
 
 
 def try_all(

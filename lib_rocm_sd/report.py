@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-log = logging.getLogger("rocm_sd")
+from lib_rocm_sd import console
+
+log = console.Log()
 EVENTS_KEPT = 100
 ROWS_KEPT = 1000
 """Beside those that an engine's routes still count in."""

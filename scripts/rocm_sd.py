@@ -1,5 +1,8 @@
 """The only file that the WebUI executes; our folder is on sys.path only while it does."""
 
-from lib_rocm_sd.hosts.a1111 import register as a1111
+from lib_rocm_sd.hosts import oldest
 
-RocmSdScript = a1111.register()
+if oldest.torch_serves():
+    from lib_rocm_sd.hosts.a1111 import register as a1111
+
+    RocmSdScript = a1111.register()

@@ -14,7 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "lib_rocm_sd"
 LAYERS = (
-    ("errors", "checks", "arch", "cache", "device", "report", "policy", "unet_step", "sensors"),
+    (
+        *("errors", "checks", "arch", "cache", "console", "device", "report", "policy"),
+        *("unet_step", "sensors"),
+    ),
     ("triton_kernels",),
     ("ops",),
     ("runtime",),
@@ -25,7 +28,7 @@ LAYERS = (
     ("torch_ops",),
     ("modules",),
     ("vae", "unet"),
-    ("shipped", "first_trials"),
+    ("shipped", "first_trials", "present"),
     ("several",),
     ("bench",),
     ("speedtest",),

@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
         session.wait()
     document = session.result(ident)
     assert document is not None
-    text = export.to_markdown(result.of(document))
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    print(export.to_markdown(result.of(document)))
     progress = session.progress()
     print(f"bench speed: {progress.text}; see {args.out}", file=sys.stderr)
     return {"done": 0, "cancelled": 130}.get(progress.state, 1)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ class CardResult:
 
 def main(out: Path | None, index: int | None, as_json: bool) -> int:
     """Test one GPU and write the file. 0: all passed, 1: something failed, 2: nothing was run."""
-    say = _to(sys.stderr if as_json else sys.stdout)
+    say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     why = "" if out is None else checks.unwritable(out)
     if why:
         say(f"The self-test was not run: --out: {why}.")
@@ -272,11 +273,3 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     beside = path.with_name(f"{path.name}.part")
     beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     beside.replace(path)
-
-
-def _to(stream: Any) -> Say:
-    def say(line: str) -> None:
-        encoding = stream.encoding or "utf-8"
-        print(line.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-
-    return say

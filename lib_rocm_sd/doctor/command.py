@@ -24,6 +24,7 @@ from lib_rocm_sd.doctor import trials
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.runtime import torch_build
 from lib_rocm_sd.shipped import AT_START, shipped
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ def main(args: argparse.Namespace) -> int:
         print("doctor: --out and --gpu go with --self-test", file=sys.stderr)
         return 2
     findings = examine()
-    text = json.dumps(findings, indent=1) if args.json else doctor_text.render(findings)
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    print(json.dumps(findings, indent=1) if args.json else doctor_text.render(findings))
     return 1 if findings["broken"] else 0
 
 
@@ -151,6 +150,10 @@ def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
     try:
         import torch
 
+        old = torch_build.too_old(torch.__version__)
+        if old:
+            broken.append(old)
+            return []
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         places = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
         return [(place, device.identify(place)) for place in places]

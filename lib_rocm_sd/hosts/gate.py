@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
+from lib_rocm_sd import console
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.trials.gate import Say, put_before
 
-log = logging.getLogger("rocm_sd")
+log = console.Log()
 _lock = threading.Lock()
 
 

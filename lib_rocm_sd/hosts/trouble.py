@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 
+from lib_rocm_sd import console
 from lib_rocm_sd.engine.selftest import describe
 
-log = logging.getLogger("rocm_sd")
+log = console.Log()
 _logged: set[tuple[object, ...]] = set()
 
 

@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         text = rendered(documents, args.reference)
         if args.write is None:
-            _print(text)
+            print(text)
         else:
             _replace(args.write, text)
     except BrokenPipeError:
@@ -81,11 +81,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"results: {reason_of(error)}", file=sys.stderr)
         return 2
     return int(bool(refused))
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def gathered(directory: Path) -> tuple[list[Document], dict[str, str]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lib_rocm_sd.runtime import libraries
 
+OLDEST = (2, 1)
+"""torch.compiler came with it."""
 # Set by a user, or by a launcher that has loaded ZLUDA.
 _ZLUDA_VARIABLES = ("ZLUDA", "ZLUDA_NVRTC_LIB", "ZLUDA_COMGR_LOG_LEVEL")
 _SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -53,10 +56,21 @@ def _constants(tree: ast.Module) -> dict[str, str | None]:
     return found
 
 
+def too_old(version: str) -> str:
+    """Why nothing of ours runs with a torch of this version; empty where it is new enough, or is no
+    number.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST:
+        return ""
+    return f"torch {version} is too old, {'.'.join(map(str, OLDEST))} or newer is needed"
+
+
 def refusal(build: TorchBuild, environ: Mapping[str, str]) -> str:
     """Why this torch will not launch our kernels on an AMD GPU; empty when it can."""
-    if build.hip:
-        return ""
+    old = too_old(build.version)
+    if old or build.hip:
+        return old
     if not build.cuda:
         return f"torch {build.version} is a build without a GPU"
     if not zluda_present(environ):

@@ -13,6 +13,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from lib_rocm_sd import console
 from lib_rocm_sd.trials.child import quiet
 
 AMID = ("go", "stop")
@@ -29,6 +30,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print goes to standard error
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    console.escape()
     inbox = _inbox(sys.stdin.buffer)
     worker: Any = None
 

@@ -7,7 +7,6 @@ large goes through shared memory.
 from __future__ import annotations
 
 import json
-import logging
 import queue
 import subprocess
 import sys
@@ -16,10 +15,10 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
-from lib_rocm_sd import arch
+from lib_rocm_sd import arch, console
 from lib_rocm_sd.runtime import process
 
-log = logging.getLogger("rocm_sd")
+log = console.Log()
 GONE_S = 5.0
 START_S = 20.0
 """How long the operating system may take to start a process."""

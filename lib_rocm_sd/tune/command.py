@@ -71,8 +71,7 @@ def _err(line: str) -> None:
 
 
 def _say(line: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(line.encode(encoding, "replace").decode(encoding), flush=True)
+    print(line, flush=True)
 
 
 # -- what is chosen ------------------------------------------------------------------------------

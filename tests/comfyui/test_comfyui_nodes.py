@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd import cache
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.tally import tally
@@ -195,6 +196,17 @@ def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
     assert status.text().startswith("Some calls have run on our kernels (gfx1100); others are")
 
 
+def test_the_status_says_why_no_kernel_can_be_kept(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", "~nosuchuser/x")
+    cache.reset()
+    assert "again" not in status.text()
+    cache.write("code", cache.key_of("a kernel"), b"code")
+    again = "The next start compiles the kernels again: ~nosuchuser/x is not used: "
+    assert again in status.text()
+
+
 def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "_lines", lambda: 1 // 0)
     assert status.text() == "Not active: ZeroDivisionError: integer division or modulo by zero"
@@ -302,7 +314,8 @@ print(json.dumps([
         cwd=DOUBLE,
     )
     keys = ("nodes", "names", "path_as_before", "ours", "torch", "page")
-    return dict(zip(keys, json.loads(done.stdout), strict=True))
+    *said, answer = done.stdout.splitlines()
+    return {**dict(zip(keys, json.loads(answer), strict=True)), "said": "\n".join(said)}
 
 
 def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
@@ -314,10 +327,22 @@ def test_comfyui_finds_the_nodes_and_nothing_heavy_is_imported() -> None:
     assert [file.name for file in (ROOT / found["page"]).iterdir()] == ["rocm_sd.js"]
 
 
+def test_with_a_torch_that_is_too_old_there_is_no_node() -> None:
+    found = executed(
+        "import types\n"
+        "sys.modules['comfy.model_management'] = types.ModuleType('x')\n"
+        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
+        "torch.__version__ = '2.0.1'\n"
+    )
+    assert (found["nodes"], found["names"]) == ([], {})
+    assert "torch 2.0.1 is too old, 2.1 or newer is needed" in found["said"]
+
+
 def test_elsewhere_nothing_is_imported() -> None:
     found = executed("")
     del found["page"]
-    assert found == {"nodes": [], "names": {}, "path_as_before": True, "ours": [], "torch": False}
+    nothing = {"nodes": [], "names": {}, "ours": [], "torch": False, "said": ""}
+    assert found == {**nothing, "path_as_before": True}
 
 
 def test_pytest_makes_no_package_of_the_checkout() -> None:

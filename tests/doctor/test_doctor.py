@@ -112,6 +112,13 @@ def test_without_a_gpu_the_vae_is_torchs_and_why_is_said() -> None:
     assert row["problems"][-1]["variant"] == "torch"
 
 
+def test_a_torch_that_is_too_old_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.0.1")
+    findings = doctor.examine()
+    assert findings["broken"] == ["torch 2.0.1 is too old, 2.1 or newer is needed"]
+    assert (findings["devices"], findings["work"]) == ([], [])
+
+
 def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
     examined: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

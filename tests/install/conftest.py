@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 import install
-from lib_rocm_sd import device
+from lib_rocm_sd import device, present
 from lib_rocm_sd.runtime import build, compilers, torch_build
 from tests.install.install_doubles import ROCM, Builder
 
@@ -17,6 +18,7 @@ def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COMMANDLINE_ARGS", "SD_WEBUI_CACHE_DIR", device.OVERRIDE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["install.py"])
+    monkeypatch.setattr(present, "WSL", Path("/nonexistent"))
 
 
 @pytest.fixture

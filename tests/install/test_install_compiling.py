@@ -189,19 +189,26 @@ def test_what_lies_in_a_cache_that_cannot_be_written_is_ready(
     assert "kernels are ready" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("{file}/below", "{file}/below cannot be"), ("~nosuchuser/x", "~nosuchuser/x is not used: ")],
+)
 def test_without_a_cache_nothing_is_compiled(
+    folder: str,
+    words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     builder: Builder,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gpus(monkeypatch, "gfx1100")
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(tmp_path / "file" / "below"))
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", folder.format(file=file))
     cache.reset()
     try:
         assert install.main() == 0
     finally:
         cache.reset()
     assert not builder.built
-    assert f"  {tmp_path / 'file' / 'below'} cannot be" in capsys.readouterr().out
+    assert f"  {words.format(file=file)}" in capsys.readouterr().out

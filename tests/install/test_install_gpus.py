@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import install
-from lib_rocm_sd import arch, cache, device
+from lib_rocm_sd import arch, cache, device, present
 from lib_rocm_sd.runtime import torch_build
 from lib_rocm_sd.runtime.torch_build import TorchBuild
 from lib_rocm_sd.shipped import AT_START, shipped
@@ -31,14 +31,14 @@ def test_the_cache_is_the_webuis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_gpus_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, "gfx1100", "gfx1036", "gfx1100", "gfx803")
-    found = install.find_gpus()
+    found = present.find()
     assert [name for name, _ in found] == ["gfx1100", "gfx1036", "gfx803"]
     assert found[0][1] is GFX1100
     assert found[2][1] is None
 
 
 @pytest.mark.parametrize(
-    ("present", "variables", "expected"),
+    ("driver", "variables", "expected"),
     [
         (["gfx1031"], {"": "10.3.0"}, ["gfx1030"]),
         (["gfx1031", "gfx1100"], {"_1": "11.0.0"}, ["gfx1031", "gfx1100"]),
@@ -47,15 +47,15 @@ def test_gpus_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpus_under_an_override(
-    present: list[str],
+    driver: list[str],
     variables: dict[str, str],
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpus(monkeypatch, *present)
+    gpus(monkeypatch, *driver)
     for suffix, value in variables.items():
         monkeypatch.setenv(device.OVERRIDE + suffix, value)
-    assert [name for name, _ in install.find_gpus()] == expected
+    assert [name for name, _ in present.find()] == expected
 
 
 def test_gpus_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_gpus_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "winreg", registry)
     monkeypatch.setattr(sys, "platform", "win32")
-    found = install.find_gpus()
+    found = present.find()
     assert [name for name, _ in found] == ["AMD Radeon RX 7900 XTX", "AMD Radeon(TM) Graphics"]
     assert found[0][1] is GFX1100
     assert found[1][1] is None
@@ -93,6 +93,36 @@ def test_an_override_that_is_no_version_is_ignored(
     first = capsys.readouterr().out.splitlines()[0]
     assert ("=" + value + " is ignored" in first) == bool(value.strip())
     assert len(builder.built) == len(shipped(GFX1100, AT_START))
+
+
+@pytest.mark.parametrize(
+    ("driver", "override", "words"),
+    [
+        (["gfx1100"], "10.3.0", "family: gfx1100 (RDNA3). "),
+        (["gfx1100", "gfx1036"], "10.3.0", "family: gfx1100 (RDNA3). "),  # the card counts
+        (["gfx1010"], "12.0.1", "for gfx1201 (RDNA4), and the GPU is of another family: gfx1010. "),
+        (["gfx1031"], "10.3.0", ""),
+        (["gfx1036"], "10.3.0", ""),
+        (["gfx1103"], "11.0.0", ""),
+        (["gfx1151"], "11.0.0", ""),
+        (["gfx1100", "gfx1031"], "10.3.0", ""),
+    ],
+)
+def test_an_override_that_names_another_family_has_nothing_compiled(
+    driver: list[str],
+    override: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    builder: Builder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus(monkeypatch, *driver)
+    monkeypatch.setenv(device.OVERRIDE, override)
+    assert install.main() == 0
+    out = capsys.readouterr().out
+    assert bool(builder.built) is not bool(words)
+    assert words in out
+    assert (f"nothing is compiled: {device.OVERRIDE}={override} has code" in out) is bool(words)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,62 @@ def test_no_writable_folder_means_memory(tmp_path: Path, monkeypatch: pytest.Mon
     cache.write("code", KEY, b"data")
     assert cache.read("code", KEY) == b"data"
     assert any("cannot be written" in reason for reason in cache.reasons())
+    assert "cannot be written" in cache.unwritten()
     with cache.lock(KEY, 1.0) as got:
         assert not got
+    monkeypatch.undo()
+    cache.reset()
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A user of a container: no HOME, and no line in the list of users."""
+    pwd = pytest.importorskip("pwd")
+
+    def unknown(_: object) -> object:
+        raise KeyError("uid not found: 1000")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "ROCM_SD_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    cache.reset()
+    yield monkeypatch
+    monkeypatch.undo()
+    cache.reset()
+
+
+@pytest.mark.parametrize("asked", ["", "~nosuchuser/x", "~/x"])
+def test_no_home_means_memory(homeless: pytest.MonkeyPatch, asked: str) -> None:
+    if asked:
+        homeless.setenv("ROCM_SD_CACHE_DIR", asked)
+    cache.write("code", KEY, b"data")
+    assert cache.directory() is None
+    assert cache.read("code", KEY) == b"data"
+    (reason,) = cache.reasons()
+    assert reason.startswith(f"{asked or '~/.cache/rocm_sd'} is not used: ")
+    assert cache.unwritten() == reason
+
+
+def test_the_hosts_folder_serves_who_has_no_home(
+    homeless: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache.set_directory(tmp_path)
+    cache.write("code", KEY, b"data")
+    assert (cache.directory(), cache.unwritten()) == (tmp_path / "rocm_sd", "")
+    cache.set_directory(None)
+
+
+@posix_only
+def test_a_relative_folder_below_one_that_is_gone_means_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", "here")
+    cache.reset()
+    assert cache.directory() is None
+    assert "here is not used: " in cache.reasons()[0]
     monkeypatch.undo()
     cache.reset()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,57 @@ def test_the_override_is_noted_and_the_reported_id_is_compiled_for() -> None:
 def test_the_override_decides_where_no_id_is_reported() -> None:
     info = decide(hip("AMD Radeon RX 6700 XT"), {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"})
     assert info.gfx == "gfx1030"
+
+
+XTX, XT_5700 = "AMD Radeon RX 7900 XTX", "AMD Radeon RX 5700 XT"
+NAMELESS = "AMD Radeon Graphics"
+
+
+@pytest.mark.parametrize(
+    ("name", "reported", "driver", "override", "told"),
+    [
+        (XTX, "gfx1030", (), "10.3.0", f"{XTX} (RDNA3)"),
+        (XTX, "gfx1030", ("gfx1100", "gfx1036"), "10.3.0", f"{XTX} (RDNA3)"),
+        (XTX, "", (), "10.3.0", f"{XTX} (RDNA3)"),
+        (XTX, "gfx1151", (), "11.5.1", f"{XTX} (RDNA3)"),  # RDNA3 lacks some of its instructions
+        (XT_5700, "gfx1201", ("gfx1010",), "12.0.1", "gfx1010"),
+        (XT_5700, "gfx1030", ("gfx1010", "gfx1036"), "10.3.0", "gfx1010"),
+        (NAMELESS, "gfx1030", ("gfx1100", "gfx1100"), "10.3.0", "gfx1100 (RDNA3)"),
+        (NAMELESS, "gfx1030", ("gfx1103", "gfx1151"), "10.3.0", "gfx1103 (RDNA3), gfx1151"),
+    ],
+)
+def test_an_override_that_names_another_family_is_refused(
+    name: str, reported: str, driver: tuple[str, ...], override: str, told: str
+) -> None:
+    facts = replace(hip(name, reported), driver=driver)
+    info = decide(facts, {device.OVERRIDE: override})
+    assert info.arch is None
+    (reason,) = info.reasons
+    assert reason.startswith(f"{device.OVERRIDE}={override} has code compiled for gfx1")
+    assert f"of another family: {told}" in reason and "Unset" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "reported", "driver", "environ"),
+    [
+        ("AMD Radeon RX 6700 XT", "gfx1030", ("gfx1031",), {"": "10.3.0"}),
+        ("AMD Radeon 780M", "gfx1100", ("gfx1103",), {"": "11.0.0"}),
+        ("AMD Radeon 890M", "gfx1100", ("gfx1150",), {"": "11.0.0"}),
+        (NAMELESS, "gfx1100", ("gfx1101", "gfx1036"), {"": "11.0.0"}),
+        (NAMELESS, "gfx1030", ("gfx1036",), {"": "10.3.0"}),
+        (NAMELESS, "gfx1030", ("gfx1100", "gfx1031"), {"": "10.3.0"}),  # not told which card it is
+        (NAMELESS, "gfx1030", (), {"": "10.3.0"}),
+        (XTX, "gfx1100", ("gfx1100", "gfx1031"), {"_1": "10.3.0"}),  # of the other card
+        (XTX, "gfx1100", ("gfx1100",), {"": "11"}),
+        (XT_5700, "gfx1030", ("gfx1010",), {}),  # nothing claims it but torch
+    ],
+)
+def test_other_overrides_are_noted_only(
+    name: str, reported: str, driver: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    facts = replace(hip(name, reported), driver=driver)
+    info = decide(facts, {device.OVERRIDE + suffix: value for suffix, value in environ.items()})
+    assert (info.gfx, info.reasons, len(info.notes)) == (reported, (), len(environ))
 
 
 @pytest.mark.parametrize(

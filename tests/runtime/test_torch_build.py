@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,11 @@ def test_torch_is_not_imported() -> None:
     ("build", "environ", "words"),
     [
         (ROCM, {}, ""),
+        (replace(ROCM, version="2.1.0a0+git1"), {}, ""),
+        (replace(ROCM, version="2.10.0"), {}, ""),
+        (replace(ROCM, version="my own"), {}, ""),
+        (replace(ROCM, version="2.0.1+rocm5.4.2"), {}, "2.0.1+rocm5.4.2 is too old, 2.1 or newer"),
+        (replace(ROCM, version="1.13.1"), {}, "1.13.1 is too old"),
         (CPU, {}, "2.13.0+cpu is a build without a GPU"),
         (CPU, {"ZLUDA": "x", **ALLOWED}, "without a GPU"),
         (CUDA, {}, "2.7.1+cu118 is a build for CUDA, and there is no ZLUDA"),

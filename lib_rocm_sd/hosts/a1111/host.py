@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import console
 from lib_rocm_sd.hosts.forge import kinds
 from lib_rocm_sd.hosts.optional import attribute, module
 
@@ -22,7 +23,7 @@ _said: set[str] = set()
 
 def say(message: str) -> None:
     """A line on the WebUI's console."""
-    print(f"{NAME}: {message}", flush=True)
+    console.say(f"{NAME}: {message}")
 
 
 def say_once(message: str) -> None:

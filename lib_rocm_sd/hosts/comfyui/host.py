@@ -6,17 +6,17 @@ and the hook of the progress bar in main.py.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from lib_rocm_sd import console
 from lib_rocm_sd.hosts.optional import attribute
 
 NAME = "ROCm SD"
 
-log = logging.getLogger("rocm_sd.comfyui")
+log = console.Log("rocm_sd.comfyui")
 
 
 def say(message: str) -> None:

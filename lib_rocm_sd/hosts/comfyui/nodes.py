@@ -9,6 +9,7 @@ import logging
 import os
 from typing import Any
 
+from lib_rocm_sd import console
 from lib_rocm_sd.policy import AUTO, LEVELS
 
 CATEGORY = "ROCm SD"
@@ -16,7 +17,7 @@ MODES = {"Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.policy calls them."""
 UNET_MODES = {"Off": False, "Auto": True}
 MOST_MIB = 1 << 20
-log = logging.getLogger("rocm_sd.comfyui")
+log = console.Log("rocm_sd.comfyui")
 Inputs = dict[str, dict[str, Any]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -42,6 +43,8 @@ def _lines() -> list[str]:
         f"ComfyUI's own: {what}, {counted(count, 'call')}: {reason}"
         for (what, reason), count in tally.left.most_common()
     ]
+    if cache.unwritten():
+        lines.append(f"The next start compiles the kernels again: {cache.unwritten()}.")
     events = report.snapshot()["events"]
     lines += [f"Event: {message}" for message in events if not message.startswith(LEFT)]
     return lines

@@ -174,6 +174,21 @@ def test_host_without_optimizers(start: Start, gpu: FakeGpu, lacks: Any) -> None
     assert not webui.errors_reported
 
 
+@pytest.mark.double_only("a WebUI's own packages ask for torch's version too")
+def test_a_torch_that_is_too_old(start: Start, monkeypatch: Any, capsys: Any) -> None:
+    expected = start(extension=False).txt2img()
+    monkeypatch.setattr(torch, "__version__", "2.0.1+rocm5.4.2")
+    capsys.readouterr()
+    webui = start()
+    assert script(webui) is None
+    result = webui.txt2img()
+    assert result.decoded[0].equal(expected.decoded[0]) and result.info == expected.info
+    assert not webui.errors_reported
+    assert capsys.readouterr().out.count("torch 2.0.1+rocm5.4.2 is too old, 2.1 or newer") == 1
+    ours = [each for each in webui.callbacks().values() if "lib_rocm_sd" in repr(each)]
+    assert not ours
+
+
 def test_host_without_later_callbacks(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, before=old)
     assert webui.is_ours()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -164,6 +166,22 @@ def test_failure_of_ours(
     assert "a planted failure" in webui.status
     assert "whole frame" in webui.txt2img().info
     assert "planted" not in webui.status
+
+
+def test_a_console_that_lacks_a_letter_costs_no_picture(
+    start: Start, gpu: FakeGpu, monkeypatch: Any
+) -> None:
+    webui = start(gpu=gpu, dtype=HALF)
+    expected = webui.txt2img(True, "Auto", "Off")
+    console = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", write_through=True)
+    with monkeypatch.context() as patch:
+        break_program(webui, patch, RuntimeError("planted in /\u6269\u5c55"))
+        patch.setattr(sys, "stdout", console)
+        result = webui.txt2img()
+    assert same(result, expected)
+    assert "planted in /\u6269\u5c55" in result.comments
+    assert b"left to the WebUI: " in console.buffer.getvalue()
+    assert b"planted in /\\u6269\\u5c55" in console.buffer.getvalue()
 
 
 def test_a_mistake_of_ours_when_asked_for_the_kernels_is_in_the_log_once(
