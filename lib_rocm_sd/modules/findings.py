@@ -54,8 +54,8 @@ _QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
 _GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
 """ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
 _OF_LAYERS = ("networks", "modules.devices")
-"""Python modules of AUTOMATIC1111's WebUI that replace forwards of torch's layers for the same
-result: by one networks are applied to weights first, by the other weights of another dtype cast.
+"""Python modules of A1111's that replace forwards of torch's layers: by one networks are applied to
+weights first, by the other weights of another dtype are cast.
 """
 _OURS = "lib_rocm_sd"
 CONV_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -94,7 +94,6 @@ class Findings:
     `family` is the Python module, or package, that must define the classes of all blocks.
     `hosts_own`: Python modules whose forwards in these classes compute what the classes' own do.
     `watched` has what may be set anew on an instance: its attributes, the name and the value.
-    What holds for all modules alike, as `everywhere` says, is not asked for each.
     """
 
     def __init__(self, family: str, hosts_own: Iterable[str] = ()) -> None:

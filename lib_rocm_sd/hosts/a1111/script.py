@@ -50,7 +50,7 @@ class RocmSdScript:
         report.begin()
         attention.calls.begin()
         vae.begin()
-        unet.begin()
+        unet.begin(*_turn_and_steps(p))
         _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
@@ -112,12 +112,20 @@ def _note(p: Any, asked: Options) -> None:
     if asked.enable and vae.can_serve:
         ran = [*vae.turn.ran, _ran("VAE", "conv"), "left to the WebUI" if vae.turn.left else ""]
         written[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+    differed = unet.news()
     ours, total = counted(unet.look())
     others = options.INFOTEXT_KEY in written or options.VAE_KEY in written
     if asked.enable and unet.may_serve and (others or ours):
-        written[options.UNET_KEY] = asked.unet_infotext(_blocks(ours, total))
-    for message in vae.news():
+        checked = "a check differed" if differed else ""
+        written[options.UNET_KEY] = asked.unet_infotext(_listed([_blocks(ours, total), checked]))
+    for message in (*vae.news(), *differed):
         p.comment(f"{host.NAME}: {message}")
+
+
+def _turn_and_steps(p: Any) -> tuple[int, int]:
+    """The first seed, so that the same picture is checked in the same places; and its steps."""
+    seeds = getattr(p, "all_seeds", None) or [getattr(p, "seed", 0)]
+    return int(seeds[0]), int(getattr(p, "steps", 1) or 1)
 
 
 def _blocks(ours: int, total: int) -> str:

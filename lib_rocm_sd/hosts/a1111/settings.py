@@ -12,6 +12,7 @@ OPERATIONS_KEY = "rocm_sd_operations"
 HEADROOM_KEY = "rocm_sd_headroom_mib"
 PREVIEWS_KEY = "rocm_sd_live_previews"
 GRAPHS_KEY = "rocm_sd_graphs"
+SPOT_CHECK_KEY = "rocm_sd_spot_check"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
 WHILE_TRAINING = "training_xattention_optimizations"
@@ -32,7 +33,7 @@ MOST_HEADROOM_MIB = 16384
 @dataclass(frozen=True)
 class Settings:
     """`operations`: those that may be replaced. `headroom_mib`: video memory left to others.
-    `graphs`: one of GRAPHS.
+    `graphs`: one of GRAPHS. `spot_check`: whether blocks of the UNet are compared with the WebUI's.
     """
 
     operations: tuple[str, ...] = OPERATIONS
@@ -40,6 +41,7 @@ class Settings:
     previews: bool = True
     log_level: str = "Warnings"
     graphs: str = "Auto"
+    spot_check: bool = True
 
     @property
     def attention(self) -> bool:
@@ -71,12 +73,14 @@ def current() -> Settings:
     previews = get(PREVIEWS_KEY, DEFAULTS.previews)
     log_level = get(LOG_LEVEL_KEY, DEFAULTS.log_level)
     graphs = get(GRAPHS_KEY, DEFAULTS.graphs)
+    spot_check = get(SPOT_CHECK_KEY, DEFAULTS.spot_check)
     return Settings(
         tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,
         _mebibytes(get(HEADROOM_KEY, DEFAULTS.headroom_mib)),
         previews if isinstance(previews, bool) else DEFAULTS.previews,
         log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
         graphs if graphs in tuple(GRAPHS) else DEFAULTS.graphs,
+        spot_check if isinstance(spot_check, bool) else DEFAULTS.spot_check,
     )
 
 

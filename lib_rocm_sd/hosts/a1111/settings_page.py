@@ -71,6 +71,14 @@ def register() -> None:
         choices=list(settings.GRAPHS),
     )
     add(
+        settings.SPOT_CHECK_KEY,
+        defaults.spot_check,
+        "Compare UNet blocks with the WebUI's own",
+        "In each picture, one call of one block of each kind is computed both ways. If the results "
+        "differ, the WebUI's own code makes the rest of the picture.",
+        gr.Checkbox,
+    )
+    add(
         settings.LOG_LEVEL_KEY,
         defaults.log_level,
         "What is written to the console",

@@ -49,7 +49,8 @@ class UnetSession:
         self._by: Session | None = None
         self._hook: Hook | None = None
         self._hopeless: nn.Module | None = None
-        self._begins = self._other_weights = False
+        self._begins: tuple[int, int] | None = None
+        self._other_weights = False
         self.may_serve = False
         """Whether the last generation's settings and device are such that *UNet* decides."""
         self.trouble = ""
@@ -57,9 +58,11 @@ class UnetSession:
         self.rows: tuple[KindReport, ...] = ()
         """Of the blocks, as they were when last looked at; none where nothing is taken over."""
 
-    def begin(self) -> None:
-        """A generation begins: what failed in the last one may be tried again."""
-        self._begins = True
+    def begin(self, turn: int, steps: int) -> None:
+        """A generation of so many steps begins: what failed in the last one may be tried again.
+        `turn` decides which blocks are compared with the WebUI's.
+        """
+        self._begins = turn, steps
 
     def establish(self, options: Options) -> None:
         """Make what `options` ask for hold from now on. Never raises."""
@@ -102,6 +105,15 @@ class UnetSession:
                 self.rows, self.trouble = (), trouble.once(error)
             return self.rows
 
+    def news(self) -> list[str]:
+        """What comparisons of this generation found, for the note under the picture."""
+        with self._lock:
+            if self._taken is None:
+                return []
+            self._taken.spot.look(wait=True)
+            found = dict.fromkeys(self._taken.spot.left.values())
+        return [f"{why}. The steps before that was seen may differ as much" for why in found]
+
     def unrecorded(self) -> str:
         """Why blocks that are ours are launched one by one; empty where they are recorded."""
         why = "" if self._taken is None else self._taken.graphs.why_not(host.device())
@@ -110,9 +122,9 @@ class UnetSession:
 
     def _hold(self, model: Any) -> None:
         """Let the blocks be whose they are to be. Whatever goes wrong leaves them to the WebUI."""
-        begins, self._begins = self._begins, False
+        begins, self._begins = self._begins, None
         unet = host.unet_of(model)
-        if begins or self._wish is None or unet is not self._hopeless:
+        if begins is not None or self._wish is None or unet is not self._hopeless:
             self.trouble, self._hopeless = "", None
         try:
             self._held(model, unet, begins)
@@ -121,7 +133,7 @@ class UnetSession:
             self.trouble, self._hopeless = f"ours failed: {trouble.once(error)}", unet
             self._give_back_all_the_same()
 
-    def _held(self, model: Any, unet: nn.Module | None, begins: bool) -> None:
+    def _held(self, model: Any, unet: nn.Module | None, begins: tuple[int, int] | None) -> None:
         if self._unet is not None and not self._fits(unet):
             self._give_back()
         if self._wish is None or (unet is not None and unet is self._hopeless):
@@ -131,8 +143,10 @@ class UnetSession:
             self._give_back()
         elif self._taken is None:
             self._take(model, unet, self._wish)
-        elif begins:
+        elif begins is not None:
             self._taken.take_over(anew=False)
+        if self._taken is not None and begins is not None:
+            self._taken.generation_begins(*begins)
         if isinstance(self._taken, forge_unet.ForgeTakeover):
             self._taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:

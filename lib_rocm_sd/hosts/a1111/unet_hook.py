@@ -37,6 +37,10 @@ class WebUIHook(Hook):
         self._shared: Any = host.module("modules.shared")
 
     @property
+    def compares(self) -> bool:
+        return settings.current().spot_check and super().compares
+
+    @property
     def graphs(self) -> bool | None:
         """What graphs keep would stay on the card while the WebUI moves the UNet out of it."""
         wish = settings.GRAPHS[settings.current().graphs]

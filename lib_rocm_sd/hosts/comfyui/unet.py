@@ -118,8 +118,10 @@ class Blocks:
             self._taken = UnetTakeover([unet], session.of_part(PART), ComfyHook(self))
             self._by, self._run = session, run
             self._taken.take_over()
+            self._taken.generation_begins(steps=_steps(run))
         elif run is None or run is not self._run:  # what failed in the last one is tried again
             self._taken.take_over(anew=False)
+            self._taken.generation_begins(steps=_steps(run))
             self._run = run
         weights = weights_of(model)
         if weights is None or weights != self._weights:
@@ -179,6 +181,11 @@ class Blocks:
         if self._taken is not None and self._taken.is_on:
             self.rows = tuple(self._taken.report())
         return self.rows
+
+
+def _steps(sigmas: Any) -> int:
+    """Of a sampler's run; 1 where nobody tells."""
+    return len(sigmas) - 1 if isinstance(sigmas, torch.Tensor) and len(sigmas) > 1 else 1
 
 
 class ComfyHook(Hook):

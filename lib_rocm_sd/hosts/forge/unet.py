@@ -65,6 +65,10 @@ class ForgeHook(Hook):
         return bool(calls) and calls[-1]
 
     @property
+    def compares(self) -> bool:
+        return settings.current().spot_check and super().compares
+
+    @property
     def graphs(self) -> bool | None:
         return settings.GRAPHS[settings.current().graphs]
 
