@@ -12,7 +12,7 @@ from torch import nn
 
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.memory import free_bytes
+from lib_rocm_sd.engine.memory import empty_cache, free_bytes, with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
@@ -197,9 +197,7 @@ class Program:
         if not dtype.is_floating_point or min(height, width, batch) < 1:
             raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
         self._look()
-        index: int | None = device.index
-        if device.type == "cuda" and index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
+        device = with_index(device)
         with torch.no_grad(), _autocast_off(device):
             size = (batch, height, width)
             return self._planned(size, dtype, device, wish, session, progress, thoroughly=True)[0]
@@ -292,8 +290,7 @@ class Program:
                 if self._changed():  # here, where the device is still at work
                     raise _ChangedError
                 return output
-            if image.device.type == "cuda":
-                torch.cuda.empty_cache()
+            empty_cache(image.device)
             short.free_bytes = max(short.free_bytes, free_bytes(image.device))
 
     def _planned(

@@ -47,7 +47,10 @@ class Comfy:
 
     @property
     def device(self) -> torch.device:
-        return host.device()
+        """Where the model is brought, or else the VAE: that may be another card than ComfyUI's."""
+        patchers = (self._model, getattr(self._vae, "patcher", None))
+        found = [getattr(each, "load_device", None) for each in patchers]
+        return next((each for each in found if isinstance(each, torch.device)), host.device())
 
     @property
     def session(self) -> Session:
