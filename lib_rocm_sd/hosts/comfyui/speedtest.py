@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
 from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given
@@ -179,8 +179,7 @@ def arguments(
 
 def at_work() -> bool:
     """Whether kernels are compiled, or tried by children, which takes the card's time."""
-    state = getattr(engine.gate, "state", None)
-    return background.state().running or bool(state is not None and state().running)
+    return background.state().running or gate.state().running
 
 
 def run(model: Any, vae: Any, level: str, preset: str) -> Document:
