@@ -44,6 +44,9 @@ class Device:
     def device(self, device: Any) -> Any:
         return nullcontext()
 
+    def current_device(self) -> int:
+        return 0
+
     def Event(self, enable_timing: bool) -> Any:  # noqa: N802 - as torch.cuda has it
         return Mark(self)
 

@@ -47,7 +47,7 @@ def timed_with_a_full_queue(
                 call(run * BATCH + number)
             took_s = perf_counter() - begin
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            keep_busy(device, 2 * took_s)
+            keep_busy(2 * took_s)
             first.record()
             for number in range(BATCH):
                 call(run * BATCH + number)

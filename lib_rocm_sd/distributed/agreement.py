@@ -79,5 +79,5 @@ def _to_host(gathered: Waiting) -> tuple[torch.Tensor, Any]:
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     host.copy_(found, non_blocking=True)
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(found.device))
     return host, event

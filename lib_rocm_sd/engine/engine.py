@@ -15,7 +15,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
-from lib_rocm_sd.engine.memory import LatelyFree, is_recording
+from lib_rocm_sd.engine.memory import LatelyFree, is_recording, with_index
 from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
 from lib_rocm_sd.engine.route import Route, by_formula, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
@@ -134,7 +134,7 @@ class Engine:
 
         Raises NotSupportedError when every variant refuses or failed.
         """
-        device = _with_index(device)
+        device = with_index(device)
         if session.measures:
             self._measurer.measured(session, op, problem, device)
 
@@ -167,7 +167,7 @@ class Engine:
         pending = self.pending(op.name)
         if pending:
             return [pending]
-        device = _with_index(device)
+        device = with_index(device)
 
         def ask() -> list[str]:
             with self._lock:
@@ -187,17 +187,17 @@ class Engine:
         pending = self.pending(op.name)
         if pending:
             return [pending]
-        found = self._known.get((op.name, _with_index(device)))
+        found = self._known.get((op.name, with_index(device)))
         return list(found[1]) if found and found[0] == self._planner.changes else None
 
     def waits(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> bool:
         """Whether the gate has not decided yet on what `usable` gave reasons against."""
-        found = self._known.get((op.name, _with_index(device)))
+        found = self._known.get((op.name, with_index(device)))
         return found is not None and found[2]
 
     def launcher(self, device: torch.device) -> Launch | None:
         """What launches our kernels on `device`; None where they cannot be."""
-        device = _with_index(device)
+        device = with_index(device)
         with self._lock:
             if self._planner.identify(device).reasons:
                 return None
@@ -223,7 +223,7 @@ class Engine:
         op: Op[Any, Any] = ATTENTION,
     ) -> str:
         """One sentence: attention runs on our kernel, or why it does not. Compiles and tests."""
-        info = self._planner.identify(_with_index(device))
+        info = self._planner.identify(with_index(device))
         if info.reasons:
             return f"not active: {_short(info)}; {otherwise}"
         pending = self.pending(op.name)
@@ -245,7 +245,7 @@ class Engine:
         session: Session = DEFAULT,
     ) -> dict[str, Check]:
         """The worst self-test of each variant that does not refuse `problem`, by name."""
-        device = _with_index(device)
+        device = with_index(device)
         with self._lock:
             return {
                 variant.name: self._planner.worst_check(session, op, variant, problem, device)
@@ -379,14 +379,6 @@ class Engine:
 
 def _nothing_pending(op_name: str) -> str:
     return ""
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """`device` as tensors name it: cuda without an index is the current one."""
-    index: int | None = device.index
-    if device.type == "cuda" and index is None and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _short(info: DeviceInfo) -> str:

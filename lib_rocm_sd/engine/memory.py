@@ -23,6 +23,23 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def with_index(device: torch.device) -> torch.device:
+    """`device` as tensors name it: cuda without an index is the current one."""
+    index: int | None = device.index
+    if device.type == "cuda" and index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give back what torch holds unused. `device` is current meanwhile: to free memory makes a
+    context on the current one, which takes hundreds of MiB there.
+    """
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+
+
 def is_recording(device: torch.device) -> bool:
     """True during a graph capture: calls are recorded, so nothing can be tested or timed."""
     if device.type != "cuda":

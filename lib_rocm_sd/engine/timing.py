@@ -57,7 +57,7 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
             synchronize(device)
             begin = perf_counter()
-            keep_busy(device, min(1.5 * submit_s * runs + 2e-4, MOST_BUSY_S))
+            keep_busy(min(1.5 * submit_s * runs + 2e-4, MOST_BUSY_S))
             marks[0].record()
             for number in range(runs):
                 call(number)
@@ -72,17 +72,17 @@ def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list
     return [1000.0 * first.elapsed_time(second) for first, second in pairs]
 
 
-def keep_busy(device: torch.device, seconds: float) -> None:
-    """Let the device spin, so that what is submitted meanwhile stands in its queue."""
+def keep_busy(seconds: float) -> None:
+    """Let the current device spin, so that what is submitted meanwhile stands in its queue."""
     sleep = getattr(torch.cuda, "_sleep", None)
-    rate = _cycles_per_s(device.index or 0)
+    rate = _cycles_per_s(torch.cuda.current_device())
     if sleep is not None and math.isfinite(rate):
         sleep(int(seconds * rate))
 
 
 @cache
 def _cycles_per_s(index: int) -> float:
-    """How fast the device counts; infinite where it cannot be kept busy."""
+    """How fast a device, the current one, counts; infinite where it cannot be kept busy."""
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is None:
         return math.inf

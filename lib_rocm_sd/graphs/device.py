@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.memory import recording
+from lib_rocm_sd.engine.memory import is_recording, recording
 
 VARIABLE = "ROCM_SD_GRAPHS"
 AMD_BACKENDS = ("hip", "zluda")
@@ -61,7 +61,7 @@ class TorchGraph:
     def record(self, work: Callable[[], object]) -> None:
         """Other threads may allocate meanwhile."""
         home = torch.cuda.current_stream(self._device)
-        with recording, torch.cuda.stream(self._stream):
+        with recording, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._stream.wait_stream(home)
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -119,5 +119,7 @@ _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.cu
 
 
 def is_free(device: torch.device) -> bool:
-    """Whether `device` is the current one, and nobody else records what is launched on it."""
-    return _current() == device.index and not torch.cuda.is_current_stream_capturing()
+    """Whether nobody else records what is launched on `device`."""
+    if _current() == device.index:
+        return not torch.cuda.is_current_stream_capturing()
+    return not is_recording(device)

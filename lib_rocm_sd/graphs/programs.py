@@ -16,7 +16,7 @@ from weakref import ref
 
 import torch
 
-from lib_rocm_sd.engine.memory import synchronize
+from lib_rocm_sd.engine.memory import synchronize, with_index
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.graphs.device import Graph, graphs_of, is_free, is_paused, obstacle, stream_of
 from lib_rocm_sd.graphs.memory import (
@@ -297,7 +297,7 @@ class Graphs:
 
     def why_not(self, device: torch.device) -> str:
         """Why launches on `device` are not recorded, or no more; empty where they are."""
-        made = self._of.get(device)
+        made = self._of.get(with_index(device))
         return obstacle(device, self.wish) or ("" if made is None else made.why)
 
     def known(self) -> list[DeviceGraphs]:

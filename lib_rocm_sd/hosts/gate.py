@@ -7,9 +7,17 @@ import threading
 from lib_rocm_sd import console
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.trials.gate import Say, put_before
+from lib_rocm_sd.trials.known import GateState
 
 log = console.Log()
 _lock = threading.Lock()
+
+
+def state() -> GateState:
+    """How far trials are."""
+    asked = getattr(engine.gate, "state", GateState)
+    found: GateState = asked()
+    return found
 
 
 def begin(say: Say = log.info) -> None:

@@ -8,7 +8,7 @@ Panchovix/stable-diffusion-webui-reForge 3b56b268, ldm_patched/ldm/modules/atten
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,20 +65,43 @@ def call_of(
 
     With `skip_reshape` q is (B, H, Sq, D), else (B, Sq, H*D); k and v are alike, with as many
     heads, or with fewer where `enable_gqa` says that each serves several of q's: that is a copy.
+    Without it they may also be (B, Sk, H, D), or have another batch, see `_apart`.
     """
     asked = sorted(set(others) - set(WITHOUT_EFFECT))
     if asked:
         raise NotOursError(f"it is asked for with {', '.join(asked)}, which is not known here")
-    if any(t.ndim != (4 if skip_reshape else 3) for t in (q, k, v)):
-        raise NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in (q, k, v))}")
     if skip_reshape:
+        if any(t.ndim != 4 for t in (q, k, v)):
+            raise _unclear(q, k, v)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     else:
-        head_dim = q.shape[-1] // heads
-        q, k, v = (t.unflatten(-1, (-1, head_dim)) for t in (q, k, v))
+        q, k, v = _apart(q, k, v, heads, enable_gqa)
     if k.shape[2] != q.shape[2] and enable_gqa and q.shape[2] % k.shape[2] == 0:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
     return Call(AttentionInputs(q, k, v, _mask(mask), scale), skip_output_reshape)
+
+
+def _apart(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, grouped: bool
+) -> Iterator[torch.Tensor]:
+    """Each as (B, S, H, D) with q's B and D, as the hosts' functions reshape it. So where only q
+    was cut into tiles (ComfyUI's HyperTile), each tile attends to its share of the rows of k and v.
+
+    `grouped`: k and v keep their own number of heads.
+    """
+    batch, head_dim = q.shape[0], q.shape[-1] // heads
+    for t in (q, k, v):
+        many = heads
+        if grouped and head_dim:
+            many = t.shape[2] if t.ndim == 4 else t.shape[-1] // head_dim
+        size = batch * many * head_dim
+        if q.ndim != 3 or t.ndim not in (3, 4) or not size or t.numel() % size:
+            raise _unclear(q, k, v)
+        yield t.reshape(batch, -1, many, head_dim)
+
+
+def _unclear(*tensors: torch.Tensor) -> NotOursError:
+    return NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in tensors)}")
 
 
 def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:

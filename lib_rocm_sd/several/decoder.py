@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import policy
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.several import rebuilt
 from lib_rocm_sd.several.together import TogetherProgram
@@ -44,8 +45,8 @@ class CopiedDecoder:
     def release(self) -> None:
         """Give back what is kept beside the weights."""
         self._program.release()
-        if self.tensors and self.tensors[0].device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self.tensors:
+            empty_cache(self.tensors[0].device)
 
     def _tidy(self) -> None:
         if self._session.level == policy.MEMORY.name:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import free_bytes, is_recording
+from lib_rocm_sd.engine.memory import empty_cache, free_bytes, is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.several.board import Board, board_bytes, row_bytes
 from lib_rocm_sd.several.clock import Clock
@@ -126,8 +126,7 @@ class Decoding:
                 return self._again(kind, request, alone)
             self.why, self.way = self._failures(kind), ()
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
-            if self._home.type == "cuda":
-                torch.cuda.empty_cache()
+            empty_cache(self._home)
             return alone()
         made = self._whole(kind, subject, image, alone)
         self.why = self._failures(kind) or self.shares.alone(kind, rows)
@@ -266,7 +265,7 @@ class Decoding:
             self._board = Shared(board_bytes(1 + len(self._members)))
             self._number = next(_NUMBERS)
             if self._home.type == "cuda":
-                self._board.pin()
+                self._board.pin(self._home)
         return self._board
 
     def _bar(self, kind: Kind, why: str) -> None:

@@ -29,6 +29,7 @@ class Shared:
     def __init__(self, size: int, name: str = "") -> None:
         self.size = size
         self.is_pinned = False
+        self._device: torch.device | None = None
         self._file = -1
         if sys.platform == "win32":
             self.name = name or f"rocm_sd_{os.getpid()}_{secrets.token_hex(8)}"
@@ -58,20 +59,20 @@ class Shared:
             raise ValueError(f"{count} bytes at {offset} are not in {self.size} bytes")
         return self._bytes[offset : offset + count].view(dtype).view(*shape)
 
-    def pin(self) -> bool:
-        """Let a device reach it by itself, which makes copies faster; False where it cannot."""
+    def pin(self, device: torch.device) -> bool:
+        """Let `device` reach it by itself, which makes copies faster; False where it cannot."""
         if self._bytes is not None and not self.is_pinned and torch.cuda.is_available():
-            with suppress(Exception):
+            with suppress(Exception), torch.cuda.device(device):
                 made: Any = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
                     self._bytes.data_ptr(), self.size, 0
                 )
-                self.is_pinned = int(made) == 0
+                self.is_pinned, self._device = int(made) == 0, device
         return self.is_pinned
 
     def close(self) -> None:
         """Let go of it; the memory is freed when no tensor of it is left."""
         if self.is_pinned and self._bytes is not None:
-            with suppress(Exception):
+            with suppress(Exception), torch.cuda.device(self._device):
                 torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
         self.is_pinned, self._bytes = False, None
         if self._file >= 0:

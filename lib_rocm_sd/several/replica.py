@@ -96,7 +96,7 @@ class Replica:
             self._shared.close()
             raise
         if home.type == "cuda":
-            self._shared.pin()
+            self._shared.pin(home)
 
     @property
     def pid(self) -> int:

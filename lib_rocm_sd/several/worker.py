@@ -16,6 +16,7 @@ from torch import nn
 from lib_rocm_sd import functional
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.several import rebuilt
@@ -77,7 +78,7 @@ class Worker:
             if info.reasons:
                 return {"kind": "unusable", "reason": "; ".join(info.reasons)}
             torch.cuda.set_device(self._device)
-            self._shared.pin()
+            self._shared.pin(self._device)
             put_before(engine, print)
         return {"kind": "ready", "pinned": self._shared.is_pinned, **self._memory()}
 
@@ -112,8 +113,7 @@ class Worker:
         if part != DECODER:
             self._unet = self._taken = None
             self._tensors = []
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self._device)
 
     def _weights(self, message: Message) -> Message:
         """Pieces of tensors: the tensor's number, its first element, how many, where they lie."""
@@ -191,7 +191,7 @@ class Worker:
                 self._board[1].close()
             self._board = number, Shared(size, name)
             if self._device.type == "cuda":
-                self._board[1].pin()
+                self._board[1].pin(self._device)
         return self._board[1]
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.errors import NotSupportedError
@@ -149,7 +150,7 @@ def clean(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+        empty_cache(device)
 
 
 class Peak:

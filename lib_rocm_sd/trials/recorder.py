@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -21,12 +20,11 @@ from lib_rocm_sd.engine.selftest import SEED, is_out_of_memory
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.keys import tensors_of
-from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Start
+from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Run, Start, runs
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20
 """Of a larger buffer only what the inputs' elements take is kept."""
-MOST_PIECES = 4096
 
 
 class NeedsTorchError(Exception):
@@ -266,17 +264,6 @@ def _pieces(memory: _Memory) -> Iterator[tuple[int, bytes]]:
         yield start, ctypes.string_at(memory.address + start, count)
 
 
-def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """First byte and length of each run of bytes that a tensor's elements fill."""
-    length, inner = tensor.element_size(), tensor.ndim
-    while inner and tensor.stride(inner - 1) * tensor.element_size() in (length, 0):
-        if tensor.stride(inner - 1):
-            length *= tensor.shape[inner - 1]
-        inner -= 1
-    outer = tensor.shape[:inner]
-    if torch.Size(outer).numel() > MOST_PIECES:
-        raise ValueError(f"more than {MOST_PIECES} runs of bytes in {tuple(tensor.shape)}")
-    for place in product(*(range(size) for size in outer)):
-        steps = zip(place, tensor.stride(), strict=False)
-        offset = tensor.storage_offset() + sum(index * stride for index, stride in steps)
-        yield int(offset) * tensor.element_size(), length
+def _runs(tensor: torch.Tensor) -> Iterator[Run]:
+    size = tensor.element_size()
+    return runs(tensor.shape, tensor.stride(), int(tensor.storage_offset()) * size, size)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,10 +20,15 @@ from lib_rocm_sd.ops.base import KernelSpec
 
 Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
+Run = tuple[int, int]
+"""First byte and length of bytes that lie in a row."""
+Contents = Bytes | dict[Run, bytes]
+"""All of a buffer, or of a large one what its runs hold."""
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_BYTES = 1 << 31
 """Of one message."""
+MOST_PIECES = 4096
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,16 @@ class Output:
     dtype: str
     expected: bytes
 
+    @property
+    def order(self) -> list[int]:
+        """Its dimensions as they lie in memory, the outermost first."""
+        return sorted(range(len(self.shape)), key=lambda each: -self.strides[each])
+
+    def runs(self) -> Iterator[Run]:
+        """What its elements fill, in the order of its dimensions in memory."""
+        shape, strides = ([of[each] for each in self.order] for of in (self.shape, self.strides))
+        return runs(shape, strides, self.offset, ITEM_BYTES[self.dtype])
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -86,20 +103,34 @@ class Recording:
         """Device memory for all buffers."""
         return sum(buffer.size for buffer in self.buffers)
 
-    def error(self, contents: Mapping[int, Bytes]) -> float:
+    def runs(self, number: int) -> Iterator[Run]:
+        """What of a buffer outputs fill, and what is known to lie there."""
+        for output in self.outputs:
+            if output.buffer == number:
+                yield from output.runs()
+        for offset, data in self.buffers[number].pieces:
+            yield offset, len(data)
+
+    def error(self, contents: Mapping[int, Contents]) -> float:
         """The worst of the outputs; infinity where one is not finite. `contents`: by buffer."""
         return max(
             (_relative_error(output, contents[output.buffer]) for output in self.outputs),
             default=0.0,
         )
 
-    def misplaced(self, contents: Mapping[int, Bytes]) -> str:
-        """What was written that is no output's: beside one in its buffer, or into an input."""
+    def misplaced(self, contents: Mapping[int, Contents]) -> str:
+        """What was written that is no output's: beside one in its buffer, or into an input. Beside
+        an output in a large buffer nothing is looked at.
+        """
         for number, found in contents.items():
             buffer = self.buffers[number]
             outputs = [output for output in self.outputs if output.buffer == number]
             if not outputs and not buffer.pieces:
                 continue  # of passing use
+            if isinstance(found, dict):
+                if not outputs and any(found[at, len(data)] != data for at, data in buffer.pieces):
+                    return "wrote into its input"
+                continue
             before, after = filled(buffer), found.copy()
             for output in outputs:
                 view(output, after)[...] = view(output, before)
@@ -129,8 +160,33 @@ def view(output: Output, contents: Bytes) -> npt.NDArray[Any]:
     return np.lib.stride_tricks.as_strided(raw, output.shape, strides)
 
 
-def _relative_error(output: Output, contents: Bytes) -> float:
-    got = _doubles(view(output, contents), output.dtype)
+def runs(
+    shape: Sequence[int], strides: Sequence[int], offset: int, item_bytes: int
+) -> Iterator[Run]:
+    """What a tensor's elements fill; `strides` in elements, `offset` in bytes."""
+    length, inner = item_bytes, len(shape)
+    while inner and (shape[inner - 1] == 1 or strides[inner - 1] * item_bytes in (length, 0)):
+        if strides[inner - 1]:
+            length *= shape[inner - 1]
+        inner -= 1
+    outer = shape[:inner]
+    if prod(outer) > MOST_PIECES:
+        raise ValueError(f"more than {MOST_PIECES} runs of bytes in {tuple(shape)}")
+    for place in product(*map(range, outer)):
+        steps = sum(index * stride for index, stride in zip(place, strides, strict=False))
+        yield offset + steps * item_bytes, length
+
+
+def _elements(output: Output, contents: Contents) -> npt.NDArray[Any]:
+    if not isinstance(contents, dict):
+        return view(output, contents)
+    dense = b"".join(contents[run] for run in output.runs())
+    raw, order = np.frombuffer(dense, f"<u{ITEM_BYTES[output.dtype]}"), output.order
+    return raw.reshape([output.shape[each] for each in order]).transpose(np.argsort(order))
+
+
+def _relative_error(output: Output, contents: Contents) -> float:
+    got = _doubles(_elements(output, contents), output.dtype)
     expected = np.frombuffer(output.expected, np.float64).reshape(output.shape)
     if not got.size:
         return 0.0

@@ -13,13 +13,13 @@ import numpy as np
 
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops.base import Launch
-from lib_rocm_sd.trials.recording import POISON, Recording, Start
+from lib_rocm_sd.trials.recording import POISON, Contents, Recording, Start
 
 GUARD_BYTES = 256
 """Before and after each buffer; a multiple of what allocations are aligned to."""
 GUARD = 0xA5
 READ_BYTES = 256 << 20
-"""Larger buffers are not read back."""
+"""Of larger buffers only what is an output's or an input's is read back."""
 
 
 class Memory(Protocol):
@@ -67,13 +67,19 @@ def replay(recording: Recording, memory: Memory, launch: Launch, index: int) -> 
         time_ms = 1e3 * (time.perf_counter() - begin)
         reason = _guards(recording, memory, places)
         contents = {
-            number: np.frombuffer(memory.read(places[number], buffer.size), np.uint8)
-            for number, buffer in enumerate(recording.buffers)
-            if buffer.size <= READ_BYTES
+            number: _contents(recording, number, memory, place)
+            for number, place in enumerate(places)
         }
     error = recording.error(contents)
     reason = reason or recording.misplaced(contents) or _wrong(error, recording.tolerance)
     return Outcome(error, f"{recording.name}: {reason}" if reason else "", time_ms)
+
+
+def _contents(recording: Recording, number: int, memory: Memory, place: int) -> Contents:
+    size = recording.buffers[number].size
+    if size <= READ_BYTES:
+        return np.frombuffer(memory.read(place, size), np.uint8)
+    return {(at, count): memory.read(place + at, count) for at, count in recording.runs(number)}
 
 
 def _wrong(error: float, tolerance: float) -> str:

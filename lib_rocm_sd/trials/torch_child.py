@@ -11,6 +11,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.registry import op_named
 from lib_rocm_sd.report import config_fields
@@ -41,7 +42,7 @@ class TorchTester:
         try:
             return self._tested(head, blobs)
         finally:
-            torch.cuda.empty_cache()
+            empty_cache(self._device)
 
     def _tested(self, head: dict[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
         for spec, place in head["codes"]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.engine.memory import free_bytes
+from lib_rocm_sd.engine.memory import empty_cache, free_bytes, with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
@@ -24,6 +24,7 @@ from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
+from lib_rocm_sd.vae.shortage import Shortage, halved
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, prepare
@@ -80,8 +81,8 @@ class Program:
         self._plans: dict[object, Plans] = {}
         self._kinds: dict[object, None] = {}
         """Kinds of plans for which all was made ready."""
-        self._held: dict[object, Wish] = {}
-        """What held where memory was short, so that it is not tried again each time."""
+        self._short: dict[object, Shortage] = {}
+        """Where memory was short: more is not tried again each time."""
         self.last_plan: BandPlan | None = None
         """How the last image was made, and the memory that this was predicted to take."""
         self.refresh()
@@ -109,7 +110,7 @@ class Program:
             self._recipe = recipe
             self._signature = Signature(recipe.leaves)
             self._scale, self._hopeless = 0, False
-            self._plans, self._kinds, self._held = {}, {}, {}
+            self._plans, self._kinds, self._short = {}, {}, {}
             self.release()
         elif not self._same_weights():  # inference tensors may hold others in the same places
             self._hopeless = False
@@ -196,9 +197,7 @@ class Program:
         if not dtype.is_floating_point or min(height, width, batch) < 1:
             raise ValueError(f"cannot prepare for {batch} x {height} x {width}, {dtype}")
         self._look()
-        index: int | None = device.index
-        if device.type == "cuda" and index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
+        device = with_index(device)
         with torch.no_grad(), _autocast_off(device):
             size = (batch, height, width)
             return self._planned(size, dtype, device, wish, session, progress, thoroughly=True)[0]
@@ -262,35 +261,37 @@ class Program:
         image, dtype, session = request.image, self._weight.dtype, request.session
         size = (max(image.shape[0], 1), *image.shape[2:])
         key = (size, request.wish, session.headroom_bytes)
-        wish = self._held.get(key, request.wish)
+        short = self._short.get(key)
+        again = short is not None and short.is_over(free_bytes(image.device))
+        wish = request.wish if short is None or again else short.wish
         while True:
-            plan, links = self._planned(
-                size, dtype, image.device, wish, request.session, request.told
-            )
+            plan, links = self._planned(size, dtype, image.device, wish, session, request.told)
             self.last_plan = plan
             try:
                 output = self._run(request, plan, links, strict)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                wish = _halved(wish, plan)
-                less = self._planned(
-                    size, dtype, image.device, wish, request.session, request.told
-                )[0]
+                wish = halved(wish, plan)
+                less = self._planned(size, dtype, image.device, wish, session, request.told)[0]
                 if wish.budget_bytes == 0 or less.peak_bytes >= plan.peak_bytes:
+                    self._short.pop(key, None)
                     session.report.event(f"out of memory ({plan}), and there is no smaller way")
                     raise
-                limit = (wish.budget_bytes or 0) >> 20
-                session.report.event(f"out of memory ({plan}): planned again within {limit} MiB")
+                if short is None:
+                    short = Shortage(wish, plan.peak_bytes)
+                elif again:
+                    short, again = short.again(wish, plan), False
+                short.wish, self._short[key] = wish, short
+                session.report.event(f"out of memory ({plan}): {short}")
             else:
-                if wish != request.wish:
-                    self._held[key] = wish
-                # Here, where the device is still at work.
-                if self._changed():
+                if again and short is not None and plan.peak_bytes >= short.peak_bytes:
+                    del self._short[key]
+                if self._changed():  # here, where the device is still at work
                     raise _ChangedError
                 return output
-            if image.device.type == "cuda":
-                torch.cuda.empty_cache()
+            empty_cache(image.device)
+            short.free_bytes = max(short.free_bytes, free_bytes(image.device))
 
     def _planned(
         self,
@@ -361,12 +362,6 @@ class Program:
             run.done, run.total = plan.ticks * first // group, ticks
             run_plan(run, plan, image[first : first + group], part)
         return output if batch else image.new_empty(shape, dtype=dtype)
-
-
-def _halved(wish: Wish, plan: BandPlan) -> Wish:
-    """The wish after `plan` ran out of memory: half of it, in bands if need be."""
-    budget = min(plan.peak_bytes, wish.budget_bytes or plan.peak_bytes) // 2
-    return replace(wish, mode="auto" if wish.mode == "whole" else wish.mode, budget_bytes=budget)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

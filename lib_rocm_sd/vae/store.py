@@ -105,7 +105,8 @@ class _Lane:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         for event in after:
             self._stream.wait_event(event)
-        with torch.cuda.stream(self._stream):
+        # Else torch makes the device that is current a context, where it has none, when it returns.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for to, origin in pairs:
                 to.copy_(origin, non_blocking=True)
             return self._stream.record_event()

@@ -77,6 +77,37 @@ def test_each_form_gives_what_comfyuis_gives(
     assert [t.data_ptr() for t in inputs[:3]] == [t.data_ptr() for t in (q, k, v)]  # no copies
 
 
+SHAPES = {
+    "q in tiles (HyperTile)": ((8, 64, 320), (2, 256, 320), (2, 256, 320)),
+    "v by heads (SD 3)": ((2, 93, 256), (2, 93, 256), (2, 93, 8, 32)),
+    "k and v by heads (SD 3.5)": ((2, 93, 256), (2, 93, 8, 32), (2, 93, 8, 32)),
+    "other widths of k": ((2, 12, 64), (2, 12, 32), (2, 12, 32)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_read_as_comfyuis_functions_read_them(
+    comfy: Any, card: Engine, name: str
+) -> None:
+    q, k, v = (mask(*shape) + place for place, shape in enumerate(SHAPES[name]))
+    theirs = comfy.attention.attention_pytorch
+    expected = theirs(q, k, v, 8)
+    made = theirs(q, k, v, 8, transformer_options={KEY: override()})
+    torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+    assert tally.ours["attention"] == 1 and not tally.left
+    assert [t.data_ptr() for t in card.seen[0][0][:3]] == [t.data_ptr() for t in (q, k, v)]
+
+
+def test_v_may_be_a_part_of_one_tensor(comfy: Any, card: Engine) -> None:
+    """As SD 3's: a view of what one layer made, by heads."""
+    qkv = mask(2, 93, 3, 8, 32)
+    q, k = (qkv[:, :, place].flatten(2) for place in (0, 1))
+    expected = comfy.attention.attention_pytorch(q, k, qkv[:, :, 2], 8)
+    made = override()(None, q, k, qkv[:, :, 2], heads=8)
+    torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+    assert card.seen[0][0].v.data_ptr() == qkv[:, :, 2].data_ptr()
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "heads apart"])
 def test_fewer_heads_of_keys_serve_several_of_queries(card: Engine, apart: bool) -> None:
     q, k, v = tensors(apart, kv_heads=2)
@@ -172,6 +203,11 @@ def test_shapes_that_are_none() -> None:
     q, k, v = tensors(True)
     with pytest.raises(NotOursError, match=r"q, k and v are \(2, 4, 9, 8\)"):
         call_of(q, k, v, H)
+    q, k, v = tensors(False)
+    with pytest.raises(NotOursError, match=r"q, k and v are \(2, 9, 32\)"):
+        call_of(q, k[..., 1:], v, H)
+    with pytest.raises(NotOursError, match="q, k and v are"):
+        call_of(q, k, v, 64, enable_gqa=True)
 
 
 # --- one model, not another

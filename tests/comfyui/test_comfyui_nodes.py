@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from lib_rocm_sd import cache
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.trials.known import GateState
 from tests.comfyui.conftest import DOUBLE, left
 from tests.comfyui.play import Engine
 from tests.vae.vae_models import error, fill
@@ -205,6 +207,15 @@ def test_the_status_says_why_no_kernel_can_be_kept(
     cache.write("code", cache.key_of("a kernel"), b"code")
     again = "The next start compiles the kernels again: ~nosuchuser/x is not used: "
     assert again in status.text()
+
+
+def test_the_status_says_that_kernels_are_being_tested(
+    comfy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "gate", SimpleNamespace(state=lambda: GateState(True, 3, 7)))
+    assert "\nKernels are being tested (3 of 7).\n" in f"{status.text()}\n"
+    monkeypatch.setattr(engine, "gate", SimpleNamespace(state=lambda: GateState(False, 7, 7)))
+    assert "being tested" not in status.text()
 
 
 def test_the_status_never_fails(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,16 @@ def test_without_a_card_the_hosts_own_are_timed_and_ours_say_why(comfy: Any, out
     assert json.loads(kept.read_text(encoding="utf-8"))["id"] == content["id"]
 
 
+def test_it_is_about_the_card_that_the_model_is_on(comfy: Any) -> None:
+    """Another extension may bring it to another card than ComfyUI computes on."""
+    model, vae = model_of(comfy), vae_of(comfy)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    model.load_device, vae.patcher = second, types.SimpleNamespace(load_device=first)
+    assert speedtest.Comfy(model, vae, "Auto").device == second
+    assert speedtest.Comfy(None, vae, "Auto").device == first
+    assert speedtest.Comfy(None, None, "Auto").device == torch.device("cpu")
+
+
 def test_a_step_is_ours_where_it_can_be(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comfy_unet, "unusable", lambda device: [])
     model = model_of(comfy)

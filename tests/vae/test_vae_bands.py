@@ -195,11 +195,12 @@ class _Short:
 
     def __init__(self, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tried: list[BandPlan] = []
+        self.limit_bytes = limit_bytes
         run_plan = program.run_plan
 
         def short(made: Any, chosen: BandPlan, *rest: Any) -> torch.Tensor:
             self.tried.append(chosen)
-            if chosen.peak_bytes > limit_bytes:
+            if chosen.peak_bytes > self.limit_bytes:
                 raise torch.cuda.OutOfMemoryError("HIP out of memory")
             return run_plan(made, chosen, *rest)
 
@@ -221,6 +222,80 @@ def test_out_of_memory_halves_the_budget(level: str, monkeypatch: pytest.MonkeyP
     made(x, session=session)
     assert len(short.tried) == 4 and short.tried[3] is short.tried[2]
     assert any("out of memory (whole frame" in told for told in report.snapshot()["events"])
+
+
+class _Decodes:
+    """Of one image, on a device whose memory is too short for the whole frame, once or for long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._module = coder("ldm decoder")
+        self._image = image("ldm decoder", 60, 12)
+        self._made = Program(self._module)
+        self.whole_bytes = planner_of(self._module, self._image).whole().peak_bytes
+        self.short = _Short(self.whole_bytes * 2 // 3, monkeypatch)
+        self.free_bytes = 4 * self.whole_bytes
+        monkeypatch.setattr(program, "free_bytes", lambda *_: self.free_bytes)
+
+    def tried(self, runs: int) -> list[list[bool]]:
+        """By run: of each plan that it tried, whether that was the whole frame."""
+        found = []
+        for _ in range(runs):
+            self.short.tried.clear()
+            self._made(self._image)
+            found.append([chosen.whole for chosen in self.short.tried])
+        return found
+
+
+FAILED, BANDS, WHOLE = [True, False], [False], [True]
+
+
+def test_after_out_of_memory_the_whole_frame_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report.clear()
+    decodes = _Decodes(monkeypatch)
+    assert decodes.tried(2) == [FAILED, BANDS]
+    decodes.short.limit_bytes = decodes.whole_bytes
+    assert decodes.tried(5) == 3 * [BANDS] + 2 * [WHOLE]
+    decodes.short.limit_bytes -= 1
+    assert decodes.tried(6) == [FAILED] + 4 * [BANDS] + [FAILED]
+    assert any("for 4 runs or until clearly more" in told for told in report.snapshot()["events"])
+
+
+def test_a_whole_frame_that_never_fits_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = [run for run, tried in enumerate(_Decodes(monkeypatch).tried(63)) if tried == FAILED]
+    assert failed == [0, 5, 14, 31]
+
+
+def test_where_clearly_more_memory_is_free_the_whole_frame_is_tried_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decodes = _Decodes(monkeypatch)
+    assert decodes.tried(1) == [FAILED]
+    decodes.free_bytes = decodes.free_bytes * 6 // 5
+    assert decodes.tried(1) == [BANDS]
+    decodes.free_bytes *= 2
+    assert decodes.tried(9) == [FAILED] + 8 * [BANDS]
+    decodes.free_bytes *= 2
+    decodes.short.limit_bytes = decodes.whole_bytes
+    assert decodes.tried(2) == [WHOLE, WHOLE]
+
+
+def test_memory_that_is_taken_by_others_only_amid_a_decode_is_tried_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decodes = _Decodes(monkeypatch)
+    before, at_failure = decodes.free_bytes, decodes.free_bytes // 2
+    run_plan = program.run_plan
+
+    def taken(made: Any, chosen: BandPlan, *rest: Any) -> torch.Tensor:
+        decodes.free_bytes = at_failure if chosen.whole else before
+        return run_plan(made, chosen, *rest)
+
+    monkeypatch.setattr(program, "run_plan", taken)
+    assert decodes.tried(10) == 2 * [FAILED] + 8 * [BANDS]
 
 
 def test_out_of_memory_is_raised_where_the_smallest_bands_do_not_fit(

@@ -19,6 +19,7 @@ from lib_rocm_sd.bench.attention.result import AttentionRow
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.engine.timing import Call, queued, timed
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -243,7 +244,7 @@ def _clean(device: torch.device, row: AttentionRow) -> None:
     """Give back what others may need: a failed or a large variant's memory."""
     if device.type == "cuda" and (row.reason or (row.extra_bytes or 0) > CLEAN_BYTES):
         gc.collect()
-        torch.cuda.empty_cache()
+        empty_cache(device)
 
 
 def _why(

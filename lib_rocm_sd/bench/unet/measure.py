@@ -15,6 +15,7 @@ from lib_rocm_sd.bench.unet.models import FACTOR, Case, Unet
 from lib_rocm_sd.bench.unet.ways import Runner, Way
 from lib_rocm_sd.bench.vae.measure import no_tf32
 from lib_rocm_sd.bench.vae.measure import why as reason_of
+from lib_rocm_sd.engine.memory import empty_cache, with_index
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 
 FAILED = (*FAILURES, MemoryError)
@@ -212,13 +213,13 @@ def _pooled(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     segments = torch.cuda.memory_snapshot()
-    own = [s for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)]
+    here = [s for s in segments if s["device"] == with_index(device).index]
+    own = [s for s in here if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)]
     return sum(s["total_size"] - s["allocated_size"] for s in own)
 
 
 def clean(device: torch.device) -> None:
     """Give back what is not used any more."""
     gc.collect()
-    if device.type == "cuda":
-        _wait(device)
-        torch.cuda.empty_cache()
+    _wait(device)
+    empty_cache(device)

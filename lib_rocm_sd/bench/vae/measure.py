@@ -14,6 +14,7 @@ import torch
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder
 from lib_rocm_sd.bench.vae.result import VaeRow
 from lib_rocm_sd.bench.vae.ways import Runner, Way
+from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.engine.timing import timed
@@ -87,7 +88,7 @@ def clean(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    empty_cache(device)
 
 
 def prepare(coder: Coder, way: Way, runner: Runner) -> float:

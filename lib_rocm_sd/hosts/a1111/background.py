@@ -13,6 +13,7 @@ from lib_rocm_sd.trials import stamp
 
 ATTENTION, VAE, UNET = AT_START
 _UNET_OPS = ("linear", "layer norm")
+BEING_TESTED = "being tested"
 
 
 def begin(settle: Callable[[], None]) -> None:
@@ -49,6 +50,13 @@ def begin(settle: Callable[[], None]) -> None:
 def waits(part: str) -> bool:
     """Whether a part will be ready, or given up, later. Takes no lock."""
     return background.waits(part) or trials.waits(part)
+
+
+def at_work(part: str) -> str:
+    """What is done with the kernels of a part, for an infotext; empty where nothing is."""
+    if background.waits(part):
+        return "being compiled"
+    return BEING_TESTED if trials.waits(part) else ""
 
 
 def pending(op_name: str) -> str:

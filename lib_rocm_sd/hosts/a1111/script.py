@@ -5,11 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts.a1111 import attention, host, session, settings, state, status, trials, xyz
+from lib_rocm_sd.hosts.a1111 import (
+    attention,
+    background,
+    host,
+    session,
+    settings,
+    state,
+    status,
+    trials,
+    xyz,
+)
 from lib_rocm_sd.hosts.a1111.several import session as several
 from lib_rocm_sd.hosts.a1111.unet import counted
 from lib_rocm_sd.hosts.a1111.unet import session as unet
 from lib_rocm_sd.hosts.a1111.vae import session as vae
+from lib_rocm_sd.trials.gate import WAITS
 from lib_rocm_sd.ui import accordion, options
 from lib_rocm_sd.ui.options import Options
 
@@ -105,7 +116,7 @@ def _note(p: Any, asked: Options) -> None:
         left = attention.calls.left_to_host
         ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:
-            ran = ["attention left to the WebUI"]
+            ran = ["attention left to the WebUI", background.at_work(background.ATTENTION)]
         elif not any(ran) and optimizer.displaced_by():
             ran = ["attention left to another extension"]
         written[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
@@ -130,10 +141,13 @@ def _turn_and_steps(p: Any) -> tuple[int, int]:
 
 def _blocks(ours: int, total: int) -> str:
     """For instance '80 of 82 blocks, linear: rocm_sd, torch, conv: torch'."""
+    waits = any(WAITS in why for row in unet.rows for why in row.left)
+    doing = background.BEING_TESTED if waits else background.at_work(background.UNET)
     if not ours:
-        return "left to the WebUI"
+        return _listed(["left to the WebUI", doing])
+    others = f"others {doing}" if doing and ours < total else ""
     ran = [_ran("UNet", family) for family in ("linear", "conv")]
-    return _listed([f"{ours} of {total} blocks", *ran])
+    return _listed([f"{ours} of {total} blocks", others, *ran])
 
 
 def _ran(part: str, family: str) -> str:

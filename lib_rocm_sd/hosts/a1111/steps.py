@@ -49,7 +49,7 @@ class Steps:
             raise Cancelled("cancelled")
         if self._device.type == "cuda":
             mark = torch.cuda.Event(enable_timing=True)
-            mark.record()
+            mark.record(torch.cuda.current_stream(self._device))
             self._marks.append(mark)
         else:
             self._marks.append(time.perf_counter())

@@ -25,7 +25,7 @@ from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.known import GateState
 from lib_rocm_sd.trials.subject import Subject
 
-PENDING = "its kernels are tried in a process of their own first"
+PENDING = "kernels are being tested"
 RISK = (
     "Some kernels are not used, because a trial of them went wrong. Check this card tries them "
     "again, one by one, in processes of their own. This may freeze the screen for some seconds, or "
@@ -109,8 +109,7 @@ class Trials:
         if not self.waits(part):
             return ""
         state = self.state()
-        count = f", {state.done} of {state.total} are done" if state.total else ""
-        return f"{PENDING}{count}"
+        return f"{PENDING} ({state.done} of {state.total})" if state.total else PENDING
 
     def waits(self, part: str) -> bool:
         """Whether the first trials of `part` are still under way. Takes no lock."""

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
 from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given
@@ -47,7 +47,10 @@ class Comfy:
 
     @property
     def device(self) -> torch.device:
-        return host.device()
+        """Where the model is brought, or else the VAE: that may be another card than ComfyUI's."""
+        patchers = (self._model, getattr(self._vae, "patcher", None))
+        found = [getattr(each, "load_device", None) for each in patchers]
+        return next((each for each in found if isinstance(each, torch.device)), host.device())
 
     @property
     def session(self) -> Session:
@@ -176,8 +179,7 @@ def arguments(
 
 def at_work() -> bool:
     """Whether kernels are compiled, or tried by children, which takes the card's time."""
-    state = getattr(engine.gate, "state", None)
-    return background.state().running or bool(state is not None and state().running)
+    return background.state().running or gate.state().running
 
 
 def run(model: Any, vae: Any, level: str, preset: str) -> Document:

@@ -7,7 +7,7 @@ import torch
 from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host, unet
 from lib_rocm_sd.hosts.comfyui.coder import usable
 from lib_rocm_sd.hosts.comfyui.tally import LEFT, tally
@@ -31,6 +31,9 @@ def _lines() -> list[str]:
     why = usable(device)
     line = _headline(device)
     lines = [f"{line[:1].upper()}{line[1:]}."]
+    tried = gate.state()
+    if tried.running:
+        lines.append(f"Kernels are being tested ({tried.done} of {tried.total}).")
     if why and not engine.usable(device):
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
     for rows in rows_of(report.snapshot()).values():

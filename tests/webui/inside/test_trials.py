@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import unet_help
 from accordion_help import by_id, events, refresh, script
 from api_help import CHECK, STATUS, client_of
 from conftest import FakeGpu, Start, WebUI
@@ -77,7 +78,7 @@ def test_the_webuis_own_path_until_ours_was_tried(
     assert webui.applied == "ROCm SD"  # the setting and "Automatic" are as they will be
     until(lambda: trials(webui).state().total == 3)
     assert not webui.is_ours()
-    assert "its kernels are tried in a process of their own first, 0 of 3" in webui.status
+    assert "kernels are being tested (0 of 3)" in webui.status
     assert "0 of 3" in webui.library("hosts.a1111.vae").refusals()[0]
     title, _, status = refresh(webui)
     assert title == "ROCm SD Optimization: Auto · trying kernels, 0 of 3"
@@ -88,10 +89,10 @@ def test_the_webuis_own_path_until_ours_was_tried(
     assert answer["trials"] | {"kernel": ""} == {
         **{"running": True, "done": 0, "total": 3, "kernel": "", "halted": "", "refused": []}
     }
-    assert answer["attention"]["reasons"] == [
-        "its kernels are tried in a process of their own first, 0 of 3 are done"
-    ]
-    assert webui.txt2img().decoded[0].equal(expected)
+    assert answer["attention"]["reasons"] == ["kernels are being tested (0 of 3)"]
+    result = webui.txt2img()
+    assert result.decoded[0].equal(expected)
+    assert 'ROCm SD: "Auto, attention left to the WebUI, being tested"' in result.info
     assert not gpu.seen
 
     card.go.set()
@@ -107,6 +108,39 @@ def test_the_webuis_own_path_until_ours_was_tried(
     assert "ROCm SD: trying new kernels in a process of their own, once" in out
     assert out.count("ROCm SD: attention runs on our kernel from now on") == 1
     assert not webui.errors_reported
+
+
+def test_a_picture_and_the_status_say_that_the_unets_kernels_are_being_tested(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    card.with_unet = gpu.norms = True
+    card.go.clear()
+    webui = unet_help.begin(start, gpu)
+    until(lambda: trials(webui).state().total == 4)
+    info = webui.txt2img(*unet_help.AUTO).info
+    assert 'ROCm SD UNet: "Auto, left to the WebUI, being tested"' in info
+    options = webui.library("ui.options")
+    shown = webui.library("hosts.a1111.status").look(options.Options())
+    (row,) = (row for row in shown.rows if row.operation == "UNet blocks")
+    assert row.why == ("kernels are being tested (0 of 4)",)
+    assert options.unet_from({options.UNET_KEY: "Auto, left to the WebUI, being tested"}) == "Auto"
+    card.go.set()
+    settled(webui, until)
+    assert 'ROCm SD UNet: "Auto, 17 of 17 blocks, linear: ' in webui.txt2img(*unet_help.AUTO).info
+
+
+def test_a_picture_says_that_kernels_of_some_blocks_are_being_tested(
+    start: Start, gpu: FakeGpu
+) -> None:
+    gpu.norms = True
+    webui = unet_help.begin(start, gpu)
+    script, takeover = webui.library("hosts.a1111.script"), webui.library("unet.takeover")
+    why = f"no convolution of ours: {webui.library('trials.gate').WAITS}"
+    script.unet.rows = (takeover.KindReport("residual block", 5, 3, {why: 2}, {}),)
+    assert script._blocks(3, 5).startswith("3 of 5 blocks, others being tested")
+    assert script._blocks(0, 5) == "left to the WebUI, being tested"
+    script.unet.rows = (takeover.KindReport("residual block", 5, 3, {"float32": 2}, {}),)
+    assert "tested" not in script._blocks(3, 5) + script._blocks(0, 5)
 
 
 def test_a_start_with_all_verdicts_asks_for_one_class_and_starts_nothing(

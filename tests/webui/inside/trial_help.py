@@ -63,6 +63,8 @@ class Card:
         self.go.set()
         self.started: list[Any] = []
         self.gfx = "gfx1100"
+        self.with_unet = False
+        """Whether the UNet needs a class that no other part does."""
 
     def install(self) -> None:
         """Before the WebUI executes the extension's script."""
@@ -90,7 +92,7 @@ class Card:
         work = {
             "attention": [(attention, problem) for _, problem in attention.usual[:2]],
             "vae": [(attention, attention.usual[-1][1])],
-            "unet": [],
+            "unet": [(attention, attention.usual[2][1])] if self.with_unet else [],
         }
         trials.first_trials._work = lambda part, arch: work[part]
 

@@ -46,7 +46,8 @@ def attention_pytorch(
     **kwargs,
 ):
     if not skip_reshape:
-        q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+        apart = q.shape[0], -1, heads, q.shape[-1] // heads
+        q, k, v = (t.view(apart).transpose(1, 2) for t in (q, k, v))
     if mask is not None:
         mask = mask[None] if mask.ndim == 2 else mask
         mask = mask[:, None] if mask.ndim == 3 else mask
