@@ -52,6 +52,7 @@ def test_section(webui: WebUI) -> None:
         "rocm_sd_headroom_mib",
         "rocm_sd_live_previews",
         "rocm_sd_graphs",
+        "rocm_sd_spot_check",
         "rocm_sd_log_level",
         "rocm_sd_cache",
     ]
@@ -62,6 +63,7 @@ def test_section(webui: WebUI) -> None:
         "rocm_sd_headroom_mib": 0,
         "rocm_sd_live_previews": True,
         "rocm_sd_graphs": "Auto",
+        "rocm_sd_spot_check": True,
         "rocm_sd_log_level": "Warnings",
     }
     assert all("class='info'" in info.comment_after for k, info in found.items() if k in saved)

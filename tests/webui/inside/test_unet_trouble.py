@@ -353,3 +353,36 @@ def test_status_for_programs(start: Start, gpu: FakeGpu) -> None:
     assert row["ours"] == 3 and row["partly"] == {why: 1}
     webui.txt2img(False)
     assert status()["unet"]["blocks"] == []
+
+
+def test_a_block_that_is_not_what_the_webui_computes_is_said(
+    start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCM_SD_SPOT_CHECK", raising=False)
+    webui = begin(start, gpu)
+    fine = webui.txt2img(*AUTO)
+    assert "differed" not in fine.info and not fine.comments
+    assert session_of(webui)._taken.spot.compared and ours(webui) == BLOCKS
+    assert same(webui.txt2img(*AUTO), fine)
+
+    compute = webui.library("unet.compute")
+    own = compute.downsample
+    with monkeypatch.context() as wrong:
+        wrong.setattr(compute, "downsample", lambda *given: 2 * own(*given))
+        told = webui.txt2img(*AUTO)
+        assert f"{BLOCKS - 1} of {BLOCKS} blocks" in told.info and "a check differed" in told.info
+        assert " differed by 100.0% (rounding explains " in told.comments
+        assert "The steps before that was seen may differ as much" in told.comments
+        row = shown(webui, "downsampling")
+        assert row.runs == "0 of 1 are ours" and " differed by 100.0%" in "".join(row.why)
+    assert same(webui.txt2img(*AUTO), fine) and ours(webui) == BLOCKS
+
+
+def test_nothing_is_compared_where_the_setting_is_off(
+    start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCM_SD_SPOT_CHECK", raising=False)
+    webui = begin(start, gpu)
+    webui.shared.opts.set("rocm_sd_spot_check", False)
+    webui.txt2img(*AUTO)
+    assert not session_of(webui)._taken.spot.compared
