@@ -3,63 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType
 from typing import Any
 
 from torch import nn
 
+from lib_rocm_sd.modules.code import (
+    FUNCTIONS,
+    INNER,
+    functions_of,
+    globals_of,
+    hooks_of_all,
+    names_in,
+    names_of,
+)
+from lib_rocm_sd.modules.known import (
+    CASTS,
+    CHANGES,
+    CONV_CLASSES,
+    CONV_SETTINGS,
+    FORGES_CAST,
+    FORGES_LINEAR,
+    GROUP_NORM_32,
+    GROUP_NORM_CLASSES,
+    LAYER_NORM_CLASSES,
+    LINEAR_CLASSES,
+    OF_LAYERS,
+    OURS,
+    QUANTISED,
+    WEIGHT_FUNCTIONS,
+)
 from lib_rocm_sd.modules.patches import named
-from lib_rocm_sd.modules.watch import FUNCTIONS, INNER, hooks_of_all
 
-_CONV_CLASSES = {
-    "torch.nn.modules.conv.Conv2d",
-    "diffusers.models.lora.LoRACompatibleConv",
-    "comfy.ops.disable_weight_init.Conv2d",
-    "ldm_patched.modules.ops.disable_weight_init.Conv2d",
-    "backend.operations.ForgeOperations.Conv2d",
-}
-_FORGES_LINEAR = "backend.operations.ForgeOperations.Linear"
-"""Not torch's, but with the same parameters and sizes."""
-_LINEAR_CLASSES = {
-    "torch.nn.modules.linear.Linear",
-    "diffusers.models.lora.LoRACompatibleLinear",
-    "comfy.ops.disable_weight_init.Linear",
-    "ldm_patched.modules.ops.disable_weight_init.Linear",
-    _FORGES_LINEAR,
-}
-_LAYER_NORM_CLASSES = {
-    "torch.nn.modules.normalization.LayerNorm",
-    "comfy.ops.disable_weight_init.LayerNorm",
-    "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
-    "backend.operations.ForgeOperations.LayerNorm",
-}
-_GROUP_NORM_CLASSES = {
-    "torch.nn.modules.normalization.GroupNorm",
-    "comfy.ops.disable_weight_init.GroupNorm",
-    "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
-    "backend.operations.ForgeOperations.GroupNorm",
-}
-_FORGES_CAST = "parameters_manual_cast"
-_CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", _FORGES_CAST)
-"""What ComfyUI, reForge and Forge call a layer's flag that says so."""
-_CHANGES = ("forge_online_loras", "scale_weight")
-"""What a layer of Forge's has where its weights are not what is computed with."""
-_FUNCTIONS = ("weight_function", "bias_function")
-"""Lists of what ComfyUI's, reForge's and a newer Forge Neo's layers do with their weights in each
-call.
-"""
-_QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
-"""What a packed weight has."""
-_GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
-"""ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
-_OF_LAYERS = ("networks", "modules.devices")
-"""Python modules of A1111's that replace forwards of torch's layers: by one networks are applied to
-weights first, by the other weights of another dtype are cast.
-"""
-_OURS = "lib_rocm_sd"
-CONV_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-"""What a convolution computes follows from, beside its weights."""
+_first: dict[tuple[int, str], tuple[Any, Any]] = {}
+"""What a name of a Python module was when code that names it was first read."""
+_PLAIN = (bool, int, float, str, tuple, type(None))
+"""Attributes of these types are settings, which can be compared."""
 MOST_ALIKE = 2
 """Layers that are named one by one where the same is said of them."""
 _BRINGS = "brings its weights from elsewhere in each call"
@@ -144,6 +123,9 @@ class Findings:
         for key in sorted(key for key, value in parameters.items() if value is not None):
             self.add(f"{name} has a parameter {key} of its own")
         self.untouched(module, name, root=root)
+        attributes, named = vars(module), names_of(cls)
+        settings = (key for key in attributes if isinstance(attributes[key], _PLAIN))
+        self.watch(module, *(key for key in settings if key in named))
         if own_forward:
             self._class_forward(cls, name)
         return True
@@ -152,9 +134,9 @@ class Findings:
         """Notes hooks, and a forward set on the instance unless it is the class's own, or one of
         ours that computes what that does: it has no `does_more`.
         """
-        for key in INNER:
+        for key in (*INNER, *functions_of(type(module))):
             own = module.__dict__.get(key)
-            ours = str(getattr(own, "__module__", "")).startswith(_OURS)
+            ours = str(getattr(own, "__module__", "")).startswith(OURS)
             ours = ours and not getattr(own, "does_more", False)
             if own is not None and not ours and not is_the_classs(own, module, key):
                 self.add(f"{name}.{key} has been replaced ({named(own)})")
@@ -162,20 +144,41 @@ class Findings:
             self.add(f"{name} has forward hooks")
 
     def _class_forward(self, cls: type, name: str) -> None:
-        """Notes a forward that another module has put into the class."""
-        for key in INNER:
+        """Notes a forward that another module has put into the class, or what it calls; and what it
+        names, if that is not what was there when it was first seen.
+        """
+        for key in functions_of(cls):
             owner = next((base for base in cls.__mro__ if key in base.__dict__), None)
             if owner is None:
                 continue
             source = str(getattr(owner.__dict__[key], "__module__", ""))
-            known = source in (owner.__module__, *_OF_LAYERS) or source in self._hosts_own
-            if not known and not source.startswith(_OURS):
+            if not self._may_be(source, owner.__module__):
                 self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
+            self._globals(owner.__dict__[key], name)
+
+    def _may_be(self, source: str, home: str) -> bool:
+        known = source in (home, *OF_LAYERS) or source in self._hosts_own
+        return known or source.startswith(OURS)
+
+    def _globals(self, function: Any, name: str) -> None:
+        for table, key in globals_of(function):
+            _first.setdefault((id(table), key), (table, table[key]))
+        table = getattr(function, "__globals__", {})
+        for key in names_in(function.__code__) if table else ():
+            now = table.get(key)
+            _, first = _first.get((id(table), key), (table, now))
+            if now is not first and not self._may_be(str(getattr(now, "__module__", "?")), ""):
+                where = table.get("__name__", "its module")
+                self.add(f"{name}: {key} of {where} has been replaced ({named(now)})")
 
     def everywhere(self) -> None:
         """Notes what others have put into torch itself: hooks on all modules, other functions."""
         if hooks_of_all():
             self.add("a hook is set on all modules (register_module_forward_hook)")
+        for key in ("__call__", "_call_impl"):
+            call = getattr(nn.Module, key)
+            if call.__module__ != nn.Module.__module__:
+                self.add(f"torch.nn.Module.{key} has been replaced ({named(call)})")
         for name in FUNCTIONS:
             function = getattr(nn.functional, name)
             source = str(getattr(function, "__module__", ""))
@@ -186,15 +189,17 @@ class Findings:
     def function(self, cls: type, key: str, name: str) -> None:
         """Watches a function of a class that is no module; notes one that another has put there."""
         self.functions.append((cls, key))
-        source = getattr(getattr(cls, key, None), "__module__", "")
+        function = getattr(cls, key, None)
+        source = getattr(function, "__module__", "")
         if source != cls.__module__:
             self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
+        self._globals(function, name)
 
     def code(self, cls: type, name: str, known: frozenset[str]) -> None:
         """Notes names in the code of a class's forwards beyond those that are `known`."""
         for key in ("forward", "_forward"):
             code = getattr(getattr(cls, key, None), "__code__", None)
-            more = sorted(_names_in(code) - known) if code is not None else []
+            more = sorted(names_in(code) - known) if code is not None else []
             if more:
                 self.add(f"{name}: {cls.__name__}.{key} does more than is known: {', '.join(more)}")
 
@@ -205,7 +210,7 @@ class Findings:
 
         `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
         """
-        if not isinstance(module, nn.Conv2d) or _path(module) not in _CONV_CLASSES:
+        if not isinstance(module, nn.Conv2d) or _path(module) not in CONV_CLASSES:
             self._other_class(module, name, "Conv2d")
             return None
         if padding is None:
@@ -226,8 +231,8 @@ class Findings:
     def linear(self, module: Any, name: str) -> nn.Linear | None:
         """`module` if it is a plain Linear, with or without a bias."""
         path = _path(module)
-        is_linear = isinstance(module, nn.Linear) or path == _FORGES_LINEAR
-        if not is_linear or path not in _LINEAR_CLASSES:
+        is_linear = isinstance(module, nn.Linear) or path == FORGES_LINEAR
+        if not is_linear or path not in LINEAR_CLASSES:
             self._other_class(module, name, "Linear")
             return None
         self._plain(module, name, {})
@@ -253,7 +258,7 @@ class Findings:
 
     def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
         """`module` if it is a LayerNorm of the last dimension, with weight; a bias is optional."""
-        if not isinstance(module, nn.LayerNorm) or _path(module) not in _LAYER_NORM_CLASSES:
+        if not isinstance(module, nn.LayerNorm) or _path(module) not in LAYER_NORM_CLASSES:
             self._other_class(module, name, "LayerNorm")
             return None
         self._plain(module, name, {"elementwise_affine": True})
@@ -319,7 +324,7 @@ class Findings:
         alike = type(module).__name__ == wanted
         if alike and is_quantised(module):
             self.add(f"{name} has quantised weights")
-        elif alike and any(getattr(module, key, False) for key in _CASTS):
+        elif alike and any(getattr(module, key, False) for key in CASTS):
             self.add(f"{name} {_BRINGS}")
         elif alike:
             self.add(f"{name} is a {type(module).__qualname__} of {type(module).__module__}")
@@ -331,19 +336,19 @@ class Findings:
         self.settings(module, name, expected, watched=False)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
-        if any(getattr(module, key, False) for key in _CASTS):
+        if any(getattr(module, key, False) for key in CASTS):
             self.add(f"{name} {_BRINGS}")
-        if any(getattr(module, key, None) is not None for key in _CHANGES) or any(
-            getattr(module, key, None) for key in _FUNCTIONS
+        if any(getattr(module, key, None) is not None for key in CHANGES) or any(
+            getattr(module, key, None) for key in WEIGHT_FUNCTIONS
         ):
             self.add(f"{name} has its weights changed in each call")
         for key, value in module._parameters.items():
             if value is not None and type(value) is not nn.Parameter:
                 self.add(f"{name}.{key} is a {type(value).__name__}")
         own = vars(module)
-        for flag in (flag for flag in _CASTS if hasattr(module, flag)):
-            changes = _CHANGES if flag == _FORGES_CAST else ()
-            functions = _FUNCTIONS if hasattr(module, _FUNCTIONS[0]) else ()
+        for flag in (flag for flag in CASTS if hasattr(module, flag)):
+            changes = CHANGES if flag == FORGES_CAST else ()
+            functions = WEIGHT_FUNCTIONS if hasattr(module, WEIGHT_FUNCTIONS[0]) else ()
             keys = (flag, *changes, *functions)
             self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
         children = [key for key, child in module._modules.items() if child is not None]
@@ -359,7 +364,7 @@ def is_quantised(module: Any) -> bool:
     weight = getattr(module, "_parameters", {}).get("weight")
     if weight is None:
         return False
-    marked = any(getattr(weight, key, None) is not None for key in _QUANTISED)
+    marked = any(getattr(weight, key, None) is not None for key in QUANTISED)
     return marked or not weight.is_floating_point()
 
 
@@ -369,22 +374,10 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     return own is getattr(type(module), key, None) and method.__self__ is module
 
 
-@cache
-def _names_in(code: CodeType) -> frozenset[str]:
-    """Attributes and globals that code names, and strings that could be names."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names_in(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            names.add(constant)
-    return frozenset(names)
-
-
 def _is_group_norm(module: nn.Module) -> bool:
-    cls, (name, home) = type(module), _GROUP_NORM_32
+    cls, (name, home) = type(module), GROUP_NORM_32
     of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
-    return of_ldm or _path(module) in _GROUP_NORM_CLASSES
+    return of_ldm or _path(module) in GROUP_NORM_CLASSES
 
 
 def _path(module: nn.Module) -> str:

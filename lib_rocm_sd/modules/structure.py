@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.watch import surroundings
+from lib_rocm_sd.modules.code import surroundings
 
 
 @dataclass(frozen=True)

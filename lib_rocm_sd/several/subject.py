@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.findings import CONV_SETTINGS
+from lib_rocm_sd.modules.known import CONV_SETTINGS
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.several.blueprint import Blueprint, read
 from lib_rocm_sd.several.replica import UNET, Manner

@@ -132,7 +132,6 @@ def block(found: Findings, module: Any) -> Block | None:
     expected = {"norm_type": "layer_norm", "only_cross_attention": False, "pos_embed": None}
     found.settings(module, "block", expected)
     found.settings(module, "block", {"_chunk_size": None})
-    found.watch(module, "_chunk_size")
     norm1 = found.layer_norm(getattr(module, "norm1", None), "norm1")
     norm3 = found.layer_norm(getattr(module, "norm3", None), "norm3")
     attn2 = getattr(module, "attn2", None)
@@ -191,7 +190,7 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     children = ("to_q", "to_k", "to_v", "to_out")
     if not found.block(module, name, ("Attention",), children):
         return None
-    found.settings(module, name, _PLAIN_ATTENTION, watched=False)
+    found.settings(module, name, _PLAIN_ATTENTION)
     found.watch(module, "processor", "heads")
     processor = getattr(module, "processor", None)
     if type(processor).__module__.startswith("lib_rocm_sd"):

@@ -13,6 +13,7 @@ from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.modules.code import is_intercepted
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.dtypes import HALVES
@@ -140,6 +141,8 @@ class BlockStandIn(StandIn):
         """Why no call of it is to be ours now."""
         spot = self._means.spot
         spot.look()
+        if is_intercepted():
+            return "somebody's mode sees what torch computes (TorchFunctionMode)"
         return spot.left.get(self.kind.title, "") or self._hook.ready(self._reading.leaves)
 
     def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:

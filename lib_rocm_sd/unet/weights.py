@@ -202,8 +202,8 @@ class UnetWeights:
         self._made.clear()
 
     def give_back(self) -> None:
-        """Leave every parameter with the strides that it had. One that was replaced meanwhile, or
-        laid otherwise by another, stays as it is.
+        """Leave every parameter with the strides that it had. One that another has laid otherwise
+        meanwhile stays as it is.
         """
         self._made.clear()
         self.leave(list(self._laid))
@@ -215,7 +215,7 @@ class UnetWeights:
                 laid = self._laid.get(leaf)
                 if laid is not None:
                     laid.remove_hook()
-                    self._unlay(leaf, laid)
+                    _unlay(laid)
                     del self._laid[leaf]
 
     def read(self, leaf: nn.Module) -> None:
@@ -223,14 +223,10 @@ class UnetWeights:
         somebody else has a tensor of it, which is to remain the weight.
         """
         with self.lock:
-            laid, weight = self._laid.get(leaf), leaf._parameters.get("weight")
+            laid = self._laid.get(leaf)
+            weight = None if laid is None else laid.parameter()
             if laid is not None and weight is not None and laid.is_alone(weight):
-                self._unlay(leaf, laid)
-
-    def _unlay(self, leaf: nn.Module, laid: _Laid) -> None:
-        weight = leaf._parameters.get("weight")
-        if weight is not None and laid.lies_so(weight):
-            restride(weight, laid.strides)
+                _unlay(laid)
 
     def _lay(self, conv: nn.Conv2d) -> None:
         weight = conv.weight
@@ -275,6 +271,13 @@ def _alike(weights: Sequence[torch.Tensor], told: bool) -> bool:
         and not (weight.device.type == "cpu" and weight.is_pinned())
         for weight in weights
     )
+
+
+def _unlay(laid: _Laid) -> None:
+    """Also of a parameter that has another name, or another place, by now."""
+    weight = laid.parameter()
+    if weight is not None and laid.lies_so(weight):
+        restride(weight, laid.strides)
 
 
 def _is_channels_last(weight: torch.Tensor) -> bool:

@@ -95,8 +95,8 @@ CODE: dict[str, tuple[Any, str]] = {
     "a leaf's forward": (nn.Linear, "forward"),
     "an activation's forward": (nn.SiLU, "forward"),
     "an inner forward": (nn.Conv2d, "_conv_forward"),
-    "the call of one class": (Part, "__call__"),
-    "the call of every module": (nn.Module, "_call_impl"),
+    "the call of every module": (nn.Module, "__call__"),
+    "what that calls": (nn.Module, "_call_impl"),
     "a function that forwards call": (nn.functional, "silu"),
     "a watched function": (Processor, "__call__"),
 }

@@ -24,6 +24,7 @@ from lib_rocm_sd.hosts.diffusers.served import ServedForward, is_served
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.sdpa import Serving
+from lib_rocm_sd.modules.code import Code, is_intercepted
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 KNOWN = {
@@ -58,6 +59,7 @@ class EngineAttnProcessor:
     def __init__(self, replaced: Any, upcast: bool, session: Session = DEFAULT) -> None:
         """`upcast`: compute in float32 where the module asks for it by `upcast_attention`."""
         self.replaced = replaced
+        self._code = Code((), [(type(replaced), "__call__")])
         self.upcast = upcast
         self.session = session
 
@@ -75,6 +77,10 @@ class EngineAttnProcessor:
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attention of `attn` over (batch, tokens, width) or (batch, width, rows, columns)."""
+        if is_intercepted() or not self._code.same():  # somebody has changed what it would do
+            given = (hidden_states, encoder_hidden_states, attention_mask, temb)
+            made: torch.Tensor = self.replaced(attn, *given, *args, **kwargs)
+            return made
         residual = hidden_states
         if attn.spatial_norm is not None:
             hidden_states = attn.spatial_norm(hidden_states, temb)
