@@ -292,7 +292,7 @@ class Findings:
         if module is None:
             return
         if type(module) is nn.Dropout:
-            self.watch(module, "training", "p")
+            self.watch(module, "training" if module.p > 0 else "p")
         if type(module) is not nn.Identity and (
             type(module) is not nn.Dropout or (module.training and module.p > 0)
         ):

@@ -48,5 +48,5 @@ OF_LAYERS = ("networks", "modules.devices")
 weights first, by the other weights of another dtype are cast.
 """
 OURS = "lib_rocm_sd"
-CONV_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+CONV_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode")
 """What a convolution computes follows from, beside its weights."""

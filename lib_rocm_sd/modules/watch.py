@@ -60,7 +60,7 @@ class Watch:
         self._hooks = list(chain.from_iterable(tables[2:] for tables in self._tables))
         self._hooked = any(self._hooks)
         own = [(own, "forward") for own in self._attributes]
-        own += [(vars(module), "_forward") for module in parents]
+        own += [(vars(module), "_forward") for module in parents if hasattr(module, "_forward")]
         own += [(vars(m), "_conv_forward") for m in self._modules if isinstance(m, nn.Conv2d)]
         facts = [(own, key, own.get(key)) for own, key in own] + list(watched)
         once = {(id(own), key): (own, key, value) for own, key, value in facts}.values()

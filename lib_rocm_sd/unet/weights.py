@@ -72,13 +72,22 @@ class LiveWeights(ConvWeights):
     ) -> None:
         super().__init__(weight, bias, None, shortcut, in_rows=True)
         self.biases = [each for each in (bias, shortcut) if each is not None]
-        self.reads = id(weight), id(bias), id(shortcut), weight.device
+        self.reads = id(bias), id(shortcut), weight.device
         with torch.inference_mode(False):  # else it could not be written to outside of it
             whole = weight.new_zeros(-(-len(weight) // 16) * 16, dtype=torch.float32)
             self.bias = whole[: len(weight)]
             self.copies = [self.bias, torch.empty_like(self.bias)][: len(self.biases)]
         self._on(weight.device)["padded bias"] = whole
         self.versions: list[int | None] = []
+
+    @property  # type: ignore[override]
+    def weight(self) -> Any:
+        """Not held: what takes its place may lie in its memory, and that is to be nobody else's."""
+        return self._weight()
+
+    @weight.setter
+    def weight(self, weight: torch.Tensor) -> None:
+        self._weight = ref(weight)
 
     def plain(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         weight, shortcut = self._weights(like)
@@ -134,7 +143,8 @@ class UnetWeights:
         bias = None if bare else own.get("bias")
         added = None if shortcut is None else shortcut._parameters.get("bias")
         self.lay((conv,))
-        if known is None or known.reads != (id(weight), id(bias), id(added), weight.device):
+        reads = id(bias), id(added), weight.device
+        if known is None or known.weight is not weight or known.reads != reads:
             known = self._made[key] = LiveWeights(weight, bias, added)
             renew((known,))
         elif key in self._asked:

@@ -322,7 +322,7 @@ def test_what_is_changed_in_place_is_read(graphs: Graphs) -> None:
 def test_a_torch_that_does_not_tell_gets_copies(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_uses", None)
+    monkeypatch.setattr(memory, "storage_uses", None)
     call = chain(graphs)
     for factor in range(1, 9):
         assert torch.equal(call(factor * X), 8 * factor * X)

@@ -104,7 +104,7 @@ def ours() -> Iterator[None]:
     """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
     asked = Options(level=a1111_session.current().level, unet="Auto")
     several.session.end()
-    unet.session.begin(turn=0, steps=1)
+    unet.session.begin()
     unet.session.establish(asked)
     try:
         check(asked)

@@ -58,7 +58,7 @@ class UnetSession:
         self.rows: tuple[KindReport, ...] = ()
         """Of the blocks, as they were when last looked at; none where nothing is taken over."""
 
-    def begin(self, turn: int, steps: int) -> None:
+    def begin(self, turn: int = 0, steps: int = 1) -> None:
         """A generation of so many steps begins: what failed in the last one may be tried again.
         `turn` decides which blocks are compared with the WebUI's.
         """

@@ -206,7 +206,11 @@ def test_beside_the_lora_extension(start: Start, gpu: FakeGpu, monkeypatch: Any)
     """Every WebUI has it: it replaces the forwards of torch's layers, for layers that it named."""
 
     def through(own: Any) -> Any:
-        return lambda self, x: own(self, x)
+        def applied(self: Any, x: Any) -> Any:
+            return own(self, x)
+
+        applied.__module__ = "networks"
+        return applied
 
     webui = start(gpu=gpu, dtype=HALF)
     expected = webui.txt2img()
