@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lib_rocm_sd.unet.spot import is_wanted
+from lib_rocm_sd.modules.compared import is_wanted
 
 
 class Hook:

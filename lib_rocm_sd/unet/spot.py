@@ -7,26 +7,17 @@ is computed beside it, from the same input, and compared on the device, which no
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.ops.conv.search import no_search, searches
+from lib_rocm_sd.modules.compared import difference, norms, without_search
 
-VARIABLE = "ROCM_SD_SPOT_CHECK"
-"""0: nothing is compared. The WebUI has a setting for it."""
 STEPS = 20
 """After which another round begins where nobody says that a generation does."""
-OF_ADDED, OF_ALL = 16, 1
-"""What rounding may amount to between two computations in half precision, in units of the type's
-epsilon: of what a block adds to its input, and of its result; each by its norm.
-"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +30,6 @@ class _Pending:
     norms: torch.Tensor
     epsilon: float
     arrived: Callable[[bool], bool]
-
-
-def is_wanted() -> bool:
-    """Whether blocks are compared where a host has no setting for it."""
-    return os.environ.get(VARIABLE, "") != "0"
 
 
 @dataclass
@@ -101,7 +87,7 @@ class SpotCheck:
         """
         self.is_theirs = True
         try:
-            with _without_search():
+            with without_search():
                 theirs = forward()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -123,42 +109,12 @@ class SpotCheck:
                 self.left.update(self.differs(done.block, how))
 
 
-def _without_search() -> AbstractContextManager[Any]:
-    """The host's convolutions must not begin MIOpen's search for an algorithm, which can take
-    minutes: a torch that cannot keep MIOpen from it computes them without.
-    """
-    if not searches():
-        return no_search()
-    cudnn = torch.backends.cudnn
-    kept = (cudnn.benchmark, None, cudnn.deterministic, cudnn.allow_tf32)
-    return cudnn.flags(False, *kept)
-
-
-def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
-    """How far a result is from the host's, for people; empty if rounding explains it, and where
-    the host's own is not finite. Norms: of the difference, of what was added, of the result.
-    """
-    if not math.isfinite(whole):
-        return ""
-    rounding = epsilon * (OF_ADDED * added + OF_ALL * whole)
-    if apart <= rounding:
-        return ""
-    if not math.isfinite(apart) or not added:
-        return "gave other values"
-    return f"differed by {apart / added:.1%} (rounding explains {rounding / added:.1%})"
-
-
 def _compared(block: Any, ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> _Pending:
     """Begins a comparison. ours, theirs (N, ...), x like them where the block adds to it."""
-    wide, norm = torch.float32, torch.linalg.vector_norm
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        added = theirs - x if x.shape == theirs.shape else theirs
-        norms = [norm(each, dtype=wide) for each in (ours - theirs, added, theirs)]
-        made = torch.stack(norms)
-    epsilon = torch.finfo(theirs.dtype).eps
+    made, epsilon = norms(ours, theirs, x), torch.finfo(theirs.dtype).eps
     if made.device.type != "cuda":
         return _Pending(block, made, epsilon, lambda _: True)
-    here = torch.empty(3, dtype=wide, pin_memory=True).copy_(made, non_blocking=True)
+    here = torch.empty(3, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(made.device))
 

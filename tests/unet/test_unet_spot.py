@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import spot
 from lib_rocm_sd.unet.hook import Hook
@@ -23,7 +24,7 @@ KINDS = 5
 
 @pytest.fixture(autouse=True)
 def _compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(spot.VARIABLE)
+    monkeypatch.delenv(compared.VARIABLE)
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_off_means_off(unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, 
         compares = False
 
     if by == "the variable":
-        monkeypatch.setenv(spot.VARIABLE, "0")
+        monkeypatch.setenv(compared.VARIABLE, "0")
     taken = taken_over(unet, Quiet() if by == "the hook" else None)
     step_by(unet, inputs, 3)
     assert not taken.spot.compared
@@ -180,4 +181,4 @@ def test_off_means_off(unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_what_rounding_explains(norms: tuple[float, float, float], says: str) -> None:
-    assert spot.difference(*norms, torch.finfo(torch.float16).eps) == says
+    assert compared.difference(*norms, torch.finfo(torch.float16).eps) == says

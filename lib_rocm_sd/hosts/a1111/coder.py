@@ -20,11 +20,11 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.a1111 import host, session, settings
-from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.several.decoding import SeveralProgram
 from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.checked import CheckedStandIn
 from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall
 
@@ -69,7 +69,7 @@ class BusyError(RuntimeError):
     """A live preview came while a picture is being decoded. The WebUI goes on without it."""
 
 
-class CoderStandIn(StandIn):
+class CoderStandIn(CheckedStandIn):
     """Our program in the place of a decoder or encoder, as `role` says, while it is put in.
 
     `lend(program)`: lets other cards help with the picture that a decoder is about to make.
@@ -133,6 +133,20 @@ class CoderStandIn(StandIn):
         weights = next(self.module.parameters())
         why = super().refusal(image)
         return why or _unfit(weights.dtype, weights.device)
+
+    @property
+    def compares(self) -> bool:
+        return self._turn.is_here and settings.current().spot_check and super().compares
+
+    def again(self, part: torch.Tensor) -> torch.Tensor:
+        with self._alone():
+            return self._made()(part, session=self._session())
+
+    def renew(self) -> None:
+        with self._alone():
+            program = self._made()
+            program.release()
+            program.refresh()
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""

@@ -73,9 +73,9 @@ def register() -> None:
     add(
         settings.SPOT_CHECK_KEY,
         defaults.spot_check,
-        "Compare UNet blocks with the WebUI's own",
-        "In each picture, one call of one block of each kind is computed both ways. If the results "
-        "differ, the WebUI's own code makes the rest of the picture.",
+        "Compare results with the WebUI's own",
+        "In each picture, one call of one UNet block of each kind is computed both ways; every 16th "
+        "time, so is a corner of the VAE's image. If the results differ, the WebUI's code takes over.",
         gr.Checkbox,
     )
     add(

@@ -15,10 +15,10 @@ from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.modules.findings import brief
-from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted
+from lib_rocm_sd.vae.checked import CheckedStandIn
 from lib_rocm_sd.vae.estimate import needed_bytes
 from lib_rocm_sd.vae.policy import shortfall
 from lib_rocm_sd.vae.program import PARTS, Program
@@ -39,7 +39,7 @@ class VaeWish:
         return self
 
 
-class Coder(StandIn):
+class Coder(CheckedStandIn):
     """Stands in for a decoder or encoder, as `role` says, from `begin` to `end`."""
 
     passed_on = (MemoryError, Interrupted, host.Cancelled)
@@ -90,6 +90,14 @@ class Coder(StandIn):
             return "it is not given one (N, C, H, W)"
         weight = next(self.module.parameters())
         return super().refusal(image) or self.unfit(weight.dtype, image.device)
+
+    def again(self, part: torch.Tensor) -> torch.Tensor:
+        assert self._wish is not None
+        return self.program(part, session=self._wish.session)
+
+    def renew(self) -> None:
+        self.program.release()
+        self.program.refresh()
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""

@@ -17,6 +17,7 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.diffusers.components import COMPILED, has_compiled
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.vae.checked import CheckedStandIn
 from lib_rocm_sd.vae.program import Program
 
 ROLES = ("decoder", "encoder")
@@ -30,7 +31,7 @@ class VaePatch:
     left_alone: Mapping[str, tuple[str, ...]]
 
 
-class VaeStandIn(StandIn):
+class VaeStandIn(CheckedStandIn):
     """Our program in the place of a VAE's decoder or encoder, as `role` says."""
 
     passed_on: ClassVar[tuple[type[Exception], ...]] = (MemoryError, ValueError)
@@ -40,7 +41,7 @@ class VaeStandIn(StandIn):
     ) -> None:
         super().__init__(getattr(vae, role))
         self.program = Program(self.module)
-        self._vae, self._role, self._session = vae, role, session
+        self._vae, self.role, self._session = vae, role, session
         self._options: dict[str, Any] = {"mode": mode, "budget_bytes": budget_bytes}
 
     def obstacles(self) -> tuple[str, ...]:
@@ -63,6 +64,13 @@ class VaeStandIn(StandIn):
         weight = next(self.module.parameters())
         return why or (unsuited(weight, self._session) if left_to_us else "")
 
+    def again(self, part: torch.Tensor) -> torch.Tensor:
+        return self.program(part, session=self._session)
+
+    def renew(self) -> None:
+        self.program.release()
+        self.program.refresh()
+
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """`asked` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
         try:
@@ -76,7 +84,7 @@ class VaeStandIn(StandIn):
 
     def tell(self, why: str) -> None:
         self._session.report.event(
-            f"diffusers: the VAE's {self._role} ran on torch's own code: {why}"
+            f"diffusers: the VAE's {self.role} ran on torch's own code: {why}"
         )
 
 

@@ -1,0 +1,60 @@
+"""Whether a result of ours is what the host's own forward gives, as far as halves can tell."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.ops.conv.search import no_search, searches
+
+VARIABLE = "ROCM_SD_SPOT_CHECK"
+"""0: nothing is compared. The WebUI has a setting for it."""
+OF_ADDED, OF_ALL = 16, 1
+"""What rounding may amount to between two computations in half precision, in units of the type's
+epsilon: of what a block adds to its input, and of its result; each by its norm.
+"""
+
+
+def is_wanted() -> bool:
+    """Whether blocks are compared where a host has no setting for it."""
+    return os.environ.get(VARIABLE, "") != "0"
+
+
+def without_search() -> AbstractContextManager[Any]:
+    """The host's convolutions must not begin MIOpen's search for an algorithm, which can take
+    minutes: a torch that cannot keep MIOpen from it computes them without.
+    """
+    if not searches():
+        return no_search()
+    cudnn = torch.backends.cudnn
+    kept = (cudnn.benchmark, None, cudnn.deterministic, cudnn.allow_tf32)
+    return cudnn.flags(False, *kept)
+
+
+def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
+    """How far a result is from the host's, for people; empty if rounding explains it, and where
+    the host's own is not finite. Norms: of the difference, of what was added, of the result.
+    """
+    if not math.isfinite(whole):
+        return ""
+    rounding = epsilon * (OF_ADDED * added + OF_ALL * whole)
+    if apart <= rounding:
+        return ""
+    if not math.isfinite(apart) or not added:
+        return "gave other values"
+    return f"differed by {apart / added:.1%} (rounding explains {rounding / added:.1%})"
+
+
+def norms(ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """(3,) float32 on the device: see `difference`. ours, theirs (N, ...); x like them where they
+    add to it.
+    """
+    norm = torch.linalg.vector_norm
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        added = theirs - x if x.shape == theirs.shape else theirs
+        three = (ours - theirs, added, theirs)
+        return torch.stack([norm(each, dtype=torch.float32) for each in three])
