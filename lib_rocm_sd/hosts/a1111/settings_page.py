@@ -74,8 +74,8 @@ def register() -> None:
         settings.SPOT_CHECK_KEY,
         defaults.spot_check,
         "Compare results with the WebUI's own",
-        "In each picture, one call of one UNet block of each kind is computed both ways; every 16th "
-        "time, so is a corner of the VAE's image. If the results differ, the WebUI's code takes over.",
+        "In each picture, one call of one UNet block of each kind is computed both ways. In every "
+        "16th, so is a corner of the VAE's image. If they differ, the WebUI's own code takes over.",
         gr.Checkbox,
     )
     add(
