@@ -363,3 +363,18 @@ def test_no_convolutions(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     result = webui.txt2img()
     assert not seen and "ROCm SD VAE" not in result.info
     assert "The VAE is the WebUI's own: there is no conv 3x3." in webui.status
+
+
+def test_weights_written_through_data_are_seen_and_said(
+    start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corner of the second picture is compared with what the WebUI makes of it."""
+    monkeypatch.delenv("ROCM_SD_SPOT_CHECK", raising=False)
+    webui = start(gpu=gpu, dtype=HALF)
+    assert not webui.txt2img().comments
+    for parameter in coders(webui)[0].parameters():
+        parameter.data.mul_(0.8)
+    told = webui.txt2img()
+    assert "a corner of the image differed by" in told.comments
+    again = webui.txt2img()
+    assert not again.comments and "whole frame" in again.info
