@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -165,11 +166,19 @@ class Findings:
             _first.setdefault((id(table), key), (table, table[key]))
         table = getattr(function, "__globals__", {})
         for key in names_in(function.__code__) if table else ():
-            now = table.get(key)
+            now, where = table.get(key), str(table.get("__name__", "its module"))
             _, first = _first.get((id(table), key), (table, now))
-            if now is not first and not self._may_be(str(getattr(now, "__module__", "?")), ""):
-                where = table.get("__name__", "its module")
+            if now is not first and not self._is_at_home(now, where):
                 self.add(f"{name}: {key} of {where} has been replaced ({named(now)})")
+
+    def _is_at_home(self, thing: Any, where: str) -> bool:
+        """Whether it is of the package of the module `where`, or an imported module: what was seen
+        first may have been another's.
+        """
+        if isinstance(thing, ModuleType):
+            return sys.modules.get(thing.__name__) is thing
+        home = str(getattr(thing, "__module__", "?"))
+        return home.partition(".")[0] == where.partition(".")[0] or self._may_be(home, where)
 
     def everywhere(self) -> None:
         """Notes what others have put into torch itself: hooks on all modules, other functions."""
@@ -190,9 +199,8 @@ class Findings:
         """Watches a function of a class that is no module; notes one that another has put there."""
         self.functions.append((cls, key))
         function = getattr(cls, key, None)
-        source = getattr(function, "__module__", "")
-        if source != cls.__module__:
-            self.add(f"{name}: {cls.__name__}.{key} has been replaced by {source}")
+        if getattr(function, "__module__", "") != cls.__module__:
+            self.add(f"{name}: {cls.__name__}.{key} has been replaced ({named(function)})")
         self._globals(function, name)
 
     def code(self, cls: type, name: str, known: frozenset[str]) -> None:
