@@ -44,17 +44,17 @@ class Code:
         tables = {
             id(each.__globals__): each.__globals__ for each in map(_plain, self._found) if each
         }
-        self._tables = [tables[at] for at, _ in named]
-        self._keys = [name for _, name in named]
+        self._tables = [*(tables[at] for at, _ in named), *[_of_torch] * len(FUNCTIONS)]
+        self._keys = [*(name for _, name in named), *FUNCTIONS]
         self._globals = list(map(dict.get, self._tables, self._keys))
-        self._around = surroundings()
+        self._hooked = hooks_of_all()
 
     def same(self) -> bool:
         """True if nothing of it has been replaced. AttributeError where something is gone."""
         return (
             list(map(getattr, self._owners, self._names)) == self._found
             and list(map(dict.get, self._tables, self._keys)) == self._globals
-            and surroundings() == self._around
+            and hooks_of_all() is self._hooked
         )
 
 

@@ -14,7 +14,7 @@ What decides that, and who notices a change of it:
 | a TorchFunctionMode or TorchDispatchMode of somebody's | whether there is one, before each call |
 | a parameter: which tensor, its address and dtype | address, before each call (unet/weights.py) |
 | values of weights | nothing is kept of them; biases are copied anew in each step |
-| globals that are data, a `__call__` that a class gets, `__dict__` itself | unet/spot.py |
+| globals that are data, a `__call__` that a class gets, other dicts of a module | unet/spot.py |
 
 A host's own layers may replace some of this for the same result: `Findings.hosts_own` names the
 Python modules that do.
@@ -23,7 +23,6 @@ Python modules that do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -31,7 +30,7 @@ from torch import nn
 
 from lib_rocm_sd.modules.code import Code
 
-_TABLES = itemgetter("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_hooks, _pre_hooks = itemgetter("_forward_hooks"), itemgetter("_forward_pre_hooks")
 
 
 class Watch:
@@ -53,12 +52,10 @@ class Watch:
         self._root_size = len(self._root) - ("forward" in self._root)
         self._attributes = list(map(vars, others))
         self._sizes = list(map(len, self._attributes))
-        self._tables = list(map(_TABLES, self._attributes))
         parents = [module for module in self._modules if module._modules]
         self._children = [module._modules for module in parents]
         self._members = [dict(children) for children in self._children]
-        self._hooks = list(chain.from_iterable(tables[2:] for tables in self._tables))
-        self._hooked = any(self._hooks)
+        self._hooked = self._is_hooked()
         own = [(own, "forward") for own in self._attributes]
         own += [(vars(module), "_forward") for module in parents if hasattr(module, "_forward")]
         own += [(vars(m), "_conv_forward") for m in self._modules if isinstance(m, nn.Conv2d)]
@@ -78,11 +75,13 @@ class Watch:
                 len(self._root) - ("forward" in self._root) == self._root_size
                 and list(map(len, self._attributes)) == self._sizes
                 and list(map(type, self._modules)) == self._types
-                and any(self._hooks) is self._hooked
+                and self._is_hooked() is self._hooked
                 and self._children == self._members
                 and list(map(dict.get, self._places, self._keys)) == self._values
                 and self._code.same()
-                and list(map(_TABLES, self._attributes)) == self._tables
             )
         except (AttributeError, KeyError, RuntimeError):
-            return False  # something is gone, or tensors of a replaced dict were compared
+            return False  # something is gone, or tensors were compared
+
+    def _is_hooked(self) -> bool:
+        return any(map(_hooks, self._attributes)) or any(map(_pre_hooks, self._attributes))

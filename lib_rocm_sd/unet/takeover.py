@@ -138,7 +138,7 @@ class UnetTakeover:
         if self.spot.left:
             self.spot.left.clear()
             self.take_over()
-        ours = [each for each in self._stand_ins.values() if each.is_put_in and not each.reasons]
+        ours = [each for each in self._stand_ins.values() if each.is_put_in]
         self.spot.begin(ours if self._hook.compares else (), turn, steps)
 
     def _differs(self, block: BlockStandIn, how: str) -> dict[str, str]:

@@ -54,9 +54,6 @@ CHANGES: dict[str, Callable[[Whole], object]] = {
     "another inner forward": lambda m: setattr(m.part[2], "_conv_forward", _anything),
     "a hook on an activation": lambda m: m.part[3].register_forward_hook(_anything),
     "hooks in another dict": lambda m: setattr(m.part[1], "_forward_hooks", {1: _anything}),
-    "parameters in another dict": lambda m: setattr(
-        m.part[1], "_parameters", {k: v + 1 for k, v in m.part[1]._parameters.items()}
-    ),
     "another attribute": lambda m: setattr(m.part[1], "lora_layer", 1),
 }
 UNMINDED: dict[str, Callable[[Whole], object]] = {
