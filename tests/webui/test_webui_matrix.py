@@ -247,6 +247,13 @@ def test_a_script_that_did_not_load_is_a_failure(tmp_path: Path) -> None:
     assert row["verdict"] == judge.FAILED and "no script 'absent'" in row["why"][0]
 
 
+def test_an_argument_that_a_script_no_longer_has_is_a_failure(tmp_path: Path) -> None:
+    renamed = Scenario("x", scripts={"theirs": {"Activated": True}})
+    row, painter = measured(lambda body, on: 100, tmp_path, renamed)
+    assert row["verdict"] == judge.FAILED and "'Activated', but" in row["why"][0]
+    assert not painter.asked
+
+
 def test_options_are_put_back_and_a_missing_model_is_a_reason(tmp_path: Path) -> None:
     scenario = Scenario("vae", options={"sd_vae": "other"})
     row, painter = measured(lambda body, on: 100, tmp_path, scenario)

@@ -51,7 +51,11 @@ class Bench:
         return {"plain": {"off-on": far, **twice, "ours": self.plain["on"].ours}}
 
     def paint(self, body: Mapping[str, Any], scripts: Mapping[str, Arguments], state: str) -> Made:
-        """One request. Raises MissingError, or what the WebUI answers as RuntimeError."""
+        """One request.
+
+        Raises MissingError, ValueError for an argument that the script does not have, and
+        RuntimeError with what the WebUI answers.
+        """
         self.asked_for = state
         size = {"steps": self.world.steps, "width": self.world.side, "height": self.world.side}
         route = "img2img" if "init_images" in body else "txt2img"
@@ -107,7 +111,7 @@ class Bench:
                 found.yardstick = self._yardstick(scenario)
         except MissingError as missing:
             return {**row, "verdict": judge.SKIPPED, "why": [str(missing)]}
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             found.errors[self.asked_for].append(str(error)[:400])
         found.tracebacks = judge.tracebacks_of_ours(self.client.running.said[start:])
         row["verdict"], row["why"] = judge.verdict(found)
