@@ -188,13 +188,16 @@ EXTENSIONS = (
     ),
     scripted("inc: saliency", INCANTATIONS, "incantations", {"Active#1": True}, order=ON_FIRST),
     scripted(
-        "sag: self attention guidance", "sd_webui_SAG", "self attention guidance", {"Enabled": True}
+        "sag: self attention guidance",
+        "sd_webui_SAG",
+        "self attention guidance",
+        {"Enabled": True, "SAG Mask Threshold": 0.9},
     ),
     scripted(
         "cc: vectorscope",
         "sd-webui-vectorscope-cc",
         "vectorscope cc",
-        {"Enable": True, "Brightness": 3.0},
+        {"Enable": True, "Alt. (Stronger Effects)": True, "Brightness": 3.0},
     ),
     scripted(
         "at: asymmetric tiling",
