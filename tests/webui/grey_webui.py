@@ -35,7 +35,7 @@ class Painter(Client):
         process = SimpleNamespace(poll=lambda: None)
         super().__init__(cast("Any", SimpleNamespace(said="", process=process)), 0.0)
         self.shade = shade
-        self.set = {bench.OPTIMIZER: "Automatic", "sd_vae": "none"}
+        self.set: dict[str, Any] = {bench.OPTIMIZER: "Automatic", "sd_vae": "none"}
         self.asked: list[tuple[str, bool, str]] = []
 
     def ask(self, route: str, body: Any = None) -> Any:

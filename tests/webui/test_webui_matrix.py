@@ -258,6 +258,9 @@ def test_options_are_put_back_and_a_missing_model_is_a_reason(tmp_path: Path) ->
     scenario = Scenario("vae", options={"sd_vae": "other"})
     row, painter = measured(lambda body, on: 100, tmp_path, scenario)
     assert row["verdict"] == judge.NO_EFFECT and painter.set["sd_vae"] == "none"
+    unlisted = replace(scenario, options={"hypertile_enable_unet": True})
+    row, painter = measured(lambda body, on: 100, tmp_path, unlisted)
+    assert row["verdict"] == judge.NO_EFFECT and painter.set["hypertile_enable_unet"] is False
     missing = replace(scenario, options={"sd_vae": Model("VAE", "b")})
     row, painter = measured(lambda body, on: 100, tmp_path, missing)
     assert row["verdict"] == judge.SKIPPED and row["why"] == ["no VAE with 'b' in its name"]

@@ -79,7 +79,10 @@ class Bench:
 
     @contextmanager
     def options(self, changes: Mapping[str, Any]) -> Iterator[None]:
-        """Settings of the WebUI as long as the `with` lasts."""
+        """Settings of the WebUI as long as the `with` lasts.
+
+        The WebUI lists a script's setting only after it was set once; before, it is off.
+        """
         if not changes:
             yield
             return
@@ -89,7 +92,8 @@ class Bench:
         try:
             yield
         finally:
-            self.client.ask("sdapi/v1/options", {name: now[name] for name in changes})
+            before = {name: now.get(name, False) for name in changes}
+            self.client.ask("sdapi/v1/options", before)
 
     def reference(self, scenario: Scenario) -> Made:
         key = json.dumps(filled(scenario.reference, self.world), sort_keys=True)
