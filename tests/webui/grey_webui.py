@@ -64,7 +64,10 @@ class Painter(Client):
             raise RuntimeError("out of memory")
         text = "x\nSteps: 8, ROCm SD: attention" if on else "x\nSteps: 8"
         image = base64.b64encode(png(shade)).decode()
-        return {"images": [image], "info": json.dumps({"infotexts": [text]})}
+        return {
+            "images": [image] * body.get("n_iter", 1),
+            "info": json.dumps({"infotexts": [text]}),
+        }
 
 
 STATUS: dict[str, Any] = {

@@ -166,6 +166,13 @@ def test_off_and_on_come_in_turns_then_the_plain_ones_then_the_yardstick(tmp_pat
     assert painter.set[bench.OPTIMIZER] == auto
 
 
+def test_more_pictures_are_an_effect_unless_a_script_adds_them(tmp_path: Path) -> None:
+    more = Scenario("more", {"n_iter": 2})
+    assert measured(lambda body, on: 100, tmp_path, more)[0]["verdict"] == judge.RIGHT
+    added = replace(SCRIPTED, body={"n_iter": 2}, against={})
+    assert measured(lambda body, on: 100, tmp_path, added)[0]["verdict"] == judge.NO_EFFECT
+
+
 def test_an_effect_that_ours_loses_is_wrong_and_its_pictures_are_kept(tmp_path: Path) -> None:
     row, _ = measured(lambda body, on: 100 + 9 * (acting(body) and not on), tmp_path)
     assert row["verdict"] == judge.WRONG and "from off" in row["why"][0]

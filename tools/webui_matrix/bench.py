@@ -110,7 +110,9 @@ class Bench:
             reference = self.reference(scenario)
             self._compare(scenario, found, pictures, row)
             if pictures["off"]:
-                found.effect = apart(pictures["off"][0], reference, first=True)
+                # A script may add pictures of its own, so that their number is no effect.
+                first = bool(scenario.scripts)
+                found.effect = apart(pictures["off"][0], reference, first)
                 found.residue = self._residue()
                 found.yardstick = self._yardstick(scenario)
         except MissingError as missing:
