@@ -19,8 +19,6 @@ Prints a table, and writes FOLDER/webui-trials.json with what is in it.
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
 import os
 import shutil
@@ -28,33 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tests import simt
 from tests.trials.plants import PLANTS, START
-from tools.webui_process import Running, started
+from tools.webui_client import PATIENCE_S, PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
-ROOT = Path(__file__).resolve().parent.parent
-READY = ("Uvicorn running on",)
-SCRIPT = "rocm sd optimization"
-PICTURE = {
-    "prompt": "a photo of an astronaut riding a horse",
-    "seed": 1234,
-    "sampler_name": "Euler",
-    "steps": 20,
-    "width": 512,
-    "height": 512,
-    "override_settings": {"live_previews_enable": False},
-}
-PATIENCE_S = 150.0
 COMPILE = """
 import torch
 from lib_rocm_sd.device import identify
@@ -69,59 +51,22 @@ from lib_rocm_sd import first_trials
 first_trials.main("", 120.0, [])
 """
 """What install.py does for an AMD card."""
-ANSWER_S = 120.0
 OURS = "rocm_sd"
 PARENT = "parent "
 """As in the probe."""
 
-Pixels = np.ndarray[Any, Any]
 
-
-class Client:
-    """Of one running WebUI."""
-
-    def __init__(self, running: Running, begun: float) -> None:
-        self.running, self.begun = running, begun
-
-    def ask(self, route: str, body: Any = None) -> Any:
-        """The answer to a GET, or to a POST of `body`. Raises RuntimeError with an error's text."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.running.address + route, data, {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                return json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as error:
-            said = error.read()[:300].decode(errors="replace")
-            raise RuntimeError(f"{route}: {error.code} {said}") from None
+class Watched(Client):
+    """Of one WebUI with the probe."""
 
     def picture(self, enable: bool = True, **changes: Any) -> tuple[Pixels, str, float]:
         """Pixels, what its infotext says of us, seconds."""
         scripts = {SCRIPT: {"args": [enable, "Auto", "Auto", 0]}}
-        begin = time.monotonic()
-        made = self.ask("sdapi/v1/txt2img", {**PICTURE, **changes, "alwayson_scripts": scripts})
-        seconds = time.monotonic() - begin
-        text = json.loads(made["info"])["infotexts"][0].split("\n")[-1]
-        image = Image.open(io.BytesIO(base64.b64decode(made["images"][0]))).convert("RGB")
-        ours = text[text.find("ROCm SD") :] if "ROCm SD" in text else ""
-        return np.asarray(image).astype(np.int16), ours, seconds
-
-    def status(self) -> Any:
-        return self.ask("rocm-sd/v1/status")
+        made = self.make({**PICTURE, **changes, "alwayson_scripts": scripts})
+        return made.frames[0], made.ours, made.seconds
 
     def seen(self) -> dict[str, list[float]]:
         return self.ask("probe/seen")  # type: ignore[no-any-return]
-
-    def since_start(self) -> float:
-        return time.monotonic() - self.begun
-
-    def settled(self) -> Any:
-        """The status once nothing is tried any more."""
-        end = time.monotonic() + PATIENCE_S
-        while (now := self.status()).get("trials", {}).get("running") and time.monotonic() < end:
-            time.sleep(0.25)
-        return now
 
 
 class Bench:
@@ -168,29 +113,23 @@ class Bench:
             self.tell(part, f"{name}: halted", halted)
 
     @contextmanager
-    def webui(self, data: str, extension: Path = ROOT) -> Iterator[Client]:
-        folder = self.folder / data
-        extensions = folder / "extensions"
-        if not extensions.exists():
-            (extensions / "a_probe/scripts").mkdir(parents=True)
-            shutil.copy(ROOT / "tools/webui_trials_probe.py", extensions / "a_probe/scripts")
-            (extensions / "rocm-sd").symlink_to(extension, target_is_directory=True)
+    def webui(self, data: str, extension: Path = ROOT) -> Iterator[Watched]:
         environment = {
-            "ROCM_SD_CACHE_DIR": str(folder / "rocm_sd"),
+            "ROCM_SD_CACHE_DIR": str(self.folder / data / "rocm_sd"),
             "ROCM_SD_PROBE_LIBRARY": str(extension),
             "ROCM_SD_PROBE_PLANT": str(self.plant),
-            "SD_WEBUI_RESTARTING": "1",
         }
-        flags = ["--api", "--nowebui", *self.asked.flags]
+        extensions = {"a_probe": ROOT / "tools/webui_trials_probe.py", "rocm-sd": extension}
         begin = time.monotonic()
-        launcher = Path(self.asked.launcher)
-        with started(sys.executable, launcher, folder, flags, environment, READY) as running:
-            try:
-                yield Client(running, begin)
-            finally:
-                kept = Path(self.asked.out) / f"console-{data}.txt"
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(running.said + "\n=====\n")
+        with serving(
+            self.asked.launcher,
+            self.asked.flags,
+            self.folder / data,
+            extensions,
+            environment,
+            Path(self.asked.out) / f"console-{data}.txt",
+        ) as running:
+            yield Watched(running, begin)
 
     def planting(self, how: str, parent: bool = False) -> None:
         """From now on; an empty `how` takes the plant away. `parent`: see the probe."""
@@ -229,7 +168,7 @@ def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
         _watched(bench, part, client)
 
 
-def _watched(bench: Bench, part: str, client: Client) -> None:
+def _watched(bench: Bench, part: str, client: Watched) -> None:
     for name, times in client.seen().items():
         longest = max(times, default=0.0)
         said = f"{len(times)} calls, {sum(times):.1f} ms in all, the longest {longest:.1f}"

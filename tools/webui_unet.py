@@ -14,10 +14,7 @@ Prints a table, and writes FOLDER/webui-unet.json with what is in it.
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -27,10 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from tools.webui_process import started
-from tools.webui_trials import PICTURE, READY, ROOT, SCRIPT, Client, Pixels
+from tools.webui_client import PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
 BARE, OFF, OFF_AGAIN = "not installed", "Enable off", "Enable off again"
 WAYS: dict[str, list[Any]] = {
@@ -41,7 +36,6 @@ WAYS: dict[str, list[Any]] = {
     OFF_AGAIN: [False],
 }
 """The script's arguments of each."""
-PLAN_LIMIT_S = 300.0
 HEAD = ("case", "way", "it/s", "picture, s", "peak MiB", "from Enable off", "infotext")
 
 
@@ -53,14 +47,8 @@ class Painter(Client):
         side, _, batch = case.partition("x")
         scripts = {} if args is None else {SCRIPT: {"args": args}}
         asked = {"width": int(side), "height": int(side), "batch_size": int(batch or 1)}
-        begin = time.monotonic()
-        body = {**PICTURE, **asked, "steps": steps, "alwayson_scripts": scripts}
-        made = self.ask("sdapi/v1/txt2img", body)
-        seconds = time.monotonic() - begin
-        text = json.loads(made["info"])["infotexts"][0].split("\n")[-1]
-        images = (Image.open(io.BytesIO(base64.b64decode(image))) for image in made["images"])
-        pixels = np.stack([np.asarray(image.convert("RGB")) for image in images])
-        return pixels.astype(np.int16), text.partition("ROCm SD")[2], seconds
+        made = self.make({**PICTURE, **asked, "steps": steps, "alwayson_scripts": scripts})
+        return np.stack(made.frames), made.ours, made.seconds
 
     def measured(
         self, case: str, steps: int, pictures: int, args: list[Any] | None
@@ -87,32 +75,14 @@ class Painter(Client):
 @contextmanager
 def webui(asked: argparse.Namespace, folder: Path, ours: bool) -> Iterator[Painter]:
     """One that runs, with a data folder of its own, its console kept."""
-    extensions = folder / "extensions"
-    (extensions / "a_probe/scripts").mkdir(parents=True)
-    shutil.copy(ROOT / "tools/webui_unet_probe.py", extensions / "a_probe/scripts")
+    extensions = {"a_probe": ROOT / "tools/webui_unet_probe.py"}
     if ours:
-        (extensions / "rocm-sd").symlink_to(ROOT, target_is_directory=True)
-    environment = {"SD_WEBUI_RESTARTING": "1", "ROCM_SD_CACHE_DIR": str(asked.cache or folder)}
-    flags = ["--api", "--nowebui", *asked.flags]
+        extensions["rocm-sd"] = ROOT
+    environment = {"ROCM_SD_CACHE_DIR": str(asked.cache or folder)}
+    console = Path(asked.out) / f"console-{folder.name}.txt"
     begin = time.monotonic()
-    launcher = Path(asked.launcher)
-    with started(sys.executable, launcher, folder, flags, environment, READY) as running:
-        try:
-            yield Painter(running, begin)
-        finally:
-            kept = Path(asked.out) / f"console-{folder.name}.txt"
-            kept.write_text(running.said, encoding="utf-8")
-
-
-def settle(painter: Painter, case: str) -> None:
-    """Until nothing is compiled or tried any more, with blocks that were called once."""
-    end = time.monotonic() + PLAN_LIMIT_S
-    while time.monotonic() < end:
-        painter.paint(case, 2, WAYS["UNet Auto"])
-        now = painter.status()
-        if not now["background"]["running"] and not now["trials"]["running"]:
-            return
-        time.sleep(1)
+    with serving(asked.launcher, asked.flags, folder, extensions, environment, console) as running:
+        yield Painter(running, begin)
 
 
 class Table:
@@ -150,7 +120,7 @@ def run(asked: argparse.Namespace, folder: Path, table: Table) -> bool:
                 table.add(case, BARE, found, None)
     same = True
     with webui(asked, folder / "ours", ours=True) as painter:
-        settle(painter, cases[0])
+        painter.settle(lambda: painter.paint(cases[0], 2, WAYS["UNet Auto"]))
         for case in cases:
             off = bare.get(case)
             for way in asked.ways.split(";"):

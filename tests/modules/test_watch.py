@@ -50,7 +50,9 @@ CHANGES: dict[str, Callable[[Whole], object]] = {
     "a hook before": lambda m: m.part[0].register_forward_pre_hook(_anything),
     "a watched value": lambda m: setattr(m, "mode", "other"),
     "another forward where one was put back": lambda m: setattr(m.part[0], "forward", _anything),
-    "a forward that is gone": lambda m: (delattr(m.part[0], "forward"), setattr(m.part[0], "a", 1)),
+    "a forward that became another attribute": lambda m: vars(m.part[0]).update(
+        a=vars(m.part[0]).pop("forward")
+    ),
     "another inner forward": lambda m: setattr(m.part[2], "_conv_forward", _anything),
     "a hook on an activation": lambda m: m.part[3].register_forward_hook(_anything),
     "hooks in another dict": lambda m: setattr(m.part[1], "_forward_hooks", {1: _anything}),

@@ -7,9 +7,6 @@ and that it is to use the CPU.
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -19,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.browser.chromium import launched
 from tests.browser.conftest import ARTEFACTS
 from tests.browser.pages import Visit
+from tools.webui_client import PICTURE, ROOT, SCRIPT, Client
 from tools.webui_process import Running, started
-from tools.webui_trials import PICTURE, ROOT, SCRIPT, Client
 
 LAUNCHER = "ROCM_SD_WEBUI_LAUNCHER"
 READY = ("Startup time:", "Model loaded in")
@@ -52,10 +48,9 @@ def served(data: Path, *, ours: bool) -> Iterator[Running]:
 def painted(client: Client, args: list[Any] | None = None) -> tuple[Any, str]:
     """A small picture's pixels and infotext; `args`: of our script."""
     scripts = {} if args is None else {SCRIPT: {"args": args}}
-    made = client.ask("sdapi/v1/txt2img", {**PICTURE, **SMALL, "alwayson_scripts": scripts})
-    (image,) = made["images"]
-    said = json.loads(made["info"])["infotexts"][0]
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image)))), said
+    made = client.make({**PICTURE, **SMALL, "alwayson_scripts": scripts})
+    (pixels,) = made.frames
+    return pixels, made.infotext
 
 
 @pytest.mark.slow
