@@ -1,5 +1,5 @@
-"""A custom node for tools/comfyui_speed.py: models of random weights in their true shapes, and how
-long sampling and decoding take.
+"""A custom node for tools/comfyui_speed.py and tools/comfyui_matrix: models of random weights in
+their true shapes, and how long sampling and decoding take.
 
 A model's and a VAE's weights come as one dict with a single-file checkpoint's names, in fp16, from
 which ComfyUI finds out what they are. There is no text encoder: prompts are drawn, too.
@@ -17,6 +17,8 @@ from aiohttp import web
 from comfy.ldm.models.autoencoder import AutoencoderKL
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from server import PromptServer
+
+from . import extras
 
 COMMON = {
     "image_size": 32,
@@ -166,4 +168,5 @@ async def take(request):
 
 timed(comfy.samplers.KSAMPLER, "sample", "sample")
 timed(comfy.sd.VAE, "decode", "decode")
-NODE_CLASS_MAPPINGS = {"RandomModels": RandomModels}
+extras.RandomControlNet.UNETS, extras.RandomControlNet.drawn = UNETS, staticmethod(drawn)
+NODE_CLASS_MAPPINGS = {"RandomModels": RandomModels, **extras.NODES}
