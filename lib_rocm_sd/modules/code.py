@@ -44,18 +44,22 @@ class Code:
         tables = {
             id(each.__globals__): each.__globals__ for each in map(_plain, self._found) if each
         }
-        self._tables = [*(tables[at] for at, _ in named), *[_of_torch] * len(FUNCTIONS)]
-        self._keys = [*(name for _, name in named), *FUNCTIONS]
+        self._tables = [tables[at] for at, _ in named]
+        self._keys = [name for _, name in named]
         self._globals = list(map(dict.get, self._tables, self._keys))
-        self._hooked = hooks_of_all()
+        self._hooked, self._functions = surroundings()
 
     def same(self) -> bool:
-        """True if nothing of it has been replaced. AttributeError where something is gone."""
-        return (
-            list(map(getattr, self._owners, self._names)) == self._found
-            and list(map(dict.get, self._tables, self._keys)) == self._globals
-            and hooks_of_all() is self._hooked
-        )
+        """True if nothing of it has been replaced."""
+        try:
+            return (
+                list(map(getattr, self._owners, self._names)) == self._found
+                and list(map(dict.get, self._tables, self._keys)) == self._globals
+                and _functions(_of_torch) == self._functions
+                and hooks_of_all() is self._hooked
+            )
+        except AttributeError:
+            return False  # a class has lost one
 
 
 def hooks_of_all() -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,11 +29,17 @@ def without_search() -> AbstractContextManager[Any]:
     """The host's convolutions must not begin MIOpen's search for an algorithm, which can take
     minutes: a torch that cannot keep MIOpen from it computes them without.
     """
-    if not searches():
-        return no_search()
-    cudnn = torch.backends.cudnn
-    kept = (cudnn.benchmark, None, cudnn.deterministic, cudnn.allow_tf32)
-    return cudnn.flags(False, *kept)
+    return _without_miopen() if searches() else no_search()
+
+
+@contextmanager
+def _without_miopen() -> Iterator[None]:
+    before = torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_enabled(before)
 
 
 def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
@@ -47,6 +54,11 @@ def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
     if not math.isfinite(apart) or not added:
         return "gave other values"
     return f"differed by {apart / added:.1%} (rounding explains {rounding / added:.1%})"
+
+
+def epsilon(*results: torch.Tensor) -> float:
+    """The coarsest of their types'."""
+    return max(torch.finfo(each.dtype).eps for each in results)
 
 
 def norms(ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

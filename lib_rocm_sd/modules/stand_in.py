@@ -15,7 +15,7 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.findings import UnknownModuleError, brief, is_the_classs
 from lib_rocm_sd.modules.patches import ABSENT, Patch, named, put, take
 
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 
 
 class StandIn(ABC):
@@ -65,7 +65,7 @@ class StandIn(ABC):
             take(self._patch)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
+        if is_compiling():
             return self._traced(self.module, *args, **kwargs)
         if not self.is_put_in:
             return self.theirs(*args, **kwargs)

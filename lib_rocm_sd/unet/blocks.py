@@ -27,7 +27,6 @@ from lib_rocm_sd.unet.parts import (
     BlockCall,
     Ends,
     ImageCall,
-    Parts,
     Resample,
     Resnet,
     Transformer,
@@ -134,6 +133,7 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     h, x = _into_tokens(parts, calls, x)
     for index, module in enumerate(parts.blocks):
         h = _called(module, h, call.given(index))
+    means.spot.is_whole = False
     return call.answer(_from_tokens(parts, calls, h, x))
 
 
@@ -211,19 +211,14 @@ def _sides(plans: Sequence[Plan]) -> tuple[Any, ...]:
     return tuple(plan.ready.side if plan.ready else None for plan in plans)
 
 
-def is_whole(parts: Parts, call: Any, means: Means) -> bool:
-    """Whether no module of the host is called amid a block."""
-    if isinstance(parts, Transformer):
-        return _inner(parts, call, means) is not None
-    return not isinstance(parts, Block) or planned(parts, call, means).is_ours
-
-
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
     plan = planned(parts, call, means)
     given = {"x": call.x, **_prompt([plan])}
     if not plan.is_ours:
-        return plan.run(calls, **given)  # type: ignore[no-any-return]
+        made: torch.Tensor = plan.run(calls, **given)
+        means.spot.is_whole = False
+        return made
     return calls.recorded(plan.run, given, _sides([plan]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.compared import difference, norms, without_search
+from lib_rocm_sd.modules.compared import difference, epsilon, norms, without_search
 
 STEPS = 20
 """After which another round begins where nobody says that a generation does."""
@@ -45,32 +45,44 @@ class SpotCheck:
     compared: int = 0
     is_theirs: bool = False
     """Whether the host's own forward of a block is running: blocks within are the host's, too."""
+    is_whole: bool = True
+    """Whether the block that was computed last called no module of the host's, which would run
+    twice.
+    """
     _blocks: list[Any] = field(default_factory=list)
+    _first: Any = None
     _due: dict[Any, int] = field(default_factory=dict)
+    _next: dict[str, list[Any]] = field(default_factory=dict)
     _pending: list[_Pending] = field(default_factory=list)
     _turn: int = 0
-    _calls_left: int = 0
+    _repeats: bool = False
+    _steps_left: int = 0
 
     def begin(self, blocks: Sequence[Any], turn: int | None = None, steps: int = STEPS) -> None:
-        """Choose among `blocks` what to compare in the next so many steps: by `turn`, so that the
-        same picture is made in the same way again; None: others than before.
+        """Choose among `blocks` what to compare in the next so many steps, by `turn`: the same
+        picture is made in the same way again. None: others than before, and ours is used, so that
+        it makes no difference which.
         """
+        self._repeats = turn is not None
         self._turn = self._turn + 1 if turn is None else turn
-        self._blocks = list(blocks)
-        self._calls_left = STEPS * max(len(self._blocks), 1)
-        by_kind: dict[str, list[Any]] = {}
+        self._blocks, self._steps_left = list(blocks), STEPS
+        self._first = self._blocks[0] if self._blocks else None
+        self._due, self._next = {}, {}
         for block in self._blocks:
-            by_kind.setdefault(block.kind.title, []).append(block)
-        self._due = {
-            alike[self._turn % len(alike)]: (self._turn + 3 * number) % max(steps, 1)
-            for number, alike in enumerate(by_kind.values())
-        }
+            self._next.setdefault(block.kind.title, []).append(block)
+        for number, (title, alike) in enumerate(self._next.items()):
+            first = self._turn % len(alike)
+            chosen, *self._next[title] = alike[first:] + alike[:first]
+            self._due[chosen] = (self._turn + 3 * number) % max(steps, 1)
 
     def is_due(self, block: Any) -> bool:
-        """Whether a call of `block`, just computed by us, is one to compare."""
-        self._calls_left -= 1
-        if not self._calls_left:
-            self.begin(self._blocks)
+        """Whether a call of `block`, just computed by us, is one to compare. Where that one cannot
+        be, another of its kind is next.
+        """
+        if block is self._first:  # once in a step
+            self._steps_left -= 1
+            if not self._steps_left:
+                self.begin(self._blocks)
         ahead = self._due.get(block)
         if ahead is None:
             return False
@@ -78,12 +90,13 @@ class SpotCheck:
         if ahead:
             return False
         del self._due[block]
-        return True
+        if not self.is_whole and self._next[block.kind.title]:
+            self._due[self._next[block.kind.title].pop(0)] = 0
+        return self.is_whole
 
     def compare(self, block: Any, ours: Any, x: torch.Tensor, forward: Callable[[], Any]) -> Any:
-        """What the host's `forward` gives of x, to be used; `ours` is compared with it.
-
-        Ours where the host has not the memory for it.
+        """What the host's `forward` gives of x, with which `ours` is compared; or ours, where a
+        generation has no turn, or the host has not the memory for its own.
         """
         self.is_theirs = True
         try:
@@ -95,9 +108,14 @@ class SpotCheck:
             return ours
         finally:
             self.is_theirs = False
+        try:
+            self._pending.append(_compared(block, _tensor(ours), _tensor(theirs), x))
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                self.left.update(self.differs(block, "gave something else"))
+            return theirs
         self.compared += 1
-        self._pending.append(_compared(block, _tensor(ours), _tensor(theirs), x))
-        return theirs
+        return theirs if self._repeats else ours
 
     def look(self, wait: bool = False) -> None:
         """Take notice of comparisons that have arrived; `wait`: of all."""
@@ -111,23 +129,26 @@ class SpotCheck:
 
 def _compared(block: Any, ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> _Pending:
     """Begins a comparison. ours, theirs (N, ...), x like them where the block adds to it."""
-    made, epsilon = norms(ours, theirs, x), torch.finfo(theirs.dtype).eps
+    made, coarsest = norms(ours, theirs, x), epsilon(ours, theirs)
     if made.device.type != "cuda":
-        return _Pending(block, made, epsilon, lambda _: True)
+        return _Pending(block, made, coarsest, lambda _: True)
     here = torch.empty(3, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(made.device))
 
     def arrived(wait: bool) -> bool:
+        if torch.cuda.is_current_stream_capturing():
+            return False  # amid a graph of somebody's, nobody may ask
         if wait:
             event.synchronize()
         return bool(event.query())
 
-    return _Pending(block, here, epsilon, arrived)
+    return _Pending(block, here, coarsest, arrived)
 
 
 def _tensor(result: Any) -> torch.Tensor:
     """The tensor in what a block gives."""
     made = result[0] if isinstance(result, tuple) else getattr(result, "sample", result)
-    assert isinstance(made, torch.Tensor)
+    if not isinstance(made, torch.Tensor):
+        raise TypeError(f"a block gave a {type(made).__name__}")
     return made

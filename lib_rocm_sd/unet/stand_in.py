@@ -11,13 +11,14 @@ from torch.nn.modules import module as _of_all
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.code import is_intercepted
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, is_whole, planned
+from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading, read
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
@@ -80,7 +81,10 @@ class BlockStandIn(StandIn):
         """What calls lead to follows from it too, beside their facts."""
         self._places.forget()
         hook = self._hook
-        return read(self.module, self.kind, self._family, hook.hosts_own, hook.tells)
+        made = read(self.module, self.kind, self._family, hook.hosts_own, hook.tells)
+        convs = (leaf for leaf in made.leaves if isinstance(leaf, nn.Conv2d))
+        self._convs = [conv for conv in convs if conv.kernel_size != (1, 1)]
+        return made
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the module was read for, on an image or tokens like its weights."""
@@ -124,15 +128,13 @@ class BlockStandIn(StandIn):
         return self._places.of((_facts(call), laid(self._reading.slots)))
 
     def _laid_routes(self, call: Any) -> Routes:
-        """The same, with the weights laid as our programs read them."""
-        routes = self._routes(call)
-        return self._routes(call) if not routes and self._lay() else routes
-
-    def _lay(self) -> bool:
-        weights, reading = self._means.weights, self._reading
-        laid = weights.lay(reading.leaves)
-        joint = reading.parts.joint() if isinstance(reading.parts, Block) else ()
-        return bool(joint and weights.join(joint)) or laid
+        """The same, with the weights laid as our programs read them. Convolutions first: facts are
+        addresses, and one that lies as the host has it may be where another has been.
+        """
+        self._means.weights.lay(self._convs)
+        routes, parts = self._routes(call), self._reading.parts
+        joint = parts.joint() if isinstance(parts, Block) and not routes else ()
+        return self._routes(call) if joint and self._means.weights.join(joint) else routes
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._why_not()
@@ -147,8 +149,8 @@ class BlockStandIn(StandIn):
 
     def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:
         """Ours, but for the calls that are compared."""
-        spot, parts = self._means.spot, self._reading.parts
-        if not spot.is_due(self) or parts is None or not is_whole(parts, asked, self._means):
+        spot = self._means.spot
+        if not spot.is_due(self) or is_recording(asked.x.device):
             return made
         return spot.compare(self, made, asked.x, theirs)
 
@@ -179,6 +181,7 @@ class BlockStandIn(StandIn):
         if self._left:
             raise UnknownModuleError((self._left,))
         calls = begin(self._session, routes, self._means.graphs)
+        self._means.spot.is_whole = True
         made = self.kind.run(reading.parts, asked, self._means, calls)
         if routes.left is None:
             routes.left = self.obstacle(routes)

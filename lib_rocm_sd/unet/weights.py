@@ -155,24 +155,19 @@ class UnetWeights:
         self._asked.add(key)
         return known
 
-    def lay(self, leaves: Iterable[nn.Module]) -> bool:
-        """Lay the convolutions among them anew where that was not done; whether any was.
+    def lay(self, convs: Iterable[nn.Conv2d]) -> None:
+        """Lay these 3x3 convolutions anew where that was not done.
 
         UnknownModuleError where that must not be: amid another's graph, whose replay would do it
         again, or where a tensor of somebody else's would no longer be the weight.
         """
-        laid = False
-        for leaf in leaves:
-            if not isinstance(leaf, nn.Conv2d) or leaf.kernel_size == (1, 1):
-                continue
-            if not _is_channels_last(leaf.weight):
-                if is_recording(leaf.weight.device):
+        for conv in convs:
+            if not _is_channels_last(conv.weight):
+                if is_recording(conv.weight.device):
                     raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
-                if holders(leaf.weight) > 1:
+                if holders(conv.weight) > 1:
                     raise UnknownModuleError((HELD,))
-                self._lay(leaf)
-                laid = True
-        return laid
+                self._lay(conv)
 
     def join(self, layers: Sequence[nn.Linear]) -> bool:
         """Lay their weights one after another where they are not and may be; whether it was done.
@@ -227,6 +222,8 @@ class UnetWeights:
                     laid.remove_hook()
                     _unlay(laid)
                     del self._laid[leaf]
+                for bare in (False, True):
+                    self._made.pop((leaf, bare), None)
 
     def read(self, leaf: nn.Module) -> None:
         """Let its weight lie as it did, for a reader, until the next call of its block; unless
@@ -318,7 +315,7 @@ def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
     memory stays its own: hosts register it.
     """
     with torch.inference_mode(parameter.is_inference()), torch.no_grad():
-        data = parameter.data
+        data = _read_here(parameter.data)
         if data.device.type == "cpu" and data.is_pinned():
             parameter.data = data.as_strided(data.shape, strides).copy_(data.clone())
             return

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.compared import difference, is_wanted, norms, without_search
+from lib_rocm_sd.modules.compared import difference, epsilon, is_wanted, norms, without_search
 from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.vae.program import Program
 
 EVERY = 16
 """Of so many images one is compared, the second first."""
@@ -26,6 +27,7 @@ class CheckedStandIn(StandIn):
     """Stands in for the forward of a decoder or encoder, as `role` says."""
 
     role: str
+    program: Program
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -40,9 +42,10 @@ class CheckedStandIn(StandIn):
     def again(self, part: torch.Tensor) -> torch.Tensor:
         """What ours makes of a part (1, C, H, W) of an image, beside what the host asked for."""
 
-    @abstractmethod
     def renew(self) -> None:
         """Read the module anew, and its weights."""
+        self.program.release()
+        self.program.refresh()
 
     def used(self, made: Any, asked: torch.Tensor, theirs: Callable[[], Any]) -> Any:
         """Ours, unless it was compared and is not the host's; then the next is compared, too."""
@@ -52,18 +55,21 @@ class CheckedStandIn(StandIn):
             return made
         self._images = 1
         self.renew()
-        self.tell(f"a corner of the image {how} from the host's own")
+        self.tell(f"a corner of the image {how}: the host's own is used")
         return theirs()
 
     def _compared(self, image: torch.Tensor) -> str:
+        """How a corner of it is not the host's; empty where it is."""
         side = LATENTS if self.role == "decoder" else PIXELS
-        part = image[:1, :, :side, :side].contiguous()
+        part, plan = image[:1, :, :side, :side].contiguous(), self.program.last_plan
         try:
             with torch.no_grad(), without_search():
                 right, ours = self.theirs(part), self.again(part)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return ""
-        apart, added, whole = norms(ours, right, part).tolist()
-        return difference(apart, added, whole, torch.finfo(right.dtype).eps)
+            apart, added, whole = norms(ours, right, part).tolist()
+        except Exception as error:
+            if is_out_of_memory(error):
+                return ""
+            return f"could not be compared ({type(error).__name__}: {error})"
+        finally:
+            self.program.last_plan = plan
+        return difference(apart, added, whole, epsilon(ours, right))

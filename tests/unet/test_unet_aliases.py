@@ -10,6 +10,7 @@ import torch
 
 from lib_rocm_sd.engine import memory
 from lib_rocm_sd.unet import takeover, weights
+from lib_rocm_sd.unet.stand_in import BlockStandIn
 from tests.unet import unet_models as models
 from tests.unet.looking import BF16, near, rows
 
@@ -137,3 +138,26 @@ def test_a_state_dict_without_memory_to_move_weights_is_had_all_the_same(
     del state
     models.step(unet, inputs)
     assert all(row.ours == row.total for row in taken.report())
+
+
+def test_weights_are_laid_before_anybody_asks_where_they_lie(
+    unet: Any, inputs: Any, taken: takeover.UnetTakeover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one lies as the host has it, another may have been when a graph was recorded."""
+    seen: list[bool] = []
+    own = BlockStandIn._routes
+
+    def asked(self: Any, call: Any) -> Any:
+        last = torch.channels_last
+        seen.append(all(conv.weight.is_contiguous(memory_format=last) for conv in self._convs))
+        return own(self, call)
+
+    monkeypatch.setattr(BlockStandIn, "_routes", asked)
+    unet.state_dict()
+    assert (
+        not unet.middle_block[0]
+        .in_layers[2]
+        .weight.is_contiguous(memory_format=torch.channels_last)
+    )
+    models.step(unet, inputs)
+    assert len(seen) > 10 and all(seen)

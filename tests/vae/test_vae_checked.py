@@ -82,7 +82,7 @@ def test_values_written_through_data_are_seen(
     made = decoded(decoder)
     assert torch.equal(made, expected) and not torch.equal(made, ours)
     (event,) = report.snapshot()["events"]
-    assert "a corner of the image differed by" in event and "from the host's own" in event
+    assert "a corner of the image differed by" in event and "the host's own is used" in event
     count = len(corners)
     again = decoded(decoder)
     assert vae_models.error(again, expected) < 0.05 and not torch.equal(again, expected)
@@ -95,3 +95,32 @@ def test_nothing_is_compared_where_that_is_off(
     monkeypatch.setenv(compared.VARIABLE, "0")
     decoded(decoder, EVERY)
     assert not corners
+
+
+def test_a_decoder_that_cannot_be_compared_is_the_hosts(
+    decoder: VaeStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded(decoder)
+    monkeypatch.setattr(decoder, "again", lambda part: part[0])
+    made = decoded(decoder)
+    assert torch.equal(made, type(decoder.module).forward(decoder.module, latent()))
+    (event,) = report.snapshot()["events"]
+    assert "could not be compared (" in event
+
+
+def test_without_memory_to_compare_ours_is_used(
+    decoder: VaeStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = decoded(decoder)
+
+    def fails(part: torch.Tensor) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(decoder, "again", fails)
+    assert torch.equal(decoded(decoder), ours) and not report.snapshot()["events"]
+
+
+def test_where_weights_leave_the_device_nothing_is_kept(decoder: VaeStandIn) -> None:
+    decoder._vae._hf_hook = object()
+    decoded(decoder, 3)
+    assert not decoder.program._ready

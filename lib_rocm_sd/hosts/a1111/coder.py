@@ -139,14 +139,20 @@ class CoderStandIn(CheckedStandIn):
         return self._turn.is_here and settings.current().spot_check and super().compares
 
     def again(self, part: torch.Tensor) -> torch.Tensor:
-        with self._alone():
-            return self._made()(part, session=self._session())
+        try:
+            with self._alone():
+                return self.program(part, session=self._session())
+        finally:
+            self._unwanted |= host.is_short_of_memory()
+            self._tidy()
+
+    @property
+    def program(self) -> SeveralProgram:  # type: ignore[override]
+        return self._made()
 
     def renew(self) -> None:
         with self._alone():
-            program = self._made()
-            program.release()
-            program.refresh()
+            super().renew()
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""

@@ -134,9 +134,12 @@ def _note(p: Any, asked: Options) -> None:
 
 
 def _turn_and_steps(p: Any) -> tuple[int, int]:
-    """The first seed, so that the same picture is checked in the same places; and its steps."""
+    """The first seed, so that the same picture is checked in the same places; and the steps that it
+    makes of those that were asked for.
+    """
     seeds = getattr(p, "all_seeds", None) or [getattr(p, "seed", 0)]
-    return int(seeds[0]), int(getattr(p, "steps", 1) or 1)
+    share = getattr(p, "denoising_strength", None) if getattr(p, "init_images", None) else None
+    return int(seeds[0]), max(int((getattr(p, "steps", 1) or 1) * (share or 1)), 1)
 
 
 def _blocks(ours: int, total: int) -> str:

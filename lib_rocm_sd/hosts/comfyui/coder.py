@@ -95,10 +95,6 @@ class Coder(CheckedStandIn):
         assert self._wish is not None
         return self.program(part, session=self._wish.session)
 
-    def renew(self) -> None:
-        self.program.release()
-        self.program.refresh()
-
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the module gives for one image (N, C, H, W)."""
         assert self._wish is not None

@@ -86,7 +86,7 @@ class ModelCall:
             blocks = _known.get(unet)
             if blocks is None:
                 blocks = _known[unet] = Blocks(unet)
-            blocks.begin(model, options, self.session)
+            blocks.begin(model, options, self.session, args[0])
             _last[:] = [ref(blocks)]
         return blocks
 
@@ -107,8 +107,10 @@ class Blocks:
         self.rows: tuple[KindReport, ...] = ()
         """As they were when they were last ours."""
 
-    def begin(self, model: Any, options: Mapping[str, Any], session: Session) -> None:
-        """The UNet is about to be called for a model, by its options."""
+    def begin(
+        self, model: Any, options: Mapping[str, Any], session: Session, latent: torch.Tensor
+    ) -> None:
+        """The UNet is about to be called for a model, by its options, with a latent image."""
         unet, run = self._unet(), options.get("sample_sigmas")
         assert unet is not None
         if self._taken is not None and self._by is not session:
@@ -118,10 +120,10 @@ class Blocks:
             self._taken = UnetTakeover([unet], session.of_part(PART), ComfyHook(self))
             self._by, self._run = session, run
             self._taken.take_over()
-            self._taken.generation_begins(steps=_steps(run))
+            self._compare(run, latent)
         elif run is None or run is not self._run:  # what failed in the last one is tried again
             self._taken.take_over(anew=False)
-            self._taken.generation_begins(steps=_steps(run))
+            self._compare(run, latent)
             self._run = run
         weights = weights_of(model)
         if weights is None or weights != self._weights:
@@ -129,6 +131,17 @@ class Blocks:
         self._weights = weights
         self._taken.step_begins()
         self._look_at(options)
+
+    def _compare(self, sigmas: Any, latent: torch.Tensor) -> None:
+        """Begin to compare blocks with ComfyUI's in a sampler's run, whose first latent image
+        decides which: the same run compares the same.
+        """
+        assert self._taken is not None
+        if isinstance(sigmas, torch.Tensor):
+            turn = abs(int(latent.flatten()[0].float() * (1 << 16)))
+            self._taken.generation_begins(turn, max(len(sigmas) - 1, 1))
+        elif not self._taken.spot.compared:
+            self._taken.generation_begins()
 
     def _look_at(self, options: Mapping[str, Any]) -> None:
         self.attends = "" if isinstance(options.get(KEY), Override) else "attention is ComfyUI's"
@@ -181,11 +194,6 @@ class Blocks:
         if self._taken is not None and self._taken.is_on:
             self.rows = tuple(self._taken.report())
         return self.rows
-
-
-def _steps(sigmas: Any) -> int:
-    """Of a sampler's run; 1 where nobody tells."""
-    return len(sigmas) - 1 if isinstance(sigmas, torch.Tensor) and len(sigmas) > 1 else 1
 
 
 class ComfyHook(Hook):

@@ -25,6 +25,7 @@ from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.sdpa import Serving
 from lib_rocm_sd.modules.code import Code, is_intercepted
+from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 KNOWN = {
@@ -77,7 +78,8 @@ class EngineAttnProcessor:
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attention of `attn` over (batch, tokens, width) or (batch, width, rows, columns)."""
-        if is_intercepted() or not self._code.same():  # somebody has changed what it would do
+        changed = not is_compiling() and (is_intercepted() or not self._code.same())
+        if changed:  # somebody has changed what it would do
             given = (hidden_states, encoder_hidden_states, attention_mask, temb)
             made: torch.Tensor = self.replaced(attn, *given, *args, **kwargs)
             return made

@@ -65,11 +65,7 @@ class VaeStandIn(CheckedStandIn):
         return why or (unsuited(weight, self._session) if left_to_us else "")
 
     def again(self, part: torch.Tensor) -> torch.Tensor:
-        return self.program(part, session=self._session)
-
-    def renew(self) -> None:
-        self.program.release()
-        self.program.refresh()
+        return self.serve(part)
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """`asked` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
