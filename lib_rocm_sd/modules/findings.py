@@ -25,14 +25,14 @@ from lib_rocm_sd.modules.known import (
     CONV_SETTINGS,
     FORGES_CAST,
     FORGES_LINEAR,
-    GROUP_NORM_32,
-    GROUP_NORM_CLASSES,
     LAYER_NORM_CLASSES,
     LINEAR_CLASSES,
     OF_LAYERS,
     OURS,
     QUANTISED,
     WEIGHT_FUNCTIONS,
+    is_group_norm,
+    path_of,
 )
 from lib_rocm_sd.modules.patches import named
 
@@ -164,8 +164,8 @@ class Findings:
     def _globals(self, function: Any, name: str) -> None:
         for table, key in globals_of(function):
             _first.setdefault((id(table), key), (table, table[key]))
-        table = getattr(function, "__globals__", {})
-        for key in names_in(function.__code__) if table else ():
+        table, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
+        for key in names_in(code) if code is not None else ():
             now, where = table.get(key), str(table.get("__name__", "its module"))
             _, first = _first.get((id(table), key), (table, now))
             if now is not first and not self._is_at_home(now, where):
@@ -195,12 +195,16 @@ class Findings:
             if not own and source not in self._hosts_own:
                 self.add(f"torch.nn.functional.{name} has been replaced ({named(function)})")
 
-    def function(self, cls: type, key: str, name: str) -> None:
-        """Watches a function of a class that is no module; notes one that another has put there."""
-        self.functions.append((cls, key))
-        function = getattr(cls, key, None)
-        if getattr(function, "__module__", "") != cls.__module__:
-            self.add(f"{name}: {cls.__name__}.{key} has been replaced ({named(function)})")
+    def function(self, owner: Any, key: str, name: str) -> None:
+        """Watches a function of a class, or of a Python module; notes one that another has put
+        there, or that is not what was there when it was first seen.
+        """
+        self.functions.append((owner, key))
+        function = getattr(owner, key, None)
+        _, first = _first.setdefault((id(owner), key), (owner, function))
+        away = isinstance(owner, type) and getattr(function, "__module__", "") != owner.__module__
+        if away or function is not first:
+            self.add(f"{name}: {owner.__name__}.{key} has been replaced ({named(function)})")
         self._globals(function, name)
 
     def code(self, cls: type, name: str, known: frozenset[str]) -> None:
@@ -218,7 +222,7 @@ class Findings:
 
         `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
         """
-        if not isinstance(module, nn.Conv2d) or _path(module) not in CONV_CLASSES:
+        if not isinstance(module, nn.Conv2d) or path_of(module) not in CONV_CLASSES:
             self._other_class(module, name, "Conv2d")
             return None
         if padding is None:
@@ -238,7 +242,7 @@ class Findings:
 
     def linear(self, module: Any, name: str) -> nn.Linear | None:
         """`module` if it is a plain Linear, with or without a bias."""
-        path = _path(module)
+        path = path_of(module)
         is_linear = isinstance(module, nn.Linear) or path == FORGES_LINEAR
         if not is_linear or path not in LINEAR_CLASSES:
             self._other_class(module, name, "Linear")
@@ -255,7 +259,7 @@ class Findings:
 
     def group_norm(self, module: Any, name: str) -> nn.GroupNorm | None:
         """`module` if it is a GroupNorm with weight and bias."""
-        if not isinstance(module, nn.GroupNorm) or not _is_group_norm(module):
+        if not isinstance(module, nn.GroupNorm) or not is_group_norm(module):
             self._other_class(module, name, "GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
@@ -266,7 +270,7 @@ class Findings:
 
     def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
         """`module` if it is a LayerNorm of the last dimension, with weight; a bias is optional."""
-        if not isinstance(module, nn.LayerNorm) or _path(module) not in LAYER_NORM_CLASSES:
+        if not isinstance(module, nn.LayerNorm) or path_of(module) not in LAYER_NORM_CLASSES:
             self._other_class(module, name, "LayerNorm")
             return None
         self._plain(module, name, {"elementwise_affine": True})
@@ -380,16 +384,6 @@ def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
     """True for a method as the class has it, bound to `module`: so an undone change is left."""
     own = getattr(method, "__func__", None)
     return own is getattr(type(module), key, None) and method.__self__ is module
-
-
-def _is_group_norm(module: nn.Module) -> bool:
-    cls, (name, home) = type(module), GROUP_NORM_32
-    of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
-    return of_ldm or _path(module) in GROUP_NORM_CLASSES
-
-
-def _path(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _as_it_is(value: Any) -> Any:

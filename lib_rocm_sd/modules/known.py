@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
     "diffusers.models.lora.LoRACompatibleConv",
@@ -50,3 +52,13 @@ weights first, by the other weights of another dtype are cast.
 OURS = "lib_rocm_sd"
 CONV_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode")
 """What a convolution computes follows from, beside its weights."""
+
+
+def path_of(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def is_group_norm(module: nn.Module) -> bool:
+    cls, (name, home) = type(module), GROUP_NORM_32
+    of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
+    return of_ldm or path_of(module) in GROUP_NORM_CLASSES

@@ -30,7 +30,9 @@ PROCESSORS = {
     "SlicedAttnProcessor": True,
 }
 """The processors whose arithmetic ours does, and whether each heeds `upcast_attention`."""
-_HOME = "diffusers.models.attention_processor"
+HOME = "diffusers.models.attention_processor"
+TORCHS = "AttnProcessor2_0"
+"""It calls torch's attention without a scale, whatever that of its module."""
 _PLAIN_ATTENTION = {
     "norm_q": None,
     "norm_k": None,
@@ -191,17 +193,21 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     if not found.block(module, name, ("Attention",), children):
         return None
     found.settings(module, name, _PLAIN_ATTENTION)
-    found.watch(module, "processor", "heads")
+    found.watch(module, "processor", "heads", "scale")
     processor = getattr(module, "processor", None)
     if type(processor).__module__.startswith("lib_rocm_sd"):
         processor = getattr(processor, "replaced", processor)
     kind = type(processor).__name__
-    if kind not in PROCESSORS or type(processor).__module__ != _HOME:
+    if kind not in PROCESSORS or type(processor).__module__ != HOME:
         found.add(f"{name}.processor is a {kind} of {type(processor).__module__}")
-    elif PROCESSORS[kind] and getattr(module, "upcast_attention", False):
+        return None
+    if PROCESSORS[kind] and getattr(module, "upcast_attention", False):
         found.add(f"{name}.processor computes in float32")
-    else:
-        found.function(type(processor), "__call__", f"{name}.processor")
+    for owner, key in code_of(processor):
+        found.function(owner, key, f"{name}.processor")
+    scale = getattr(module, "scale", None)
+    if kind != TORCHS and scale != (module.to_q.out_features / module.heads) ** -0.5:
+        found.add(f"{name}.scale is {scale}")
     out = found.listed(getattr(module, "to_out", None), f"{name}.to_out", 2)
     if out:
         found.no_dropout(out[1], f"{name}.to_out.1")
@@ -210,6 +216,11 @@ def _attention(found: Findings, name: str, module: Any) -> Attention | None:
     if q is None or k is None or v is None or last is None:
         return None
     return heads_of(found, Attention(q, k, v, last, module.heads))
+
+
+def code_of(processor: Any) -> list[tuple[Any, str]]:
+    """What a call of a known processor runs, each an owner and a name."""
+    return [(type(processor), "__call__"), (nn.functional, "scaled_dot_product_attention")]
 
 
 def _feed_forward(found: Findings, name: str, module: Any) -> FeedForward | None:

@@ -312,8 +312,11 @@ def is_joined(weight: torch.Tensor) -> bool:
 
 def restride(parameter: torch.Tensor, strides: Sequence[int]) -> None:
     """Lay a parameter anew in place: its values stay, and whether it is an inference tensor. Pinned
-    memory stays its own: hosts register it.
+    memory stays its own: hosts register it. It is left as it is where somebody else has a tensor in
+    it, as hosts do that offload: theirs would have other values then.
     """
+    if parameter.device.type == "cpu" and parameter.is_pinned() and holders(parameter) > 1:
+        return
     with torch.inference_mode(parameter.is_inference()), torch.no_grad():
         data = _read_here(parameter.data)
         if data.device.type == "cpu" and data.is_pinned():

@@ -192,6 +192,54 @@ def test_every_attention_is_replaced_and_restored_exactly(pipeline: Any) -> None
     assert all(a is b for a, b in zip(after, before, strict=True))
 
 
+def test_who_asks_for_a_processors_class_gets_the_hosts(pipeline: Any) -> None:
+    """Adapters make another of that class, and set_default_attn_processor knows some by name."""
+    (first, *_) = modules_of(pipeline)
+    own = type(first.processor)
+    with host.patched(pipeline):
+        assert type(first.processor.__class__()) is own
+        pipeline.unet.set_default_attn_processor()
+        assert type(first.processor) is theirs.AttnProcessor
+
+
+@pytest.mark.parametrize("when", ["before", "while on"])
+@pytest.mark.parametrize("name", ["__call__", "scaled_dot_product_attention"])
+def test_what_a_processor_runs_is_watched(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, when: str, name: str
+) -> None:
+    attn = modules_of(pipeline)[0]
+    attn.set_processor(theirs.AttnProcessor2_0())
+    owner = type(attn.processor) if name == "__call__" else torch.nn.functional
+    own = getattr(owner, name)
+    x = torch.randn(1, 6, attn.to_q.in_features)
+
+    def change() -> None:
+        monkeypatch.setattr(owner, name, lambda *given, **named: 2 * own(*given, **named))
+
+    with host.patched(pipeline):  # it is seen as it is
+        plain = attn(x)
+    if when == "before":
+        change()
+    expected = attn(x) if when == "before" else None
+    with host.patched(pipeline) as patch:
+        if when == "before":
+            assert "has been replaced" in next(iter(patch.left_alone))
+        else:
+            change()
+        made = attn(x)
+    assert torch.equal(made, attn(x) if expected is None else expected)
+    assert not torch.allclose(made, plain)
+
+
+def test_a_scale_that_the_processor_does_not_read_changes_nothing(pipeline: Any) -> None:
+    attn = modules_of(pipeline)[0]
+    x = torch.randn(1, 6, attn.to_q.in_features)
+    attn.scale *= 2
+    expected = attn(x)
+    with host.patched(pipeline):
+        assert torch.allclose(attn(x), expected, atol=1e-5)
+
+
 def test_restored_after_an_error(pipeline: Any) -> None:
     before = [module.processor for module in modules_of(pipeline)]
     with pytest.raises(ZeroDivisionError), host.patched(pipeline):

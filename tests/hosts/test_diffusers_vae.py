@@ -54,6 +54,18 @@ def events() -> str:
     return "\n".join(report.snapshot()["events"])
 
 
+def test_a_forward_of_ours_that_was_put_back_afterwards_is_no_obstacle(pipeline: Pipeline) -> None:
+    decoder = pipeline.vae.decoder
+    with host.patched(pipeline):
+        kept = decoder.forward
+    decoder.forward = kept  # as an extension does that has stored it
+    expected = pipeline.vae.decode(latent()).sample
+    with host.patched(pipeline):
+        assert decoder.forward is not kept
+        assert error(pipeline.vae.decode(latent()).sample, expected) < 1e-3
+    assert forwards(pipeline) == [None, None]
+
+
 def test_decode_and_encode_give_what_they_gave(pipeline: Pipeline) -> None:
     vae = pipeline.vae
     decoded, encoded = vae.decode(latent()).sample, vae.encode(image()).latent_dist.mean

@@ -244,6 +244,17 @@ def test_pinned_memory_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert weight.is_contiguous() and torch.equal(weight, values) and weight.data_ptr() == place
 
 
+def test_pinned_memory_that_a_host_has_a_tensor_in_keeps_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As diffusers' group offloading, which copies it to the card when it is needed."""
+    weight = torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last)
+    theirs, values = weight.data, weight.clone()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    restride(weight, (72, 9, 3, 1))
+    assert torch.equal(theirs, values) and torch.equal(weight, values)
+
+
 def test_writing_into_a_blocks_output_harms_nobody(unet: Any, inputs: Any) -> None:
     """As FreeU does, in place; and ControlNet's residuals are added outside."""
     control = models.draw(2, 64, 4, 4).to(BF16)

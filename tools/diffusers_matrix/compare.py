@@ -88,12 +88,14 @@ class Verdict:
     seen: list[Seen] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    alone: str = ""
+    """What diffusers raises by itself: there is nothing to judge then."""
 
     @property
     def word(self) -> str:
         """ "noticed" where other blocks are ours, or other parts of them, while it lasts."""
-        if self.wrong:
-            return "WRONG"
+        if self.wrong or self.alone:
+            return "WRONG" if self.wrong else "unjudged"
         found = {(one.blocks, one.notes) for one in self.seen if one.when.startswith("1 on")}
         return "right" if len(found) < 2 else "noticed"
 
@@ -107,7 +109,9 @@ class Verdict:
         if any(blocks):
             head += ", blocks " + " -> ".join(f"{b[0]}/{b[1]} partly {b[2]}" for b in blocks[:3])
         notes = list(dict.fromkeys(note[:LONGEST] for one in self.seen for note in one.notes))
-        return "; ".join([head, *self.wrong, *self.notes, *notes[:MOST]])
+        return "; ".join(
+            [head, *filter(None, [self.alone]), *self.wrong, *self.notes, *notes[:MOST]]
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": self.word}
@@ -127,7 +131,7 @@ def judged(row: Row, place: Place) -> Verdict:
         host = _states(row, place, torch.float16)
         exact = _states(row, place, torch.float32)
     except Exception as error:
-        verdict.wrong.append(f"the change raised {type(error).__name__}: {error}, without ours")
+        verdict.alone = f"without ours it raises {type(error).__name__}: {error}"
         return verdict
     plain = exact[0].results
     others = [state.results for state in exact[1:] if state.results is not None]

@@ -25,16 +25,10 @@ from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.sdpa import Serving
 from lib_rocm_sd.modules.code import Code, is_intercepted
+from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.stand_in import is_compiling
+from lib_rocm_sd.unet.read_diffusers import HOME, PROCESSORS, TORCHS, code_of
 from lib_rocm_sd.vae.policy import MODES, checked_budget
-
-KNOWN = {
-    "AttnProcessor2_0": False,
-    "XFormersAttnProcessor": False,
-    "AttnProcessor": True,
-    "SlicedAttnProcessor": True,
-}
-"""The processors of diffusers that are replaced, and whether each heeds `upcast_attention`."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +48,21 @@ class PipelinePatch:
 class EngineAttnProcessor:
     """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v.
 
-    A copy of the module, or what is pickled of it, has a copy of `replaced` in its place.
+    A copy of the module, or what is pickled of it, has a copy of `replaced` in its place. Who asks
+    for its `__class__`, to make another or to see which are in use, gets that of `replaced`.
     """
 
     def __init__(self, replaced: Any, upcast: bool, session: Session = DEFAULT) -> None:
         """`upcast`: compute in float32 where the module asks for it by `upcast_attention`."""
         self.replaced = replaced
-        self._code = Code((), [(type(replaced), "__call__")])
+        self._code = Code((), code_of(replaced))
+        self._scales = type(replaced).__name__ != TORCHS
         self.upcast = upcast
         self.session = session
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.replaced)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _itself, (self.replaced,)
@@ -118,7 +118,8 @@ class EngineAttnProcessor:
         if mask is not None:
             mask = attn.prepare_attention_mask(mask, k.shape[1], k.shape[0])
             mask = mask.view(k.shape[0], attn.heads, -1, mask.shape[-1])
-        return functional.attention(q, k, v, mask, attn.scale, self.session).to(dtype)
+        scale = attn.scale if self._scales else None
+        return functional.attention(q, k, v, mask, scale, self.session).to(dtype)
 
 
 def _itself(thing: Any) -> Any:
@@ -151,9 +152,9 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
-    Processors of other kinds than KNOWN that are diffusers' own keep their place, and their calls
-    of torch's attention are served (hosts/sdpa.py): those of transformers, of joint and fused
-    projections, of IP-Adapters.
+    Processors of other kinds than PROCESSORS (unet/read_diffusers.py) that are diffusers' own keep
+    their place, and their calls of torch's attention are served (hosts/sdpa.py): those of
+    transformers, of joint and fused projections, of IP-Adapters.
 
     On leaving it, each module has the very processor and forward that it had. Other processors,
     what torch.compile has compiled, and a VAE whose structure is not known or whose tiling or
@@ -232,15 +233,22 @@ def _patched_attention(pipeline: Any, session: Session) -> Iterator[_Found]:
 def _look(pipeline: Any, session: Session) -> _Found:
     from diffusers.models import attention_processor as theirs
 
-    known = {getattr(theirs, name): heeds for name, heeds in KNOWN.items() if hasattr(theirs, name)}
+    known = {
+        getattr(theirs, name): heeds for name, heeds in PROCESSORS.items() if hasattr(theirs, name)
+    }
     found, mode = _Found(), Serving(session)
     for attn, compiled in components.attention_modules(pipeline):
         processor = attn.processor
         if isinstance(processor, EngineAttnProcessor) or is_served(attn):
             continue  # by an outer `with`
         why_not = components.not_served(processor)
+        changed = Findings(HOME)
+        for owner, key in code_of(processor) if type(processor) in known else ():
+            changed.function(owner, key, type(processor).__name__)
         if compiled:
             found.left[f"{type(processor).__name__} ({components.COMPILED})"] += 1
+        elif changed.reasons:
+            found.left["; ".join(changed.reasons)] += 1
         elif isinstance(attn, theirs.Attention) and _is_known(attn, known):
             ours = EngineAttnProcessor(processor, known[type(processor)], session)
             found.replaced.append((attn, ours))

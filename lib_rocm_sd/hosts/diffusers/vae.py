@@ -126,7 +126,8 @@ def patched_vae(
         module = getattr(vae, role, None)
         if not isinstance(module, torch.nn.Module):
             continue
-        if isinstance(vars(module).get("forward"), StandIn):
+        current: Any = vars(module).get("forward")
+        if isinstance(current, StandIn) and current.is_put_in:
             continue  # by an outer `with`
         stand_in = VaeStandIn(vae, role, mode, budget_bytes, session)
         reasons = stand_in.obstacles()
