@@ -116,6 +116,7 @@ def test_weights_on_another_device(
         finally:
             layer.weight = away
 
+    bring.__module__ = operations.__name__
     monkeypatch.setattr(operations, CASTS[forge.kind][1], bring)
     layer.weight = away
     setattr(layer, CAST[forge.kind], True)
