@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,12 +30,16 @@ import numpy as np
 
 from tools.comfyui_matrix.rows import FIRST, LAST, MOTION, ROWS, WITHOUT, Row, Way, workflow
 from tools.comfyui_process import ROOT, FailedError, Made, Server, running
-from tools.comfyui_speed import PYTORCH, pixels
+from tools.comfyui_speed import PLAN_LIMIT_S, PYTORCH, pixels
 
+LEFT = "ComfyUI's own: "
+_COUNTS = re.compile(r"(\d+) of (\d+) are ours")
 SPLIT = "--use-split-cross-attention"
 PLAYED = ROOT / "tests" / "comfyui" / "inside" / "tiny_models"
 TIMES, SLACK = 2.0, (2.0, 0.2)
 """So many times the yardstick is right, and so many of 255 more: of the largest and of the mean."""
+ROUNDS = 4
+"""So often a row's kernels are waited for at most."""
 WAYS = (FIRST, WITHOUT, LAST, WITHOUT)
 """After a first picture without our nodes."""
 
@@ -93,10 +99,35 @@ class Tried:
 
     def __init__(self, server: Server, asked: argparse.Namespace) -> None:
         self._server, self._asked = server, asked
+        self._known: set[str] = set()
 
     def made(self, row: Row, way: Way) -> Made:
         asked = self._asked
         return self._server.make(workflow(row, way, asked.kind, asked.side, asked.steps))
+
+    def settle(self, row: Row) -> None:
+        """Until nothing is compiled or tried for the row any more."""
+        for _ in range(ROUNDS if self._asked.device != "cpu" else 0):
+            self.made(row, FIRST)
+            until, waited = time.monotonic() + PLAN_LIMIT_S, False
+            while json.loads(self._server.ask("/probe/take"))["at_work"]:
+                waited = True
+                if time.monotonic() > until:
+                    return
+                time.sleep(0.2)
+            if not waited:
+                return
+            self.made(row, WITHOUT)  # or the next one would be taken from ComfyUI's cache
+
+    def told(self, status: str) -> list[str]:
+        """What a status says of blocks, and what was left to ComfyUI since the last one."""
+        left = {line for line in status.splitlines() if line.startswith(LEFT)}
+        new, self._known = sorted(left - self._known), left
+        lines = of_blocks(status)
+        counts = [tuple(map(int, found)) for line in lines for found in _COUNTS.findall(line)]
+        if counts and all(ours == total for ours, total in counts):
+            lines = [f"all {sum(ours for ours, _ in counts)} blocks are ours"]
+        return [*lines, *new]
 
 
 @contextmanager
@@ -161,6 +192,7 @@ def judged(tried: Tried, row: Row, asked: argparse.Namespace, own: Any, other: A
     expected = pixels(Made("", own))
     verdict.own = differences(expected, pixels(Made("", other)))
     try:
+        tried.settle(row)
         if tried.made(row, WITHOUT).pictures != own:
             verdict.wrong.append("installed, without our nodes, a picture has other bytes")
         for way in WAYS:
@@ -170,7 +202,7 @@ def judged(tried: Tried, row: Row, asked: argparse.Namespace, own: Any, other: A
                     verdict.wrong.append("after our nodes a picture without them has other bytes")
                 continue
             verdict.judge(way, differences(expected, pixels(made)))
-            verdict.blocks[way.name] = of_blocks(made.texts.get("12", ""))
+            verdict.blocks[way.name] = tried.told(made.texts.get("12", ""))
     except FailedError as error:
         verdict.wrong.append(f"failed: {str(error)[:600]}")
     return verdict
@@ -191,21 +223,24 @@ def run(asked: argparse.Namespace, folder: Path) -> list[Verdict]:
     other = own_pictures(asked, folder, "split")
     made: list[Verdict] = []
     with started(asked, folder, "ours", ours=True) as tried:
-        for turn in range(2 if asked.device != "cpu" else 0):
-            for way in (FIRST, LAST)[turn:]:
-                tried.made(ROWS[0], way)  # what is compiled and tried at first is not judged
         for row in _rows(asked):
             verdict = judged(tried, row, asked, own[row.name], other[row.name])
-            plain = own[ROWS[0].name]
-            if row.changes and not verdict.wrong and not isinstance(plain, str):
-                changed = differences(pixels(Made("", own[row.name])), pixels(Made("", plain)))[1]
-                verdict.changed = changed
-                if changed < TIMES * verdict.own[1] + SLACK[1]:
-                    verdict.wrong.append("the row cannot be judged: it changes too little")
+            see_change(verdict, row, own[row.name], own[ROWS[0].name])
             made.append(verdict)
             print(verdict.line(), flush=True)
             keep(asked.out, made)
     return made
+
+
+def see_change(verdict: Verdict, row: Row, own: Any, plain: Any) -> None:
+    """By how much the feature changes the first picture, where that has a plain one's size."""
+    if not row.changes or isinstance(own, str) or isinstance(plain, str):
+        return
+    one, other = (pixels(Made("", pictures[:1])) for pictures in (own, plain))
+    if one.shape == other.shape:
+        verdict.changed = differences(one, other)[1]
+        if verdict.changed < TIMES * verdict.own[1] + SLACK[1]:
+            verdict.wrong.append("the row cannot be judged: it changes too little")
 
 
 def keep(out: Path, made: Sequence[Verdict]) -> None:

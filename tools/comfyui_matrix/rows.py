@@ -75,7 +75,7 @@ _SCALED = node("ImageScaleBy", image=DECODED, upscale_method="bilinear", scale_b
 _ADAPTER = {"20": node("RandomImageAdapter", model=OWN, seed=4)}
 _APPLIED = {"model": MODEL, "ipadapter": ["20", 0], "pos_embed": ["20", 1], "neg_embed": ["20", 2]}
 _APPLIED |= {"weight": 1.0, "start_at": 0.0, "end_at": 1.0, "embeds_scaling": "V only"}
-_MASK = node("SolidMask", value=1.0, width=64, height=64)
+_MASK = node("SolidMask", value=0.3, width=64, height=64)
 
 
 def _image_adapter(name: str, **more: Any) -> Row:
@@ -127,7 +127,7 @@ ROWS = (
     ),
     _patched("LoRA", "RandomLora", seed=8),
     _patched("FreeU", "FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2),
-    _patched("HyperTile", "HyperTile", tile_size=64, swap_size=2, max_depth=1, scale_depth=False),
+    _patched("HyperTile", "HyperTile", tile_size=32, swap_size=2, max_depth=1, scale_depth=False),
     _patched(
         "Kohya's DeepShrink",
         "PatchModelAddDownscale",
