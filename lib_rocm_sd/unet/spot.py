@@ -109,13 +109,19 @@ class SpotCheck:
         finally:
             self.is_theirs = False
         try:
-            self._pending.append(_compared(block, _tensor(ours), _tensor(theirs), x))
+            made, right = _tensor(ours), _tensor(theirs)
+            self._pending.append(_compared(block, made, right, x))
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             if not is_out_of_memory(error):
                 self.left.update(self.differs(block, "gave something else"))
             return theirs
         self.compared += 1
-        return theirs if self._repeats else ours
+        if not self._repeats:
+            return ours
+        if type(right) is not torch.Tensor or right.dtype != made.dtype:
+            return theirs
+        made.copy_(right)  # where the next block's graph reads it
+        return ours
 
     def look(self, wait: bool = False) -> None:
         """Take notice of comparisons that have arrived; `wait`: of all."""
