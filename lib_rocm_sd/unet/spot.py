@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.compared import difference, epsilon, norms, without_search
 
@@ -138,12 +139,13 @@ def _compared(block: Any, ours: torch.Tensor, theirs: torch.Tensor, x: torch.Ten
     made, coarsest = norms(ours, theirs, x), epsilon(ours, theirs)
     if made.device.type != "cuda":
         return _Pending(block, made, coarsest, lambda _: True)
-    here = torch.empty(3, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(made.device))
+    with torch.cuda.device(made.device):  # pinned memory is the current card's, too
+        here = torch.empty(3, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
 
     def arrived(wait: bool) -> bool:
-        if torch.cuda.is_current_stream_capturing():
+        if is_recording(made.device):
             return False  # amid a graph of somebody's, nobody may ask
         if wait:
             event.synchronize()
