@@ -54,8 +54,9 @@ class TorchGraph:
     """By torch.cuda.CUDAGraph, on a stream of its own and without emptying torch's caches."""
 
     def __init__(self, device: torch.device, pool: Any, stream: Any) -> None:
-        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
-        self._device = device
+        with torch.cuda.device(device):  # else it makes a context on the current card
+            self._graph = torch.cuda.CUDAGraph()
+        self._device, self._pool, self._stream = device, pool, stream
         self.replay: Callable[[], None] = partial(torch._C._CUDAGraph.replay, self._graph)
 
     def record(self, work: Callable[[], object]) -> None:
