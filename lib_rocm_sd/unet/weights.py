@@ -359,16 +359,18 @@ def slots_of(leaves: Iterable[nn.Module]) -> Slots:
 
 _NOTHING = torch.empty(0)
 _addresses, _dtypes = torch.Tensor.data_ptr, attrgetter("dtype")
+_is_dense = torch.Tensor.is_contiguous
 
 
 def laid(slots: Slots) -> tuple[Any, ...]:
-    """How the parameters lie: equal as long as none was moved, replaced or made another dtype.
+    """How the parameters lie: equal as long as none was moved, replaced, turned or made another
+    dtype. One that was turned may lie where another has been.
 
     Asked before each call of each block, so no line of Python runs for each of them.
     """
     dicts, names = slots
     own = [_NOTHING if p is None else p for p in map(dict.get, dicts, names)]
-    return (*map(_addresses, own), *map(_dtypes, own))
+    return (*map(_addresses, own), *map(_dtypes, own), *map(_is_dense, own))
 
 
 def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:

@@ -189,7 +189,27 @@ def test_only_a_patient_session_waits_until_blocks_may_be_ours(
     monkeypatch.setattr(unet_host, "engine", engine)
     session = Session().patiently() if patient else Session()
     layers = [nn.Linear(2, 2, device="meta")]
-    ready = unet_host.DiffusersHook(session).ready(layers)
+    ready = unet_host.DiffusersHook(session, nn.Module()).ready(layers)
     assert ready == ("" if patient else "is being tried")
     waiting = False
-    assert unet_host.DiffusersHook(session).ready(layers) == "is wrong"
+    assert unet_host.DiffusersHook(session, nn.Module()).ready(layers) == "is wrong"
+
+
+def test_a_unet_whose_weights_are_brought_by_groups_is_diffusers(pipeline: Any) -> None:
+    """What the first block makes for all others would read weights that are still on their way."""
+    hooks = pytest.importorskip("diffusers.hooks", reason="this diffusers has no hooks of models")
+    if not hasattr(hooks, "apply_group_offloading"):
+        pytest.skip("this diffusers has no group offloading")
+    cpu, unet = torch.device("cpu"), pipeline.unet
+    hooks.apply_group_offloading(
+        unet,
+        onload_device=cpu,
+        offload_device=cpu,
+        offload_type="block_level",
+        num_blocks_per_group=1,
+    )
+    hook = unet_host.DiffusersHook(Session.of("Auto"), unet)
+    assert "group offloading" in hook.ready([unet.conv_in])
+    for name in list(unet._diffusers_hook.hooks):
+        unet._diffusers_hook.remove_hook(name)
+    assert not hook.ready([unet.conv_in])

@@ -161,3 +161,13 @@ def test_weights_are_laid_before_anybody_asks_where_they_lie(
     )
     models.step(unet, inputs)
     assert len(seen) > 10 and all(seen)
+
+
+def test_a_weight_that_was_turned_is_looked_up_anew() -> None:
+    """It may lie where another lay that was not."""
+    layer = torch.nn.Linear(4, 6)
+    slots = weights.slots_of([layer])
+    before = weights.laid(slots)
+    place = layer.weight.data_ptr()
+    layer.weight.data = layer.weight.data.as_strided((6, 4), (1, 6))
+    assert layer.weight.data_ptr() == place and weights.laid(slots) != before

@@ -15,6 +15,12 @@ from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover, take_over
 
+HOOKED = "_diffusers_hook"
+"""What a model gets whose calls diffusers' hooks see: those of group offloading copy weights of the
+modules that come next on another stream. Prompts and time embeddings of all blocks are made by the
+first, which would read them too soon. Read in diffusers 0.42.1, hooks/hooks.py.
+"""
+
 
 @dataclass(frozen=True)
 class UnetPatch:
@@ -33,11 +39,13 @@ class DiffusersHook(Hook):
     A patient `session` waits until the gate has decided whether blocks can be ours at all.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, unet: nn.Module) -> None:
+        self._session, self._attributes = session, vars(unet)
         self._usable: set[torch.device] = {torch.device("cpu")}
 
     def ready(self, leaves: Sequence[nn.Module]) -> str:
+        if getattr(self._attributes.get(HOOKED), "hooks", None):
+            return "diffusers brings its weights when they are needed (group offloading)"
         weight = leaves[0]._parameters.get("weight")
         if weight is None or weight.device in self._usable:
             return ""
@@ -57,7 +65,7 @@ class DiffusersHook(Hook):
 @contextmanager
 def patched_unet(unet: nn.Module, session: Session = DEFAULT) -> Iterator[UnetPatch]:
     """Run the blocks of `unet` as our programs inside the `with` block, by rows "UNet"."""
-    taken = take_over(unet, session.of_part("UNet"), DiffusersHook(session))
+    taken = take_over(unet, session.of_part("UNet"), DiffusersHook(session, unet))
     left = [row for row in taken.report() if row.left]
     if left:
         session.report.event(f"diffusers: blocks of the UNet left alone: {_told(left)}")
