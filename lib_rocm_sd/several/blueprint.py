@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.modules.code import INNER
 from lib_rocm_sd.modules.findings import is_the_classs
 from lib_rocm_sd.modules.patches import named
 
@@ -22,7 +23,6 @@ FAMILIES = ("ldm", "sgm")
 """The packages whose modules are known."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _OURS = "lib_rocm_sd"
-_FORWARDS = ("forward", "_forward", "_conv_forward")
 _OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _KEPT_BESIDE = ("network_", "fp16_")
 """How attributes begin that the WebUI keeps on layers: networks' and float8's backups."""
@@ -98,7 +98,7 @@ def _row(path: str, module: nn.Module) -> Row:
     cls = type(module)
     attributes = {}
     for name, value in vars(module).items():
-        kept_beside = name.startswith(_KEPT_BESIDE) or name in (*_FORWARDS, *_NOTED)
+        kept_beside = name.startswith(_KEPT_BESIDE) or name in (*INNER, *_NOTED)
         if name in _OF_ALL_MODULES or kept_beside:
             continue
         try:
@@ -134,7 +134,7 @@ def _reasons(
     if root not in (family, "torch", *FAMILIES):
         yield f"{name} is a {cls.__name__} of {cls.__module__}"
         return
-    for key in _FORWARDS:
+    for key in INNER:
         own = vars(module).get(key)
         ours = type(own).__module__.startswith(_OURS)
         if not (own is None or is_root or ours or is_the_classs(own, module, key)):
@@ -147,7 +147,7 @@ def _reasons(
 
 
 def _class_reasons(cls: type, hosts_own: Sequence[str]) -> Iterator[str]:
-    for key in _FORWARDS:
+    for key in INNER:
         owner = next((base for base in cls.__mro__ if key in vars(base)), None)
         if owner is None:
             continue

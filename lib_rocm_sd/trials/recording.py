@@ -27,7 +27,7 @@ Contents = Bytes | dict[Run, bytes]
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MOST_BYTES = 1 << 31
-"""Of one message."""
+"""One message has no more."""
 MOST_PIECES = 4096
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _of_all
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.modules.code import is_intercepted
+from lib_rocm_sd.modules.code import hooks_of_all, is_intercepted
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.dtypes import HALVES
@@ -218,12 +217,7 @@ class BlockStandIn(StandIn):
 
 def _is_hooked(module: nn.Module) -> bool:
     """Whether a call of it does more than its forward."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or _of_all._global_forward_hooks
-        or _of_all._global_forward_pre_hooks
-    )
+    return bool(module._forward_hooks or module._forward_pre_hooks) or hooks_of_all()
 
 
 def _facts(call: Any) -> tuple[Any, ...]:

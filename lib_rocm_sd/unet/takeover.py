@@ -142,7 +142,7 @@ class UnetTakeover:
         self.spot.begin(ours if self._hook.compares else (), turn, steps)
 
     def _differs(self, block: BlockStandIn, how: str) -> dict[str, str]:
-        """Of a block that is not what the host computes: what is left for it, and why."""
+        """Why blocks of this one's kind are left: by title. It is not what the host computes."""
         block.renew()
         reasons = (*block.reading.reasons, *block.reading.partly)
         what = "; ".join(brief(reasons)) or "nothing that is looked at has changed"

@@ -18,7 +18,7 @@ from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.vae.program import Program
 
 EVERY = 16
-"""Of so many images one is compared, the second first."""
+"""One of so many images is compared, beginning with the second."""
 LATENTS, PIXELS = 16, 128
 """Sides of the corner of what a decoder and an encoder are given: a few milliseconds' work."""
 

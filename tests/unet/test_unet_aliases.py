@@ -16,16 +16,6 @@ from tests.unet.looking import BF16, near, rows
 
 
 @pytest.fixture
-def unet() -> Any:
-    return models.ldm_unet(depth=1).to(BF16)
-
-
-@pytest.fixture
-def inputs() -> Any:
-    return models.in_dtype(models.ldm_inputs(), BF16)
-
-
-@pytest.fixture
 def taken(unet: Any, inputs: Any) -> Iterator[takeover.UnetTakeover]:
     made = takeover.take_over(unet)
     models.step(unet, inputs)
@@ -41,7 +31,7 @@ def laid(unet: Any) -> int:
 
 def copied(unet: Any) -> Any:
     """The same values in a UNet of the host's own."""
-    other = models.ldm_unet(depth=1).to(BF16)
+    other = models.ldm_unet(depth=2).to(BF16)
     other.load_state_dict({name: t.clone() for name, t in unet.named_parameters()})
     return other
 

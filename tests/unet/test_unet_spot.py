@@ -27,16 +27,6 @@ def _compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compared.VARIABLE)
 
 
-@pytest.fixture
-def unet() -> Any:
-    return models.ldm_unet(depth=1).to(BF16)
-
-
-@pytest.fixture
-def inputs() -> Any:
-    return models.in_dtype(models.ldm_inputs(), BF16)
-
-
 def taken_over(unet: Any, hook: Hook | None = None) -> UnetTakeover:
     return take_over(unet, Session.of("Auto", report=Report()), hook)
 
@@ -143,8 +133,9 @@ def test_nobody_says_when_a_generation_begins(unet: Any, inputs: Any) -> None:
     assert all(torch.equal(made[0], each) for each in made)
 
 
-def test_blocks_that_call_modules_of_the_host_are_passed_over(unet: Any, inputs: Any) -> None:
+def test_blocks_that_call_modules_of_the_host_are_passed_over(inputs: Any) -> None:
     """Else whatever sits in these would run twice."""
+    unet = models.ldm_unet(depth=1).to(BF16)
     seen: list[int] = []
 
     class Theirs(Hook):

@@ -51,16 +51,21 @@ class RandomControlNet:
         return (comfy.controlnet.load_controlnet_state_dict(weights),)
 
 
-class RandomLora:
-    """Adapters for linear layers and convolutions, added as ComfyUI's own loader adds a file's."""
+class _Random:
+    """A node that draws values for a model."""
 
     CATEGORY = "ROCm SD tools"
-    RETURN_TYPES = ("MODEL",)
     FUNCTION = "run"
 
     @classmethod
     def INPUT_TYPES(cls):  # noqa: N802
         return {"required": {"model": ("MODEL",), **_INT["required"]}}
+
+
+class RandomLora(_Random):
+    """Adapters for linear layers and convolutions, added as ComfyUI's own loader adds a file's."""
+
+    RETURN_TYPES = ("MODEL",)
 
     def run(self, model, seed):
         found, generator = {}, _generator(seed)
@@ -77,16 +82,10 @@ class RandomLora:
         return (comfy.sd.load_lora_for_models(model, None, found, 0.7, 0)[0],)
 
 
-class RandomImageAdapter:
+class RandomImageAdapter(_Random):
     """An IPAdapter's file, and embeddings of a picture and of nothing."""
 
-    CATEGORY = "ROCm SD tools"
     RETURN_TYPES = ("IPADAPTER", "EMBEDS", "EMBEDS")
-    FUNCTION = "run"
-
-    @classmethod
-    def INPUT_TYPES(cls):  # noqa: N802
-        return {"required": {"model": ("MODEL",), **_INT["required"]}}
 
     def run(self, model, seed):
         generator = _generator(seed)

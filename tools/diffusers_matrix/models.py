@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.unet.unet_models import draw, fill, in_dtype
+from tests.unet.unet_models import SMALL, draw, fill, in_dtype
 
 BATCH, TOKENS, PROMPT = 2, 77, 96
 _SD15: dict[str, Any] = {
@@ -24,13 +24,10 @@ _SD15: dict[str, Any] = {
     "sample_size": 16,
 }
 _FEW: dict[str, Any] = {
-    **_SD15,
-    "block_out_channels": (32, 64),
-    "layers_per_block": 1,
-    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    **SMALL,
+    "cross_attention_dim": PROMPT,
+    "norm_num_groups": 16,
     "mid_block_type": None,
-    "sample_size": 8,
 }
 _SDXL: dict[str, Any] = {
     "block_out_channels": (32, 64, 128),
