@@ -65,8 +65,6 @@ def norms(ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> torch.Te
     """(3,) float32 on the device: see `difference`. ours, theirs (N, ...); x like them where they
     add to it.
     """
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        added = theirs - x if x.shape == theirs.shape else theirs
-        three = torch.stack((ours - theirs, added, theirs))
-        every = tuple(range(1, three.ndim))
-        return torch.linalg.vector_norm(three, dim=every, dtype=torch.float32)
+    added = theirs - x if x.shape == theirs.shape else theirs
+    three = torch.stack((ours - theirs, added, theirs))
+    return torch.linalg.vector_norm(three, dim=list(range(1, three.ndim)), dtype=torch.float32)
