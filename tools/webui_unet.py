@@ -1,12 +1,13 @@
 """A real WebUI's speed with the UNet's blocks ours and not, and what Off leaves of it.
 
-python -m tools.webui_unet [--cases CASE,...] [--steps N] [--pictures N] [--no-bare] [--out FOLDER]
-                           LAUNCHER [FLAG ...]
+python -m tools.webui_unet [--cases CASE,...] [--steps N] [--pictures N] [--no-bare] [--checks N]
+                           [--out FOLDER] LAUNCHER [FLAG ...]
 
 LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
 it (--ckpt MODEL). CASE: pixels a side, "x4" for a batch of four: 512,512x4,1024. First the WebUI
 runs without this extension, then with it: Enable off, UNet Off and Auto, by each level that is
 expected to be fast; Enable off last, once more. Each picture of Off has to be the first WebUI's.
+--checks: what the spot check adds to a picture: so many pictures with it and without, in turns.
 
 Prints a table, and writes FOLDER/webui-unet.json with what is in it.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -42,11 +44,13 @@ HEAD = ("case", "way", "it/s", "picture, s", "peak MiB", "from Enable off", "inf
 class Painter(Client):
     """Makes the pictures of one WebUI."""
 
-    def paint(self, case: str, steps: int, args: list[Any] | None) -> tuple[Pixels, str, float]:
+    def paint(
+        self, case: str, steps: int, args: list[Any] | None, **more: Any
+    ) -> tuple[Pixels, str, float]:
         """Pixels of all pictures, what the infotext says of us, seconds. `args`: None for none."""
         side, _, batch = case.partition("x")
         scripts = {} if args is None else {SCRIPT: {"args": args}}
-        asked = {"width": int(side), "height": int(side), "batch_size": int(batch or 1)}
+        asked = {"width": int(side), "height": int(side), "batch_size": int(batch or 1), **more}
         made = self.make({**PICTURE, **asked, "steps": steps, "alwayson_scripts": scripts})
         return np.stack(made.frames), made.ours, made.seconds
 
@@ -70,6 +74,24 @@ class Painter(Client):
                 }
             )
         return max(found, key=lambda each: float(each["it_s"]))
+
+    def checked(self, case: str, steps: int, pictures: int) -> dict[str, Any]:
+        """Seconds of a picture with the spot check and without, the UNet ours, and by how much
+        their lower quartiles differ: what else runs on a machine only adds time. Each seed is
+        another turn of blocks and steps, and is made once before.
+        """
+        seconds: dict[str, list[float]] = {"compared": [], "not compared": []}
+        for seed in range(2 * pictures):
+            for word in sorted(seconds, reverse=bool(seed % 2)):
+                self.ask("sdapi/v1/options", {"rocm_sd_spot_check": word == "compared"})
+                _, _, took = self.paint(case, steps, WAYS["UNet Auto"], seed=seed % pictures)
+                seconds[word] += [took] if seed >= pictures else []
+        self.ask("sdapi/v1/options", {"rocm_sd_spot_check": True})
+        quartiles = {word: statistics.quantiles(times) for word, times in seconds.items()}
+        return {
+            **{"case": case, "pictures": pictures, "seconds": seconds, "quartiles_s": quartiles},
+            "adds": quartiles["compared"][0] / quartiles["not compared"][0] - 1,
+        }
 
 
 @contextmanager
@@ -130,11 +152,18 @@ def run(asked: argparse.Namespace, folder: Path, table: Table) -> bool:
                 if args == [False]:
                     same &= np.array_equal(found["pixels"], off)
                 table.add(case, way, found, off)
+        checks = [
+            painter.checked(case, asked.steps, asked.checks) for case in cases if asked.checks
+        ]
+        for each in checks:
+            print(
+                each["case"], "spot check", each["quartiles_s"], f"{each['adds']:+.2%}", sep=" | "
+            )
         now = painter.status()
         table.facts = {
             **{"device": now["device"]["name"], **now["versions"]},
             **{"ours": now["version"], "blocks": now["unet"], "events": now["report"]["events"]},
-            **{"steps": asked.steps, "off is as without us": bool(same)},
+            **{"steps": asked.steps, "off is as without us": bool(same), "spot check": checks},
         }
     table.keep()
     return same
@@ -147,6 +176,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pictures", type=int, default=3, help="of each way, after a first one")
     parser.add_argument("--no-bare", action="store_true", help="not without this extension")
+    parser.add_argument("--checks", type=int, default=0, help="pictures with the spot check")
     parser.add_argument("--ways", default=";".join(WAYS), help="some of: %(default)s")
     parser.add_argument("--cache", type=Path, help="a folder with kernels that are there already")
     parser.add_argument("--out", default=".")
