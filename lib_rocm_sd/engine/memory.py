@@ -59,6 +59,16 @@ storage_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Coun
 """How many tensors, and others, share the storage at this address."""
 
 
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often it was changed; None where that is not counted: for an inference tensor, and for a
+    parameter that was one before it was given other data (Forge moves weights so).
+    """
+    try:
+        return None if tensor.is_inference() else tensor._version
+    except RuntimeError:
+        return None
+
+
 def holders(tensor: torch.Tensor) -> int:
     """How many tensors share its memory, itself among them; 1 where this torch does not tell."""
     if storage_uses is None or tensor.device.type == "meta":

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lib_rocm_sd.engine.memory import version_of
+
 
 class Signature:
     """What the parameters of `leaves` were when it was made; equal while they are the same.
@@ -58,7 +60,6 @@ def all_finite(leaves: Sequence[nn.Module]) -> bool:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    version = None if tensor.is_inference() else tensor._version
     return (
         tensor.untyped_storage()._cdata,
         tensor.data_ptr(),
@@ -66,5 +67,5 @@ def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
         tensor.stride(),
         tensor.dtype,
         tensor.device,
-        version,
+        version_of(tensor),
     )

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.modules.known import CONV_SETTINGS
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.several.blueprint import Blueprint, read
 from lib_rocm_sd.several.replica import UNET, Manner
 
-Fact = tuple[int, int, int]
+Fact = tuple[int, int | None, int]
 """A tensor's identity, version and place: another one where its values may be others."""
 
 
@@ -63,7 +64,7 @@ class Subject:
             self.facts = [] if self.reasons else self._facts()
 
     def _facts(self) -> list[Fact]:
-        return [(id(t), t._version, t.data_ptr()) for t in self.tensors()]
+        return [(id(t), version_of(t), t.data_ptr()) for t in self.tensors()]
 
     def _kinds(self) -> list[tuple[Hashable, ...]]:
         return [(t.dtype, t.shape) for t in self.tensors()]
@@ -84,7 +85,7 @@ class Subject:
         ]
         self._read_kinds = self._kinds()
         blueprint, self.reasons = read(self.module, self._hosts_own, f"the {self.part}")
-        if any(tensor.is_inference() for tensor in self.tensors()):
+        if any(version_of(tensor) is None for tensor in self.tensors()):
             self.reasons.append("its weights were made in inference mode")
         if blueprint != self._blueprint:  # else the old one stays: it is known by identity
             self._blueprint = blueprint

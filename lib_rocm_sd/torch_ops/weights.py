@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch
 
+from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.graphs.device import stream_of
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 
@@ -84,5 +85,4 @@ def _same(known: _Kept, weight: torch.Tensor, bias: torch.Tensor | None) -> bool
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What changes where the tensor does. An inference tensor counts no versions."""
-    version = None if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr(), tensor.dtype, tensor.device, tensor.stride()
+    return version_of(tensor), tensor.data_ptr(), tensor.dtype, tensor.device, tensor.stride()

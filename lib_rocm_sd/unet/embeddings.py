@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Places, Routes, begin
+from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import Timed
-from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
+from lib_rocm_sd.unet.weights import fact, laid, slots_of
 
 _Facts = tuple[Any, ...]
 
@@ -113,7 +114,7 @@ class Embeddings:
         """
         weight: Any = timed.layer._parameters["weight"]
         bias = timed.conv._parameters.get("bias")
-        if bias is not None and bias.is_inference() and not self._told:
+        if bias is not None and version_of(bias) is None and not self._told:
             return False
         same = weight.device == emb.device and weight.dtype == emb.dtype
         same = same and (bias is None or (bias.device, bias.dtype) == (emb.device, emb.dtype))

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.device import is_free, stream_of
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import Attention
-from lib_rocm_sd.unet.weights import fact, laid, slots_of, version_of
+from lib_rocm_sd.unet.weights import fact, laid, slots_of
 from lib_rocm_sd.unet_step import MOST_PROMPT_BYTES
 
 _Facts = tuple[Any, ...]
@@ -157,7 +158,7 @@ class Prompts:
         """
         for layer in (part.to_k, part.to_v):
             weight: Any = layer._parameters["weight"]
-            if weight.is_inference() and not self._told:
+            if version_of(weight) is None and not self._told:
                 return False
             if weight.device != context.device or weight.dtype != context.dtype:
                 return False

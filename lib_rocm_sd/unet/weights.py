@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes
+from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes, version_of
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
@@ -256,7 +256,7 @@ class UnetWeights:
 def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
     """Why a weight cannot be laid anew in place. `told`: see Hook.tells."""
     found = []
-    if parameter.is_inference() and not told:
+    if version_of(parameter) is None and not told:
         found.append("its weights were made in inference mode")
     if is_shared(parameter):
         found.append("its weights share their memory with others")
@@ -266,7 +266,7 @@ def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:
 def _alike(weights: Sequence[torch.Tensor], told: bool) -> bool:
     """Whether they are plain tensors that differ in columns only, and no host's pinned memory."""
     first = weights[0]
-    if len({*map(id, weights)}) < len(weights) or (first.is_inference() and not told):
+    if len({*map(id, weights)}) < len(weights) or (version_of(first) is None and not told):
         return False
     return all(
         type(weight) in PLAIN
@@ -383,8 +383,3 @@ def fact(tensor: torch.Tensor | None, told: bool = False) -> _Fact:
     if version is None and not told:
         return (object(),)
     return (id(tensor), version, tensor.data_ptr(), tensor.dtype)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """How often it was changed; None for an inference tensor, which does not count it."""
-    return None if tensor.is_inference() else tensor._version

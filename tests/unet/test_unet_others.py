@@ -195,6 +195,17 @@ def test_weights_of_inference_mode_are_left_alone(inputs: Any) -> None:
     assert row.left == {"its weights were made in inference mode": 8}
 
 
+def test_weights_that_count_no_changes_any_more_are_left_alone() -> None:
+    """As Forge leaves them, which moves by `.data` what it has loaded in inference mode."""
+    with torch.inference_mode():
+        unet = models.ldm_unet().to(BF16)
+    for parameter in unet.parameters():
+        parameter.data = torch.zeros(parameter.shape, dtype=BF16)
+    assert not any(parameter.is_inference() for parameter in unet.parameters())
+    taken = take_over(unet)
+    assert rows(taken)["residual block"].left == {"its weights were made in inference mode": 8}
+
+
 def test_weights_within_a_larger_memory_are_left_alone(unet: Any) -> None:
     conv = unet.middle_block[0].in_layers[2]
     joint = torch.zeros(2, *conv.weight.shape, dtype=BF16)

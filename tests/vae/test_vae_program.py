@@ -12,6 +12,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.signature import Signature
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.weights import Scales
@@ -215,6 +216,19 @@ def test_inference_tensors_are_read_anew_each_time() -> None:
     with torch.inference_mode():
         _like_lora(module)
     assert error(program(x), own(module, x)) < 1e-12
+
+
+def test_parameters_that_were_inference_tensors_count_as_changed() -> None:
+    """Asking torch how often they were changed raises RuntimeError."""
+    with torch.inference_mode():
+        module = coder("ldm decoder")
+    program = Program(module)
+    program.refresh()
+    for parameter in module.parameters():
+        parameter.data = torch.zeros(parameter.shape)
+    before = Signature(list(module.modules()))
+    assert not before.matches() and before.matches(known=True)
+    program.refresh()
 
 
 def test_a_forward_replaced_later_is_noticed() -> None:
