@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.webui.grey_webui import KNOWN, STATUS, Painter, png
-from tools.webui_client import Made
+from tools.webui_client import SCRIPT, Made
 from tools.webui_matrix import bench, judge
 from tools.webui_matrix.judge import FAR, Apart, Found, apart, tracebacks_of_ours, verdict
 from tools.webui_matrix.scenarios import Scenario
@@ -272,3 +272,54 @@ def test_options_are_put_back_and_a_missing_model_is_a_reason(tmp_path: Path) ->
     row, painter = measured(lambda body, on: 100, tmp_path, missing)
     assert row["verdict"] == judge.SKIPPED and row["why"] == ["no VAE with 'b' in its name"]
     assert painter.set["sd_vae"] == "none" and not painter.asked
+
+
+def test_what_a_webui_has_no_setting_or_list_of_is_a_reason(tmp_path: Path) -> None:
+    class Forge(Painter):
+        def ask(self, route: str, body: Any = None) -> Any:
+            if route == "sdapi/v1/sd-vae":
+                raise RuntimeError(f'{route}: 404 {{"detail":"Not Found"}}')
+            if route == "sdapi/v1/options" and "hypertile" in str(body):
+                raise RuntimeError(f'{route}: 500 {{"error":"KeyError"}}')
+            return super().ask(route, body)
+
+    painter = Forge(lambda body, on: 100)
+    made = bench.Bench(painter, World(painter, tmp_path))
+    made.begin()
+    for options, why in (
+        ({"sd_vae": Model("VAE", "")}, "the WebUI does not list any VAE"),
+        ({"hypertile_enable_unet": True}, "the WebUI has no setting of hypertile_enable_unet"),
+    ):
+        row = made.measure(Scenario("x", options=options), tmp_path)
+        assert (row["verdict"], row["why"]) == (judge.SKIPPED, [why])
+
+
+def test_the_yardstick_of_a_webui_with_one_attention_is_another_beside_it(tmp_path: Path) -> None:
+    ours_off = {SCRIPT: {"args": [False]}}
+    painter = Painter(lambda body, on: 100 + 40 * acting(body))
+    asked: list[dict[str, Any]] = []
+
+    class Beside(Painter):
+        def ask(self, route: str, body: Any = None) -> Any:
+            if not route.endswith("2img"):
+                return super().ask(route, body)
+            asked.append(body)
+            return painter._painted(route, {**body, "alwayson_scripts": ours_off})
+
+    beside = Beside(lambda body, on: 0)
+    made = bench.Bench(painter, World(painter, tmp_path), beside)
+    made.begin()
+    painter.asked.clear()
+    row = made.measure(replace(SCRIPTED, warm=True), tmp_path)
+    assert row["yardstick"]["max"] == 40
+    assert [set(body["alwayson_scripts"]) for body in asked] == [{"theirs"}] * 2
+    assert {how for _, _, how in painter.asked} == {"Automatic"}
+
+
+def test_another_that_fails_is_without_ours(tmp_path: Path) -> None:
+    painter, beside = Painter(lambda body, on: 100 + 9 * acting(body)), Painter(lambda *_: 0)
+    beside.ask = lambda *_: (_ for _ in ()).throw(OSError("refused"))  # type: ignore[method-assign]
+    made = bench.Bench(painter, World(painter, tmp_path), beside)
+    made.begin()
+    row = made.measure(SCRIPTED, tmp_path)
+    assert row["verdict"] == judge.FAILED and row["why"] == ["without ours: refused"]

@@ -21,10 +21,10 @@ from tests.webui.grey_webui import KNOWN, Everything, Painter
 from tools.webui_client import SCRIPT
 from tools.webui_matrix import __main__ as matrix
 from tools.webui_matrix import bench, judge
-from tools.webui_matrix.scenarios import EXTENSIONS, NATIVE, QUIET, Scenario
+from tools.webui_matrix.scenarios import EXTENSIONS, FORGE, NATIVE, QUIET, Scenario
 from tools.webui_matrix.values import Drawing, MissingError, Model, World, filled
 
-ALL = (*EXTENSIONS, *NATIVE)
+ALL = (*EXTENSIONS, *FORGE, *NATIVE)
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
@@ -52,7 +52,7 @@ def test_names_are_unique_and_chosen_by_pattern_or_kind() -> None:
     names = [scenario.name for scenario in ALL]
     assert len(set(names)) == len(names)
     assert matrix.chosen(ALL, "") == list(ALL)
-    chosen = [scenario.name for scenario in matrix.chosen(ALL, "ref,*controlnet")]
+    chosen = [scenario.name for scenario in matrix.chosen(EXTENSIONS, "ref,*controlnet")]
     assert chosen == [
         "ip: ip-adapter and controlnet",
         "ref: reference_only",
@@ -125,6 +125,64 @@ class Serving:
 
 
 GREETING = {"device": {"name": "a card"}, "versions": {"torch": "2"}, "version": "1"}
+
+
+def test_what_forge_has_built_in_comes_with_its_own_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "extensions-builtin/sd_forge_freeu").mkdir(parents=True)
+    gone: list[tuple[str, list[str]]] = []
+
+    def go(self: matrix.Matrix, name: str, scenarios: list[Scenario]) -> None:
+        gone.append((name, [each.name for each in scenarios]))
+
+    monkeypatch.setattr(matrix.Matrix, "go", go)
+    table = matrix.Table(tmp_path)
+    launcher = str(tmp_path / "launch.py")
+    matrix.run(asked(only="ffu,fdt,plain", launcher=launcher), tmp_path, table)
+    assert gone == [("extensions", []), ("none", ["ffu: freeu", "plain"])]
+    (row,) = table.rows
+    assert "no folder sd_forge_dynamic_thresholding among the WebUI's own" in row["why"][0]
+
+
+@pytest.mark.parametrize("forge", [False, True])
+def test_beside_forge_another_runs_without_ours(
+    forge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], set[str], Path]] = []
+
+    @contextmanager
+    def serving(
+        launcher: str,
+        flags: list[str],
+        data: Path,
+        extensions: Any,
+        environment: Any,
+        console: Path,
+    ) -> Iterator[Any]:
+        started.append((flags, set(extensions), data))
+        yield Everything(lambda body, on: 100).running
+
+    if forge:
+        (tmp_path / "modules_forge").mkdir()
+    (tmp_path / "ext/theirs").mkdir(parents=True)
+    monkeypatch.setattr(matrix, "serving", serving)
+    monkeypatch.setattr(matrix, "Bench", lambda client, world, other: other)
+    command = matrix.Matrix(
+        asked(
+            launcher=str(tmp_path / "launch.py"), extensions=tmp_path / "ext", flags=["--ckpt", "x"]
+        ),
+        tmp_path,
+        matrix.Table(tmp_path),
+    )
+    with command.bench("extensions") as other:
+        pass
+    assert started[0][:2] == (["--ckpt", "x"], {"theirs", "rocm-sd"})
+    assert (other is not None) == forge and len(started) == 1 + forge
+    if forge:
+        flags, extensions, data = started[1]
+        assert flags == ["--ckpt", "x", matrix.OTHER_ATTENTION] and extensions == {"theirs"}
+        assert data != started[0][2]
 
 
 @pytest.mark.parametrize(

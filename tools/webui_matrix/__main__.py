@@ -4,14 +4,16 @@ python -m tools.webui_matrix [--extensions FOLDER] [--only NAME,...] [--versions
                              [--side N] [--steps N] [--limit-s N] [--out FOLDER]
                              LAUNCHER [FLAG ...]
 
-LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
-it (--ckpt MODEL, and where its models are). FOLDER has a checkout of each extension: the WebUI runs
-once with all of them and once with none, for its own features. NAME is a scenario's name, the part
-before its colon, or a pattern. FILE has lines "extension commit", for folders without .git.
+LAUNCHER starts AUTOMATIC1111's WebUI, its AMD fork or Forge with the Python of this command; FLAGs
+go to it (--ckpt MODEL, and where its models are). FOLDER has a checkout of each extension: the
+WebUI runs once with all of them and once with none, for its own features and what Forge has built
+in. NAME is a scenario's name, the part before its colon, or a pattern. FILE has lines "extension
+commit", for folders without .git.
 
 Each scenario is made with ours off and on, in turns. Off must have the same bytes each time. On may
-differ from off by twice what two of the WebUI's own optimizers differ by. The plain pictures must
-still be the same afterwards. A scenario that changes nothing is no check, and counts as wrong.
+differ from off by twice what two of the WebUI's own optimizers differ by; Forge takes one when it
+starts, so a second Forge runs beside it, without ours. The plain pictures must still be the same
+afterwards. A scenario that changes nothing is no check, and counts as wrong.
 
 Prints a table, and writes FOLDER/webui-matrix.json with what is in it. Returns 1 if something is
 wrong, or nothing was compared.
@@ -25,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,15 @@ from typing import Any
 from tools.webui_client import ROOT, Client, serving
 from tools.webui_matrix import judge
 from tools.webui_matrix.bench import Bench
-from tools.webui_matrix.scenarios import EXTENSIONS, NATIVE, Scenario
+from tools.webui_matrix.scenarios import EXTENSIONS, FORGE, NATIVE, Scenario
 from tools.webui_matrix.values import World
+from tools.webui_process import Running
 
 HEAD = ("scenario", "verdict", "on-off", "yardstick", "effect", "ours", "why")
 MOST_STARTS = 3
 """Of one kind of WebUI, when it ends by itself."""
+OTHER_ATTENTION = "--attention-split"
+"""Of Forge: another one of its own than it takes by itself."""
 
 
 def chosen(scenarios: Sequence[Scenario], only: str) -> list[Scenario]:
@@ -57,6 +62,10 @@ def folders(extensions: Path | None) -> list[Path]:
     """One of each extension."""
     every = sorted(extensions.iterdir()) if extensions else []
     return [each for each in every if each.is_dir() and not each.name.startswith(".")]
+
+
+def is_forge(launcher: str) -> bool:
+    return (Path(launcher).parent / "modules_forge").is_dir()
 
 
 def versions(extensions: Path | None, file: Path | None) -> dict[str, str]:
@@ -110,7 +119,21 @@ class Matrix:
     @contextmanager
     def bench(self, name: str) -> Iterator[Bench]:
         """One WebUI, with all extensions or with ours alone."""
+        begin = time.monotonic()
         folder = self.asked.extensions if name == "extensions" else None
+        theirs = {each.name: each for each in folders(folder)}
+        with ExitStack() as stack:
+            started = self._serving(name, {**theirs, "rocm-sd": ROOT})
+            client, other = Client(stack.enter_context(started), begin), None
+            if is_forge(self.asked.launcher):
+                started = self._serving(f"{name}-other", theirs, [OTHER_ATTENTION])
+                other = Client(stack.enter_context(started), begin)
+            world = World(client, folder or self.folder, self.asked.side, self.asked.steps)
+            yield Bench(client, world, other)
+
+    def _serving(
+        self, name: str, extensions: Mapping[str, Path], flags: Sequence[str] = ()
+    ) -> AbstractContextManager[Running]:
         data = self.folder / name
         data.mkdir(exist_ok=True)
         # As after a first start with a page: some extensions read it when they are imported.
@@ -119,18 +142,14 @@ class Matrix:
             "ROCM_SD_CACHE_DIR": str(self.asked.cache or self.folder / "rocm_sd"),
             "IGNORE_CMD_ARGS_ERRORS": "1",  # an extension's flag, where it is not installed
         }
-        begin = time.monotonic()
-        with serving(
+        return serving(
             self.asked.launcher,
-            self.asked.flags,
+            [*self.asked.flags, *flags],
             data,
-            {**{each.name: each for each in folders(folder)}, "rocm-sd": ROOT},
+            extensions,
             environment,
             self.table.out / f"console-{name}.txt",
-        ) as running:
-            client = Client(running, begin)
-            world = World(client, folder or data, self.asked.side, self.asked.steps)
-            yield Bench(client, world)
+        )
 
     def go(self, name: str, scenarios: Sequence[Scenario]) -> None:
         """All of `scenarios`; a WebUI that ends by itself is started again for the rest."""
@@ -163,18 +182,32 @@ class Matrix:
                     return
 
 
+def present(
+    scenarios: Sequence[Scenario],
+    asked: argparse.Namespace,
+    place: Path | None,
+    where: str,
+    table: Table,
+) -> list[Scenario]:
+    """Those that were asked for whose extension is in `place`; the others are skipped."""
+    there = []
+    for scenario in chosen(scenarios, asked.only):
+        if place and (place / scenario.needs).is_dir():
+            there.append(scenario)
+        else:
+            table.skip(scenario, f"there is no folder {scenario.needs} {where}")
+    return there
+
+
 def run(asked: argparse.Namespace, folder: Path, table: Table) -> bool:
     """All that was asked for; whether something was compared and nothing was wrong."""
     table.facts["extensions' versions"] = versions(asked.extensions, asked.versions)
     matrix = Matrix(asked, folder, table)
-    there = []
-    for scenario in chosen(EXTENSIONS, asked.only):
-        if asked.extensions and (asked.extensions / scenario.needs).is_dir():
-            there.append(scenario)
-        else:
-            table.skip(scenario, f"there is no folder {scenario.needs} in --extensions")
+    builtin = Path(asked.launcher).parent / "extensions-builtin"
+    there = present(EXTENSIONS, asked, asked.extensions, "in --extensions", table)
+    own = present(FORGE, asked, builtin, "among the WebUI's own", table)
     matrix.go("extensions", there)
-    matrix.go("none", chosen(NATIVE, asked.only))
+    matrix.go("none", [*own, *chosen(NATIVE, asked.only)])
     verdicts = [row["verdict"] for row in table.rows]
     counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     print(*(f"{verdict}: {count}" for verdict, count in counts.items()), sep=", ")

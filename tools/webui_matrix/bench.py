@@ -23,11 +23,16 @@ ANSWER_S = 300.0
 
 
 class Bench:
-    """Of one running WebUI."""
+    """Of one running WebUI.
 
-    def __init__(self, client: Client, world: World) -> None:
-        self.client, self.world = client, world
-        client.answer_s = ANSWER_S
+    `other` is one without ours that computes attention in another way, where a WebUI does not
+    change that while it runs.
+    """
+
+    def __init__(self, client: Client, world: World, other: Client | None = None) -> None:
+        self.client, self.world, self.other = client, world, other
+        for each in filter(None, (client, other)):
+            each.answer_s = ANSWER_S
         said = client.ask("sdapi/v1/script-info")
         self.known = {
             (each["name"], each["is_img2img"]): each["args"] for each in said if each["is_alwayson"]
@@ -51,15 +56,17 @@ class Bench:
         return {"plain": {"off-on": far, **twice, "ours": self.plain["on"].ours}}
 
     def paint(self, body: Mapping[str, Any], scripts: Mapping[str, Arguments], state: str) -> Made:
-        """One request.
+        """One request, with ours off or on, or to the "other" WebUI.
 
         Raises MissingError, ValueError for an argument that the script does not have, and
         RuntimeError with what the WebUI answers.
         """
-        self.asked_for = state
+        self.asked_for = state if state in STATES else "off"
         size = {"steps": self.world.steps, "width": self.world.side, "height": self.world.side}
         route = "img2img" if "init_images" in body else "txt2img"
-        asked: dict[str, Arguments] = {**QUIET, **scripts, SCRIPT: {"Enable": STATES[state]}}
+        asked: dict[str, Arguments] = {**QUIET, **scripts}
+        if state in STATES:
+            asked[SCRIPT] = {"Enable": STATES[state]}
         made = {
             name: {"args": self._arguments(name, route == "img2img", given)}
             for name, given in asked.items()
@@ -68,7 +75,10 @@ class Bench:
         whole = filled({**PLAIN, **size, **body, "alwayson_scripts": made}, self.world)
         whole["steps"] = min(whole["steps"], self.world.steps)
         whole["override_settings"] = {"live_previews_enable": False, "samples_save": False}
-        return self.client.make(whole, route)
+        return self._client(state).make(whole, route)
+
+    def _client(self, state: str) -> Client:
+        return self.other if state == "other" and self.other else self.client
 
     def _arguments(self, script: str, img2img: bool, given: Arguments) -> list[Any]:
         if not isinstance(given, Mapping):
@@ -78,22 +88,28 @@ class Bench:
         return labelled(self.known[script, img2img], given)
 
     @contextmanager
-    def options(self, changes: Mapping[str, Any]) -> Iterator[None]:
+    def options(self, changes: Mapping[str, Any], state: str = "off") -> Iterator[None]:
         """Settings of the WebUI as long as the `with` lasts.
 
         The WebUI lists a script's setting only after it was set once; before, it is off.
+        Raises MissingError if it has no such setting.
         """
         if not changes:
             yield
             return
-        changes = filled(changes, self.world)
-        now = self.client.ask("sdapi/v1/options")
-        self.client.ask("sdapi/v1/options", changes)
+        client, changes = self._client(state), filled(changes, self.world)
+        now = client.ask("sdapi/v1/options")
+        try:
+            client.ask("sdapi/v1/options", changes)
+        except RuntimeError as error:
+            if "KeyError" not in str(error):
+                raise
+            raise MissingError(f"the WebUI has no setting of {', '.join(changes)}") from None
         try:
             yield
         finally:
             before = {name: now.get(name, False) for name in changes}
-            self.client.ask("sdapi/v1/options", before)
+            client.ask("sdapi/v1/options", before)
 
     def reference(self, scenario: Scenario) -> Made:
         key = json.dumps(filled(scenario.reference, self.world), sort_keys=True)
@@ -114,7 +130,7 @@ class Bench:
                 first = bool(scenario.scripts)
                 found.effect = apart(pictures["off"][0], reference, first)
                 found.residue = self._residue()
-                found.yardstick = self._yardstick(scenario)
+                found.yardstick = self._yardstick(scenario, pictures["off"][0])
         except MissingError as missing:
             return {**row, "verdict": judge.SKIPPED, "why": [str(missing)]}
         except (OSError, RuntimeError, ValueError) as error:
@@ -166,7 +182,12 @@ class Bench:
                 self.references = {"{}": self.plain["off"]}
         return found
 
-    def _yardstick(self, scenario: Scenario) -> Apart:
+    def _yardstick(self, scenario: Scenario, off: Made) -> Apart:
+        if self.other:
+            with self.options(scenario.options, "other"):
+                if scenario.warm:
+                    self.paint(scenario.body, scenario.scripts, "other")
+                return apart(off, self.paint(scenario.body, scenario.scripts, "other"))
         made = {}
         for optimizer in YARDSTICK:
             with self.options({**scenario.options, OPTIMIZER: optimizer}):

@@ -34,8 +34,8 @@ class Scenario:
 
     With ours off it must differ from `against`, by default the same request without scripts and
     options, or the plain picture if there are none: else losing the effect would not be seen.
-    `needs` is an extension's folder. `warm`: the picture depends on the one before (torch's own
-    generator), so one more goes first.
+    `needs` is an extension's folder, in Forge also of one that it has built in. `warm`: the picture
+    depends on the one before (torch's own generator), so one more goes first.
     """
 
     name: str
@@ -60,6 +60,7 @@ HIRES = {
     "hr_scale": 1.5,
     "hr_upscaler": "Latent",
     "denoising_strength": 0.6,
+    "hr_additional_modules": ["Use same choices"],  # Forge fails without it, others ignore it
 }
 FROM_PICTURE = {"init_images": [Drawing("noise")], "denoising_strength": 0.75}
 LONG = "a photo of an astronaut riding a horse through a field of wheat under a wide sky, " * 8
@@ -214,6 +215,143 @@ EXTENSIONS = (
         body={"prompt": "a red horse, a blue astronaut"},
     ),
 )
+
+FORGE_CONTROLNET = "sd_forge_controlnet"
+FORGE_CANNY = {**CANNY, "module": "None"}
+FORGE_NOISE = {**FORGE_CANNY, "image": Drawing("noise")}
+FORGE_IP_ADAPTER = {
+    **FORGE_NOISE,
+    "module": "CLIP-ViT-H (IPAdapter)",
+    "model": Model("ControlNet model", "ip-adapter"),
+}
+
+
+def forge_reference(module: str) -> dict[str, Any]:
+    return {**FORGE_NOISE, "module": module, "model": "None", "threshold_a": 0.5}
+
+
+def forge_control(name: str, *units: Mapping[str, Any], **more: Any) -> Scenario:
+    more = {"needs": FORGE_CONTROLNET, **more}
+    return Scenario(name, scripts={"controlnet": units}, **more)
+
+
+SDS = "integrated (sd 1.x, sd 2.x, sdxl)"
+FORGE = (
+    forge_control("fcn: controlnet", FORGE_CANNY),
+    forge_control(
+        "fcn: a part of the steps", {**FORGE_CANNY, "guidance_start": 0.2, "guidance_end": 0.7}
+    ),
+    forge_control(
+        "fcn: controlnet counts more",
+        {**FORGE_CANNY, "control_mode": "ControlNet is more important"},
+        order=ON_FIRST,
+    ),
+    forge_control("fcn: canny of a picture", {**FORGE_NOISE, "module": "canny"}),
+    forge_control("fcn: with hires", FORGE_CANNY, body=HIRES, order=ON_FIRST),
+    forge_control(
+        "fcn: with hires alone",
+        {**FORGE_CANNY, "hr_option": "High res only"},
+        body=HIRES,
+    ),
+    forge_control("fcn: two, batch of 2", FORGE_CANNY, FORGE_CANNY, body={"batch_size": 2}),
+    forge_control("fcn: img2img", FORGE_CANNY, body=FROM_PICTURE, order=ON_FIRST, warm=True),
+    forge_control(
+        "fcn: and lora",
+        FORGE_CANNY,
+        body={"prompt": Text(PROMPT + " <lora:{}:1>", (Model("LoRA", "plain"),))},
+    ),
+    forge_control("fcn: t2i adapter", {**T2I, "module": "None"}),
+    forge_control("fip: ip-adapter", FORGE_IP_ADAPTER, needs="sd_forge_ipadapter"),
+    forge_control(
+        "fip: ip-adapter and controlnet",
+        FORGE_IP_ADAPTER,
+        FORGE_CANNY,
+        needs="sd_forge_ipadapter",
+        order=ON_FIRST,
+    ),
+    *(
+        forge_control(
+            f"fref: {module}",
+            forge_reference(module),
+            needs="forge_preprocessor_reference",
+            warm=True,
+        )
+        for module in ("reference_only", "reference_adain", "reference_adain+attn")
+    ),
+    forge_control(
+        "fref: and controlnet",
+        FORGE_CANNY,
+        forge_reference("reference_only"),
+        needs="forge_preprocessor_reference",
+        warm=True,
+    ),
+    scripted(
+        "ffu: freeu",
+        "sd_forge_freeu",
+        f"freeu {SDS}",
+        {0: True, "B1": 1.3, "B2": 1.4, "S1": 0.9, "S2": 0.2},
+    ),
+    scripted(
+        "fdt: dynamic thresholding",
+        "sd_forge_dynamic_thresholding",
+        "dynamicthresholding (cfg-fix) integrated",
+        {"Enabled": True},
+        body={"cfg_scale": 15},
+    ),
+    scripted(
+        "fkhr: kohya hires fix",
+        "sd_forge_kohya_hrfix",
+        "kohya hrfix integrated",
+        {0: True, "End Percent": 0.6},
+        body=BIG,
+        order=ON_FIRST,
+    ),
+    scripted(
+        "fpag: perturbed attention",
+        "sd_forge_perturbed_attention",
+        "perturbedattentionguidance integrated",
+        {0: True, "Scale": 30.0},
+    ),
+    scripted(
+        "fsag: self attention guidance", "sd_forge_sag", f"selfattentionguidance {SDS}", {0: True}
+    ),
+    scripted(
+        "fsa: style align, batch of 2",
+        "sd_forge_stylealign",
+        "stylealign integrated",
+        {"Share attention in batch": True},
+        body={"batch_size": 2},
+        order=ON_FIRST,
+    ),
+    scripted(
+        "fmd: multidiffusion",
+        "sd_forge_multidiffusion",
+        "multidiffusion integrated",
+        {
+            "Enabled": True,
+            "Tile Width": Side(1),
+            "Tile Height": Side(1),
+            "Tile Overlap": Side(1 / 4),
+        },
+        body=BIG,
+    ),
+    scripted(
+        "foom: vae in tiles",
+        "sd_forge_neveroom",
+        "never oom integrated",
+        {"Enabled for VAE (always tiled)": True},
+        body={"width": Side(2)},
+    ),
+    scripted(
+        "foom: weights stay in main memory",
+        "sd_forge_neveroom",
+        "never oom integrated",
+        {"Enabled for UNet (always maximize offload)": True},
+        body={"seed": 4321},
+        against={},
+    ),
+)
+"""Of what Forge has built in, in its extensions-builtin."""
 
 
 def lora(name: str, *order: str) -> Scenario:

@@ -42,7 +42,13 @@ class World:
     def names(self, kind: str) -> list[str]:
         if kind not in self._names:
             route, read = LISTS[kind]
-            self._names[kind] = read(self.client.ask(route))
+            try:
+                said = self.client.ask(route)
+            except RuntimeError as error:
+                if f"{route}: 404" not in str(error):
+                    raise
+                raise MissingError(f"the WebUI does not list any {kind}") from None
+            self._names[kind] = read(said)
         return self._names[kind]
 
 
