@@ -1,8 +1,9 @@
 """What was executed and found right: tests/executed.json, written by `install.py test --all`.
 
-A test that `@executed.known(...)` marks is a function of sources alone: of kernels, of the Python
-that it reaches, of a compiler's version. The hash of these is its key. A key that the file has was
-executed with just these sources and was right.
+A case of machine code (`noted=True`) is known by what a GPU would execute: the code object, the
+packed arguments, the seed of the inputs, and the executor's version (noted.py). Another test that
+`@executed.known(...)` marks is a function of sources: of kernels, of the Python that it reaches, of
+a compiler's version. The hash of these is its key. A key that the file has was executed and right.
 
 What runs in the WebUI's double and what looks at its pages is known in the same way, by every byte
 of the package and of what stands around it, and by the versions of Python, torch and gradio.
@@ -20,11 +21,14 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from tests.compiled import CHECKOUT, hash_of, text_of
+
+if TYPE_CHECKING:
+    from tests import noted
 
 FILE = CHECKOUT / "tests" / "executed.json"
 KERNELS = CHECKOUT / "kernels"
@@ -38,7 +42,8 @@ FOLLOWED = (
 )
 """Packages and modules whose text is part of a key, where a test imports them, directly or not."""
 ABOUT = "What was executed and right. Written by install.py test --all, see tests/executed.py."
-ASIDE = ("tests.executed", "tests.ledger")
+ASIDE = ("tests.executed", "tests.ledger", "tests.noted")
+EXECUTOR = "tests.amdgpu.executor"
 CONV = ("conv3x3.hip", "upsample_conv.hip", "conv_sum.hip", "pack.hip", "group_norm_silu.hip")
 """The files that convolutions launch kernels of."""
 WHOLE = (
@@ -51,7 +56,7 @@ PAGE = (
 )
 SUFFIXES = (".py", ".hip", ".h", ".cpp", ".c", ".json", ".js", ".css")
 NEWEST = "ziglang or clang"
-Parts = Callable[..., tuple[str, tuple[object, ...]]]
+Parts = Callable[..., Any]
 
 
 class Entry(NamedTuple):
@@ -62,11 +67,21 @@ class Entry(NamedTuple):
     key: str
 
 
+class Code(NamedTuple):
+    """The `code` that `compiler` makes of `source` for a kernel, such as "gfx1100 linear"."""
+
+    compiler: str
+    kernel: str
+    source: str
+    code: str
+
+
 def known(
     *sources: str,
     by: str,
     parts: Parts | None = None,
-    together: Callable[..., object] | None = None,
+    together: Callable[..., Any] | None = None,
+    noted: bool | Parts = False,
 ) -> pytest.MarkDecorator:
     """Marks tests that need not be executed again while nothing changes that decides about them.
 
@@ -76,18 +91,22 @@ def known(
     `parts` gives, of a test's parameters, a name for its group and what else its key is made of, in
     the place of its own name, its imports and `sources`. Tests of which `together` gives the same
     are executed again on one day, which compiles what they have in common once.
+    `noted`: it launches machine code once, of the GPU, compiler and kernel that `together` gives;
+    or a function that gives what its key is made of, of the code objects and its parameters.
     """
-    return pytest.mark.executed(sources=sources, by=by, parts=parts, together=together)
+    return pytest.mark.executed(sources=sources, by=by, parts=parts, together=together, noted=noted)
 
 
-always = pytest.mark.executed(sources=(), by="", parts=None, together=None)
+always = pytest.mark.executed(sources=(), by="", parts=None, together=None, noted=False)
 """Takes a test, or one of a test's parameters, out of those that a mark of its file leaves out."""
 
 
 def entry_of(item: pytest.Item) -> Entry | None:
-    """None where it is always executed: it has no mark, or the compiler is not here."""
+    """None where it is always executed: it has no mark, or the compiler is not here; and where only
+    running it tells.
+    """
     mark = mark_of(item)
-    if mark is None:
+    if mark is None or mark.kwargs["noted"]:
         return None
     by, parts = mark.kwargs["by"], mark.kwargs["parts"]
     by = by if by != NEWEST else "ziglang" if version_of("ziglang") else "clang"
@@ -102,6 +121,22 @@ def entry_of(item: pytest.Item) -> Entry | None:
         module = file.removesuffix(".py").replace("/", ".")
         made = (item.name, python(module), tables(), *map(kernel, mark.kwargs["sources"]))
     return Entry(f"{by} {version_of(by)}", test, hash_of(test, *made)[:12])
+
+
+def noted_of(item: pytest.Function, mark: pytest.Mark, codes: noted.Codes) -> Entry | None:
+    """That of a test that launches machine code, by what it would launch."""
+    from tests import noted
+
+    params = item.callspec.params
+    gfx, compiled_by, spec = mark.kwargs["together"](**params)
+    name = f"{item.path.relative_to(CHECKOUT).as_posix()}::{item.originalname}"
+    if callable(mark.kwargs["noted"]):
+        key = hash_of(name, mark.kwargs["noted"](codes, **params))[:12]
+    else:
+        arguments = {each: item.funcargs[each] for each in item._fixtureinfo.argnames}
+        key = noted.key_of(codes, (name, params), lambda: item.obj(**arguments))
+    by = f"{compiled_by} {version_of(compiled_by)}"
+    return Entry(by, f"{name} {gfx} {spec.entry}", key) if key else None
 
 
 def turn_of(item: pytest.Item, entry: Entry) -> int:
@@ -204,8 +239,16 @@ def kernel(name: str) -> str:
 
 @cache
 def tables() -> str:
-    """The hash of the GPUs' rows and of what was tuned for them."""
-    return hash_of(*((path.name, path.read_bytes()) for path in sorted(KERNELS.rglob("*.json"))))
+    """The hash of the GPUs' rows and of what was tuned for them, however it is laid out."""
+    files = sorted(KERNELS.rglob("*.json"))
+    return hash_of(*((path.name, json.loads(path.read_text(encoding="utf-8"))) for path in files))
+
+
+@cache
+def kernels() -> str:
+    """The hash of all of them, with what they include and what was tuned."""
+    files = sorted(KERNELS.glob("*.hip"))
+    return hash_of(tables(), *((path.name, kernel(path.name)) for path in files))
 
 
 @cache
@@ -213,16 +256,31 @@ def python(*modules: str, without: tuple[str, ...] = ()) -> str:
     """The hash of these modules and of all that they import, as far as it is `FOLLOWED` and not in
     the packages `without`.
 
-    Comments, docstrings and layout do not count. What is not Python in a package of tests does.
+    Comments, docstrings, layout and names of local variables do not count. What is not Python in a
+    package of tests does. The executor is known by its version, but for who asks for a part of it.
     """
+    own = _reached((EXECUTOR,), ASIDE, "tests.amdgpu.")
+    aside = () if own.intersection(modules) else own
+    reached = _reached(modules, (*ASIDE, *without, *aside))
+    version = [ast.dump(node) for node in _tree(EXECUTOR).body if _is_version(node)]
+    return hash_of(version, *((module, *_text(module)) for module in sorted(reached)))
+
+
+def _reached(modules: Iterable[str], without: Iterable[str], within: str = "") -> frozenset[str]:
+    """These and what they import, of names that begin with `within`."""
     reached: set[str] = set()
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module not in reached and not _within(module, (*ASIDE, *without)):
+        left_out = module in reached or _within(module, tuple(without))
+        if not left_out and module.startswith(within):
             reached.add(module)
             waiting += _imports(module)
-    return hash_of(*((module, *_text(module)) for module in sorted(reached)))
+    return frozenset(reached)
+
+
+def _is_version(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VERSION"
 
 
 def _file(module: str) -> Path | None:
@@ -269,30 +327,48 @@ def _text(module: str) -> tuple[str, ...]:
 def _said(node: object) -> list[str]:
     """A tree as words that are the same for each version of Python that reads it."""
     words: list[str] = []
-    _say(node, False, words.append)
+    _say(node, False, {}, words.append)
     return words
 
 
-def _say(node: object, text: bool, add: Callable[[str], None]) -> None:
-    """Adds the words of a tree. `text`: it stands in an f-string."""
+def _say(node: object, text: bool, names: dict[str, str], add: Callable[[str], None]) -> None:
+    """Adds the words of a tree. `text`: it stands in an f-string. `names`: what local variables are
+    called.
+    """
     if isinstance(node, list):
         for each in node:
             alone = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
             if not (alone and isinstance(each.value.value, str)):  # a docstring
-                _say(each, text, add)
+                _say(each, text, names, add)
     elif isinstance(node, ast.Constant) and node.value == "" and text:
         return  # of Python 3.12 at the end of a format within a format
     elif isinstance(node, ast.AST):
         add(f"({type(node).__name__}")
         inner = isinstance(node, ast.JoinedStr)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names = {**names, **_locals(node)}
         for name in node._fields:
             value = getattr(node, name, None)
+            if isinstance(node, ast.Name) and name == "id":
+                value = names.get(node.id, node.id)
             if value is not None and value != []:
                 add(name)
-                _say(value, inner, add)
+                _say(value, inner, names, add)
         add(")")
     else:
         add(repr(node))
+
+
+def _locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
+    """Names by their place among those that are bound in it, but for parameters."""
+    inside = list(ast.walk(function))
+    shared = (
+        n for node in inside if isinstance(node, (ast.Global, ast.Nonlocal)) for n in node.names
+    )
+    given = {*shared, *(node.arg for node in inside if isinstance(node, ast.arg))}
+    bound = [n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    found = dict.fromkeys(name for name in bound if name not in given)
+    return {name: f"local {number}" for number, name in enumerate(found)}
 
 
 # -- the file ------------------------------------------------------------------------------------
@@ -300,27 +376,55 @@ def _say(node: object, text: bool, add: Callable[[str], None]) -> None:
 
 def read(path: Path = FILE) -> frozenset[Entry]:
     """What the file knows; nothing where it is missing or damaged."""
+    content = _content(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         return frozenset(
             Entry(compiler, test, key)
-            for compiler, tests in content.items()
-            if compiler != "about"
+            for compiler, tests in content["right"].items()
             for test, keys in tests.items()
-            for key in keys
+            for key in keys.split()
         )
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (LookupError, AttributeError):
         return frozenset()
 
 
-def write(entries: Iterable[Entry], path: Path = FILE) -> None:
-    """Sorted, a key a line."""
-    content: dict[str, Any] = {"about": ABOUT}
+def read_codes(path: Path = FILE) -> frozenset[Code]:
+    """Which code objects the file's sources give, likewise."""
+    content = _content(path)
+    try:
+        return frozenset(
+            Code(compiler, kernel, *pair.split(":"))
+            for compiler, kernels in content["codes"].items()
+            for kernel, pairs in kernels.items()
+            for pair in pairs.split()
+        )
+    except (LookupError, AttributeError, TypeError):
+        return frozenset()
+
+
+def _content(path: Path) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write(entries: Iterable[Entry], codes: Iterable[Code] = (), path: Path = FILE) -> None:
+    """Sorted: a line for each test, or for each kernel, GPU and compiler."""
+    right: dict[str, dict[str, str]] = {}
     for compiler, test, key in sorted(set(entries)):
-        content.setdefault(compiler, {}).setdefault(test, []).append(key)
+        keys = right.setdefault(compiler, {})
+        keys[test] = f"{keys[test]} {key}" if test in keys else key
+    made: dict[str, dict[str, str]] = {}
+    for compiler, kernel, source, code in sorted(set(codes)):
+        pairs = made.setdefault(compiler, {})
+        pair = f"{source}:{code}"
+        pairs[kernel] = f"{pairs[kernel]} {pair}" if kernel in pairs else pair
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=".executed-", encoding="utf-8", newline="\n", delete=False
     ) as file:
+        content = {"about": ABOUT, "right": right, "codes": made}
         file.write(json.dumps(content, indent=1) + "\n")
     Path(file.name).replace(path)
 

@@ -12,13 +12,17 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from datetime import date
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import compiled, executed
-from tests.executed import Entry
+from tests.executed import Code, Entry
+
+if TYPE_CHECKING:
+    from tests.noted import Codes
 
 UNFINISHED = compiled.FOLDER.with_name("executed-unfinished.jsonl")
 """What `--all` found right before it was interrupted: the next one goes on there."""
@@ -90,6 +94,8 @@ class Ledger:
             and not config.option.markexpr
         )
         self.known = executed.read()
+        self.codes = executed.read_codes()
+        self.used: set[Code] = set()
         self.day: int = self.given["day"] if self.worker else date.today().toordinal()
         self.done: frozenset[Entry] = frozenset(map(Entry._make, self._found_done()))
         self.sources = executed.sources() if self.records and not self.worker else ""
@@ -135,9 +141,31 @@ class Ledger:
         compiled.used.clear()
         yield
         mark = executed.mark_of(item)
-        if mark is not None and mark.kwargs["parts"] is None:
+        if mark is not None and not (mark.kwargs["parts"] or mark.kwargs["noted"]):
             unnamed = compiled.used - {Path(name).name for name in mark.kwargs["sources"]}
             assert not unnamed, f"compiled, but not named by executed.known: {unnamed}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """A test that is known by what it launches ends here, if that is known."""
+        mark = executed.mark_of(pyfuncitem)
+        if mark is None or not mark.kwargs["noted"]:
+            return None
+        entry = executed.noted_of(pyfuncitem, mark, self.noted)
+        if entry is None:
+            return None
+        is_new = self.is_executed(entry, executed.turn_of(pyfuncitem, entry))
+        used = [tuple(each) for each in self.noted.taken()]
+        told = [("executed", tuple(entry)), ("codes", used), ("is new", is_new)]
+        pyfuncitem.user_properties += told
+        return None if is_new else True
+
+    @cached_property
+    def noted(self) -> Codes:
+        """Where torch is, which its tests ask for."""
+        from tests.noted import Codes
+
+        return Codes(self.codes)
 
     # -- between the controller and its workers
 
@@ -156,15 +184,18 @@ class Ledger:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.worker:
             return
-        if report.nodeid.startswith(MACHINE):
+        told: dict[str, Any] = dict(report.user_properties)
+        is_new = told.get("is new", True)
+        if report.nodeid.startswith(MACHINE) and is_new:
             self.count(report)
-        word = dict(report.user_properties).get("executed")
-        if word is None:
+        if "executed" not in told:
             return
-        entry = Entry._make(word)  # type: ignore[arg-type]
+        entry = Entry._make(told["executed"])
+        self.used |= set(map(Code._make, told.get("codes", ())))
+        self.collected.add(entry)
         if report.failed:
             self.wrong.add(entry)
-        elif report.when == "call" and report.passed:
+        elif report.when == "call" and report.passed and is_new:
             self.right.add(entry)
             if self.everything:
                 _append(UNFINISHED, entry)
@@ -194,7 +225,8 @@ class Ledger:
             return
         right = (self.right | self.done) & self.collected
         executed.write(
-            executed.merged(self.known, self.collected, right, self.wrong, whole=self.whole)
+            executed.merged(self.known, self.collected, right, self.wrong, whole=self.whole),
+            self.used if self.whole else self.used | self.codes,
         )
         UNFINISHED.unlink(missing_ok=True)
 

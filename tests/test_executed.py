@@ -13,33 +13,41 @@ import pytest
 
 import install
 from tests import compiled, executed
-from tests.executed import Entry, merged
+from tests.executed import Code, Entry, merged
 
 A, B, C = (Entry("clang 19.1.7", "tests/x.py::test_y", f"{number:012x}") for number in range(3))
+CODE, LATER = (Code("clang 19.1.7", "gfx1100 linear", each * 12, "c" * 12) for each in "ab")
 OTHER = Entry("clang 22.1.0", "tests/x.py::test_y", "f" * 12)
 
 
 def test_what_is_written_is_read_again_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "executed.json"
-    executed.write([B, OTHER, A, B], path)
+    executed.write([B, OTHER, A, B], [CODE, LATER], path)
     assert executed.read(path) == {A, B, OTHER}
+    assert executed.read_codes(path) == {CODE, LATER}
     text = path.read_text(encoding="utf-8")
-    assert text.index(A.key) < text.index(B.key) < text.index(OTHER.key)
-    executed.write([OTHER, A, B], path)
+    assert f'"{A.test}": "{A.key} {B.key}"' in text  # one line for each test and compiler
+    assert f'"{CODE.kernel}": "{CODE.source}:{CODE.code} {LATER.source}:{LATER.code}"' in text
+    executed.write([OTHER, A, B], [LATER, CODE], path)
     assert path.read_text(encoding="utf-8") == text
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"clang 19.1.7": 3}', '{"clang": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[]", "{}", '{"right": 3}', '{"right": {"clang 19.1.7": 3}}']
+    + ['{"right": {"clang": {"a": 1}}, "codes": {"clang": {"a": "b"}}}'],
+)
 def test_a_missing_or_damaged_file_knows_nothing(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "executed.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    assert executed.read(path) == frozenset()
+    assert not executed.read(path)
+    assert not executed.read_codes(path)
 
 
 def test_the_file_is_small_and_of_this_form() -> None:
-    assert executed.FILE.stat().st_size < 240_000
+    assert executed.FILE.stat().st_size < 280_000
     assert json.loads(executed.FILE.read_text(encoding="utf-8"))["about"] == executed.ABOUT
 
 
@@ -77,7 +85,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget() -> None:
     for function in (executed.python, executed._tree, executed._imports, executed._text):
-        function.cache_clear()
+        getattr(function, "cache_clear", lambda: None)()
 
 
 @pytest.fixture(autouse=True)
@@ -111,16 +119,25 @@ def test_what_an_op_does_not_use_is_left_out(tree: Path) -> None:
     assert executed.python("tests.a", without=("lib_rocm_sd.ops.toy",)) == before
 
 
-def test_the_executor_decides_about_each_case() -> None:
-    for module in ("tests.amdgpu.judge", "tests.ops.attention.test_simt_attention"):
-        waiting, reached = [module], set(executed.ASIDE)
-        while waiting:
-            each = waiting.pop()
-            if each not in reached:
-                reached.add(each)
-                waiting += executed._imports(each)
-        assert {"tests.simt", "tests.simt.launch", "lib_rocm_sd.ops.attention.ours"} <= reached
-        assert ("tests.amdgpu.vmem" in reached) is (module == "tests.amdgpu.judge")
+def test_the_executors_version_decides_in_the_place_of_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A part of it that is asked for by name counts with its text."""
+    asked = ("tests.amdgpu.judge", "tests.amdgpu.loader")
+    keys = {each: executed.python(each) for each in asked}
+    text, tree = executed._text, executed._tree
+
+    def edited(module: str) -> tuple[str, ...]:
+        return ("edited",) if module == "tests.amdgpu.vmem" else text(module)
+
+    monkeypatch.setattr(executed, "_text", edited)
+    forget()
+    assert executed.python(asked[0]) == keys[asked[0]]
+    monkeypatch.setattr(executed, "_text", text)
+    later = ast.parse("VERSION = 1000")
+    monkeypatch.setattr(executed, "_tree", lambda m: later if m == executed.EXECUTOR else tree(m))
+    forget()
+    assert executed.python(asked[0]) != keys[asked[0]]
 
 
 def test_words_of_a_tree_do_not_hang_on_layout() -> None:
@@ -128,6 +145,29 @@ def test_words_of_a_tree_do_not_hang_on_layout() -> None:
     other = ast.parse("def f(\n    a\n):\n    return (a + 1)\n")
     assert executed._said(one) == executed._said(other)
     assert executed._said(one) != executed._said(ast.parse("def f(a):\n return a - 1"))
+
+
+def test_words_of_a_tree_do_not_hang_on_what_local_variables_are_called() -> None:
+    text = "def f(a):\n    b = a\n    def g(): return b\n    return [b for c in a], g, OUTER"
+    one = executed._said(ast.parse(text))
+    assert one == executed._said(ast.parse(text.replace("b", "d").replace("c in", "e in")))
+    for old, new in (("f(a)", "f(b)"), ("OUTER", "b"), ("[b for", "[c for"), ("def g", "def h")):
+        assert one != executed._said(ast.parse(text.replace(old, new))), new
+    shared = "def f():\n    global x\n    x = 1\n"
+    assert executed._said(ast.parse(shared)) != executed._said(ast.parse(shared.replace("x", "y")))
+
+
+def test_tables_do_not_hang_on_their_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executed, "KERNELS", tmp_path)
+    found = []
+    for text in ('{"a": [1, 2]}', '{\n "a": [1,\n 2]\n}\n', '{"a": [1, 3]}'):
+        (tmp_path / "arch.json").write_text(text, encoding="utf-8")
+        executed.tables.cache_clear()
+        found.append(executed.tables())
+    executed.tables.cache_clear()
+    assert found[0] == found[1] != found[2]
 
 
 def test_machine_code_does_not_hang_on_comments(tmp_path: Path) -> None:

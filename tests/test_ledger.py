@@ -66,7 +66,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ledger, "UNFINISHED", tmp_path / "unfinished.jsonl")
     monkeypatch.setattr(executed, "FILE", path)
     monkeypatch.setattr(executed.read, "__defaults__", (path,))
-    monkeypatch.setattr(executed.write, "__defaults__", (path,))
+    monkeypatch.setattr(executed.read_codes, "__defaults__", (path,))
+    monkeypatch.setattr(executed.write, "__defaults__", ((), path))
     executed.write([A, B])
     return path
 

@@ -28,6 +28,10 @@ from tests.amdgpu.state import Waves
 from tests.amdgpu.vector import compile_vector
 from tests.amdgpu.vmem import Space, Traffic, compile_memory
 
+VERSION = 1
+"""Raise it where something is computed or judged otherwise than before: what was executed and right
+(tests/ledger.py) is executed again then.
+"""
 LANES_AT_ONCE = 4096
 """About so many work-items are executed together, as whole work-groups."""
 MOST_STEPS = 5_000_000

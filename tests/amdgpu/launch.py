@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -92,6 +92,40 @@ def _regions(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
             yield address + start, size
 
 
+class Noted(Exception):  # noqa: N818 - nothing went wrong
+    """Launches were noted, not executed, up to the end of a `knows`."""
+
+
+noting: Callable[..., None] | None = None
+"""Is told of each launch: who launches, the spec, packed arguments, grid, block, seed, schedule and
+groups. Nothing is executed then.
+"""
+
+
+class Address(NamedTuple):
+    """An argument: `place` bytes behind the `first` of a tensor's memory, which has `size`."""
+
+    first: int
+    size: int
+    place: int
+
+
+def _packed(params: ctypes.Structure, regions: Sequence[tuple[int, int]]) -> Any:
+    """Its arguments: numbers, lists of them, and an Address for each address."""
+
+    def packed(value: Any) -> Any:
+        if isinstance(value, ctypes.Array):
+            return [packed(each) for each in value]
+        if isinstance(value, ctypes.Structure):
+            return [packed(getattr(value, name)) for name, *_ in value._fields_]
+        for first, size in regions:
+            if isinstance(value, int) and first <= value < first + size:
+                return Address(first, size, value - first)
+        return value
+
+    return packed(params)
+
+
 @dataclass
 class CodeLaunch:
     """Executes kernels as `arch` would.
@@ -120,10 +154,14 @@ class CodeLaunch:
     def __post_init__(self) -> None:
         self._allocations = _Sparse(self.shown)
 
-    def knows(self, *tensors: torch.Tensor | None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def knows(self, *tensors: torch.Tensor | None) -> Iterator[None]:
         """Shows kernels the storages of these tensors, and of all made within the `with`."""
         self._allocations.tensors = [tensor for tensor in tensors if tensor is not None]
-        return self._allocations
+        with self._allocations:
+            yield
+        if noting is not None:
+            raise Noted
 
     def __call__(
         self,
@@ -133,6 +171,11 @@ class CodeLaunch:
         params: ctypes.Structure,
         device: torch.device,
     ) -> None:
+        how = (self.seed, self.schedule, self.groups(spec.entry, grid))
+        regions = list(_regions(self._allocations.tensors))
+        if noting is not None and self.changed is None:
+            noting(self, spec, _packed(params, regions), grid, block, *how)
+            return
         code = built(spec, self.arch, self.kernels_dir, self.compiled_by)
         wrong = codeobject.refusals(code, spec.entry, self.arch)
         assert not wrong, wrong
@@ -140,8 +183,7 @@ class CodeLaunch:
             code = self.changed(code)
         limits.check_wave(loader.load(code, spec.entry), self.arch)
         memory = Memory()
-        for place, (address, size) in enumerate(_regions(self._allocations.tensors)):
+        for place, (address, size) in enumerate(regions):
             memory.add_host(address, size, f"tensor {place}")
         self.last = spec
-        how = (self.seed, self.schedule, self.groups(spec.entry, grid))
         self.counts.append(executor.run(code, spec.entry, bytes(params), grid, block, memory, *how))

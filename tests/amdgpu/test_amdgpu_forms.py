@@ -25,7 +25,7 @@ def parts(gfx: str) -> tuple[str, tuple[object, ...]]:
     """All that is compiled, our decoder with this test, and theirs."""
     chosen = sorted(shipped_specs(gfx), key=repr)
     decoder = executed.python("tests.amdgpu.test_amdgpu_forms")
-    return gfx, (gfx, chosen, executed.folders("kernels"), decoder, version("tinygrad"))
+    return gfx, (gfx, chosen, executed.kernels(), decoder, version("tinygrad"))
 
 
 @executed.known(by="clang", parts=parts)

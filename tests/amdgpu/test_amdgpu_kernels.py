@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import executed
-from tests.amdgpu import cases, coverage
+from tests import executed, noted
+from tests.amdgpu import cases, coverage, executor
 from tests.amdgpu.case import Case
-from tests.amdgpu.coverage import kernel_of, parts
+from tests.amdgpu.coverage import kernel_of
 from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import missing
 
@@ -43,13 +44,13 @@ def by_clang(gfx: str, step: int = 1) -> list[Case]:
     return [case for make in cases.ALL.values() for case in list(make(gfx))[::step]]
 
 
-@executed.known(by="clang", parts=parts, together=kernel_of)
+@executed.known(by="clang", noted=True, together=kernel_of)
 @named([case for gfx in GPUS for case in by_clang(gfx)])
 def test_machine_code_is_right(case: Case) -> None:
     check(case)
 
 
-@executed.known(by="clang", parts=parts, together=kernel_of)
+@executed.known(by="clang", noted=True, together=kernel_of)
 @named([case for gfx in SIMILAR for case in by_clang(gfx, 3)])
 def test_machine_code_of_a_similar_gpu_is_right(case: Case) -> None:
     check(case)
@@ -61,14 +62,14 @@ def by_ziglang(gfx: str) -> list[Case]:
     return [replace(case, compiled_by="ziglang") for case in chosen]
 
 
-@executed.known(by="ziglang", parts=parts, together=kernel_of)
+@executed.known(by="ziglang", noted=True, together=kernel_of)
 @named([case for gfx in GPUS for case in by_ziglang(gfx)])
 def test_machine_code_of_another_compiler_is_right(case: Case) -> None:
     """By the clang inside ziglang, which is another than the one in PATH."""
     check(case)
 
 
-@executed.known(by="ziglang", parts=parts, together=kernel_of)
+@executed.known(by="ziglang", noted=True, together=kernel_of)
 @named([replace(case, compiled_by="ziglang") for gfx in NEWER for case in by_clang(gfx)])
 def test_machine_code_of_a_newer_gpu_is_right(case: Case) -> None:
     check(case)
@@ -82,10 +83,12 @@ def shipped() -> Iterator[Any]:
             yield pytest.param(gfx, spec, id=f"{gfx}-{spec.entry}-{place}")
 
 
-def spec_parts(gfx: str, spec: KernelSpec) -> tuple[str, tuple[object, ...]]:
+def spec_parts(codes: noted.Codes, gfx: str, spec: KernelSpec) -> object:
     """What decides about how much of a kernel is executed."""
-    made = [parts(case) for case in coverage.launching(gfx, spec)]
-    return f"{gfx} {spec.entry}", (spec, coverage.UNREACHABLE, *made)
+    arch = by_gfx(gfx)
+    assert arch is not None
+    made = [str(case) for case in coverage.launching(gfx, spec)]
+    return codes.of(spec, arch), executor.VERSION, coverage.UNREACHABLE, made
 
 
 def spec_turn(gfx: str, spec: KernelSpec) -> object:
@@ -93,7 +96,7 @@ def spec_turn(gfx: str, spec: KernelSpec) -> object:
     return gfx, "clang", spec
 
 
-@executed.known(by="clang", parts=spec_parts, together=spec_turn)
+@executed.known(by="clang", noted=spec_parts, together=spec_turn)
 @pytest.mark.parametrize(("gfx", "spec"), list(shipped()))
 def test_nearly_all_of_a_shipped_kernel_is_executed(gfx: str, spec: KernelSpec) -> None:
     """By all cases together, which have been right: see coverage.py."""

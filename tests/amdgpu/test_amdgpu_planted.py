@@ -244,7 +244,7 @@ def each_place() -> Iterator[Any]:
 def place_parts(place: mistakes.Place) -> tuple[str, tuple[object, ...]]:
     """What decides about a planted mistake: all kernels, the executor, the cases."""
     modules = ("tests.amdgpu.judge", "tests.amdgpu.mistakes")
-    made = (place, executed.folders("kernels"), executed.python(*modules))
+    made = (place, executed.kernels(), executed.python(*modules))
     return f"{place.name} {place.kind}", made
 
 

@@ -26,7 +26,7 @@ from tests.amdgpu.lines import text_at
 from tests.amdgpu.races import Races
 from tests.amdgpu.schedules import Drawn, Lockstep
 from tests.amdgpu.state import Waves
-from tests.amdgpu.test_amdgpu_kernels import GPUS, check, parts
+from tests.amdgpu.test_amdgpu_kernels import GPUS, check
 
 RARELY = 2
 """Schedules of each case that are drawn where nothing is said."""
@@ -63,12 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("drawn", found)
 
 
-def drawn_parts(drawn: Case) -> tuple[str, tuple[object, ...]]:
-    name, made = parts(drawn)
-    return f"{name} drawn", made
-
-
-@executed.known(by="clang", parts=drawn_parts, together=lambda drawn: kernel_of(drawn))
+@executed.known(by="clang", noted=True, together=lambda drawn: kernel_of(drawn))
 def test_machine_code_is_right_in_any_order(drawn: Case) -> None:
     check(drawn)
 

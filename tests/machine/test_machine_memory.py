@@ -33,7 +33,7 @@ def _first_of_each(arch: Arch) -> list[KernelSpec]:
 def _parts(gfx: str) -> tuple[str, tuple[object, ...]]:
     """What is shipped decides, too."""
     module = executed.python("tests.machine.test_machine_memory")
-    return gfx, (gfx, *_first_of_each(table()[gfx]), executed.folders("kernels"), module)
+    return gfx, (gfx, *_first_of_each(table()[gfx]), executed.kernels(), module)
 
 
 @executed.known(by="clang", parts=_parts)
