@@ -37,21 +37,10 @@ MOST_BYTES = 1 << 30
 used: set[str] = set()
 """Names of the sources that were compiled or found here, since it was emptied."""
 
-_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-
 
 def text_of(path: Path) -> str:
-    """A kernel file with its headers, without comments, empty lines and numbers of lines: what
-    machine code depends on.
-    """
-    return _bare(source.flatten(str(path)))
-
-
-@cache
-def _bare(text: str) -> str:
-    text = _COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("#line "))
+    """A kernel file with its headers: what machine code depends on."""
+    return source.bare(source.flatten(str(path)))
 
 
 def hash_of(*parts: object) -> str:

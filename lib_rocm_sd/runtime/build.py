@@ -97,7 +97,7 @@ def forget_failures() -> None:
 
 def _source_key(text: str, spec: KernelSpec, arch: Arch) -> str:
     options = (*LANGUAGE_OPTIONS, *defines_options(_defines(spec, arch)))
-    return cache.key_of(OPTIONS_VERSION, text, spec.entry, arch.gfx, *options)
+    return cache.key_of(OPTIONS_VERSION, source.bare(text), spec.entry, arch.gfx, *options)
 
 
 def _defines(spec: KernelSpec, arch: Arch) -> dict[str, int]:

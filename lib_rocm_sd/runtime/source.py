@@ -12,6 +12,7 @@ from lib_rocm_sd import arch
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # Present in the tests only, included under `#if defined(SIMT_SHIM)`: stays as it is.
 _SHIM_HEADER = "simt.h"
 
@@ -28,8 +29,16 @@ def flatten(source: str) -> str:
     return _flatten(source, kernels, _stamp(kernels / source, *_headers(kernels)))
 
 
+@lru_cache(maxsize=128)
+def bare(text: str) -> str:
+    """`text` without comments, empty lines and numbers of lines: what machine code depends on."""
+    text = _COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("#line "))
+
+
 def digest() -> str:
-    """Changes when any kernel does: SHA-256 over kernels/, as hexadecimal digits."""
+    """Changes when any kernel does, comments aside: SHA-256 over kernels/, in hexadecimal digits."""
     kernels = arch.KERNELS_DIR
     return _digest(kernels, _stamp(*_files(kernels)))
 
@@ -38,7 +47,8 @@ def digest() -> str:
 def _digest(kernels: Path, stamp: tuple[object, ...]) -> str:
     found = hashlib.sha256()
     for file in _files(kernels):
-        found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+        text = bare(file.read_text(encoding="utf-8"))
+        found.update(file.name.encode() + hashlib.sha256(text.encode()).digest())
     return found.hexdigest()
 
 

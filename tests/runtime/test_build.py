@@ -124,7 +124,7 @@ def test_each_part_of_the_question_is_in_the_key(use: Use, tmp_path: Path) -> No
     assert not build.is_cached(KernelSpec(SCALE, "other", SPEC.defines), ROW)
 
 
-def test_a_change_of_the_source_is_a_miss(use: Use, tmp_path: Path) -> None:
+def test_a_change_of_the_source_is_a_miss_and_of_a_comment_is_not(use: Use, tmp_path: Path) -> None:
     use(Fake(tmp_path / "cc"))
     copy = tmp_path / "copy.hip"
     shutil.copy(SCALE, copy)
@@ -132,6 +132,8 @@ def test_a_change_of_the_source_is_a_miss(use: Use, tmp_path: Path) -> None:
     build.build(spec, ROW)
     assert build.is_cached(spec, ROW)
     copy.write_text(copy.read_text() + "\n// changed\n")
+    assert build.is_cached(spec, ROW)
+    copy.write_text(copy.read_text() + "\nstruct Changed {};\n")
     assert not build.is_cached(spec, ROW)
 
 

@@ -59,6 +59,17 @@ def test_a_missing_header_is_named(kernels: Path) -> None:
         source.flatten("k.hip")
 
 
+def test_a_comment_is_no_change(kernels: Path) -> None:
+    """Else a typo mended in one has every user compile, try and measure again."""
+    before, known = source.bare(source.flatten("k.hip")), source.digest()
+    (kernels / "common" / "b.h").write_text('#pragma once\n\n// "one\n  int b;  /* int c;\n*/\n')
+    assert source.flatten("k.hip").count('"one') == 1
+    assert source.bare(source.flatten("k.hip")) == before == "int b;\nint a;\nint k;"
+    assert source.digest() == known
+    (kernels / "common" / "b.h").write_text('#pragma once\nint b;\nchar s[] = "// no comment";\n')
+    assert '"// no comment"' in source.bare(source.flatten("k.hip")) and source.digest() != known
+
+
 def test_a_missing_kernel_is_an_error(kernels: Path) -> None:
     with pytest.raises(FileNotFoundError):
         source.flatten("none.hip")
