@@ -1,5 +1,5 @@
-"""python -m lib_rocm_sd doctor | compile | inspect | bench | profile | demo | tune | results |
-scaling.
+"""python -m lib_rocm_sd doctor | compile | inspect | capture | replay | bench | profile | demo |
+tune | results | scaling.
 
 A command's module is imported when it is asked for.
 """
@@ -29,6 +29,14 @@ COMMANDS = {
     "inspect": (
         "lib_rocm_sd.commands.inspect",
         "registers, spills, LDS and occupancy of the compiled kernels",
+    ),
+    "capture": (
+        "lib_rocm_sd.commands.capture",
+        "run a host, and keep calls of our ops in a file",
+    ),
+    "replay": (
+        "lib_rocm_sd.commands.replay",
+        "captured calls through every variant, against float64",
     ),
     "bench": ("lib_rocm_sd.commands.bench", "measure the kernels on this machine's GPU"),
     "profile": (

@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine import call_file, selftest
+from lib_rocm_sd.engine.call_file import Capture
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.measuring import Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording, with_index
@@ -53,6 +54,8 @@ class Engine:
         self._gate: Gatekeeper | None = None
         self.renewals = 0
         """How often plans were made anew: who keeps what a plan said compares it."""
+        self.capture: Capture | None = None
+        """Keeps calls in a file (call_file.py)."""
         self.drops = 0
         """How often routes were dropped: who keeps one compares it."""
         self.reset()
@@ -104,12 +107,15 @@ class Engine:
 
     def follow(self, route: Route, op: Op[Any, Any], inputs: Any, session: Session) -> Any:
         """`run`, without looking at the inputs."""
+        keep = None if self.capture is None else self.capture.begins(op, inputs, route)
         try:
             output = route.run(route.launch, route.config, route.problem, inputs)
         except (RuntimeError, OSError) as error:
             key = self._key(op, inputs, session)
             return self._recover(op, key, inputs, session, route, error)
         route.row.calls += 1
+        if keep is not None:
+            keep(output)
         return output
 
     def _key(self, op: Op[Any, Any], inputs: Any, session: Session) -> Hashable:
@@ -390,3 +396,4 @@ def _short(info: DeviceInfo) -> str:
 
 engine = Engine()
 """The engine of the process."""
+engine.capture = call_file.from_environment()

@@ -64,7 +64,7 @@ def check(
             inputs = op.make_inputs(problem, device, SEED)
             output = variant.run(launch, config, problem, inputs)
             dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
-            return _compare_all(output, dtype, reference, tolerance, problem)
+            return compare(output, dtype, reference, tolerance, problem)
         except FAILURES as error:  # what a launch dies of may be told by the copy to the CPU
             if is_out_of_memory(error):
                 raise
@@ -79,7 +79,7 @@ def reference_of(reference: Callable[[Any], Any], make_inputs: Any, problem: Any
     return reference(make_inputs(problem, torch.device("cpu"), SEED))
 
 
-def _compare_all(
+def compare(
     output: Any, dtype: torch.dtype, reference: Any, tolerance: float, problem: Any
 ) -> Check:
     """The worst of an op's outputs; only the first must have the dtype of the inputs."""
