@@ -38,7 +38,7 @@ def bare(text: str) -> str:
 
 
 def digest() -> str:
-    """Changes when any kernel does, comments aside: SHA-256 over kernels/, in hexadecimal digits."""
+    """SHA-256 over kernels/ without comments, in hexadecimal digits: changes when a kernel does."""
     kernels = arch.KERNELS_DIR
     return _digest(kernels, _stamp(*_files(kernels)))
 

@@ -11,11 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import arch as arches
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import registry
-from lib_rocm_sd.runtime import cuda, hip
+from lib_rocm_sd.runtime import cuda, hip, source
 from lib_rocm_sd.runtime.compiler import file_identity
 from lib_rocm_sd.runtime.launcher import Launcher
 
@@ -43,13 +42,15 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Of card and software."""
+        """Key of card and software."""
         return cache.key_of("place 1", self.name, self.arch.gfx, *self.software)
 
     @property
     def halt_key(self) -> str:
-        """Of the note that nothing more is tried here by itself; new kernels are tried anew."""
-        return cache.key_of("halt 1", self.key, kernels())
+        """Key of the note that automatic trials have stopped here. New kernels change it, so are
+        tried.
+        """
+        return cache.key_of("halt 1", self.key, source.digest())
 
     def __str__(self) -> str:
         return f"{self.name} ({self.arch.gfx})"
@@ -105,11 +106,3 @@ def launching(family: str) -> str:
     folder = Path(registry.__file__).parent
     files = (*sorted(folder.glob("*.py")), *sorted((folder / family).glob("*.py")))
     return cache.key_of(*(path.read_text(encoding="utf-8") for path in files))
-
-
-@lru_cache(maxsize=1)
-def kernels() -> str:
-    """The SHA-256 of all kernels' source."""
-    files = sorted(Path(arches.KERNELS_DIR).rglob("*"))
-    texts = [path for path in files if path.suffix in (".h", ".hip")]
-    return cache.key_of(*(path.read_text(encoding="utf-8") for path in texts))

@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lib_rocm_sd import __version__, cache
-from lib_rocm_sd.runtime import libraries, torch_build
+from lib_rocm_sd.runtime import libraries, source, torch_build
 from lib_rocm_sd.runtime.compiler import file_identity
 from lib_rocm_sd.trials import verdicts
-from lib_rocm_sd.trials.place import kernels
 
 KIND = "tried"
 _RUNTIMES = ("libamdhip64.so*", "amdhip64*.dll")
@@ -54,7 +53,9 @@ def _key(gfx: str) -> str:
     except ValueError:
         build = None
     system = (platform.system(), platform.release())
-    return cache.key_of("tried 1", gfx, __version__, repr(build), *system, *_runtimes(), kernels())
+    return cache.key_of(
+        "tried 1", gfx, __version__, repr(build), *system, *_runtimes(), source.digest()
+    )
 
 
 def _runtimes() -> Iterator[str]:
