@@ -143,7 +143,7 @@ def delete(kind: str, key: str) -> None:
 
 
 def keys(kind: str) -> list[str]:
-    """Of all entries of a kind that can be written or are in memory, sorted."""
+    """Sorted keys of all entries of a kind, in the writable folder or in memory."""
     stored = (path.name for path, _ in _files((kind,)) if not path.name.startswith("."))
     return sorted({*stored, *(key for each, key in _state.memory if each == kind)})
 

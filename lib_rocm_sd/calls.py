@@ -22,12 +22,14 @@ from lib_rocm_sd.graphs.programs import Compute, DeviceGraphs, Graphs, Recording
 from lib_rocm_sd.ops.base import Op
 
 MOST_FACTS = 8
-"""Of one program: sizes of pictures, and of prompts, between which a sampler changes."""
+"""Most sets of facts kept per program: a sampler alternates between picture and prompt sizes."""
 MOST_RECORDINGS = 2
-"""Of a program with the same facts: the prompt and the negative prompt may differ in length."""
+"""Most recordings of a program with the same facts: the prompt and the negative prompt may differ
+in length.
+"""
 RUNS_BEFORE_RECORDING = 1
-"""Of a program with the same facts: what is computed once is not worth a recording. As many follow
-one that did not succeed.
+"""Runs of a program with the same facts before it is recorded: what runs once is not worth a
+recording. A failed recording is followed by as many.
 """
 
 

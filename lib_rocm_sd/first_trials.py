@@ -44,7 +44,7 @@ def classes(part: str, arch: Arch) -> list[Subject]:
 
 
 def all_classes(arch: Arch) -> list[Subject]:
-    """Of all parts."""
+    """Classes of all parts."""
     return [each for part in AT_START for each in classes(part, arch)]
 
 
@@ -61,8 +61,8 @@ def further_classes(arch: Arch) -> list[Subject]:
 
 
 def gradient_classes(arch: Arch) -> list[Subject]:
-    """Of attention's gradients: tried ahead where a host's settings say that it trains with ours.
-    Their kernels are compiled for it.
+    """Classes of attention's gradients, tried ahead if a host's settings say that it trains with
+    ours. Their kernels are compiled for that.
     """
     from lib_rocm_sd.ops.attention.op import ATTENTION_AND_LSE
     from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
@@ -133,7 +133,7 @@ def try_all(
     conductor: Callable[..., Conductor] | None = None,
     listed: Sequence[Subject] | None = None,
 ) -> list[Verdict]:
-    """Of one card; what was found. `conductor` and `listed` are for tests."""
+    """Try the classes on one card; return the verdicts. `conductor` and `listed` are for tests."""
     from lib_rocm_sd.trials.conductor import Conductor, halt
 
     listed = all_classes(here.arch) if listed is None else listed

@@ -290,8 +290,8 @@ def layer_norm_backward(
 def _gradients(
     made: Made | torch.Tensor, channels: int | None, *affine: torch.Tensor | None
 ) -> Made:
-    """Of an x without elements the op gives one tensor. `channels`: None where nothing else is
-    wanted.
+    """All three gradients; for an x without elements the op gives one tensor. `channels`: None
+    where only x's gradient is wanted.
     """
     if not isinstance(made, torch.Tensor):
         return made

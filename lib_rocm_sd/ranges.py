@@ -25,7 +25,7 @@ from lib_rocm_sd.ops.base import Op
 
 PREFIX = "rocm_sd"
 BETWEEN = " | "
-"""Of the prefix, the family, the problem and the variant."""
+"""Separator between the prefix, the family, the problem and the variant."""
 _lock = threading.Lock()
 _watched: dict[Engine, int] = {}
 """How many `with` blocks an engine is in."""

@@ -184,7 +184,7 @@ class Report:
         return "\n".join([*lines, *refused, *(f"event: {text}" for text in shot["events"])])
 
     def _keep(self, key: tuple[Any, ...], row: UsedRow) -> None:
-        """Of too many the oldest one goes, first of those without calls."""
+        """Add a row. Beyond ROWS_KEPT, drop the oldest one without calls, else the oldest."""
         self._kept[key] = row
         if len(self._kept) > ROWS_KEPT:
             idle = (known for known, old in self._kept.items() if not old.calls and old is not row)

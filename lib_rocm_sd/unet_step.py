@@ -74,18 +74,18 @@ class Conv:
 
     @property
     def in_values(self) -> int:
-        """Of the input."""
+        """Number of values in the input."""
         return self.batch * self.height * self.width * self.in_channels
 
     @property
     def out_values(self) -> int:
-        """Of the output."""
+        """Number of values in the output."""
         rows, columns = self.out_size
         return self.batch * rows * columns * self.out_channels
 
     @property
     def flops(self) -> int:
-        """Of the direct form, of the enlarged image where it is enlarged."""
+        """FLOPs of the direct convolution, on the enlarged image where it upsamples."""
         extra = self.shortcut_channels if self.shortcut == "conv" else 0
         return 2 * self.out_values * (9 * self.in_channels + extra)
 
@@ -133,7 +133,7 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Of the two products."""
+        """FLOPs of the two products."""
         return 4 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
 
     def __str__(self) -> str:
@@ -143,8 +143,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """Of (batch, height, width, channels). Where it is not `applied`, its scale and shift are made,
-    and the convolution that follows applies it.
+    """GroupNorm of (batch, height, width, channels). Unless `applied`, only its scale and shift are
+    made, and the convolution that follows applies them.
     """
 
     batch: int
@@ -155,7 +155,7 @@ class GroupNorm:
 
     @property
     def values(self) -> int:
-        """Of the image."""
+        """Number of values in the image."""
         return self.batch * self.height * self.width * self.channels
 
     def __str__(self) -> str:
@@ -165,14 +165,14 @@ class GroupNorm:
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Of (rows, channels)."""
+    """LayerNorm of (rows, channels)."""
 
     rows: int
     channels: int
 
     @property
     def values(self) -> int:
-        """Of the tokens."""
+        """Number of values in all tokens."""
         return self.rows * self.channels
 
     def __str__(self) -> str:
@@ -192,7 +192,7 @@ class Join:
 
     @property
     def values(self) -> int:
-        """Of both together."""
+        """Number of values in both together."""
         return self.batch * self.height * self.width * self.channels
 
     def __str__(self) -> str:
@@ -316,7 +316,7 @@ class _Maker:
     def linear(
         self, name: str, columns: tuple[int, ...], rows: int = 0, k: int = 0, **fused: bool
     ) -> None:
-        """Of the image's pixels, unless `rows` and `k` say otherwise."""
+        """Add a linear layer over the image's pixels, unless `rows` and `k` say otherwise."""
         height, width = self.size
         rows, k = rows or self.batch * height * width, k or self.channels
         title = f"{self.title}, {width}x{height}, {name}"
@@ -324,7 +324,8 @@ class _Maker:
 
 
 def embeddings(unet: Unet, batch: int = BATCH, middle_last: bool = False) -> list[Linear]:
-    """Of the time, and all that residual blocks make of it, some of them by one launch.
+    """Linear layers of the time embedding, and of what residual blocks make of it, some in one
+    launch.
 
     `middle_last`: among a UNet's modules the middle comes after the way up, as in diffusers.
     """
@@ -393,6 +394,6 @@ OTHER_STEPS = (
     step(SD15, 512, 512, batch=3),
     step(SD15, 512, 896),
 )
-"""Of which some layers take other kernels. With these, no usual size or batch of either UNet has
-one that is not listed: a test looks through them.
+"""Steps in which some layers take other kernels. With these, all usual sizes and batches of both
+UNets need only kernels that are listed: a test checks that.
 """

@@ -220,7 +220,7 @@ def _timed(
 
 
 def _figures(once: Callable[[int], Any], device: torch.device, runs: int) -> dict[str, float]:
-    """Of the device, which finds the next call queued; of a CPU as it is."""
+    """Figures from GPU times with the next call already queued, or from plain times on a CPU."""
     if device.type != "cuda":
         return spread(once, runs, device)
     submit_s = timing.warm_up(once, device)

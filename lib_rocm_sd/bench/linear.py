@@ -38,7 +38,7 @@ def problems(small: bool, dtype: str) -> list[tuple[str, LinearProblem]]:
 
 
 def operations(problem: LinearProblem) -> int:
-    """Of the products; two for each."""
+    """Floating-point operations of the layer's products, two for each."""
     return 2 * problem.rows * problem.k * problem.weight_rows
 
 

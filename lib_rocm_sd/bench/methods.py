@@ -26,7 +26,7 @@ QUERY_CHUNK = 1024
 ALLOWANCE = 4.0
 """Times the op's tolerance that their error may be: scores are rounded to the inputs' dtype."""
 SHARE = 0.7
-"""Of the free memory, that the scores of a query chunk against all keys may take."""
+"""Share of free memory that the scores of a query chunk against all keys may take."""
 
 
 class _HostMethod(Variant[AttentionProblem, AttentionInputs]):

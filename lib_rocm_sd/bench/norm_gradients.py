@@ -48,7 +48,7 @@ OPERATORS = torch_ops.OPS
 
 
 def op_of(problem: Problem) -> Op[Any, Any]:
-    """Of which the problem is."""
+    """The op that a problem belongs to."""
     is_group = isinstance(problem, GroupNormBackwardProblem)
     return GROUP_NORM_BACKWARD if is_group else LAYER_NORM_BACKWARD
 

@@ -29,17 +29,17 @@ class StepEstimate:
 
     @property
     def ms(self) -> float:
-        """Of all layers."""
+        """Milliseconds of all layers."""
         return sum(row.ms for row in self.rows)
 
     @property
     def gflop(self) -> float:
-        """Of all layers."""
+        """GFLOP of all layers."""
         return sum(row.gflop for row in self.rows)
 
     @property
     def layout_ms(self) -> float:
-        """Of the layout changes that are gone."""
+        """Milliseconds of the layout changes that we avoid."""
         return self.target.bytes_ms(self.layout_bytes)
 
     def of_kind(self, kind: str) -> float:
@@ -48,7 +48,7 @@ class StepEstimate:
 
 
 def estimated(target: Target) -> list[StepEstimate]:
-    """Of each of PICTURES. Raises what `target.work_of` does."""
+    """Estimates for each of PICTURES. Raises what `target.work_of` does."""
     found = []
     for unet, side in PICTURES:
         layers = step(unet, side, side)
@@ -58,7 +58,7 @@ def estimated(target: Target) -> list[StepEstimate]:
 
 
 def as_dict(found: Sequence[StepEstimate]) -> dict[str, Any]:
-    """Of one card, as JSON has it."""
+    """Estimates for one card, as JSON."""
     target = found[0].target
     return {
         "arch": target.arch.gfx,
@@ -89,7 +89,7 @@ def _layer(row: Counted) -> dict[str, Any]:
 
 
 def shown(found: Sequence[StepEstimate]) -> str:
-    """Of one card, as a person reads it; the layers that take longest first."""
+    """Estimates for one card as text, slowest layers first."""
     return "\n\n".join(map(_shown, found))
 
 

@@ -17,7 +17,7 @@ FIRST_PORT, LAST_PORT = 7870, 7899
 STYLE = ROOT / "style.css"
 FOLDER = "speedtest"
 FONTS = ("system-ui", "sans-serif")
-"""Of the machine: gradio's own are fetched from elsewhere."""
+"""Fonts of the machine itself: gradio fetches its own from elsewhere."""
 
 
 def main(args: argparse.Namespace) -> int:

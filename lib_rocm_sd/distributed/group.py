@@ -36,7 +36,7 @@ class Traffic:
     exchanges: int = 0
     sent_bytes: int = 0
     calls: int = 0
-    """Of torch.distributed, waits included: by these ranks see who is behind."""
+    """Calls of torch.distributed, waits included: they show which rank is behind."""
 
 
 class Waiting:

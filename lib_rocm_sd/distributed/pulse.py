@@ -20,7 +20,7 @@ LEFT, FAILED = "left", "failed"
 
 
 class Pulse:
-    """Of rank `rank` among `names`, which are those of all ranks, in order.
+    """The sign of life of rank `rank`. `names`: all ranks' names, in order.
 
     `calls()`: exchanges begun so far. `lost(why)` is called once, in the thread, when another rank
     is gone or has failed.

@@ -11,7 +11,7 @@ from torch import nn
 from lib_rocm_sd.distributed.shares import Part, split
 
 LEAST_ROWS = 2
-"""Of the smallest image, for each rank."""
+"""Fewest rows of the smallest image for each rank."""
 BLOCKS: dict[str, set[str | None]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "mid_block_type": {"UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None},

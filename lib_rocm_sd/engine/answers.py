@@ -41,7 +41,7 @@ class Answers:
         self.refusals(variant).extend(why)
 
     def all(self) -> dict[str, list[str]]:
-        """Of every variant, by name."""
+        """Refusals of every variant, by name."""
         return {variant.name: self.refusals(variant) for variant in self._op.variants}
 
     def close(self) -> None:

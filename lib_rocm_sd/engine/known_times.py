@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.base import Op, Variant
 
 
 class KnownTimes:
-    """Of all ops on all devices. Not thread-safe: the engine holds its lock."""
+    """Known times of all ops on all devices. Not thread-safe: the engine holds its lock."""
 
     def __init__(self, identify: Callable[[torch.device], DeviceInfo]) -> None:
         self._identify = identify

@@ -70,4 +70,4 @@ def _patient(session: Session) -> Session:
 
 
 DEFAULT = Session()
-"""Of callers that give none."""
+"""Session for callers that give none."""

@@ -34,7 +34,9 @@ from lib_rocm_sd.graphs.memory import (
 )
 
 FREE_RECORDINGS = 512
-"""Of a take-over. More are made only where they were used: one for every so many replays."""
+"""Free recordings per take-over and device. Beyond these, REPLAYS_PER_RECORDING replays pay for
+each new one.
+"""
 REPLAYS_PER_RECORDING = 8
 """A recording takes the time of so many programs launched one by one, and some more."""
 MISSES = 2
@@ -93,7 +95,7 @@ class Recording:
         return RESULT if result.lender is self.routes else OTHERS
 
     def replay(self) -> torch.Tensor:
-        """Of what `obstacle` has found in its place."""
+        """Replay the graph and return its result. `obstacle` must have found all in its place."""
         self.graph.replay()
         if self.result.use == COPIED:
             return self.made.clone()

@@ -21,11 +21,12 @@ Backup = Callable[[nn.Module], Mapping[str, Any]]
 
 
 class Strides:
-    """Of the convolutions of `unet`, the diffusion_model of `model`, that were plain at first, and
-    the linear layers that lay in no memory like that of three which are joined.
+    """Original strides of the weights of `unet`, the diffusion_model of `model`: of convolutions
+    that were contiguous at first, and of linear layers that did not share the memory of three
+    joined ones.
 
-    `backup(model)`: the weights that its host keeps, by their names in it; each is a tensor, or has
-    it as its `weight`.
+    `backup(model)`: the weights that its host keeps, by their names in it. Each is a tensor, or has
+    one as its `weight`.
     """
 
     def __init__(self, model: nn.Module, unet: nn.Module, backup: Backup) -> None:

@@ -55,12 +55,12 @@ class AttentionLaunch:
 
     @property
     def product_flops(self) -> int:
-        """Of the two products with the keys and the values."""
+        """FLOPs of the two products, with the keys and with the values."""
         return 4 * self.pixels * self.pixels * self.channels
 
     @property
     def projection_flops(self) -> int:
-        """Of the 1x1 convolutions."""
+        """FLOPs of the 1x1 convolutions."""
         return 8 * self.pixels * self.channels * self.channels
 
 

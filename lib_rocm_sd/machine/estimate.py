@@ -24,9 +24,9 @@ from lib_rocm_sd.ops.conv.kernel import ConvConfig
 from lib_rocm_sd.runtime import build
 
 LIBRARY_SHARE = 0.5
-"""Of the card's peak that a GEMM of torch's library is taken to reach."""
+"""Share of the card's peak that a GEMM of torch's library is assumed to reach."""
 SIMDS = 4
-"""Of a WGP (RDNA) or CU (CDNA)."""
+"""SIMDs of a WGP (RDNA) or CU (CDNA)."""
 _TILE_FLOPS = 8192
 ATTENTION_PASSES = 20
 """Readings and writings of the image around attention: norms, projections, addition."""

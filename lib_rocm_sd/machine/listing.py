@@ -79,7 +79,7 @@ def _resolved(name: str, rows: list[tuple[int, str]]) -> Function:
 
 
 def _distance(text: str) -> int:
-    """Of a branch, in words of 4 bytes from the next instruction on."""
+    """Distance of a branch, in words of 4 bytes from the next instruction on."""
     operand = text.split()[-1]
     try:
         value = int(operand, 0)

@@ -42,9 +42,9 @@ class PerPair:
 
 
 def in_loop(function: Function, arch: Arch, pairs: int) -> PerPair:
-    """Of the loop with the most matrix work, in which nothing may be conditional. `pairs`: those of
-    one wave in a pass. Raises NoPairsError, ControlFlowError, UnknownInstructionError,
-    UnknownRateError.
+    """Counts per pair in the loop with the most matrix work. Nothing in it may be conditional.
+    `pairs`: those that one wave computes in a pass. Raises NoPairsError, ControlFlowError,
+    UnknownInstructionError, UnknownRateError.
     """
     work = analysed(function, arch)
     if work.hot is None:
@@ -56,7 +56,7 @@ def in_loop(function: Function, arch: Arch, pairs: int) -> PerPair:
 
 
 def of(mix: Mix, arch: Arch, pairs: int) -> PerPair:
-    """Of wave instructions that did the work of so many pairs."""
+    """Counts per pair, from the wave instructions that did the work of `pairs` pairs."""
     mix = mix.beside(arch.matrix)
     each = arch.wave_size / pairs
     cycles = cycles_of(mix, arch)

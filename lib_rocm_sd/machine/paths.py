@@ -140,7 +140,9 @@ class _Ways:
                     yield _Step(weight + more, self.loaded(passed), passed, to)
 
     def _all_passes(self, index: int) -> Counter[int]:
-        """Of a loop inside. One that no chunks are said of loads keys, or values: half of all."""
+        """Block counts for all passes of an inner loop. A loop without known chunks loads keys or
+        values: half of `least_bytes`.
+        """
         chunks = self.chunks.get(index)
         passed = self.through(index, chunks.bytes if chunks else 0)
         if chunks is None:

@@ -70,12 +70,12 @@ class Counted:
 
     @property
     def ms(self) -> float:
-        """Of all of them."""
+        """Milliseconds of all its occurrences together."""
         return self.count * sum(each.ms for each in self.launches)
 
     @property
     def gflop(self) -> float:
-        """Of all of them."""
+        """GFLOP of all its occurrences together."""
         return self.count * sum(each.gflop for each in self.launches)
 
 

@@ -47,7 +47,7 @@ class Row:
 
 
 def rows_of(events: Iterable[Any]) -> list[Row]:
-    """Of a profile's events on the CPU, with what each of them had the GPU do; longest first."""
+    """Rows from a profile's CPU events, with the GPU work each of them started; longest first."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for event in events:
         if not str(event.device_type).endswith("CPU") or event.is_async:

@@ -41,8 +41,8 @@ class Compiler(ABC):
         """Changes when the compiler's files change; empty when it was not found. Starts nothing."""
 
     def llvm_version(self) -> str:
-        """Of the LLVM release that it is, such as 19.1.7; empty where it is none, as AMD's builds
-        are, or does not tell. May start the compiler.
+        """Version of the LLVM release that this compiler is, such as 19.1.7; empty where it is
+        none, like AMD's builds, or does not tell. May start the compiler.
         """
         return ""
 

@@ -15,7 +15,7 @@ from lib_rocm_sd.scaling.measured import PAIRS, STEPS, VAE_MS, Link, Pair, Pictu
 SUBMITTED = 4
 """Launches that an exchange adds: what is packed, sent, taken apart and put together."""
 NORM_BYTES = 2 * 32 * 3 * 8
-"""Of a rank, for one GroupNorm of two images: count, mean, variance of 32 groups in float64."""
+"""Bytes from a rank for a GroupNorm of two images: count, mean, variance of 32 groups, float64."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,9 @@ def stages(picture: Picture, cards: int) -> Split:
 
 
 VAE_CONVOLUTIONS = ((11, 1, 512), (7, 2, 512), (1, 4, 512), (6, 4, 256), (1, 8, 256), (7, 8, 128))
-"""Of Stable Diffusion's decoder: how many, of images how much larger than the latent one, and of
-how many channels they read."""
+"""Convolutions of Stable Diffusion's decoder: how many there are, the size of their images relative
+to the latent image, and how many channels they read.
+"""
 
 
 def _message_ms(link: Link, size_bytes: float) -> float:

@@ -128,9 +128,9 @@ POLICIES: dict[str, Gang] = {"one card": alone, "two cards": pairs, "two when id
 
 
 def mean_wait_s(per_s: float, service_s: float, cards: int) -> float:
-    """Of M/M/c: arrivals at random, exponential times of service (Erlang's C formula).
+    """Mean wait in an M/M/c queue: random arrivals, exponential service times (Erlang's C formula).
 
-    Infinite where more comes than is served.
+    Infinite where requests arrive as fast as they are served, or faster.
     """
     offered = per_s * service_s
     if offered >= cards:

@@ -49,8 +49,8 @@ class Sysfs:
 
 
 def source(address: str, root: Path = PCI) -> Sysfs | str:
-    """Of the card with this PCI address, or, where that is empty, of the only one there is; a str
-    says why there is none.
+    """The sensor source for the card with this PCI address, or for the only card if the address is
+    empty; a str says why there is none.
     """
     if not root.is_dir():
         return "there is no sysfs: an AMD card tells it on Linux only"

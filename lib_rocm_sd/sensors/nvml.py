@@ -63,8 +63,8 @@ class Nvml:
 
 
 def source(address: str, load: Callable[[], Any] = loaded) -> Nvml | str:
-    """Of the card with this PCI address, or, where that is empty, of the only one there is; a str
-    says why there is none.
+    """The sensor source for the card with this PCI address, or for the only card if the address is
+    empty; a str says why there is none.
     """
     try:
         library = load()

@@ -30,7 +30,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Quantity:
-    """Of several readings."""
+    """Mean, least and most of several readings."""
 
     mean: float
     least: float
@@ -39,8 +39,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of what was read while something ran. `reason` says why there is nothing. `origin`: of the
-    numbers.
+    """Summary of the readings taken while something ran. `reason` says why there are none.
+    `origin`: where the numbers come from.
     """
 
     readings: int = 0
@@ -67,7 +67,7 @@ class Summary:
 
 
 def summed(readings: Sequence[Reading], origin: str) -> Summary:
-    """Of these; a quantity that no reading has is left out."""
+    """Summary of these readings. A quantity that no reading has is left out."""
 
     def quantity(name: str) -> Quantity | None:
         values = [value for each in readings if (value := getattr(each, name)) is not None]

@@ -26,7 +26,7 @@ class Watch:
         self._stop = threading.Event()
 
     def summary(self) -> Summary:
-        """Of all readings, or why there are none."""
+        """Summary of all readings, or why there are none."""
         if isinstance(self._source, str):
             return Summary(reason=self._source)
         return summed(self._readings, self._source.origin)

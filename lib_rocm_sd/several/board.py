@@ -15,7 +15,7 @@ import torch
 from lib_rocm_sd.several.memory import ALIGNMENT, Shared, settle
 
 AREA_BYTES = 16 << 20
-"""Of a process, in one exchange; what is larger is exchanged in pieces."""
+"""Bytes of one process in one exchange; larger data is exchanged in pieces."""
 
 
 class Board:
@@ -93,7 +93,7 @@ class Board:
 
 
 def board_bytes(size: int) -> int:
-    """Of memory for `size` processes."""
+    """Bytes of shared memory for `size` processes."""
     return 2 * size * AREA_BYTES
 
 

@@ -33,12 +33,12 @@ from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.trace import Chain
 
 LEAST_PIXELS = 64 * 64
-"""Of a latent image: below, exchanges take what is gained."""
+"""Smallest latent image that is divided, in pixels: below it, exchanges take what is gained."""
 LEAST_UNITS = 2
 SMALL = "the picture is small"
 BANDED = "one card makes it in bands that take little memory"
 PEAK_SHARE = 1.5
-"""Of a whole picture's memory, by a card's share of it: nothing is written in place."""
+"""Peak memory of a card's part over its share of a whole picture's: nothing is written in place."""
 WIDE = "the picture is too wide to be exchanged"
 AMID = "the VAE's weights have changed amid a generation, and are not sent twice"
 NO_ROOM = "this card has too little memory for its part"
@@ -77,7 +77,7 @@ class Decoding:
         self._clock = Clock(home, self.shares)
         self._board: Shared | None = None
         self._number = -1
-        """Of the board: a name may come again."""
+        """Number of the board: a name may come again."""
         self._sent: list[Member] = []
         """Who was sent weights since `begin`."""
 

@@ -22,7 +22,7 @@ from lib_rocm_sd.several.subject import Fact, Subject
 
 Start = Callable[[torch.device], Replica]
 MOST_STARTS = 2
-"""Of a process, until somebody chooses the cards anew."""
+"""Most starts of its process, until somebody chooses the cards anew."""
 MOST_ERRORS = {torch.float16: 0.01, torch.bfloat16: 0.06, torch.float32: 0.003}
 """Root of the mean square of a result's difference, of that of the result, by the weights' dtype.
 Steps of Stable Diffusion's UNets differ by a tenth of it.
@@ -62,7 +62,7 @@ class Member:
         self.reason = ""
         """Why it computes nothing; empty where it may."""
         self.sent_bytes = 0
-        """Of weights, since the start."""
+        """Bytes of weights sent since the start."""
         self._replica: Replica | None = None
         self._given: dict[str, _Given] = {}
         self._without: dict[str, str] = {}
@@ -321,7 +321,7 @@ class Member:
 
 
 def part_of(kind: Hashable) -> str:
-    """Of which module a kind of call is: it says so where that is not the UNet."""
+    """The module that a kind of call belongs to: the kind names it where that is not the UNet."""
     return str(getattr(kind, "part", UNET))
 
 

@@ -23,7 +23,7 @@ UNET, DECODER = "UNet", "VAE's decoder"
 """What there may be copies of, each by itself."""
 SHARED_BYTES = 64 << 20
 PIECES = 24
-"""Of weights, in one message: it has to fit into a pipe."""
+"""Most pieces of weights in one message, which has to fit into a pipe."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Replica:
         self._number = self._out = 0
         self._waits = ""
         self.free_bytes: int | None = None
-        """Of its card, when it last said so; None where it cannot tell."""
+        """Free memory of its card, in bytes, as last told; None where it cannot tell."""
         try:
             self._link = Link(f"replica on {device}")
             self._ask("open", device=str(device), bytes=size, memory=self._shared.name)

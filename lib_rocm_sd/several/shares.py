@@ -28,7 +28,7 @@ class Kind:
 
 
 class Shares:
-    """Of all kinds of calls."""
+    """Decides how many rows each card computes, for all kinds of calls."""
 
     def __init__(self, warm: int | None = None, measured: int | None = None) -> None:
         """`warm`, `measured`: calls of a way, as WARM and MEASURED."""

@@ -15,11 +15,11 @@ from lib_rocm_sd.several.team import Call, Team
 from lib_rocm_sd.unet.blocks import TheirsError
 
 NAMES = ("x", "timesteps", "context", "y")
-"""Of a UNet's parameters, in ldm and sgm."""
+"""Names of a UNet's parameters, in ldm and sgm."""
 
 
 class SeveralStandIn(StandIn):
-    """Of the UNet that `subject` is. `obstacle()`: why the host wants no call to be divided now;
+    """Stands in for the UNet of `subject`. `obstacle()`: why the host wants no call divided now.
     `ready(leaves)`: see Team.compute.
     """
 

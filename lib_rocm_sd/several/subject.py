@@ -34,7 +34,7 @@ class Subject:
         self.reasons: list[str] = []
         """Why there can be no copy of it now."""
         self.facts: list[Fact] = []
-        """Of each tensor, when last looked at."""
+        """One fact per tensor, as last looked at."""
         self.leaves: list[nn.Module] = []
         """Modules with weights."""
         self.manner = manner()

@@ -18,7 +18,7 @@ from lib_rocm_sd.vae.weights import prepare
 
 
 class TogetherProgram(Program):
-    """Of a decoder or an encoder; all processes have the same weights."""
+    """A decoder or an encoder; all processes have the same weights."""
 
     @property
     def scale(self) -> int:

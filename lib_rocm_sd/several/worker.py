@@ -33,7 +33,7 @@ _ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
 
 
 class _Hook(Hook):
-    """Of a UNet that nobody but us touches."""
+    """Hook of a UNet that nobody but us touches."""
 
     compares = False
 

@@ -26,7 +26,7 @@ from lib_rocm_sd.speedtest.side import Attention, Cancelled
 
 SDP = "SDP"
 CHECKED_QUERIES = 128
-"""Of a problem with more queries, so many are compared with float64."""
+"""Queries compared with float64 in a problem that has more."""
 SLICE_FLOPS = {"cuda": 4e12, "cpu": 4e9}
 """A call with more is made of slices of queries, the same for every method."""
 MOST_FLOPS = {"cuda": 5e14, "cpu": 1e12}
@@ -186,7 +186,9 @@ def _discard(output: torch.Tensor) -> None:
 
 
 def _error(out: torch.Tensor, case: _Case) -> float:
-    """Of the checked queries; infinite where anything in the output is not finite."""
+    """Largest error of the checked queries, relative to the largest exact value; infinite where
+    anything in the output is not finite.
+    """
     p = case.problem
     shape = (p.batch, p.seq_q, p.heads * p.head_dim)
     if tuple(out.shape) != shape:

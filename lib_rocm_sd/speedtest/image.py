@@ -93,7 +93,7 @@ class _Taken:
             job.clean()
 
     def rows(self) -> list[SpeedRow]:
-        """Of all methods, also where there is nothing but a reason."""
+        """Rows of all methods, including those with nothing but a reason."""
         found = []
         for method in METHODS:
             row = SpeedRow("image", self.case, method, "s", reason=self.reasons.get(method, ""))

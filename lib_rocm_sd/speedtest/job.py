@@ -78,7 +78,7 @@ class Shares:
 
     @property
     def fraction(self) -> float:
-        """Of the rows that were begun."""
+        """Fraction of the rows that were begun."""
         return min(1.0, (self.rows - self.left) / max(self.rows, 1))
 
 

@@ -100,7 +100,7 @@ class _Frame:
 
 
 def _lines(documents: Sequence[Document]) -> list[_Curve]:
-    """Of the cases measured most often, ours alone."""
+    """Curves of our results for the cases measured most often."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for place, document in enumerate(documents):
         for test in TITLES:

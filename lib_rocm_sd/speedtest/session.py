@@ -92,7 +92,7 @@ class SpeedSession:
         return self._thread is not None and self._thread.is_alive()
 
     def progress(self) -> Progress:
-        """Of the test that runs, or ran last."""
+        """Progress of the test that runs, or ran last."""
         return self._progress
 
     def cancel(self) -> None:

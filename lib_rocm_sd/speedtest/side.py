@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PROMPT = "a red circle left of a blue square"
 SEED = 0
-"""Of every whole image, so that those of two machines show the same."""
+"""Seed of every whole image, so that the images of two machines show the same."""
 
 Attention = Callable[..., Any]
 """q (B, Sq, H, D), k and v (B, Sk, H, D), strided views: the output (B, Sq, H*D)."""

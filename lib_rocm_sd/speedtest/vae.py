@@ -68,7 +68,7 @@ class _Decoder:
         self._exact: dict[int, torch.Tensor] = {}
 
     def latent(self, size: int) -> torch.Tensor:
-        """Of size x size pixels, seeded."""
+        """Seeded latent for a picture of size x size pixels."""
         side = size // FACTOR
         generator = torch.Generator("cpu").manual_seed(size)
         values = torch.randn((1, self.channels, side, side), generator=generator)

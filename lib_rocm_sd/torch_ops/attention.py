@@ -105,7 +105,7 @@ def _three_empty(problem: AttentionProblem, inputs: AttentionBackwardInputs) -> 
 
 
 def _three(made: Any, inputs: AttentionBackwardInputs, x: torch.Tensor) -> Grads:
-    """Of an input without elements the op gives one tensor."""
+    """Three gradients; for an input without elements the op gives one tensor."""
     if isinstance(made, torch.Tensor):
         made = [t.new_zeros(t.shape) for t in inputs[:3]]
     q, k, v = (t.contiguous() for t in made)

@@ -80,7 +80,7 @@ def _y_empty(problem: ConvProblem, inputs: ConvInputs) -> Two:
 
 
 def _y(made: Any, inputs: ConvInputs, x: torch.Tensor) -> torch.Tensor:
-    """Of an x without elements the op gives y alone."""
+    """The result y; for an x without elements the op gives it alone."""
     y: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
     return y.contiguous()
 

@@ -45,7 +45,7 @@ def _of(
     groups: int,
     eps: float = 1e-5,
 ) -> Posed:
-    """Of x (N, H, W, C), as convolutions take it."""
+    """Pose the norm of x (N, H, W, C), the layout that convolutions take."""
     if x.ndim != 4:
         raise ValueError(f"x must be (N, H, W, C): {described(x=x)}")
     return NORM, NormInputs(x.permute(0, 3, 1, 2), gamma, beta, groups, eps)

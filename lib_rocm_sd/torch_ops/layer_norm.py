@@ -39,7 +39,7 @@ def _two_empty(problem: LayerNormProblem, inputs: LayerNormInputs) -> Two:
 
 
 def _both(made: Any, inputs: LayerNormInputs, x: torch.Tensor) -> Two:
-    """Of an x without elements the op gives one tensor."""
+    """Two tensors; for an x without elements the op gives one."""
     return (made, made.clone()) if isinstance(made, torch.Tensor) else made
 
 

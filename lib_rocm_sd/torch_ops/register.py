@@ -165,9 +165,9 @@ def _empty_of(arguments: Sequence[Any], wanted: Sequence[bool]) -> list[torch.Te
 def gradients(
     row: TorchOp, arguments: Sequence[Any], wanted: Sequence[bool], grads: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Of the arguments for those of the results, None where none is wanted.
+    """Gradients of the arguments from those of the results; None where none is wanted.
 
-    Where grad mode is on, as for the gradient of a gradient, they can be followed themselves.
+    With grad mode on, as for second-order gradients, they are differentiable themselves.
     """
     again, own = torch.is_grad_enabled(), list(arguments)
     places = [place for place, want in enumerate(wanted) if want]

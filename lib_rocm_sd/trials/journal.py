@@ -38,9 +38,9 @@ class OpenLine:
 
 
 class Journal:
-    """Of one process. Thread-safe; a folder that cannot be written costs nothing but the journal.
+    """Journal of one process. Thread-safe. A folder that cannot be written costs only the journal.
 
-    `folder`: where None, the cache's.
+    `folder`: the cache's where None.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -50,7 +50,7 @@ Wanted = tuple[Place, Subject, bool]
 
 
 class Queue:
-    """Of classes to be tried. Not for several threads at once."""
+    """Classes waiting to be tried. Not thread-safe."""
 
     def __init__(self) -> None:
         self._items: list[Wanted] = []

@@ -24,7 +24,7 @@ from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Run
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20
-"""Of a larger buffer only what the inputs' elements take is kept."""
+"""Largest buffer kept whole, in bytes; of a larger one, only what the inputs' elements take."""
 
 
 class NeedsTorchError(Exception):
@@ -140,7 +140,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _words(params: ctypes.Structure) -> Iterator[tuple[str, int, int]]:
-    """Of 64 bits, which addresses are: name, offset and value of each, also in what lies within."""
+    """Name, offset and value of each 64-bit word, nested ones included: addresses have 64 bits."""
     for name, kind, *_ in type(params)._fields_:  # type: ignore[misc]
         at, value = getattr(type(params), name).offset, getattr(params, name)
         if kind is ctypes.c_uint64:

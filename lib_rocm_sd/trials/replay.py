@@ -19,7 +19,7 @@ GUARD_BYTES = 256
 """Before and after each buffer; a multiple of what allocations are aligned to."""
 GUARD = 0xA5
 READ_BYTES = 256 << 20
-"""Of larger buffers only what is an output's or an input's is read back."""
+"""Largest buffer read back whole, in bytes; of a larger one, only outputs and inputs are read."""
 
 
 class Memory(Protocol):

@@ -69,8 +69,8 @@ class Subject:
     def digests(
         self, arch: Arch, known: dict[tuple[KernelSpec, str], str]
     ) -> dict[KernelSpec, str]:
-        """Of its machine code. Raises CompileError where that is not compiled yet. `known` is asked
-        first, and filled.
+        """Digests of its machine code. Raises CompileError where that is not compiled yet. `known`
+        is looked up first, and filled.
         """
         for spec in self.specs:
             if (spec, arch.gfx) not in known:
@@ -81,7 +81,7 @@ class Subject:
         return {spec: known[spec, arch.gfx] for spec in self.specs}
 
     def key(self, place: Place, digests: Mapping[KernelSpec, str]) -> str:
-        """Of the verdict. `digests`: of the machine code, see `digest`."""
+        """Key of the verdict. `digests`: those of the machine code, see `digest`."""
         what = (self.op.name, self.variant.name, repr(self.config), repr(self.first))
         return cache.key_of(
             "verdict 1",

@@ -24,8 +24,9 @@ Turn = Callable[[], AbstractContextManager[Any]]
 
 
 class Turns:
-    """Of one thread. `busy()`: somebody needs the card now. `turn()`: entered when its turn has
-    come, and nobody needs the card until it is left; where it is None, pauses are waited for.
+    """Turns of one thread. `busy()`: somebody needs the card now. `turn()`: a context entered when
+    the thread's turn comes; nobody needs the card until it is left. None: the thread waits for
+    pauses.
     """
 
     def __init__(self, busy: Callable[[], bool], turn: Turn | None = None) -> None:

@@ -24,7 +24,7 @@ import triton.language as tl
 
 NO_MASK, BOOL, ADDED = 0, 1, 2
 LEAST_COLUMNS = 16
-"""Of a matrix instruction."""
+"""Fewest columns of a matrix instruction."""
 
 
 @triton.jit

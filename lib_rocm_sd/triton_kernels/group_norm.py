@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 PART_PIXELS = 1024
-"""Of each part but the last."""
+"""Pixels of each part but the last."""
 
 
 @triton.jit(do_not_specialize=["channels", "pixels", "parts"])

@@ -20,7 +20,7 @@ MOST_LOOKS = 4
 
 
 def of_shots(shots: Sequence[Shot]) -> list[Look]:
-    """Of pictures in memory, the last MOST_LOOKS of them."""
+    """Looks made from pictures in memory, the last MOST_LOOKS of them."""
     return [
         Look(
             shot.case,
@@ -35,7 +35,9 @@ def of_shots(shots: Sequence[Shot]) -> list[Look]:
 
 
 def of_files(document: Document, directory: Path | None) -> list[Look]:
-    """Of the files beside a document; a pair with a file that is missing or damaged is left out."""
+    """Looks made from the files beside a document. Pairs with a missing or damaged file are left
+    out.
+    """
     looks = []
     for pair in document.pictures[-MOST_LOOKS:] if directory is not None else ():
         assert directory is not None

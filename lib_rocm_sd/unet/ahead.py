@@ -41,7 +41,7 @@ from lib_rocm_sd.unet_step import (
 
 DTYPE = "float16"
 GROUPS = 32
-"""Of every GroupNorm of these UNets."""
+"""Groups of every GroupNorm in these UNets."""
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

@@ -99,7 +99,9 @@ def _resnet(
     x: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, C, H, W) and what the embedding adds (N, Co), the first bias with it."""
+    """Run a residual block on x (N, C, H, W). `embedding` (N, Co): what the time embedding adds,
+    the first bias included.
+    """
     x, first, second = pixels(x), parts.norm1, parts.norm2
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
     if compute.is_librarys(calls, "conv1", x, convs[0], first, second, embedding):
@@ -145,7 +147,9 @@ def _joined(
     context: torch.Tensor | None = None,
     prompt: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of x (N, C, H, W), by its blocks' programs, which write to what the one before made."""
+    """Run a transformer on x (N, C, H, W). Each block's program writes to the result of the one
+    before.
+    """
     h, x = _into_tokens(parts, calls, x)
     for each in inner:
         h = each.plan.run(calls.of(each.routes), h, context, prompt, True)
@@ -207,7 +211,7 @@ def _prompt(plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
 
 
 def _sides(plans: Sequence[Plan]) -> tuple[Any, ...]:
-    """Of whose columns each reads some."""
+    """The side whose columns each plan reads, or None."""
     return tuple(plan.ready.side if plan.ready else None for plan in plans)
 
 
@@ -251,9 +255,10 @@ def _block(
     prompt: torch.Tensor | None = None,
     mine: bool = False,
 ) -> torch.Tensor:
-    """Of x (N, tokens, C), and what `cross` reads: `columns` of `prompt`, where its keys and values
-    are, or `context`; None: x. `own`, `cross` None: the host's modules are called. `mine`: x may be
-    written to. In between it is (N * tokens, C), a stream to which products are added.
+    """Run a transformer block on x (N, tokens, C). `cross` reads `columns` of `prompt`, which hold
+    its keys and values, or else `context`, or else x. `own`, `cross` None: the host's modules are
+    called. `mine`: x may be written to. In between, x is (N * tokens, C), a stream to which
+    products are added.
     """
     shape, batch = x.shape, x.shape[0]
     x = x.reshape(-1, shape[2])

@@ -31,7 +31,7 @@ from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
 def attention(
     calls: Calls, place: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """Of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D)."""
+    """Attention of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D)."""
     made: torch.Tensor = calls.run(place, ATTENTION, AttentionInputs(q, k, v, None, None))
     return made
 

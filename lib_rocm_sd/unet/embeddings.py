@@ -86,7 +86,7 @@ class Embeddings:
         return made + _bias(timed).to(made.device, torch.float32)
 
     def _made(self, emb: torch.Tensor) -> dict[Timed, tuple[_Facts, torch.Tensor]]:
-        """Of a new embedding, for all blocks; empty where that cannot be."""
+        """What all blocks add for a new embedding; empty where that cannot be."""
         timed = [each for each in self.timed if self._fits(each, emb)]
         layers = [each.layer for each in timed]
         if len(layers) < 2 or self._ready(layers):

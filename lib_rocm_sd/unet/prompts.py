@@ -125,7 +125,7 @@ class Prompts:
         self._step = None
 
     def _made(self, context: torch.Tensor) -> _Step:
-        """Of a new prompt, for all blocks; empty where that cannot be."""
+        """Keys and values of a new prompt for all blocks; empty where that cannot be."""
         step = _Step(context, version_of(context), _stream(context))
         side = self._side_of([part for part in self.parts if self._fits(part, context)])
         rows = context.shape[0] * context.shape[1]

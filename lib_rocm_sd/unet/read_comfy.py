@@ -19,9 +19,9 @@ end, end_call = read_ldm.end, read_ldm.end_call
 
 Options = Mapping[str, Any]
 PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")
-"""Of a model's `patches`, those that a transformer block calls within; the others come between."""
+"""Names in a model's `patches` that a transformer block calls within; the others come between."""
 REPLACED = ("attn1", "attn2")
-"""Of a model's `patches_replace`, what a transformer block looks for."""
+"""Names in a model's `patches_replace` that a transformer block looks for."""
 
 
 def patches_of(options: Options) -> list[str]:

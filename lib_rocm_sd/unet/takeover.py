@@ -29,9 +29,10 @@ from lib_rocm_sd.unet.weights import UnetWeights
 
 @dataclass(frozen=True)
 class KindReport:
-    """Of `total` blocks of a kind `ours` are ours. `left`: why the others are not, and how many.
+    """Counts the blocks of one kind: `total` in all, `ours` of them ours. `left`: why the others
+    are not, and how many.
 
-    `partly`: why modules within blocks of ours are called as they are, and in how many.
+    `partly`: why modules within our blocks are called as they are, and in how many.
     """
 
     kind: str
@@ -92,7 +93,7 @@ class UnetTakeover:
                 yield from [] if parts.cross_attention is None else [parts.cross_attention]
 
     def _timed(self) -> Iterator[Timed]:
-        """Of residual blocks that are ours."""
+        """Embedding layers of the residual blocks that are ours, each with its convolution."""
         for stand_in in self._stand_ins.values():
             parts = stand_in.reading.parts
             if isinstance(parts, Resnet) and parts.embed_silu and stand_in.is_put_in:
@@ -162,7 +163,7 @@ class UnetTakeover:
 
     @property
     def stand_ins(self) -> tuple[BlockStandIn, ...]:
-        """Of the blocks that were found and are not another's."""
+        """Stand-ins for the blocks that were found and belong to no other take-over."""
         return tuple(self._stand_ins.values())
 
     @property

@@ -351,7 +351,7 @@ Slots = tuple[Sequence[dict[str, Any]], Sequence[str]]
 
 
 def slots_of(leaves: Iterable[nn.Module]) -> Slots:
-    """Of all weights and biases that there are."""
+    """Slots of all weights and biases of `leaves`."""
     names = ("weight", "bias")
     dicts = [leaf._parameters for leaf in leaves for _ in names]
     return dicts, names * (len(dicts) // len(names))

@@ -12,7 +12,7 @@ from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 
 DTYPE = "float16"
 ATTENTION_HEAD_DIM = 512
-"""Of the mid-block's attention, which has one head."""
+"""Head dimension of the mid-block's attention, which has one head."""
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

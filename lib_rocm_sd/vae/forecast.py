@@ -58,7 +58,7 @@ class _Line:
     work: list[int]
     """Bytes beside inputs and output."""
     flops: list[int]
-    """Of each action and all after it."""
+    """FLOPs of each action and all after it."""
     alive: list[dict[int, int]]
     """Bytes of the images that are there after each."""
     peaks: list[int]
@@ -66,7 +66,7 @@ class _Line:
 
 
 class Forecast:
-    """Of one chain, whose convolutions will be run in the `chosen` ways.
+    """Forecasts one chain whose convolutions will run in the `chosen` ways.
 
     `like`: the forecast of a chain that differs in nothing but what is made in place, or in halves.
     """

@@ -98,7 +98,7 @@ class _Waiting(NamedTuple):
 
 
 _Taken = tuple[int, int, float, int]
-"""Of a leg: peak bytes, bytes on the host, cost, ticks."""
+"""What a leg takes: peak bytes, bytes on the host, cost, ticks."""
 
 
 @dataclass(frozen=True)

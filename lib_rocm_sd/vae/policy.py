@@ -20,7 +20,7 @@ from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.ways import Chosen
 
 FREE_SHARE = 0.9
-"""Of the free memory, what Performance may plan with; the rest is for what it cannot foresee."""
+"""Share of free memory that Performance may plan with; the rest is for what it cannot foresee."""
 MEMORY_SLOWDOWN = 2.5
 """Memory takes the smallest budget whose plan costs at most this many times the whole frame."""
 SMALLEST_BYTES = 64 << 20

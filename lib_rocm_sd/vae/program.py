@@ -38,7 +38,7 @@ KINDS_KNOWN = 64
 SESSIONS_KNOWN = 16
 """Who comes with ever new sessions begins anew."""
 PARTS = {"decoder": "VAE decode", "encoder": "VAE encode"}
-"""Of the model, for the report, where the caller's session names none."""
+"""Names of the model's parts in the report, where the caller's session names none."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _GROUPS, _EPS = 32, 1e-6
 
 
 def work(dtype: torch.dtype = torch.float16) -> Work:
-    """Of decoder and encoder, whole frames and bands: each class of problems at least once."""
+    """Problems of decoder and encoder, whole frames and bands: each class at least once."""
     found: dict[tuple[str, Any], tuple[Any, Any]] = {}
     for recipe, side in ((_decoder(), 64), (_encoder(), 512)):
         for op, problem in problems.of_whole(chain(recipe, 1, side, side, dtype)):
@@ -31,8 +31,8 @@ def work(dtype: torch.dtype = torch.float16) -> Work:
 
 
 def _forms(problem: Any) -> Iterator[Any]:
-    """Of a convolution also those of bands made again, and over the shortcut, where it is wide
-    enough, or beside it.
+    """Yield the problem and, for a convolution, its other forms: without statistics for bands that
+    are made again, and with the output over the shortcut (where that is wide enough) or beside it.
     """
     yield problem
     if isinstance(problem, ConvProblem):

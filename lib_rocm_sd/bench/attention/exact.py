@@ -11,7 +11,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem,
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
 
 CHECKED_QUERIES = 512
-"""Of a large problem, so many queries of every head, the first and the last among them."""
+"""Random queries checked per head of a large problem, besides the first and the last."""
 WHOLE_FLOPS = {"cuda": 2e11, "cpu": 4e9}
 """Above, a problem is large."""
 SEED = 20

@@ -211,7 +211,7 @@ def _finished(entry: _Entry, problem: AttentionProblem) -> AttentionRow:
 
 
 def _fastest(rows: list[AttentionRow]) -> list[AttentionRow]:
-    """Of a competitor's configs the fastest alone; ours as they are."""
+    """Keep each competitor's fastest config only, and all of ours."""
     ours = {variant.name for variant in ALL if variant.ours}
     kept: list[AttentionRow] = []
     for name in dict.fromkeys(row.variant for row in rows):

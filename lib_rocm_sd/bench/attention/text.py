@@ -27,7 +27,7 @@ def render(heading: str, rows: Sequence[AttentionRow]) -> str:
 
 
 def _group(group: Sequence[AttentionRow]) -> list[str]:
-    """Of one case: a line per variant. `ours/it`: how long ours takes of its time."""
+    """Lines for one case: a head, then one per variant. `ours/it`: our time over its time."""
     ours, best = time_of(group, OURS), min((row.median_us for row in group), default=math.nan)
     lines = [
         f"  {'variant':<20} {'us':>9} {'p10..p90':>17} {'waiting':>8} {'ours/it':>7} "

@@ -20,7 +20,7 @@ from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 
 FAILED = (*FAILURES, MemoryError)
 STEPS = 10
-"""Of one timing of the wall: a sampler's steps follow one another without a wait."""
+"""Steps in one wall-clock timing: a sampler's steps follow one another without a wait."""
 LONG_MS = 2000.0
 """A step longer than this is timed by itself, and few times."""
 
@@ -150,7 +150,7 @@ def _compared(row: UnetRow, output: torch.Tensor, right: torch.Tensor | None) ->
 
 
 def wall_ms(step: Any, device: torch.device, count: int = 1) -> float:
-    """Of one of `count` steps, the device idle before and after."""
+    """Wall-clock milliseconds per step over `count` steps, the device idle before and after."""
     _wait(device)
     begin = time.perf_counter()
     for _ in range(count):

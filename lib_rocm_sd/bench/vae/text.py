@@ -10,7 +10,7 @@ from lib_rocm_sd.bench.vae.result import VaeRow, ordered
 EAGER = "eager"
 OURS = "rocm_sd"
 STEPS_MOST, SHARE_MOST = 1, 1e-4
-"""Of 255, and of all values: how far bands may be from the whole frame."""
+"""How far bands may be from the whole frame: in 1/255 steps, and the share of differing values."""
 FLOOR = {"float16": 0.01, "bfloat16": 0.08}
 """An error of ours up to this is not asked about."""
 

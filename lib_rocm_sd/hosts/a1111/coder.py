@@ -309,7 +309,7 @@ class Watch:
             self._state.textinfo = self._text
 
     def progress(self, done: int, total: int) -> None:
-        """Of `total` parts `done` are done; none while kernels are compiled and tested."""
+        """Report that `done` of `total` parts are done; 0 while kernels are compiled and tested."""
         self._left_s = (self._clock() - self._begin) / max(done, 1) * (total - done)
         if self._visible and (total > 1 or not done) and self._state is not None:
             shown = f"VAE: {done} of {total} parts." if done else "VAE: preparing."

@@ -76,7 +76,7 @@ def status() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what this extension runs on; None where it is absent."""
+    """Versions of the software that this extension runs on; None where it is absent."""
     gradio = sys.modules.get("gradio")
     return {
         "python": platform.python_version(),
@@ -87,8 +87,8 @@ def versions() -> dict[str, str | None]:
 
 
 def blocks() -> list[dict[str, Any]]:
-    """Of each kind of block of the UNet, as they were when last looked at: how many there are, how
-    many are ours, why others are not, and what within ours is not. Empty where none is taken over.
+    """One entry per kind of UNet block, as last looked at: how many there are, how many are ours,
+    why the others are not, and what within ours is not. Empty where none is taken over.
     """
     return [
         {
@@ -128,7 +128,7 @@ def tried() -> dict[str, Any]:
 
 
 def progress(now: Progress) -> dict[str, Any]:
-    """Of a speed test."""
+    """Progress of a speed test, for JSON."""
     return {"id": now.id, "state": now.state, "fraction": now.fraction, "text": now.text}
 
 

@@ -20,7 +20,7 @@ from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.hosts.packed import NotOursError, attend, call_of, is_compiling
 
 KEY = "optimized_attention_override"
-"""Of a model's transformer_options."""
+"""Key in a model's transformer_options."""
 
 
 class Override:

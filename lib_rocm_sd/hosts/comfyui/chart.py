@@ -12,7 +12,7 @@ from lib_rocm_sd.speedtest.export import machine_line, printable
 from lib_rocm_sd.speedtest.result import OURS, WHAT, Document, SpeedRow
 
 WIDTH, LINE, PAD, NAME, BAR = 1024, 22, 16, 330, 430
-"""Of the picture, a line, its border, where bars begin and how long they get, in pixels."""
+"""Width of the picture, line height, border, start and longest length of the bars, in pixels."""
 INK, PAPER, FAINT = "#222222", "#ffffff", "#777777"
 Line = tuple[str, float, str, str]
 """What stands at the left, the bar's share of the longest, its colour, what stands behind it."""

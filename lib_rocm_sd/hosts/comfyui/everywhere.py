@@ -20,7 +20,7 @@ from lib_rocm_sd.modules.patches import Patch, put, take
 VARIABLE = "ROCM_SD_COMFYUI_ALL"
 OPTIONS = "transformer_options"
 PLACE = 5
-"""Of `transformer_options` among apply_model's arguments, after `self`."""
+"""Position of `transformer_options` among apply_model's arguments, after `self`."""
 
 _patches: list[Patch] = []
 

@@ -22,7 +22,7 @@ from lib_rocm_sd.modules.patches import named
 
 OPTIONS, WRAPPERS = "transformer_options", "wrappers"
 NAME = "rocm_sd"
-"""Of ours among a model's wrappers."""
+"""Name of our wrapper among a model's wrappers."""
 WITHOUT = "start ComfyUI with --disable-dynamic-vram"
 
 

@@ -154,7 +154,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
 def arguments(
     model: Any, device: torch.device, size: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of a step amid sampling, from a seed. ValueError where it is not known how it is called."""
+    """Arguments of a step amid sampling, from a seed. ValueError if the model is not as known."""
     generator = torch.Generator("cpu").manual_seed(size)
 
     def draw(*shape: int) -> torch.Tensor:

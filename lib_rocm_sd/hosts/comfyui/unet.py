@@ -34,14 +34,14 @@ from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 
 PART = "UNet"
-"""Of the report's rows, as attention's in the WebUI."""
+"""Name of the part in the report's rows, like attention's in the WebUI."""
 BLOCKS = "UNet, transformer blocks"
 NAME = "UNetModel"
 HOME = "comfy.ldm.modules.diffusionmodules.openaimodel"
 COMPILED = "torch.compile"
 """As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
 PLACE = 5
-"""Of `transformer_options` among apply_model's arguments."""
+"""Position of `transformer_options` among apply_model's arguments."""
 
 _lock = threading.RLock()
 _known: WeakKeyDictionary[nn.Module, Blocks] = WeakKeyDictionary()

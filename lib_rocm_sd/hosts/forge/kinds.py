@@ -37,7 +37,7 @@ class Kind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all functions that we stand in for."""
+        """Names of all functions that we stand in for."""
         return tuple(filter(None, (*self.packed, self.spatial)))
 
 

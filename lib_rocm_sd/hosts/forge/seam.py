@@ -59,7 +59,7 @@ class ForgeSeam(Seam):
 
     @property
     def _name(self) -> str:
-        """Of the function that the UNet would call without us."""
+        """Name of the function that the UNet would call without us."""
         return str(getattr(self._theirs(self._kind.packed[0]), "__name__", "attention"))
 
     def _theirs(self, name: str) -> Any:

@@ -160,7 +160,7 @@ def _another(attention: nn.Module) -> Any:
 
 
 def take_over(model: Any, session: Session, stands_aside: Callable[[], bool]) -> ForgeTakeover:
-    """Of a loaded model of a Forge. TypeError where it is not as known."""
+    """A take-over of a Forge's loaded model, not begun. TypeError if the model is not as known."""
     made = getattr(kinds.unet_patcher_of(model), "model", None)
     if not isinstance(made, nn.Module):
         raise TypeError("this Forge's model has no patcher of its UNet")

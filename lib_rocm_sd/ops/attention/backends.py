@@ -38,7 +38,9 @@ OLD_SWITCHES = {"flash": "enable_flash", "efficient": "enable_mem_efficient", "m
 BY_AOTRITON = ("flash", "efficient")
 EXPERIMENTAL = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
 MOST_SCORE_BYTES = 1 << 30
-"""Of the math backend, which holds them twice or more: it is not worth the memory to measure it."""
+"""Most bytes of scores with which the math backend is measured. It holds them twice or more, and
+measuring it is not worth more memory.
+"""
 MOST_WORDS = 200
 """Characters of what torch says."""
 _switches = threading.Lock()

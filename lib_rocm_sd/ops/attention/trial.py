@@ -21,7 +21,7 @@ _MASKS = ("one row for all queries", "one per head", "keys apart")
 
 
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
-    """Of the class of `problem`. Where there is a mask, each kind of its strides."""
+    """Trial inputs for the class of `problem`. With a mask, they cover each kind of its strides."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
     found = [
         (str(each), partial(make_inputs, each, CPU, SEED))

@@ -24,7 +24,9 @@ from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant
 
 LARGEST = 100_000.0
-"""Of a log-sum-exp: up to it, a weight's error by its rounding is less than by that to a half."""
+"""Largest finite log-sum-exp: up to it, its rounding changes a weight less than rounding to
+bfloat16 does.
+"""
 Both = tuple[torch.Tensor, torch.Tensor]
 """The output (B, Sq, H*D), and the log-sum-exp."""
 
@@ -73,7 +75,7 @@ def lse_of(inputs: AttentionInputs, problem: AttentionProblem) -> torch.Tensor:
 
 
 def _lse(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Of (.., S, D) inputs."""
+    """Log-sum-exp, in base 2, of (.., S, D) inputs."""
     logits = logits_of(q, k, mask, scale)
     if mask is None:
         return _limited(logits.logsumexp(-1))

@@ -16,7 +16,7 @@ def grads_of(
     mask: torch.Tensor | None,
     scale: float,
 ) -> Grads:
-    """Of q, k and v for that of the output, all (B, H, S, D), in their dtype."""
+    """Gradients of q, k and v from the output's gradient, all (B, H, S, D), in their dtype."""
     weights = weights_of(q, k, mask, scale)
     of_weights = grad @ v.transpose(-1, -2)
     delta = (weights * of_weights).sum(-1, keepdim=True)

@@ -73,7 +73,7 @@ class BackwardConfig:
     wave_size: int
 
     def of(self, name: str) -> PassConfig:
-        """Of a pass."""
+        """Config of the pass `name`."""
         return self.keys if name == "keys" else self.queries
 
     def block(self, name: str) -> int:
@@ -161,7 +161,7 @@ def spec(dtype: str, head_dim: int, mask: str, name: str, config: BackwardConfig
 
 
 def specs(dtype: str, head_dim: int, mask: str, config: BackwardConfig) -> tuple[KernelSpec, ...]:
-    """Of all passes, in their order."""
+    """Kernels of all passes, in their order."""
     return tuple(spec(dtype, head_dim, mask, name, config) for name in PASSES)
 
 
@@ -181,7 +181,7 @@ def shipped_specs(arch: Arch) -> list[KernelSpec]:
 
 
 def forward_specs(arch: Arch, dtype: str, head_dim: int) -> list[KernelSpec]:
-    """Of the forward pass that leaves the log-sum-exp, for many keys, and for few; no mask."""
+    """Kernels of the forward pass with the log-sum-exp, for many keys and for few; no mask."""
     first, *others = attention.ordered(arch, dtype, head_dim)
     few = [config for config in others if config.for_few_keys]
     return [attention.spec(dtype, head_dim, "none", each, lse=True) for each in (first, *few)]

@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 
 Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of q, k and v, each shaped like it."""
+"""Gradients of q, k and v, each shaped like its tensor."""
 
 
 class AttentionBackwardInputs(NamedTuple):

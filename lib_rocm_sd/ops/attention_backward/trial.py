@@ -18,7 +18,7 @@ _TAILS = ((1, 1), (129, 64), (40, 255))
 
 
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
-    """Of the class of `problem`."""
+    """Trial inputs for the class of `problem`."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
     found = [
         (str(each), partial(make_inputs, each, CPU, SEED))

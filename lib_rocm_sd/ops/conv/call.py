@@ -60,7 +60,7 @@ def form_of(problem: ConvProblem) -> ConvForm:
 
 @lru_cache(maxsize=1024)
 def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides: Strides) -> Work:
-    """Of one call."""
+    """The work of one call."""
     p, made = problem, problems.made_shape(problem, band)
     co = kernel.padded(p.out_channels)
     tiling = kernel.tiling("3x3" if p.in_rows else p.kind, *made[1:3], co, config)

@@ -97,11 +97,11 @@ def given(
     band: Band | None,
     finish: Finish,
 ) -> torch.Tensor | None:
-    """Of a band its statistics (N, phases, parts, C, 4), of an image the norm made of them.
+    """A band's statistics (N, phases, parts, C, 4), or the norm made from an image's statistics.
 
-    `statistics` (N, phases * parts, C, 4). Parts are rows of tiles, wherever an image is cut, so
-    that the parts of its bands are the image's own to the bit, and in their order if put together
-    along `parts`.
+    `statistics`: (N, phases * parts, C, 4). Parts are rows of tiles, wherever an image is cut. So
+    the parts of its bands equal its own to the bit, and have their order if put together along
+    `parts`.
     """
     if band is not None or next_norm is None:
         return statistics.unflatten(1, (phases, -1))

@@ -49,9 +49,9 @@ class ConvSumParams(ctypes.Structure):
 
 
 SUM_PIXELS, SUM_CHANNELS = 16, 64
-"""Of a work-group of conv_sum.hip, .."""
+"""Pixels and channels of a work-group of conv_sum.hip."""
 SUM_THREADS = SUM_PIXELS * SUM_CHANNELS // 4
-""".. and its work-items, each of which makes four channels of a pixel."""
+"""Work-items of such a work-group, each of which makes four channels of a pixel."""
 
 
 class PackParams(ctypes.Structure):
@@ -190,7 +190,7 @@ class ConvTiling:
 
     @property
     def parts(self) -> int:
-        """Of the statistics: one for each work-group that makes other pixels."""
+        """Parts of the statistics: one for each work-group that makes other pixels."""
         return self.phases * self.tiles_x * self.tiles_y
 
 
@@ -205,9 +205,9 @@ def tiling(kind: str, rows: int, columns: int, co: int, config: ConvConfig) -> C
 
 
 LEAST_ROWS = 4
-"""Of a work-group, in any config."""
+"""Fewest rows of a work-group, in any config."""
 LEAST_CHANNELS = 64
-"""Of the input, for one work-group: while some are multiplied, others are on their way."""
+"""Fewest input channels per work-group: while some are multiplied, others are being loaded."""
 MOST_SPLITS = 16
 """To add more takes longer than they save."""
 GROUPS = {"mma_sm80": 264, "mfma": 304}

@@ -7,7 +7,7 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 
 MOST_ROW_VALUES = 1 << 25
-"""Of one row of an image, pixel stride included: a tile's rows are addressed by 32 bits."""
+"""Most values in a row of an image, pixel stride included: a tile's rows have 32-bit addresses."""
 
 
 def pixel_stride(image: torch.Tensor) -> int | None:

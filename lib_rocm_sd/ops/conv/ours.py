@@ -175,7 +175,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
 
 
 def _rows_refusals(p: ConvProblem) -> list[str]:
-    """Of weights that are read as they lie."""
+    """Refusals for weights that are read as they lie."""
     through = p.shortcut_channels if p.shortcut == "conv" else 0
     least = rows.LEAST_CHUNK
     weight_bytes = 2 * p.out_channels * max(9 * p.in_channels, through)

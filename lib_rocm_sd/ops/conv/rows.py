@@ -123,7 +123,7 @@ def _splits(layer: Layer, config: ConvConfig, wanted: int) -> int:
 
 @lru_cache(maxsize=1024)
 def most_splits(layer: Layer) -> int:
-    """Of what runs unmeasured, on any card."""
+    """Most splits of a config that runs unmeasured, on any card."""
     form, found = ConvForm(), 1
     for arch in _one_of_each() if layer.chunk else ():
         config = _by_work(arch, form, layer)[0]

@@ -35,7 +35,7 @@ def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfi
 
 
 def workspace_bytes(problem: ConvProblem) -> int:
-    """Of the sums, at most, on any card."""
+    """Most bytes that the partial sums take, on any card."""
     p = problem
     height, width = p.out_size
     if p.in_rows:
@@ -59,7 +59,7 @@ def _most(in_channels: int) -> int:
 
 
 def _splits(problem: ConvProblem, config: ConvConfig, wanted: int) -> int:
-    """Of `problem` by this config, so that there are at most so many work-groups; 1: none."""
+    """Splits of `problem` with this config, for at most `wanted` work-groups; 1: none."""
     co = kernel.padded(problem.out_channels)
     tiling = kernel.tiling(problem.kind, *problem.out_size, co, config)
     groups = max(1, problem.batch * tiling.parts * tiling.blocks_co)

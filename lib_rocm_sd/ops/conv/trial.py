@@ -22,11 +22,11 @@ CPU = torch.device("cpu")
 SEED = 2654435769
 """The self-tests' own, so that inputs differ by where they lie alone."""
 _FAR_ROWS = 34
-"""Of 64 MiB each."""
+"""Rows of 64 MiB each, enough to reach beyond 2 GiB."""
 
 
 def trial_inputs(problem: ConvProblem) -> TrialInputs:
-    """Of the class of `problem`."""
+    """Trial inputs for the class of `problem`."""
     (p,) = test_problems(problem)
     found = [(f"{p}, of a wider image", partial(_wide, p))]
     if not p.in_place and not p.statistics:  # a band's statistics come in parts of its own

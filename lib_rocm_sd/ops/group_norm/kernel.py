@@ -16,12 +16,12 @@ from lib_rocm_sd.ops.group_norm import whole
 SOURCE = "group_norm_silu.hip"
 DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
-"""Of gamma and beta, in the order of AffineKind in group_norm_silu.hip."""
+"""Kinds of gamma and beta, in the order of AffineKind in group_norm_silu.hip."""
 
 WANTED_GROUPS = 1024
 """Work-groups that keep a large card busy, where an image has enough to do for so many."""
 LEAST_PIXELS = 128
-"""Of a part in (N, pixels, C): its statistics then take no more than 1/16 of what it reads."""
+"""Fewest pixels of a part in (N, pixels, C): its statistics take at most 1/16 of what it reads."""
 LEAST_RUN = 8192
 """Pixels of a part in (N, C, pixels), where a part is one channel's."""
 MOST_PIXELS = 1 << 16

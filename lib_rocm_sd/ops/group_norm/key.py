@@ -20,14 +20,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
 
 
 def of_image(inputs: ImageInputs) -> Hashable:
-    """Of statistics."""
+    """Key of a call for statistics."""
     (x,) = inputs
     wanted = torch.is_grad_enabled() and (x.requires_grad,)
     return (x.shape, x.stride(), x.dtype, x.device, wanted)
 
 
 def of_apply(inputs: ApplyInputs) -> Hashable:
-    """Of a norm that is applied."""
+    """Key of a call that applies a norm."""
     x, norm, silu = inputs
     return (
         *(x.shape, x.stride(), x.dtype, x.device),
@@ -37,7 +37,7 @@ def of_apply(inputs: ApplyInputs) -> Hashable:
 
 
 def of_norm(inputs: NormInputs | FinalizeInputs) -> Hashable:
-    """Of the norm of an image, or of statistics."""
+    """Key of a call for the norm of an image, or of statistics."""
     x, gamma, beta, groups, _ = inputs
     wanted = torch.is_grad_enabled() and tuple(
         t is not None and t.requires_grad for t in (x, gamma, beta)
@@ -51,7 +51,7 @@ def of_norm(inputs: NormInputs | FinalizeInputs) -> Hashable:
 
 
 def of_group_norm(inputs: GroupNormInputs) -> Hashable:
-    """Of all of a GroupNorm."""
+    """Key of a call of a whole GroupNorm."""
     added = inputs.added
     return (
         of_norm(inputs[:5]),  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ class ImageProblem:
 
     @property
     def pixels(self) -> int:
-        """Of one image and channel."""
+        """Pixels of one image and channel."""
         return self.height * self.width
 
     @property
@@ -198,7 +198,7 @@ def _affine(gamma: torch.Tensor | None, beta: torch.Tensor | None) -> str:
 
 
 def image_problem_of(inputs: ImageInputs) -> ImageProblem:
-    """Of statistics. ValueError, with the shape, where x is no image."""
+    """The problem of an image's statistics. ValueError, with the shape, where x is no image."""
     x = inputs[0]
     wrong = _image_errors(x)
     if wrong:
@@ -258,7 +258,7 @@ def finalize_problem_of(inputs: FinalizeInputs) -> FinalizeProblem:
 
 
 def norm_problem_of(inputs: NormInputs) -> NormProblem:
-    """Of the norm of an image. ValueError, with all shapes, on a caller's mistake."""
+    """The problem of an image's norm. ValueError, with all shapes, on a caller's mistake."""
     x, gamma, beta, groups, _ = inputs
     wrong = _image_errors(x, **_given(gamma=gamma, beta=beta)) or _affine_errors(
         x.shape[1], groups, x.device, gamma=gamma, beta=beta
@@ -270,7 +270,7 @@ def norm_problem_of(inputs: NormInputs) -> NormProblem:
 
 
 def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
-    """Of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
+    """The problem of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
     norm = norm_problem_of(NormInputs(*inputs[:5]))
     x, (silu, added) = inputs[0], (*inputs[5:], None)[:2]
     if added is not None:
@@ -317,7 +317,7 @@ def small_images(problem: ImageProblem) -> tuple[Any, ...]:
 
 
 MEASURED_PARTS = 1024
-"""Of statistics that are measured."""
+"""Parts of the statistics in a measured problem."""
 
 
 def measured_image(problem: ImageProblem) -> Any:

@@ -22,12 +22,12 @@ _Make = Callable[..., Any]
 
 
 def of_norm(problem: NormProblem) -> TrialInputs:
-    """Of the class of a norm of an image."""
+    """Trial inputs for the class of an image's norm."""
     return _inputs(problem, draw.norm_inputs)
 
 
 def of_group_norm(problem: GroupNormProblem) -> TrialInputs:
-    """Of the class of a GroupNorm."""
+    """Trial inputs for the class of a GroupNorm."""
     return _inputs(problem, draw.make_inputs)
 
 

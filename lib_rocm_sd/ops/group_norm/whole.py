@@ -19,13 +19,13 @@ LEAST_RUN = 32
 caches fetch at least.
 """
 MOST_GROUPS = 32
-"""Of a work-group: no run has more, see `tiling`."""
+"""Most groups of a work-group: no run has more, see `tiling`."""
 LARGEST_BYTES = 1 << 31
-"""Of an image: the kernel counts its bytes with 32 bits."""
+"""Largest image, in bytes: the kernel counts them with 32 bits."""
 SIMDS = 4
-"""Of what executes a work-group: a compute unit, or the pair of them on RDNA."""
+"""SIMDs that run one work-group: those of a compute unit, or of a pair of them on RDNA."""
 REGISTERS_BESIDE = 64
-"""Of a work-item, beside what it holds: what compilers take, and some to spare."""
+"""Registers of a work-item besides the values it holds: what compilers take, and some to spare."""
 
 
 class WholeParams(ctypes.Structure):

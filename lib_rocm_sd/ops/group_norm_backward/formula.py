@@ -17,7 +17,7 @@ def reference(
     silu: bool,
     affine: bool,
 ) -> Made:
-    """Of x, gamma and beta; the latter two None where not wanted."""
+    """Gradients of x, gamma and beta; the latter two None where not wanted."""
     values = x.double().contiguous().unflatten(1, (groups, -1))
     over = (2, 3, 4)
     variance, mean = torch.var_mean(values, over, correction=0, keepdim=True)

@@ -69,12 +69,12 @@ class BackwardConfig:
 
     @property
     def steps(self) -> GroupNormConfig:
-        """Of the passes over an image."""
+        """Config of the passes over an image."""
         return GroupNormConfig(self.threads, self.unroll)
 
     @property
     def whole(self) -> WholeConfig | None:
-        """Of the norm that one launch makes."""
+        """Config of the norm in a single launch; None where it takes several."""
         return WholeConfig(self.whole_threads, self.whole_held) if self.whole_threads else None
 
 

@@ -32,7 +32,7 @@ class GroupNormBackwardProblem(GroupNormProblem):
 
     @property
     def affine_dtype(self) -> torch.dtype:
-        """Of the gradients of gamma and beta: theirs, or x's where there is neither."""
+        """Dtype of the gradients of gamma and beta: their own, or x's where there is neither."""
         return DTYPES[self.dtype if self.affine == "none" else self.affine]
 
 

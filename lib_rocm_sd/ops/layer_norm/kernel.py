@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.base import HALVES, KernelSpec
 SOURCE = "layer_norm.hip"
 DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
-"""Of gamma and beta, in the order of AffineKind in layer_norm.hip."""
+"""Kinds of gamma and beta, in the order of AffineKind in layer_norm.hip."""
 ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows")
 """What is added first, in the order of AddedKind in layer_norm.hip."""
 VECTOR = 8

@@ -22,7 +22,7 @@ SEED = 2654435769
 
 
 def trial_inputs(problem: AnyProblem, make: Callable[..., Any] = make_inputs) -> TrialInputs:
-    """Of the class of `problem`, whose inputs `make` draws."""
+    """Trial inputs for the class of `problem`, drawn by `make`."""
     p, _ = test_problems(problem)
     return (
         (f"{p}, rows of a wider tensor", partial(_apart, make, p, 8, 0)),

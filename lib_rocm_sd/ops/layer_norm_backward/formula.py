@@ -16,7 +16,7 @@ def reference(
     sum_grad: torch.Tensor | None,
     affine: bool,
 ) -> Made:
-    """Of x (and so of `added`), of gamma and of beta; the latter two None where not wanted."""
+    """Gradients of x (and so of `added`), gamma and beta; the latter two None where not wanted."""
     total = x if added is None else (x.double() + added.double()).to(x.dtype)
     values, upper = total.double(), grad.double()
     variance, mean = torch.var_mean(values, -1, correction=0, keepdim=True)

@@ -15,7 +15,7 @@ THREADS = 256
 FEW_PARTS = 8
 """As many are added by one work-item."""
 COLUMNS = 16
-"""Of a work-group, where there are more parts."""
+"""Columns of a work-group where there are more parts than FEW_PARTS."""
 
 
 class NormGradientsParams(ctypes.Structure):

@@ -27,7 +27,7 @@ UNROLL = 4
 COLUMNS = 32
 """Most columns of a work-group that makes a part, of eight channels or of one."""
 LEAST_ROWS = 32
-"""Of a part."""
+"""Fewest rows of a part."""
 WANTED_GROUPS = 512
 """Work-groups that make parts, where there are rows enough for so many."""
 MOST_PARTS = 256
@@ -83,7 +83,7 @@ def _ceil(a: int, b: int) -> int:
 
 @lru_cache(maxsize=256)
 def parts_tiling(rows: int, channels: int) -> PartsTiling:
-    """Of `rows`, at least one."""
+    """Tiling of `rows` rows, at least one, into parts."""
     vector = VECTOR if channels % VECTOR == 0 else 1
     vectors = channels // vector
     blocks = _ceil(vectors, COLUMNS)

@@ -29,7 +29,7 @@ class LayerNormBackwardProblem(LayerNormProblem):
 
     @property
     def affine_dtype(self) -> torch.dtype:
-        """Of the gradients of gamma and beta: gamma's, or x's where there is none."""
+        """Dtype of the gradients of gamma and beta: gamma's, or x's where there is none."""
         return DTYPES[self.dtype if self.affine == "none" else self.affine]
 
 

@@ -22,7 +22,7 @@ SUM_THREADS = 256
 MOST_TOGETHER = 8
 """Blocks of rows that pass along the weights together."""
 MOST_PARTIAL_BYTES = 32 << 20
-"""Of the sums over parts of k."""
+"""Most bytes for the sums over parts of k."""
 
 
 class LinearParams(ctypes.Structure):
@@ -53,7 +53,7 @@ class LinearManyParams(ctypes.Structure):
     ]
 
     def place(self, *addresses: int) -> None:
-        """Of weights, each followed by that of its bias or 0."""
+        """Store the addresses of weights, each followed by the address of its bias or 0."""
         count = len(addresses) // 2
         self.weights[:count], self.bias[:count] = addresses[::2], addresses[1::2]
 
@@ -88,7 +88,9 @@ class LinearConfig:
 
     @property
     def lds_bytes(self) -> int:
-        """Of one work-group: two buffers of rows with a gap of eight halves."""
+        """LDS bytes of one work-group: two buffers of rows, with a gap of eight halves after each
+        row.
+        """
         return (self.block_out + self.block_rows) * (self.chunk_k + 8) * 4
 
     @property
@@ -150,11 +152,11 @@ _MACHINES = {
 }
 """By matrix unit: the RX 6800 XT, 7900 XTX, 9070 XT, MI300X and H200."""
 _START_CLOCKS = 1500
-"""Of a work-group, before and after its products."""
+"""Clocks of a work-group before and after its products."""
 _CHUNK_CLOCKS = 800
 """Until a chunk of k has come from memory."""
 _LAUNCH_CLOCKS = 8000
-"""Of a second launch."""
+"""Clocks of a second launch."""
 PARTS = (2, 3, 4, 6, 8, 12, 16)
 
 
@@ -207,7 +209,7 @@ def _may_have(size: LinearConfig, parts: int, k: int) -> bool:
 def partial_bytes(
     rows: int, k: int, columns: tuple[int, ...], gate: bool, config: LinearConfig
 ) -> int:
-    """Of the sums over parts of k; 0 where there is one part, or these would be too many."""
+    """Bytes of the sums over parts of k; 0 where there is one part, or these would be too many."""
     parts = tiling(rows, k, columns, gate, config).parts
     size = 4 * parts * rows * sum(columns) * (1 + gate)
     return size if parts > 1 and size <= MOST_PARTIAL_BYTES else 0

@@ -40,12 +40,12 @@ class LinearProblem:
 
     @property
     def all_columns(self) -> int:
-        """Of the output."""
+        """Columns of the output."""
         return sum(self.columns)
 
     @property
     def weight_rows(self) -> int:
-        """Of all weights together."""
+        """Rows of all weights together."""
         return self.all_columns * (1 + self.gate)
 
 

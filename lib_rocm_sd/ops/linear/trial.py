@@ -16,11 +16,11 @@ SEED = 2654435769
 FAR_STRIDE = 1 << 22
 """Halves from row to row, the most that the kernel takes."""
 _FAR_ROWS = 260
-"""Of 8 MiB each."""
+"""Rows of 8 MiB each, enough to reach beyond 2 GiB."""
 
 
 def trial_inputs(problem: LinearProblem) -> TrialInputs:
-    """Of the class of `problem`."""
+    """Trial inputs for the class of `problem`."""
     small = test_problems(problem)[0]
     found = [
         (f"{small}, rows with gaps", partial(_spread, small, small.k + 24)),

@@ -29,7 +29,9 @@ from lib_rocm_sd.ops.on_card import card_refusals
 VARIABLES = "PYTORCH_TUNABLEOP_"
 """With which the names of a user's own settings begin; they count before what a program sets."""
 MOST_MS, MOST_ITERATIONS = 5, 5
-"""Of one solution. How many there are is for the libraries to say: hundreds for hipBLASLt."""
+"""Most milliseconds and iterations for one solution. The libraries decide how many solutions there
+are: hundreds for hipBLASLt.
+"""
 ALLOWANCE = 2.0
 """Times the op's tolerance that a chosen solution may be from torch's default: both round."""
 SETTINGS = (
