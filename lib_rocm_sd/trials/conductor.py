@@ -73,10 +73,10 @@ def resume(place: Place) -> None:
 
 
 class Conductor:
-    """Of one card. One thread at a time may `run` it.
+    """Runs the trials on one card. One thread at a time may call `run`.
 
-    `busy()`: somebody needs the card now, and no class is begun. `turn()`: see turns.py. `stop()`:
-    nobody waits any more. `spawn` starts a child; for tests.
+    `busy()`: the card is needed now, so no class is begun. `turn()`: see turns.py. `stop()`: nobody
+    waits any more. `spawn` starts a child; for tests.
     """
 
     def __init__(
@@ -300,10 +300,10 @@ class Conductor:
         made = verdicts.write(key, made)
         if made.outcome in DANGEROUS:
             why = (
-                f"after a trial that {made.outcome} ({made.subject}) nothing more of ours is tried"
+                f"a test {made.outcome} ({made.subject}), so we stopped testing kernels on this "
+                'card. Press "Check this card" to continue'
             )
-            about = "on this card by itself; Check this card goes on"
-            stopped = Verdict("halt", REFUSED, f"{why} {about}", device=str(self.place))
+            stopped = Verdict("halt", REFUSED, why, device=str(self.place))
             verdicts.write(self.place.halt_key, stopped)
         return made
 

@@ -31,42 +31,43 @@ Check = Callable[[], str]
 """Has tried again what a trial has barred; what was done, in a sentence."""
 
 EXPLANATIONS = {
-    "Auto": "Expected to be fastest, within half of the free memory.",
-    "Performance": "Measured to be fastest here, once for each picture size.",
-    "Memory": "As little memory as possible; costs some speed.",
+    "Auto": "Likely the fastest, within half of the free memory.",
+    "Performance": "Measures what is fastest here, once for each picture size.",
+    "Memory": "Uses as little memory as possible, at some cost in speed.",
 }
 TOOLTIPS = {
     "enable": (
-        "Off: pictures are made as without this extension, bit for bit. "
-        "It counts from the next generation on."
+        "Off: pictures are exactly as without this extension, bit for bit. "
+        "Takes effect with the next generation."
     ),
     "level": (
-        "Auto: what is expected to be fastest, within half of the free memory. "
+        "Auto: picks what should be fastest, within half of the free memory. "
         "Performance: measures what is fastest on your card, once for each new size. "
-        "Memory: as little memory as possible."
+        "Memory: uses as little memory as possible."
     ),
     "vae": (
-        "Who turns latents into pictures and back. Off: the WebUI. Auto: this extension, the whole "
-        "picture at once where it fits into memory, else in bands. Always banded: in bands. "
-        "Bands give the same picture, without seams; they take less memory and more time."
+        "Which code turns latents into pictures and back. Off: the WebUI's own. Auto: this "
+        "extension, the whole picture at once if it fits into memory, otherwise in bands. Always "
+        "banded: this extension, in bands. Bands give the same picture, without seams. They take "
+        "less memory and more time."
     ),
     "vae_budget": (
-        "The video memory that the VAE may take for one picture beside its weights, in MiB. "
-        "0: what the optimization level allows."
+        "How much video memory the VAE may use for one picture, in MiB, in addition to its "
+        "weights. 0: as much as the optimization level allows."
     ),
     "unet": (
-        "Who computes the blocks of the UNet, which makes the steps. Off: the WebUI; attention "
-        "alone may be ours. Auto: this extension, block by block, where it knows a block and its "
-        "weights are in half precision."
+        "Which code runs the UNet, the model behind every sampling step. Off: the WebUI's own "
+        "(attention may still be ours). Auto: this extension, for every block that it supports "
+        "and whose weights are in half precision."
     ),
     "several": (
-        "Whether further cards compute a part of each step, the negative prompt or some of the "
-        "pictures, and some rows of a large picture's VAE. Auto: where it is measured to be "
-        "faster. Each card keeps a copy of the UNet. The pictures are the same but for rounding."
+        "Share the work with your other GPUs: part of every step, and part of the VAE for large "
+        "images. Auto: only where measurements show that this is faster. Each card keeps a copy "
+        "of the UNet. The pictures are the same except for rounding."
     ),
     "several_cards": (
-        "The numbers of the further cards, as the driver has them, for instance 1, 2. Empty: all "
-        "that this extension knows."
+        "Device numbers of the additional GPUs, as listed by the driver, for instance 1, 2. "
+        "Empty: all that this extension supports."
     ),
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 from lib_rocm_sd import cache
 
 ABOUT = (
-    "Kernels are compiled once, on this machine, and kept in the cache folder. Emptying it costs "
-    "one compilation and, under the level Performance, new measurements."
+    "Kernels are compiled once on this machine and kept in the cache folder. If you empty it, they "
+    "are compiled again, and the level Performance measures again."
 )
 CLEAR, AGAIN = "Clear the cache", "Compile again"
 

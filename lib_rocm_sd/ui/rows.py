@@ -12,8 +12,8 @@ UNET = "UNet"
 """The part whose rows go by the op's title alone, as the settings call them."""
 NAMES = {
     "rocm_sd": "our kernel",
-    "torch + rocm_sd": "torch with a kernel of ours",
-    "torch NCHW + rocm_sd": "torch in NCHW with a kernel of ours",
+    "torch + rocm_sd": "torch with one of our kernels",
+    "torch NCHW + rocm_sd": "torch in NCHW with one of our kernels",
     "sdpa": "torch's SDPA",
     "sliced": "torch, in slices",
     "torch": "torch",

@@ -147,7 +147,7 @@ def history(found: History) -> str:
     if not wide:
         parts.append(
             f"<p>Kept results of this machine: {count}. "
-            "Two with a case in common make a history.</p>"
+            "A history needs two with a case in common.</p>"
         )
     skipped = [item for item in found.skipped.items() if item[1] != "of another machine"]
     parts += [
@@ -200,7 +200,7 @@ def _link(stem: str, suffix: str, kind: str, content: str) -> str:
 def pictures(looks: Sequence[Look], ident: str) -> str:
     """Each pair side by side, under a slider, and as a difference; `ident` tells radios apart."""
     if not looks:
-        return "<p>No pictures: they come with the part Whole image.</p>"
+        return "<p>No pictures. Measure Whole image to get some.</p>"
     return "\n".join(_pair(look, f"rocm-sd-{text_of(ident)}-{i}") for i, look in enumerate(looks))
 
 
@@ -222,9 +222,9 @@ def _pair(look: Look, name: str) -> str:
     slide = (
         f'<div class="rocm-sd-speed-over"><img {off}><img {on} class="rocm-sd-speed-top"></div>'
         '<input type="range" min="0" max="100" value="50" '
-        f'aria-label="left of it the extension is off, right of it on" oninput="{move}">'
+        f'aria-label="extension off to the left, on to the right" oninput="{move}">'
     )
-    said = f"at most {look.largest} of 255 apart, {look.mean:.3g} on the mean"
+    said = f"at most {look.largest} of 255 apart, {look.mean:.3g} on average"
     apart = _figure(
         f'src="{escape(look.difference)}" alt="difference"',
         f"difference, {AMPLIFIED} times",

@@ -23,9 +23,9 @@ PRESET_LABELS = (
     ("Custom sizes", "custom"),
 )
 ABOUT = (
-    "Measures what this extension gains here: medians of several runs, each result compared with "
-    "an exact one before it is timed. Generations wait while a test runs. Nothing leaves this "
-    "machine."
+    "Measures what you gain from this extension on this machine. Times are medians of several "
+    "runs, and each result is compared with an exact one before it is timed. Generations wait "
+    "while a test runs. Nothing leaves this machine."
 )
 HIDDEN = "rocm-sd-speed-unseen"
 

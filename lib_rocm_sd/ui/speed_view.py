@@ -21,7 +21,7 @@ from lib_rocm_sd.speedtest.session import Busy, Progress, SpeedSession
 from lib_rocm_sd.speedtest.side import HostSide
 from lib_rocm_sd.ui import speed_html, speed_pictures
 
-NOTHING_YET = "No test was run yet. Choose what to measure, then Run."
+NOTHING_YET = "No test has run yet. Choose what to measure, then press Run."
 MOST_FILES_TRIED = 5
 
 
@@ -95,13 +95,13 @@ class View:
             text = "cancelling" if progress.id == self._cancelled else progress.text
             return "running", progress.fraction, text
         if running:
-            return "running", progress.fraction, "the device finishes what it was given"
+            return "running", progress.fraction, "waiting for the device to finish"
         if progress.state == "idle":
             return "idle", 0.0, NOTHING_YET if document is None else "The last result is shown."
         return progress.state, progress.fraction, f"{progress.text[:1].upper()}{progress.text[1:]}."
 
     def _document(self, progress: Progress) -> Document | None:
-        """Of the test that runs or ran last; the newest file where this process had none."""
+        """Document of the running or the last test; the newest file where this process had none."""
         if progress.id:
             found = self.session.result(progress.id)
             return None if found is None else result.of(found)

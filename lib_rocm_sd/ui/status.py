@@ -14,15 +14,15 @@ from lib_rocm_sd.ui.options import TITLE
 TITLE_LENGTH = 90
 """Longer title lines are cut; the accordion says the whole of it inside."""
 COMPILING = "Compiling kernels"
-TRYING = "Trying kernels in a process of their own"
+TRYING = "Testing kernels in a separate process"
 CHECK = "Check this card"
 """What the button says that has something tried again."""
-HEADINGS = ("Operation", "Runs now", "Why nothing faster")
+HEADINGS = ("Operation", "Runs now", "Why not faster")
 ADVICE = (
-    "What cannot run on our kernels is computed by the WebUI's own code. Where no compiler knows "
-    "the card, 'pip install ziglang' in the WebUI's environment is the smallest that does; press "
-    "'Compile again' in Settings > ROCm SD after it. 'python -m lib_rocm_sd doctor' in the "
-    "extension's folder says more."
+    "The WebUI's own code computes what our kernels cannot. If no compiler supports the card, run "
+    "'pip install ziglang' in the WebUI's environment, the smallest download that does, and then "
+    "press 'Compile again' in Settings > ROCm SD. For details, run 'python -m lib_rocm_sd doctor' "
+    "in the extension's folder."
 )
 
 
@@ -92,8 +92,8 @@ def _progress(progress: tuple[int, int] | None, work: str) -> str:
     return (
         '<div class="rocm-sd-progress" role="status">'
         f"<progress aria-label='{escape(work)}'{known}></progress>"
-        f"<span>{escape(work)}{count}. Pictures are made by the WebUI's own code until they are "
-        "ready.</span></div>"
+        f"<span>{escape(work)}{count}. Until they are ready, the WebUI's own code makes the "
+        "pictures.</span></div>"
     )
 
 
@@ -139,5 +139,5 @@ def _link(label: str) -> str:
         return ""
     return (
         f'<p><button type="button" class="rocm-sd-link" data-tab="{escape(label)}">'
-        f"{escape(label)}</button>: what it gains on this machine</p>"
+        f"{escape(label)}</button>: what you gain on this machine</p>"
     )

@@ -170,4 +170,4 @@ def test_the_cache_can_be_cleared(visit: Open) -> None:
     page.show_tab("Settings")
     page.wait_for_text("#rocm_sd_cache_contents", "Size: \\d")
     page.page.locator("#rocm_sd_cache_clear").click()
-    page.wait_for_text("#rocm_sd_cache_contents", "removed. What is loaded stays in use")
+    page.wait_for_text("#rocm_sd_cache_contents", "Removed \\d.*\\. What is loaded stays in use")

@@ -257,7 +257,7 @@ def test_a_page_follows_a_test_to_its_end(tmp_path: Path) -> None:
     side.methods = {"waits": gate}
     shown = view(side)
     before = shown.state("")
-    assert "No test was run yet" in words(before)
+    assert "No test has run yet" in words(before)
     assert before.can_run
     assert not before.can_cancel
     assert shown.state(before.token).content is None

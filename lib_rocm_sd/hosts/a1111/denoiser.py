@@ -37,8 +37,8 @@ def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Of the latents: what a Forge computes in, that of the weights, or what the WebUI computes in
-    where these are narrow.
+    """The latents' dtype: a Forge's computation dtype, else the weights' dtype or, where these are
+    narrow, the dtype that the WebUI computes in.
     """
     dtype = getattr(model, "computation_dtype", None) or next(model.parameters()).dtype
     if dtype in (torch.float32, *HALVES):
@@ -50,7 +50,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
 def _arguments(
     model: Any, device: torch.device, dtype: torch.dtype, size: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of a step, from a seed: latents, times, text, and what SDXL knows of the picture."""
+    """Arguments of one step, from a seed: latents, times, text, and SDXL's vector conditioning."""
     generator = torch.Generator("cpu").manual_seed(size)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _arguments(
     named = dict(model.named_modules())
     cross = next((m for name, m in named.items() if name.endswith("attn2")), None)
     if first is None or cross is None:
-        raise ValueError("it is not known how this checkpoint's UNet is called")
+        raise ValueError("we do not know how to call this checkpoint's UNet")
     side = -(-size // FACTOR)
     times = torch.full((BATCH,), 501.0, device=device, dtype=dtype)
     text = draw(BATCH, TOKENS, _width_of(cross))
@@ -69,7 +69,7 @@ def _arguments(
         widths = (getattr(m, "in_features", None) for m in model.label_emb.modules())
         width = next((found for found in widths if isinstance(found, int)), None)
         if width is None:
-            raise ValueError("it is not known which labels this checkpoint's UNet wants")
+            raise ValueError("we do not know which labels this checkpoint's UNet needs")
         more["y"] = draw(BATCH, width)
     if "transformer_options" in inspect.signature(type(model).forward).parameters:
         more["transformer_options"] = {}  # a Forge writes into it, into the default too
@@ -77,11 +77,11 @@ def _arguments(
 
 
 def _width_of(cross: Any) -> int:
-    """Of the text that this attention reads."""
+    """Width of the text embedding that this attention reads."""
     width = getattr(getattr(cross, "to_k", None), "in_features", None)
     if isinstance(width, int):
         return width
-    raise ValueError("it is not known which text this checkpoint's UNet reads")
+    raise ValueError("we do not know which text this checkpoint's UNet reads")
 
 
 @contextmanager

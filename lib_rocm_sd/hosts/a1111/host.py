@@ -186,7 +186,7 @@ def unet_of(model: Any) -> torch.nn.Module | None:
 def bring(model: Any) -> None:
     """Have a Forge bring a loaded model's UNet onto its device, as before a step."""
     if not kinds.load(kinds.unet_patcher_of(model)):
-        raise ValueError("it is not known how this Forge loads its UNet")
+        raise ValueError("we do not know how this Forge loads its UNet")
 
 
 def is_short_of_memory() -> bool:
@@ -199,7 +199,7 @@ def is_short_of_memory() -> bool:
 
 
 def vae_dtype() -> Any:
-    """Of the VAE's weights. A Forge's VAE says it of itself: which it is follows from the model."""
+    """Dtype of the VAE's weights. The VAE of a Forge's loaded model states its own."""
     own = getattr(kinds.vae_of(loaded_model()), "vae_dtype", None) if forge() else None
     return own or attribute("modules.devices", "dtype_vae")
 

@@ -16,9 +16,9 @@ SECTION = ("rocm_sd", host.NAME)
 CACHE_KEY = "rocm_sd_cache"
 COMPILED = ("code", "index", "compilers", "tried")
 """The kinds of cache entries that a compilation makes, and the note that all of it was tried."""
-BUSY = "A picture is being made: try again when it is finished."
-COMPILING = "Kernels are being compiled: try again when that is finished."
-TRYING = "Kernels are being tried: try again when that is finished."
+BUSY = "A picture is being generated. Try again when it finishes."
+COMPILING = "Kernels are being compiled. Try again when that finishes."
+TRYING = "Kernels are being tested. Try again when that finishes."
 
 
 def register() -> None:
@@ -40,7 +40,7 @@ def register() -> None:
         settings.OPERATIONS_KEY,
         list(defaults.operations),
         "Operations that may be replaced",
-        "what is not chosen is always computed by the WebUI's own code",
+        "The WebUI's own code computes everything that you do not select.",
         gr.CheckboxGroup,
         choices=list(settings.OPERATIONS),
     )
@@ -48,7 +48,7 @@ def register() -> None:
         settings.HEADROOM_KEY,
         defaults.headroom_mib,
         "Video memory to leave free, in MiB",
-        "for other programs and extensions; plans are made as if the card had so much less",
+        "For other programs and extensions. Treats the card as having that much less memory.",
         gr.Slider,
         minimum=0,
         maximum=settings.MOST_HEADROOM_MIB,
@@ -58,15 +58,15 @@ def register() -> None:
         settings.PREVIEWS_KEY,
         defaults.previews,
         "Decode live previews of the method 'Full'",
-        "off: the WebUI's own decoder makes them",
+        "Off: the WebUI's own decoder makes them.",
         gr.Checkbox,
     )
     add(
         settings.GRAPHS_KEY,
         defaults.graphs,
-        "Record what the UNet's blocks launch",
-        "then a block is launched by one call, which a fast card needs; Auto: not on AMD cards, "
-        "since there are open reports of wrong values from recordings by their driver",
+        "Use GPU graphs for UNet blocks",
+        "Replays each block with a single call, which fast cards need. Auto leaves this off on AMD "
+        "cards because of open driver bugs that return wrong values.",
         gr.Radio,
         choices=list(settings.GRAPHS),
     )
@@ -74,15 +74,16 @@ def register() -> None:
         settings.SPOT_CHECK_KEY,
         defaults.spot_check,
         "Compare results with the WebUI's own",
-        "In each picture, one call of one UNet block of each kind is computed both ways. In every "
-        "16th, so is a corner of the VAE's image. If they differ, the WebUI's own code takes over.",
+        "In each picture, one call to one UNet block of each kind is computed both ways. In every "
+        "16th, so is a corner of the VAE's image. If the results differ, the WebUI's own code "
+        "takes over.",
         gr.Checkbox,
     )
     add(
         settings.LOG_LEVEL_KEY,
         defaults.log_level,
         "What is written to the console",
-        "Everything: also which way was chosen for each problem, and why",
+        "Everything adds what was chosen for each problem, and why.",
         gr.Radio,
         choices=list(settings.LOG_LEVELS),
     )
@@ -109,7 +110,7 @@ def clear() -> str:
     if _at_work():
         return _at_work()
     freed = cache.clear()
-    return f"{cache_panel.size(freed)} removed. What is loaded stays in use until the next start."
+    return f"Removed {cache_panel.size(freed)}. What is loaded stays in use until the next start."
 
 
 def compile_again() -> str:
@@ -130,7 +131,7 @@ def compile_again() -> str:
         launcher.reset()
         engine.reset()
         optimizer.compile_again()
-    return "Compiling. The accordion in txt2img shows how far it is."
+    return "Compiling. The accordion in txt2img shows the progress."
 
 
 def _at_work() -> str:

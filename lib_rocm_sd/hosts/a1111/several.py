@@ -44,11 +44,12 @@ HOSTS_OWN = (
 `_obstacle` and `WebUIHook.ready` see to.
 """
 A_FORGES = "a Forge moves and patches its models in each call"
-MOVED = "--medvram and --lowvram move the UNet out of the card after each use"
+MOVED = "--medvram and --lowvram move the UNet off the card after each use"
 ONE_BY_ONE = (
     "prompt and negative prompt are computed one after the other: Settings > Optimizations > "
     "Batch cond/uncond is off"
 )
+NEXT_PICTURE = "starts with the next picture"
 VAE_LABEL = f"{SEVERAL_LABEL}, VAE"
 UNEQUAL = (
     "prompt and negative prompt have different lengths and are computed one after the other; "
@@ -190,7 +191,7 @@ class SeveralSession:
         if team is None:
             return "one card"
         if not team.way:
-            return "one card" if team.why or self.trouble else "from the next picture on"
+            return "one card" if team.why or self.trouble else NEXT_PICTURE
         devices = [team.home, *(member.device for member in team.members)]
         shares = [(rows, device) for rows, device in zip(team.way, devices, strict=True) if rows]
         total = sum(team.way)
@@ -207,7 +208,7 @@ class SeveralSession:
             return StatusRow(VAE_LABEL, "one card", _said(why_not))
         way, why = team.decoding.way, team.decoding.why
         if sum(map(bool, way)) < 2:
-            runs = "one card" if way or why else "from the next picture on"
+            runs = "one card" if way or why else NEXT_PICTURE
             return StatusRow(VAE_LABEL, runs, _said(why))
         devices = [team.home, *(member.device for member in team.members)]
         shares = [(n, device) for n, device in zip(way, devices, strict=True) if n]
@@ -252,7 +253,7 @@ def _obstacle() -> str:
     if getattr(shared.opts, "upcast_attn", False):
         return "attention is computed in float32 (Upcast cross attention layer to float32)"
     if host.attribute("modules.sd_unet", "current_unet") is not None:
-        return "the SD Unet in Settings > Stable Diffusion makes the steps"
+        return "the SD Unet in Settings > Stable Diffusion runs the steps"
     return ""
 
 
@@ -262,12 +263,12 @@ def _said(*texts: str) -> tuple[str, ...]:
 
 
 def _text(given: Any) -> Any:
-    """Of a prompt: SDXL's are by name."""
+    """Text embedding of a prompt; SDXL's prompts are mappings by name."""
     return given.get("crossattn") if isinstance(given, Mapping) else given
 
 
 def rows(options: Options, why_not_vae: Sequence[str] = ()) -> list[StatusRow]:
-    """Of the status table; none where it is off. `why_not_vae`: why the VAE is not ours."""
+    """Rows of the status table; none where this is off. `why_not_vae`: why the VAE is not ours."""
     if not options.enable or not SEVERAL_MODES[options.several]:
         return []
     if host.forge() is not None:
@@ -276,7 +277,7 @@ def rows(options: Options, why_not_vae: Sequence[str] = ()) -> list[StatusRow]:
         return [StatusRow(SEVERAL_LABEL, "one card", (MOVED,))]
     if session.team is None:
         found = chosen(host.device(), options.cards)
-        runs = "from the next picture on" if found.devices and not session.trouble else "one card"
+        runs = NEXT_PICTURE if found.devices and not session.trouble else "one card"
         return [StatusRow(SEVERAL_LABEL, runs, _said(*found.left, session.trouble))]
     why_not = f"the VAE is not ours: {why_not_vae[0]}" if why_not_vae else ""
     return [StatusRow(SEVERAL_LABEL, session.runs(), session.why()), session.vae_row(why_not)]

@@ -55,9 +55,9 @@ JOB = "rocm_sd speed test"
 FOLDER = "rocm-sd-speed-test"
 SAMPLER, CFG_SCALE = "Euler", 7.0
 NO_CHECKPOINT = "no checkpoint is loaded"
-AT_WORK = "the WebUI is at work: a generation is running or waiting; start again when it is done"
+AT_WORK = "the WebUI is busy: a generation is running or waiting; try again when it finishes"
 
-COMPILING = "kernels are being compiled; start again when that is done"
+COMPILING = "kernels are being compiled; try again when that finishes"
 
 
 class WebUI:

@@ -47,7 +47,7 @@ def _status() -> str:
     if lacking:
         return (
             "Not active: this WebUI has no place for an attention optimizer "
-            f"({'; '.join(lacking)}). It works as without this extension."
+            f"({'; '.join(lacking)}). It runs as if this extension were not installed."
         )
     ours = optimizer()
     device = host.device()
@@ -57,12 +57,12 @@ def _status() -> str:
         return text
     if not a1111_settings.current().attention:
         return (
-            "Ready, but not in use: Settings > ROCm SD > Operations that may be replaced does not "
-            f"have '{a1111_settings.ATTENTION}'."
+            f"Ready, but not in use: '{a1111_settings.ATTENTION}' is not selected in Settings > "
+            "ROCm SD > Operations that may be replaced."
         )
     if ours.is_chosen:
         taken = displaced()
-        return f"{text} But {taken}: ours gets only the calls that it passes on." if taken else text
+        return f"{text} But {taken}, so ours gets only the calls it passes on." if taken else text
     return f"Ready, but not in use: {ours.why_another()}"
 
 

@@ -44,7 +44,7 @@ def _look(options: Options) -> Status:
         lines = tuple(state.status().splitlines())
         return Status("not active, no supported GPU", lines, _without_us(info))
     work, progress = _at_work()
-    said = state.status() if options.enable else "Pictures are made as without this extension."
+    said = state.status() if options.enable else "Pictures are exactly as without this extension."
     return Status(
         _headline(options, info, work, progress),
         () if compiling.running else tuple(said.splitlines()),
@@ -75,7 +75,7 @@ def _headline(
         return "off"
     attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
     if progress is not None:
-        doing = "compiling" if work == COMPILING else "trying"
+        doing = "compiling" if work == COMPILING else "testing"
         count = f"{doing} kernels, {progress[0]} of {progress[1]}"
         return " · ".join(filter(None, (options.level, attention_part, count)))
     vae_part = _vae_in_short(options)
@@ -170,7 +170,7 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     left = attention.calls.left_to_host
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
-        found.append(StatusRow("Attention", calls, ("the notes below say why",)))
+        found.append(StatusRow("Attention", calls, ("see the notes below",)))
     found += [*_of_unet(options), *several.rows(options, _why_not_vae("decoder", options))]
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
@@ -184,7 +184,7 @@ def _of_unet(options: Options) -> list[StatusRow]:
     why = tuple(unet.why_not(options))
     blocks = () if why else unet.session.look()
     if not blocks:
-        runs = THE_WEBUIS if why else "our blocks, from the next picture on"
+        runs = THE_WEBUIS if why else "our blocks, starting with the next picture"
         return [StatusRow(settings.UNET, runs, rows.shortened(why))]
     found = [
         rows.of_blocks(
@@ -195,7 +195,7 @@ def _of_unet(options: Options) -> list[StatusRow]:
     ]
     if any(row.ours for row in blocks):
         why_not = unet.session.unrecorded()
-        runs = "one by one" if why_not else "recorded, each block by one call"
+        runs = "one by one" if why_not else "GPU graphs, one call per block"
         found.append(
             StatusRow(f"{rows.UNET}, launches", runs, rows.shortened((why_not,) if why_not else ()))
         )

@@ -27,14 +27,14 @@ from lib_rocm_sd.trials.subject import Subject
 
 PENDING = "kernels are being tested"
 RISK = (
-    "Some kernels are not used, because a trial of them went wrong. Check this card tries them "
-    "again, one by one, in processes of their own. This may freeze the screen for some seconds, or "
-    "until the machine is restarted: save your work first."
+    'Some kernels are not used because testing them went wrong. "Check this card" tests them '
+    "again, one by one, in separate processes. This may freeze the screen for some seconds, or "
+    "until you restart the machine. Save your work first."
 )
 TRAINING = "training"
 """Beside the parts of AT_START."""
-AT_WORK = "Kernels are being tried already."
-NOTHING = "Nothing of ours is barred on this card."
+AT_WORK = "Kernels are already being tested."
+NOTHING = "None of our kernels is blocked on this card."
 
 Left = Callable[[], int]
 
@@ -137,7 +137,7 @@ class Trials:
         count = gate.ask()
         if not count:
             return AT_WORK if gate.state().running else NOTHING
-        return f"{count} kernel{'' if count == 1 else 's'} will be tried again, one by one."
+        return f"{count} kernel{'' if count == 1 else 's'} will be tested again, one by one."
 
     def forget(self) -> None:
         """Kernels are compiled again: look for every verdict anew."""

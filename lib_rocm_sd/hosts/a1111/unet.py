@@ -31,11 +31,11 @@ from lib_rocm_sd.unet.parts import Block
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 
 PART = "UNet"
-"""Of the report's rows, as attention's."""
+"""Name of the part in the report's rows, like attention's."""
 NO_CHECKPOINT = "no checkpoint is loaded"
 UNKNOWN = "this checkpoint's UNet has no block of a known kind"
 MOVED = "the UNet leaves the card after each use (--medvram, --lowvram)"
-ANOTHERS = "the SD Unet in Settings > Stable Diffusion makes the steps"
+ANOTHERS = "the SD Unet in Settings > Stable Diffusion runs the steps"
 
 
 class UnetSession:
@@ -56,7 +56,7 @@ class UnetSession:
         self.trouble = ""
         """Why nothing was taken over where it was asked for; empty where something was."""
         self.rows: tuple[KindReport, ...] = ()
-        """Of the blocks, as they were when last looked at; none where nothing is taken over."""
+        """One report per kind of block, as last looked at; none where nothing is taken over."""
 
     def begin(self, turn: int = 0, steps: int = 1) -> None:
         """A generation of so many steps begins: what failed in the last one may be tried again.
@@ -112,7 +112,7 @@ class UnetSession:
                 return []
             self._taken.spot.look(wait=True)
             found = dict.fromkeys(self._taken.spot.left.values())
-        return [f"{why}. The steps before that was seen may differ as much" for why in found]
+        return [f"{why}. Steps before this was noticed may differ by as much" for why in found]
 
     def unrecorded(self) -> str:
         """Why blocks that are ours are launched one by one; empty where they are recorded."""

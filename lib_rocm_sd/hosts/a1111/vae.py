@@ -159,7 +159,7 @@ def status() -> str:
         return ""
     why = why_not()
     if why:
-        return f"The VAE is the WebUI's own: {why[0]}."
+        return f"The WebUI's own code runs the VAE: {why[0]}."
     trouble = " ".join(f"Last time {message}." for message in session.turn.left)
     return f"The VAE runs on our kernels. {trouble}".strip()
 

@@ -178,7 +178,7 @@ def test_the_status_says_what_the_vae_itself_is_in(forge: Any, gpu: FakeGpu) -> 
     assert "The VAE runs on our kernels." in webui.status
     webui.devices.dtype_vae = torch.bfloat16
     webui.shared.sd_model.forge_objects.vae.vae_dtype = torch.float32
-    assert "The VAE is the WebUI's own: its weights are float32" in webui.status
+    assert "The WebUI's own code runs the VAE: its weights are float32" in webui.status
 
 
 CHANGED = {

@@ -263,7 +263,7 @@ def test_cache_panel(cache_folder: Path, start: Start, gpu: FakeGpu) -> None:
     shown = webui.library("ui.cache_panel").contents()
     assert "&lt;cache&gt;</code>" in shown and "Size: 5 KiB" in shown
     said = click(webui, "rocm_sd_cache_clear")
-    assert "5 KiB removed" in said and "Size: 0 bytes" in said
+    assert "Removed 5 KiB" in said and "Size: 0 bytes" in said
     assert (folder / "mine.txt").is_file()
     assert webui.library("cache").read("code", "a" * 64) is None
 
@@ -276,7 +276,7 @@ def test_compile_again(
     begun: list[int] = []
     monkeypatch.setattr(type(webui.ours), "compile_again", lambda self: begun.append(1))
     said = click(webui, "rocm_sd_cache_again")
-    assert begun == [1] and "Compiling. The accordion in txt2img shows how far it is." in said
+    assert begun == [1] and "Compiling. The accordion in txt2img shows the progress." in said
     assert webui.library("cache").read("code", "a" * 64) is None
     assert webui.library("cache").read("tune", "gfx1100/attention.json") == b"{}"
 

@@ -72,7 +72,7 @@ def test_pictures_with_the_blocks(blocks: WebUI, monkeypatch: Any) -> None:
 def test_a_unet_that_nobody_knows(blocks: WebUI) -> None:
     blocks.shared.sd_model.model.diffusion_model = torch.nn.Linear(2, 2)
     found = reasons(Test(blocks).run("step"))
-    assert found == ["it is not known how this checkpoint's UNet is called"]
+    assert found == ["we do not know how to call this checkpoint's UNet"]
 
 
 def test_a_unet_elsewhere_is_moved_and_moved_back(blocks: WebUI, monkeypatch: Any) -> None:

@@ -81,10 +81,12 @@ def test_the_webuis_own_path_until_ours_was_tried(
     assert "kernels are being tested (0 of 3)" in webui.status
     assert "0 of 3" in webui.library("hosts.a1111.vae").refusals()[0]
     title, _, status = refresh(webui)
-    assert title == "ROCm SD Optimization: Auto · trying kernels, 0 of 3"
-    assert "Trying kernels in a process of their own: 0 of 3. Pictures are made by" in status
+    assert title == "ROCm SD Optimization: Auto · testing kernels, 0 of 3"
+    assert (
+        "Testing kernels in a separate process: 0 of 3. Until they are ready, the WebUI's" in status
+    )
     busy = webui.library("hosts.a1111.speedtest").side.busy()
-    assert busy == "Kernels are being tried already."
+    assert busy == "Kernels are already being tested."
     answer = client_of(webui).get(STATUS).json()
     assert answer["trials"] | {"kernel": ""} == {
         **{"running": True, "done": 0, "total": 3, "kernel": "", "halted": "", "refused": []}
@@ -224,7 +226,7 @@ def test_whatever_becomes_of_a_trial_the_webui_lives_and_says_it(
     answer = client_of(webui).get(STATUS).json()
     assert SAID[how] in answer["attention"]["reasons"][0]
     assert any(SAID[how] in each["reason"] for each in answer["trials"]["refused"])
-    halted = "nothing more of ours is tried on this card by itself"
+    halted = "we stopped testing kernels on this card"
     assert (halted in answer["trials"]["halted"]) == (how in HALTS)
     assert not webui.errors_reported
 
@@ -247,14 +249,14 @@ def test_the_next_start_knows_and_who_asks_gets_ours_without_another(
     card.script.clear()
     card.go.clear()
     status, _ = check(webui)
-    assert "3 kernels will be tried again, one by one." in status
+    assert "3 kernels will be tested again, one by one." in status
     until(lambda: trials(webui).state().running)
-    assert "Kernels are being tried already." in check(webui)[0]
+    assert "Kernels are already being tested." in check(webui)[0]
     assert not button(webui)
     card.go.set()
     until(webui.is_ours)
     settled(webui, until)
-    assert "Nothing of ours is barred on this card." in check(webui)[0]
+    assert "None of our kernels is blocked on this card." in check(webui)[0]
     assert "This may freeze" not in refresh(webui)[2]
 
 
@@ -266,7 +268,7 @@ def test_only_the_second_class_dies(start: Start, gpu: FakeGpu, card: Card) -> N
     refused = dict(trials(webui).state().refused)
     assert len(refused) == 2
     assert sum("Memory access fault" in reason for reason in refused.values()) == 1
-    assert sum(reason.startswith("after a trial that faulted") for reason in refused.values()) == 1
+    assert sum(reason.startswith("a test faulted") for reason in refused.values()) == 1
 
 
 def test_a_webui_that_died_in_its_own_first_launch_bars_the_class(
@@ -305,7 +307,7 @@ def test_http_asks_only_with_the_api(start: Start, gpu: FakeGpu, card: Card) -> 
     assert client_of(webui).post(CHECK).status_code == 415  # as a foreign page would ask
     answer = client_of(webui).post(CHECK, json={})
     assert answer.status_code == 202
-    assert answer.json()["said"] == "3 kernels will be tried again, one by one."
+    assert answer.json()["said"] == "3 kernels will be tested again, one by one."
     until(webui.is_ours)
     webui.shared.cmd_opts.api = False
     refused = client_of(webui).post(CHECK, json={})

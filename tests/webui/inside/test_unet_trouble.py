@@ -42,7 +42,9 @@ def transformer_blocks(webui: WebUI) -> list[Any]:
 def test_all_are_ours(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu)
     (row,) = blocks_shown(webui)
-    assert row.operation == "UNet blocks" and row.runs == "our blocks, from the next picture on"
+    assert (
+        row.operation == "UNet blocks" and row.runs == "our blocks, starting with the next picture"
+    )
     assert (
         refresh(webui, *AUTO)[0] == f"{TITLE}: Auto · attention on gfx1100 · UNet ready · VAE off"
     )
@@ -72,7 +74,7 @@ def test_recorded_blocks(start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     desk = recording(monkeypatch)
     assert same(webui.txt2img(*AUTO), launched)
     assert desk.recorded > 10 and desk.replayed > desk.recorded
-    assert shown(webui, "launches").runs == "recorded, each block by one call"
+    assert shown(webui, "launches").runs == "GPU graphs, one call per block"
     replayed = desk.replayed
     webui.shared.opts.set("rocm_sd_graphs", "Off")
     assert same(webui.txt2img(*AUTO), launched)
@@ -292,7 +294,7 @@ def test_another_unet_in_its_place(start: Start, gpu: FakeGpu, monkeypatch: Any)
     result = webui.txt2img(*AUTO)
     assert untouched(webui) and "left to the WebUI" in result.info
     (row,) = blocks_shown(webui)
-    assert row.why == ("the SD Unet in Settings > Stable Diffusion makes the steps",)
+    assert row.why == ("the SD Unet in Settings > Stable Diffusion runs the steps",)
     webui.sd_unet.current_unet = None
     webui.txt2img(*AUTO)
     assert ours(webui) == BLOCKS
@@ -372,7 +374,7 @@ def test_a_block_that_is_not_what_the_webui_computes_is_said(
         told = webui.txt2img(*AUTO)
         assert f"{BLOCKS - 1} of {BLOCKS} blocks" in told.info and "a check differed" in told.info
         assert " differed by 100.0% (rounding explains " in told.comments
-        assert "The steps before that was seen may differ as much" in told.comments
+        assert "Steps before this was noticed may differ by as much" in told.comments
         row = shown(webui, "downsampling")
         assert row.runs == "0 of 1 are ours" and " differed by 100.0%" in "".join(row.why)
     assert same(webui.txt2img(*AUTO), fine) and ours(webui) == BLOCKS

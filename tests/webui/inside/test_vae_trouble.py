@@ -362,7 +362,7 @@ def test_no_convolutions(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     seen = runs(webui, monkeypatch)
     result = webui.txt2img()
     assert not seen and "ROCm SD VAE" not in result.info
-    assert "The VAE is the WebUI's own: there is no conv 3x3." in webui.status
+    assert "The WebUI's own code runs the VAE: there is no conv 3x3." in webui.status
 
 
 def test_weights_written_through_data_are_seen_and_said(
