@@ -100,7 +100,7 @@ def attempt(folder: Path, op: str, arch: str) -> Found:
     _update(extension)
     import_stayed = (extension / IMPORTED).read_text(encoding="utf-8") == "{}"
     same_kernels = _start(extension, op, arch)
-    _publish(origin, KERNEL, "\n// Another line.\n")
+    _publish(origin, KERNEL, "\nstruct AnotherLine;\n")
     _update(extension)
     other_kernel = _start(extension, op, arch)
     lost = [

@@ -51,9 +51,9 @@ def test_each_control_changes_what_is_said(visit: Open) -> None:
     page.wait_for_title("Optimization: off$")
     page.part("enable").locator("input").check()
     for level, words in (
-        ("Memory", "As little memory"),
-        ("Performance", "Measured"),
-        ("Auto", "Expected"),
+        ("Memory", "as little memory"),
+        ("Performance", "Measures"),
+        ("Auto", "Likely"),
     ):
         page.choose("level", level)
         page.wait_for_title(f"Optimization: {level} ·")
