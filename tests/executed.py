@@ -124,7 +124,7 @@ def entry_of(item: pytest.Item) -> Entry | None:
 
 
 def noted_of(item: pytest.Function, mark: pytest.Mark, codes: noted.Codes) -> Entry | None:
-    """That of a test that launches machine code, by what it would launch."""
+    """The entry of a test that launches machine code: its key is what it would launch."""
     from tests import noted
 
     params = item.callspec.params

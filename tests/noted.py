@@ -21,7 +21,7 @@ from tests.compiled import hash_of, text_of
 from tests.executed import Code, version_of
 
 PROGRAM, NOTE, LOADED = 1, 7, 2
-"""Of ELF's sections: types, and the flag of what is loaded."""
+"""Types of ELF sections, and the flag of what is loaded."""
 
 
 class Codes:
@@ -63,8 +63,8 @@ def _read(code: bytes) -> Iterator[bytes]:
 
 
 def key_of(codes: Codes, name: object, test: Callable[[], object]) -> str:
-    """Of a test of this name, by what `test`, run up to the end of its launches, would execute;
-    empty where that cannot be noted.
+    """Key of a test of this name: what `test`, run up to the end of its launches, would execute.
+    Empty where that cannot be noted.
     """
     launches: list[Any] = []
     tensors: dict[int, int] = {}
@@ -85,7 +85,7 @@ def key_of(codes: Codes, name: object, test: Callable[[], object]) -> str:
     try:
         test()
     except launch.Noted:
-        return hash_of(name, executor.VERSION, *launches)[:12]
+        return hash_of(name, executor.VERSION, *launches)[:12] if launches else ""
     except (Exception, pytest.skip.Exception):  # it does so again when it is executed
         return ""
     finally:

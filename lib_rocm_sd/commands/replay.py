@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from lib_rocm_sd.commands.support import as_table
 
 if TYPE_CHECKING:
     from lib_rocm_sd.engine.call_file import Call
+    from lib_rocm_sd.ops.base import Op
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +46,8 @@ def main(args: argparse.Namespace) -> int:
     print(as_table([heads, *(tuple(row[key] for key in keys) for row in rows)]))
     if args.json:
         about = {"file": args.file.name, "device": str(device), "rows": rows}
-        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(about, indent=1).replace("Infinity", "null")
+        args.json.write_text(text + "\n", encoding="utf-8")
     wrong = sum(row["verdict"].startswith("WRONG") for row in rows)
     print(f"{len(rows)} results, {wrong} wrong")
     return int(bool(wrong))
@@ -53,35 +57,59 @@ def _rows(number: int, call: Call, device: Any) -> Iterator[dict[str, Any]]:
     """What was captured, then each variant here."""
     import torch
 
-    from lib_rocm_sd.device import identify
-    from lib_rocm_sd.engine import selftest
-    from lib_rocm_sd.engine.engine import engine
+    from lib_rocm_sd.engine.call_file import CallFileError
     from lib_rocm_sd.ops.registry import ops
 
     op = next((op for op in ops() if op.name == call.op), None)
     if op is None:
-        raise ValueError(f"this version has no op {call.op}")
+        raise CallFileError(f"this version has no op {call.op}")
     cpu = torch.device("cpu")
     with torch.no_grad():
         inputs = call.inputs(cpu)
-        problem, reference = op.problem_of(inputs), op.reference(inputs)
+        judged = partial(_judged, op, inputs, op.reference(inputs))
         about = {"call": number, "op": op.name, "problem": call.problem}
-
-        def row(by: str, output: Any) -> dict[str, Any]:
-            wanted = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
-            found = selftest.compare(output, wanted, reference, op.tolerance(problem), problem)
-            verdict = f"WRONG: {found.reason}" if found.reason else "right"
-            figures = {"error": float(f"{found.error:.3g}"), "tolerance": found.tolerance}
-            return {**about, "by": by, **figures, "verdict": verdict}
-
         where = f"captured: {call.how['variant']}, {call.how['config']}, {call.how['name']}"
-        yield row(where, call.output(cpu))
-        checks = engine.checks(problem, device, op)
-        launch = engine.launcher(device)
-        for variant in op.variants:
-            given = call.inputs(device)
-            check, why = checks.get(variant.name), variant.input_refusals(given)
-            if check is None or check.reason or why:
-                continue  # not for this device, or barred by its self-test: doctor tells
-            config = variant.defaults(identify(device).arch, problem)[0]
-            yield row(f"{variant.name} on {device}", variant.run(launch, config, problem, given))
+        yield {**about, "by": where, **judged(call.output(cpu))}
+        for by, output in _computed(op, call, op.problem_of(inputs), device):
+            yield {**about, "by": f"{by} on {device}", **judged(output)}
+
+
+def _computed(op: Op[Any, Any], call: Call, problem: Any, device: Any) -> Iterator[tuple[str, Any]]:
+    """What each variant makes of a call on `device`, or the error that it raises. Variants that do
+    not take it are left out.
+    """
+    from lib_rocm_sd.device import identify
+    from lib_rocm_sd.engine import selftest
+    from lib_rocm_sd.engine.engine import engine
+
+    launch, checks = engine.launcher(device), engine.checks(problem, device, op)
+    for variant in op.variants:
+        inputs, check = call.inputs(device), checks.get(variant.name)
+        if check is None or variant.input_refusals(inputs):
+            continue
+        if check.reason:
+            yield variant.name, RuntimeError(f"its self-test: {check.reason}")
+            continue
+        config = variant.defaults(identify(device).arch, problem)[0]
+        try:
+            output = variant.run(launch, config, problem, inputs)
+        except selftest.FAILURES as error:
+            if selftest.is_out_of_memory(error):
+                raise
+            output = error
+        yield variant.name, output
+
+
+def _judged(op: Op[Any, Any], inputs: Any, reference: Any, output: Any) -> dict[str, Any]:
+    """How far `output` is from `reference`; or the error that there is in its place."""
+    from lib_rocm_sd.engine import selftest
+
+    problem = op.problem_of(inputs)
+    tolerance = op.tolerance(problem)
+    if isinstance(output, Exception):
+        verdict = f"WRONG: {selftest.describe(output)}"
+        return {"error": math.inf, "tolerance": tolerance, "verdict": verdict}
+    dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
+    found = selftest.compare(output, dtype, reference, tolerance, problem)
+    verdict = f"WRONG: {found.reason}" if found.reason else "right"
+    return {"error": float(f"{found.error:.3g}"), "tolerance": tolerance, "verdict": verdict}

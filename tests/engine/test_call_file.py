@@ -24,6 +24,7 @@ from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.ops.registry import ops
 from tests.compiled import CHECKOUT
 
@@ -155,6 +156,31 @@ def test_a_wrong_result_is_told_from_a_right_one(
     assert command_line.main(["replay", str(file), "--device", "cpu"]) == 1
     said = capsys.readouterr().out
     assert "WRONG: " in said and "1 wrong" in said
+
+
+def test_a_variant_that_fails_is_a_row(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*given: Any) -> None:
+        raise RuntimeError("an API that this torch lacks")
+
+    captured(file, LINEAR, SMALL)
+    engine.checks(SMALL, CPU, LINEAR)  # its self-test is right
+    monkeypatch.setattr(TorchLinear, "run", run)
+    table = file.with_suffix(".json")
+    assert command_line.main(["replay", str(file), "--device", "cpu", "--json", str(table)]) == 1
+    assert "an API that this torch lacks" in capsys.readouterr().out
+    rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+    assert [row["error"] is None for row in rows] == [False, True]
+
+
+def test_an_op_that_this_version_lacks_is_said(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured(file, LINEAR, SMALL)
+    monkeypatch.setattr("lib_rocm_sd.ops.registry.ops", lambda: iter(()))
+    assert command_line.main(["replay", str(file)]) == 2
+    assert "this version has no op linear" in capsys.readouterr().err
 
 
 def captured_by_a_host() -> None:
