@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lib_rocm_sd.checks import device_problem
 from lib_rocm_sd.commands.support import as_table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="what `capture` has written")
-    parser.add_argument("--device", default="", help="cpu, or cuda:N (default: a GPU if there is)")
+    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON too")
 
 
@@ -34,6 +35,10 @@ def main(args: argparse.Namespace) -> int:
 
     from lib_rocm_sd.engine.call_file import CallFileError, read
 
+    problem = device_problem(args.device)
+    if problem:
+        print(f"replay: {problem}", file=sys.stderr)
+        return 2
     device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     try:
         calls = enumerate(read(args.file))
@@ -45,9 +50,11 @@ def main(args: argparse.Namespace) -> int:
     keys = ("call", "op", "problem", "by", "error", "tolerance", "verdict")
     print(as_table([heads, *(tuple(row[key] for key in keys) for row in rows)]))
     if args.json:
-        about = {"file": args.file.name, "device": str(device), "rows": rows}
-        text = json.dumps(about, indent=1).replace("Infinity", "null")
-        args.json.write_text(text + "\n", encoding="utf-8")
+        finite = [
+            {**row, "error": row["error"] if math.isfinite(row["error"]) else None} for row in rows
+        ]
+        about = {"file": args.file.name, "device": str(device), "rows": finite}
+        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     wrong = sum(row["verdict"].startswith("WRONG") for row in rows)
     print(f"{len(rows)} results, {wrong} wrong")
     return int(bool(wrong))
@@ -58,9 +65,9 @@ def _rows(number: int, call: Call, device: Any) -> Iterator[dict[str, Any]]:
     import torch
 
     from lib_rocm_sd.engine.call_file import CallFileError
-    from lib_rocm_sd.ops.registry import ops
+    from lib_rocm_sd.ops.registry import op_named
 
-    op = next((op for op in ops() if op.name == call.op), None)
+    op = op_named(call.op)
     if op is None:
         raise CallFileError(f"this version has no op {call.op}")
     cpu = torch.device("cpu")

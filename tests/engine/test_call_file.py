@@ -201,6 +201,13 @@ def test_a_host_is_run_and_its_calls_are_kept(
     assert not file.exists() and "no such call was made" in capsys.readouterr().err
 
 
+def test_a_device_that_is_not_here_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captured(file, LINEAR, SMALL)
+    for device in ("none", "cuda:99"):
+        assert command_line.main(["replay", str(file), "--device", device]) == 2
+        assert capsys.readouterr().err.startswith("replay: ")
+
+
 @pytest.mark.parametrize(
     "words", [["--op", "none", "f", "--", "x"], ["f"], ["--calls", "0", "f", "--", "x"]]
 )
