@@ -47,8 +47,8 @@ def test_anything_else_is_not_as_documented(found: Found) -> None:
 def test_names_that_users_have_saved_are_those_of_the_document() -> None:
     """A renamed setting loses what users chose: it needs a line in the changelog, and here."""
     pytest.importorskip("torch")
-    from lib_rocm_sd.hosts.a1111 import settings
-    from lib_rocm_sd.ui import options
+    from lib_rocm_sd.hosts.ui import options
+    from lib_rocm_sd.hosts.webui import settings
 
     keys = {value for name, value in vars(settings).items() if name.endswith("_KEY")}
     saved = keys | {options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY}

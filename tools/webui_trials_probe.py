@@ -21,7 +21,7 @@ from modules import script_callbacks
 sys.path.insert(0, os.environ["ROCM_SD_PROBE_LIBRARY"])
 
 from lib_rocm_sd.engine import selftest
-from lib_rocm_sd.hosts.a1111 import register
+from lib_rocm_sd.hosts.webui import register
 from lib_rocm_sd.runtime import build, launcher
 
 HEAD_DIM = ("HEAD_DIM", 40)
@@ -86,7 +86,7 @@ def watch() -> None:
     timed("first use of the card", first_use)()
     selftest.check = timed("second look", selftest.check)
     try:
-        from lib_rocm_sd.hosts.a1111 import trials
+        from lib_rocm_sd.hosts.webui import trials
         from lib_rocm_sd.trials import link
     except ImportError:  # a checkout from before there were trials
         return

@@ -87,9 +87,9 @@ def make(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
     import torch
 
     from lib_rocm_sd.demo.standalone import Standalone
+    from lib_rocm_sd.hosts.ui import speed_tab
+    from lib_rocm_sd.hosts.ui.speed_view import View
     from lib_rocm_sd.speedtest.session import session
-    from lib_rocm_sd.ui import speed_tab
-    from lib_rocm_sd.ui.speed_view import View
 
     side = Standalone(torch.device(device) if device else None, folder)
     theme = gr.themes.Default(font=FONTS, font_mono=("monospace",))

@@ -10,10 +10,10 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts import packed
-from lib_rocm_sd.hosts.a1111.attention import calls
-from lib_rocm_sd.hosts.forge import functions
-from lib_rocm_sd.hosts.forge.functions import Function
-from lib_rocm_sd.hosts.forge.method import method
+from lib_rocm_sd.hosts.webui import functions
+from lib_rocm_sd.hosts.webui.attention import calls
+from lib_rocm_sd.hosts.webui.forge_method import method
+from lib_rocm_sd.hosts.webui.functions import Function
 from tests.comfyui.play import CARD, FLOATS, Engine
 
 B, H, S, D = 2, 4, 9, 8

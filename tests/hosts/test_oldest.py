@@ -18,7 +18,7 @@ torch.__version__ = sys.argv[1]
 del torch.compiler
 sys.path.insert(0, sys.argv[2])
 there = runpy.run_path(sys.argv[2] + "/scripts/rocm_sd.py")
-ours = [name for name in sys.modules if name.startswith("lib_rocm_sd.hosts.a1111")]
+ours = [name for name in sys.modules if name.startswith("lib_rocm_sd.hosts.webui")]
 print(json.dumps([[name for name in there if name.startswith("Rocm")], ours]))
 """
 

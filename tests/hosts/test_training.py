@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts.a1111 import session as webuis
-from lib_rocm_sd.hosts.a1111.attention import calls
 from lib_rocm_sd.hosts.comfyui.attention import Override
-from lib_rocm_sd.hosts.forge import functions
 from lib_rocm_sd.hosts.sdpa import served
+from lib_rocm_sd.hosts.webui import functions
+from lib_rocm_sd.hosts.webui import session as webuis
+from lib_rocm_sd.hosts.webui.attention import calls
 from tests.following import BACKWARD, FORWARD, Card, card, ran, session, told
 
 __all__ = ["card", "session"]

@@ -15,12 +15,12 @@ import pytest
 
 image = pytest.importorskip("PIL.Image")
 
+from lib_rocm_sd.hosts.ui import speed_html, speed_pictures
+from lib_rocm_sd.hosts.ui.speed_view import State, View, sizes_of
 from lib_rocm_sd.speedtest import result
 from lib_rocm_sd.speedtest.request import Request
 from lib_rocm_sd.speedtest.result import Document, Pair, SpeedRow
 from lib_rocm_sd.speedtest.session import SpeedSession
-from lib_rocm_sd.ui import speed_html, speed_pictures
-from lib_rocm_sd.ui.speed_view import State, View, sizes_of
 from tests.speedtest.speedtest_doubles import Gate, Side, document
 from tests.waiting import WAIT_S
 

@@ -26,13 +26,13 @@ def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
     assert label == f"{TITLE}: Auto · attention on gfx1100 · UNet · VAE whole frame"
     assert "UNet, transformer block" in status
 
-    public = webui.library("hosts.a1111.public").status()
+    public = webui.library("hosts.webui.public").status()
     assert public["attention"]["in_use"] and public["attention"]["chosen"] == "ROCm SD"
     blocks = public["unet"]["blocks"]
     assert blocks and all(row["ours"] == row["total"] > 0 for row in blocks)
     assert public["unet"]["usable"] is not False and not public["unet"]["trouble"]
 
-    side = webui.library("hosts.a1111.speedtest").side
+    side = webui.library("hosts.webui.speedtest").side
     ((name, method),) = side.attention_methods().items()
     theirs = getattr(forge.home, forge.names[0]).theirs
     assert name == theirs.__name__.removeprefix("attention_")

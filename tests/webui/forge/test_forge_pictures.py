@@ -158,7 +158,7 @@ def test_what_a_decode_takes_is_told(forge: Any, gpu: FakeGpu) -> None:
 
 def test_packed_weights_stay_where_forge_leaves_models(forge: Any, gpu: FakeGpu) -> None:
     webui = forge(gpu=gpu)
-    session = webui.library("hosts.a1111.vae").session
+    session = webui.library("hosts.webui.vae").session
 
     def kept() -> list[bool]:
         return [bool(coder._program and coder._program._ready) for coder in session._all()]
@@ -208,5 +208,5 @@ def test_a_vae_whose_weights_are_not_its_own_is_forges(forge: Any, gpu: FakeGpu)
 def test_the_device_is_asked_of_forge_where_nobody_else_knows(forge: Any) -> None:
     webui = forge(cuda=False)
     del webui.devices.device, webui.shared.device
-    assert webui.library("hosts.a1111.host").device() == torch.device("cpu")
-    assert webui.library("hosts.forge.kinds").device() == torch.device("cpu")
+    assert webui.library("hosts.webui.host").device() == torch.device("cpu")
+    assert webui.library("hosts.webui.kinds").device() == torch.device("cpu")

@@ -203,7 +203,7 @@ def main() -> None:
     load(modules)
     found: dict[str, Any] = {"first": picture(modules)}
     if (DATA / "extensions" / "rocm-sd").exists():
-        state: Any = importlib.import_module("lib_rocm_sd.hosts.a1111.state")
+        state: Any = importlib.import_module("lib_rocm_sd.hosts.webui.state")
         blocks = (True, "Auto", "Auto", 0, "Auto")
         found |= {"on": picture(modules, True), "off": picture(modules, False)}
         found |= {"blocks": picture(modules, *blocks), "off again": picture(modules, False)}

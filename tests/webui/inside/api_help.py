@@ -33,7 +33,7 @@ class Bench:
         self.session = module.session
         self.row = webui.library("speedtest.result").SpeedRow
         self.busy_error = module.Busy
-        webui.library("hosts.a1111.speedtest").side = self
+        webui.library("hosts.webui.speedtest").side = self
         self.device = webui.devices.device
 
     def busy(self) -> str:

@@ -127,11 +127,11 @@ class WebUI:
 
     @property
     def ours(self) -> Any:
-        return self.library("hosts.a1111.state").optimizer()
+        return self.library("hosts.webui.state").optimizer()
 
     @property
     def status(self) -> str:
-        return self.library("hosts.a1111.state").status()
+        return self.library("hosts.webui.state").status()
 
     @property
     def applied(self) -> str | None:

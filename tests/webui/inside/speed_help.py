@@ -18,8 +18,8 @@ class Test:
     def __init__(self, webui: WebUI) -> None:
         self.webui = webui
         self.session = webui.library("speedtest.session").session
-        self.side = webui.library("hosts.a1111.speedtest").side
-        self.view = webui.library("ui.speed_view").View(self.session, self.side)
+        self.side = webui.library("hosts.webui.speedtest").side
+        self.view = webui.library("hosts.ui.speed_view").View(self.session, self.side)
 
     def start(self, *what: str) -> str:
         return self.view.start(list(what), "quick", "")

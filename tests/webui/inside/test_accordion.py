@@ -31,7 +31,7 @@ def cells(status: str, operation: str) -> list[list[str]]:
 def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
     webui = start(gpu=gpu, serve=True)
     controls = script(webui, tab).controls
-    default = webui.library("ui.options").UNET_DEFAULT
+    default = webui.library("hosts.ui.options").UNET_DEFAULT
     assert [control.value for control in controls] == [True, "Auto", "Auto", 0, default, "Off", ""]
     assert all(len(control.webui_tooltip) > 40 for control in controls)
     # ui-config.json keeps exactly these classes, by their labels.
@@ -106,7 +106,7 @@ def test_table_after_a_generation(start: Start, gpu: FakeGpu) -> None:
 
 
 def test_slower_ways_need_no_reason(start: Start, gpu: FakeGpu) -> None:
-    rows = start(gpu=gpu).library("ui.rows")
+    rows = start(gpu=gpu).library("hosts.ui.rows")
     reasons = {
         "rocm_sd": ["head_dim 41 is not a multiple of 8", "and another"],
         "torch + rocm_sd": ["comes after sdpa"],
@@ -151,7 +151,7 @@ def test_vae_left_to_the_host(start: Start, gpu: FakeGpu) -> None:
 @pytest.mark.parametrize("level", ["Auto", "Performance", "Memory"])
 def test_explanation_changes_with_the_level(start: Start, gpu: FakeGpu, level: str) -> None:
     webui = start(gpu=gpu)
-    lines = webui.library("ui.accordion").EXPLANATIONS
+    lines = webui.library("hosts.ui.accordion").EXPLANATIONS
     assert len(set(lines.values())) == 3
     assert max(map(len, lines.values())) <= 60
     assert lines[level] in refresh(webui, True, level)[1]
@@ -186,7 +186,7 @@ def test_everything_is_escaped(start: Start) -> None:
     assert "<img" not in title + explanation + status
     assert "&lt;img src=x onerror=alert(1)&gt;" in status
 
-    page = webui.library("ui.status")
+    page = webui.library("hosts.ui.status")
     parts = page.Status(
         HOSTILE,
         (HOSTILE,),
@@ -201,7 +201,7 @@ def test_everything_is_escaped(start: Start) -> None:
 
 
 def test_title_is_one_short_line(start: Start, gpu: FakeGpu) -> None:
-    page = start(gpu=gpu).library("ui.status")
+    page = start(gpu=gpu).library("hosts.ui.status")
     assert page.title(page.Status("a\n  b\tc")) == f"{TITLE}: a b c"
     assert len(page.title(page.Status("x" * 500))) == page.TITLE_LENGTH
 
@@ -252,7 +252,7 @@ def test_link_to_the_speed_test(start: Start, gpu: FakeGpu) -> None:
     def tab() -> list[Any]:
         return []
 
-    tab.__module__ = "lib_rocm_sd.hosts.a1111.speedtest"
+    tab.__module__ = "lib_rocm_sd.hosts.webui.speedtest"
     webui.script_callbacks.on_ui_tabs(tab)
     assert 'data-tab="Speed test"' in refresh(webui)[2]
 

@@ -73,7 +73,7 @@ def test_undo_leaves_a_wrapper_which_gets_the_webuis_own(start: Start, gpu: Fake
     inner, outer = cls.forward, Wrappers(webui).forwards[0]  # type: ignore[attr-defined]
     webui.ours.undo()
     assert cls.forward is outer  # type: ignore[attr-defined]
-    default = webui.library("hosts.a1111.host").module("modules.hypernetworks.hypernetwork")
+    default = webui.library("hosts.webui.host").module("modules.hypernetworks.hypernetwork")
     used = len(gpu.seen)
     with torch.no_grad():
         theirs = default.attention_CrossAttention_forward(module, x)

@@ -125,16 +125,16 @@ def test_it_switches_between_generations(start: Start, gpu: FakeGpu, builder: Bu
 def test_the_vae_waits_for_its_own_kernels(start: Start, gpu: FakeGpu, builder: Builder) -> None:
     gpu.convs = True
     webui = start(gpu=gpu)
-    vae = webui.library("hosts.a1111.vae")
+    vae = webui.library("hosts.webui.vae")
     assert vae.refusals()[0].startswith("compiling, 0 of ")
-    assert "being compiled" in webui.library("hosts.a1111.speedtest").side.busy()
+    assert "being compiled" in webui.library("hosts.webui.speedtest").side.busy()
     builder.allow(attention_kernels(webui))
     until(webui.is_ours)
     assert vae.refusals()[0].startswith("compiling, ")
     builder.allow()
     until(lambda: not state(webui).running)
     assert vae.refusals() == []
-    assert webui.library("hosts.a1111.speedtest").side.busy() == ""
+    assert webui.library("hosts.webui.speedtest").side.busy() == ""
 
 
 def test_only_the_vaes_kernels_are_missing(start: Start, gpu: FakeGpu, builder: Builder) -> None:
@@ -147,7 +147,7 @@ def test_only_the_vaes_kernels_are_missing(start: Start, gpu: FakeGpu, builder: 
     webui = start(gpu=gpu)
     assert state(webui).running
     assert webui.is_ours()
-    assert webui.library("hosts.a1111.vae").refusals()[0].startswith("compiling, ")
+    assert webui.library("hosts.webui.vae").refusals()[0].startswith("compiling, ")
 
 
 def test_a_chosen_optimizer_stays(start: Start, gpu: FakeGpu, builder: Builder) -> None:

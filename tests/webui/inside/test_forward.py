@@ -50,7 +50,7 @@ def ours(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def left_to_host(webui: WebUI) -> int:
-    return webui.library("hosts.a1111.attention").calls.left_to_host
+    return webui.library("hosts.webui.attention").calls.left_to_host
 
 
 @pytest.mark.parametrize("family", ["ldm", "sgm"])
@@ -260,7 +260,7 @@ def test_a_broken_host_optimizer_leaves_the_default(webui: WebUI) -> None:
         raise RuntimeError("the host's")
 
     webui.library("functional").attention = None
-    webui.library("hosts.a1111.host").choice(without=webui.ours).apply = explode
+    webui.library("hosts.webui.host").choice(without=webui.ours).apply = explode
     module, (x, text) = cross(webui), inputs()
     assert torch.equal(ours(module, x, text), theirs(webui, module, x, text))
     assert webui.is_ours()

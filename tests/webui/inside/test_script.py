@@ -45,7 +45,7 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, enable: bool, level: st
         updates = webui.infotext_utils.paste(tab, info)
         pasted = [value_of(updates[control]) for control in controls[:5]]
         assert not any(control in updates for control in controls[5:])  # they change no picture
-        unet = webui.library("ui.options").UNET_DEFAULT if enable else None
+        unet = webui.library("hosts.ui.options").UNET_DEFAULT if enable else None
         assert pasted == [enable, level if enable else None, None, None, unet]
         names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE"]
         assert script(webui, tab).paste_field_names == names
@@ -205,7 +205,7 @@ def test_loading_leaves_sys_path_alone(start: Start, tmp_path: Path) -> None:
     assert sys.path == before
     assert str(CHECKOUT) not in sys.path
     folder = webui.data / "extensions" / "rocm-sd"
-    assert Path(webui.library("hosts.a1111.register").__file__).is_relative_to(folder)
+    assert Path(webui.library("hosts.webui.register").__file__).is_relative_to(folder)
     assert webui.library("arch").table()
     webui.library("doctor.command")  # a module that nothing had imported yet
     assert not webui.errors_reported

@@ -77,7 +77,7 @@ def test_reloading_keeps_the_values(webui: WebUI) -> None:
     webui.shared.opts.set("rocm_sd_headroom_mib", 512)
     webui.initialize.reload_ui()
     assert webui.shared.opts.rocm_sd_headroom_mib == 512
-    assert webui.library("hosts.a1111.session").current().headroom_bytes == 512 << 20
+    assert webui.library("hosts.webui.session").current().headroom_bytes == 512 << 20
 
 
 def test_attention_may_be_excluded(webui: WebUI) -> None:
@@ -133,7 +133,7 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
     entered.wait(60)
     webui.shared.opts.set(OPERATIONS, ALL[1:])
     assert webui.is_ours()
-    assert webui.library("hosts.a1111.settings_page").compile_again().startswith("A picture is")
+    assert webui.library("hosts.webui.settings_page").compile_again().startswith("A picture is")
     leave.set()
     thread.join()
     webui.txt2img()
@@ -141,7 +141,7 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
 
 
 def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, session = webui.library("engine.memory"), webui.library("hosts.a1111.session")
+    memory, session = webui.library("engine.memory"), webui.library("hosts.webui.session")
     device = torch.device("cuda", 0)
     for name, value in (("memory_allocated", 1 << 30), ("memory_reserved", 3 << 30)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
@@ -167,7 +167,7 @@ def test_headroom(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headroom_plans_anew(webui: WebUI) -> None:
-    engine, session = webui.library("engine.engine").engine, webui.library("hosts.a1111.session")
+    engine, session = webui.library("engine.engine").engine, webui.library("hosts.webui.session")
 
     def planned() -> list[Any]:
         now = session.current()
@@ -185,9 +185,9 @@ def test_live_previews_may_be_the_webuis(webui: WebUI, monkeypatch: pytest.Monke
     seen = runs(webui, monkeypatch)
     decoder = coders(webui)[0]
     image = torch.zeros(1, 4, 8, 8, dtype=HALF)
-    session = webui.library("hosts.a1111.vae").session
+    session = webui.library("hosts.webui.vae").session
     session.begin()
-    session.establish(webui.library("ui.options").DEFAULTS)
+    session.establish(webui.library("hosts.ui.options").DEFAULTS)
 
     def preview() -> None:
         thread = threading.Thread(target=lambda: decoder(image))
@@ -223,7 +223,7 @@ def test_nonsense_is_the_default(webui: WebUI, value: Any) -> None:
     """config.json may have been edited by hand."""
     for key in ours(webui):
         webui.shared.opts.data[key] = value
-    settings = webui.library("hosts.a1111.settings").current()
+    settings = webui.library("hosts.webui.settings").current()
     assert settings.headroom_mib == 0
     assert settings.log_level == "Warnings"
     assert set(settings.operations) <= set(ALL)
@@ -260,7 +260,7 @@ def test_cache_panel(cache_folder: Path, start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     folder = fill_cache(webui)
     assert folder == cache_folder
-    shown = webui.library("ui.cache_panel").contents()
+    shown = webui.library("hosts.ui.cache_panel").contents()
     assert "&lt;cache&gt;</code>" in shown and "Size: 5 KiB" in shown
     said = click(webui, "rocm_sd_cache_clear")
     assert "Removed 5 KiB" in said and "Size: 0 bytes" in said
@@ -298,7 +298,7 @@ def test_no_cache_folder(start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     cache = webui.library("cache")
     monkeypatch.setattr(cache, "directory", lambda: None)
     monkeypatch.setattr(cache, "reasons", lambda: ["/x <y> cannot be written"])
-    shown = webui.library("ui.cache_panel").contents()
+    shown = webui.library("hosts.ui.cache_panel").contents()
     assert "There is no cache folder." in shown and "/x &lt;y&gt; cannot be written" in shown
 
 

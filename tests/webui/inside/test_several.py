@@ -29,12 +29,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def session_of(webui: WebUI) -> Any:
-    return webui.library("hosts.a1111.several").session
+    return webui.library("hosts.webui.several").session
 
 
 def row_of(webui: WebUI, *args: Any, name: str = "Several GPUs") -> Any:
-    options = webui.library("ui.options").parse(*(args or SEVERAL))[0]
-    rows = webui.library("hosts.a1111.status").look(options).rows
+    options = webui.library("hosts.ui.options").parse(*(args or SEVERAL))[0]
+    rows = webui.library("hosts.webui.status").look(options).rows
     return next((row for row in rows if row.operation == name), None)
 
 
@@ -100,7 +100,7 @@ def test_a_generation(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     assert both.info == alone.info
     row = row_of(webui)
     assert row.runs == "prompt on cpu, negative prompt on cpu" and row.why == ()
-    told = webui.library("hosts.a1111.public").status()["several"]
+    told = webui.library("hosts.webui.public").status()["several"]
     assert told["on"] and told["rows"] == [1, 1]
     assert told["cards"][0]["device"] == "cpu" and told["cards"][0]["sent_bytes"] > 10_000
 
@@ -144,7 +144,7 @@ def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family:
     assert row().runs == "2 of 3 bands on cpu, 1 of 3 bands on cpu" and row().why == ()
     assert (both.decoded[0][:1] - alone.decoded[0]).abs().max() < NEAR
     assert both.info.partition("Size")[2] == alone.info.partition("Size")[2]
-    told = webui.library("hosts.a1111.public").status()["several"]["vae"]
+    told = webui.library("hosts.webui.public").status()["several"]["vae"]
     assert told == {"bands": [2, 1], "why": ""}
 
     decode_as_a_preview_and_as_a_picture(webui)
@@ -161,9 +161,9 @@ def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family:
 
 
 def decode_as_a_preview_and_as_a_picture(webui: WebUI) -> None:
-    session = webui.library("hosts.a1111.vae").session
+    session = webui.library("hosts.webui.vae").session
     session.begin()
-    session.establish(webui.library("ui.options").parse(*VAE_TOO)[0])
+    session.establish(webui.library("hosts.ui.options").parse(*VAE_TOO)[0])
     decoder, image = coders(webui)[0], torch.zeros(1, 4, 33, 8, dtype=HALF)
 
     def decode() -> None:
@@ -202,7 +202,7 @@ def test_sdxl_refiner_reasons_and_unloading(start: Start, gpu: FakeGpu, monkeypa
     assert theirs and "has been replaced" in row_of(webui).why[0]
     del unet.forward
     pid = session_of(webui).team.members[0].pid
-    webui.library("hosts.a1111.register").unload()
+    webui.library("hosts.webui.register").unload()
     assert "forward" not in vars(unet_of(webui))
     gone(pid)
 
@@ -211,7 +211,7 @@ def test_sdxl_refiner_reasons_and_unloading(start: Start, gpu: FakeGpu, monkeypa
 def test_low_vram(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu, args="--medvram")
     webui.txt2img(*SEVERAL)
-    assert row_of(webui).why == (webui.library("hosts.a1111.several").MOVED,)
+    assert row_of(webui).why == (webui.library("hosts.webui.several").MOVED,)
     assert session_of(webui).team is None
 
 
@@ -224,9 +224,9 @@ def test_one_card(start: Start, monkeypatch: Any) -> None:
     assert row_of(webui).runs == "one card" and row_of(webui).why == ("this is not a GPU",)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    several = webui.library("hosts.a1111.several")
+    several = webui.library("hosts.webui.several")
     monkeypatch.setattr(several.host, "device", lambda: torch.device("cuda"))
-    (row,) = several.rows(webui.library("ui.options").parse(*SEVERAL)[0])
+    (row,) = several.rows(webui.library("hosts.ui.options").parse(*SEVERAL)[0])
     assert row.why == ("there is one card, AMD Radeon RX 7900 XTX: nothing to divide with",)
 
 

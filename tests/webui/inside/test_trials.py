@@ -79,13 +79,13 @@ def test_the_webuis_own_path_until_ours_was_tried(
     until(lambda: trials(webui).state().total == 3)
     assert not webui.is_ours()
     assert "kernels are being tested (0 of 3)" in webui.status
-    assert "0 of 3" in webui.library("hosts.a1111.vae").refusals()[0]
+    assert "0 of 3" in webui.library("hosts.webui.vae").refusals()[0]
     title, _, status = refresh(webui)
     assert title == "ROCm SD Optimization: Auto · testing kernels, 0 of 3"
     assert (
         "Testing kernels in a separate process: 0 of 3. Until they are ready, the WebUI's" in status
     )
-    busy = webui.library("hosts.a1111.speedtest").side.busy()
+    busy = webui.library("hosts.webui.speedtest").side.busy()
     assert busy == "Kernels are already being tested."
     answer = client_of(webui).get(STATUS).json()
     assert answer["trials"] | {"kernel": ""} == {
@@ -100,7 +100,7 @@ def test_the_webuis_own_path_until_ours_was_tried(
     card.go.set()
     until(webui.is_ours)
     settled(webui, until)
-    assert webui.library("hosts.a1111.vae").refusals() == []
+    assert webui.library("hosts.webui.vae").refusals() == []
     webui.txt2img()  # what is in it was never seen before
     settled(webui, until)
     assert not webui.txt2img().decoded[0].equal(expected)
@@ -121,8 +121,8 @@ def test_a_picture_and_the_status_say_that_the_unets_kernels_are_being_tested(
     until(lambda: trials(webui).state().total == 4)
     info = webui.txt2img(*unet_help.AUTO).info
     assert 'ROCm SD UNet: "Auto, left to the WebUI, being tested"' in info
-    options = webui.library("ui.options")
-    shown = webui.library("hosts.a1111.status").look(options.Options())
+    options = webui.library("hosts.ui.options")
+    shown = webui.library("hosts.webui.status").look(options.Options())
     (row,) = (row for row in shown.rows if row.operation == "UNet blocks")
     assert row.why == ("kernels are being tested (0 of 4)",)
     assert options.unet_from({options.UNET_KEY: "Auto, left to the WebUI, being tested"}) == "Auto"
@@ -136,7 +136,7 @@ def test_a_picture_says_that_kernels_of_some_blocks_are_being_tested(
 ) -> None:
     gpu.norms = True
     webui = unet_help.begin(start, gpu)
-    script, takeover = webui.library("hosts.a1111.script"), webui.library("unet.takeover")
+    script, takeover = webui.library("hosts.webui.script"), webui.library("unet.takeover")
     why = f"no convolution of ours: {webui.library('trials.gate').WAITS}"
     script.unet.rows = (takeover.KindReport("residual block", 5, 3, {why: 2}, {}),)
     assert script._blocks(3, 5).startswith("3 of 5 blocks, others being tested")
@@ -320,7 +320,7 @@ def test_compile_again_asks_for_every_verdict_anew(start: Start, gpu: FakeGpu, c
     webui = start(gpu=gpu)
     until(webui.is_ours)
     settled(webui, until)
-    page = webui.library("hosts.a1111.settings_page")
+    page = webui.library("hosts.webui.settings_page")
     page.cache.clear(("verdicts",))
     card.go.clear()
     page.compile_again()

@@ -289,7 +289,7 @@ def test_api(start: Start, gpu: FakeGpu) -> None:
     def info(*args: Any) -> str:
         return webui.by_api({"rocm sd optimization": {"args": list(args)}})
 
-    known = webui.library("ui.options").UNET_DEFAULT
+    known = webui.library("hosts.ui.options").UNET_DEFAULT
     saved = info(True, "Auto", "Off", 0)  # as it was before there was a fifth
     assert f"{BLOCKS} of {BLOCKS} blocks" in saved if known == "Auto" else "UNet: off" in saved
     assert f"{BLOCKS} of {BLOCKS} blocks" in info(True, "Auto", "Off", 0, "auto")

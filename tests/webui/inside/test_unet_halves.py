@@ -57,7 +57,7 @@ def test_blocks(start: Start, gpu: FakeGpu, monkeypatch: Any, family: str) -> No
     assert distance(on, expected) < NEAR
     hires = webui.txt2img(*AUTO, enable_hr=True, width=72, height=56, **FIELDS)
     assert len(seen) >= 5 * each and hires.images[0].size[0] > 72
-    webui.library("hosts.a1111.unet").session.end()
+    webui.library("hosts.webui.unet").session.end()
     assert untouched(webui) and bytes_of(webui) == before
 
     unet_of(webui).float()

@@ -190,7 +190,7 @@ def test_a_take_over_that_fails(start: Start, gpu: FakeGpu, monkeypatch: Any) ->
     assert same(result, expected)
     (row,) = blocks_shown(webui)
     assert row.why == ("ours failed: RuntimeError: planted",)
-    assert webui.library("hosts.a1111.public").status()["unet"]["trouble"] == row.why[0]
+    assert webui.library("hosts.webui.public").status()["unet"]["trouble"] == row.why[0]
     webui.txt2img(*AUTO)
     assert ours(webui) == BLOCKS and not session_of(webui).trouble
     assert not webui.errors_reported
@@ -236,7 +236,7 @@ def test_norms_that_upcast_sampling_has_widened(start: Start, gpu: FakeGpu) -> N
     webui.shared.cmd_opts.upcast_sampling = True
     unet_of(webui).middle_block[0].in_layers[0].float()
     session_of(webui).begin()
-    session_of(webui).establish(webui.library("ui.options").Options(unet="Auto"))
+    session_of(webui).establish(webui.library("hosts.ui.options").Options(unet="Auto"))
     row = shown(webui, "residual blocks")
     assert row.runs == "6 of 7 are ours"
     why = "1 of 7: its weights are bfloat16, float32 by --upcast-sampling"
@@ -323,7 +323,7 @@ def test_no_checkpoint(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu)
     webui.txt2img(*AUTO)
     webui.sd_models.model_data.sd_model = None
-    session_of(webui).establish(webui.library("ui.options").Options(unet="Auto"))
+    session_of(webui).establish(webui.library("hosts.ui.options").Options(unet="Auto"))
     (row,) = blocks_shown(webui)
     assert row.why == ("no checkpoint is loaded",)
 
@@ -334,7 +334,7 @@ def test_a_model_of_another_kind(start: Start, gpu: FakeGpu) -> None:
     webui.shared.sd_model.model.diffusion_model = torch.nn.Linear(2, 2)
     for _ in range(2):
         session_of(webui).begin()
-        session_of(webui).establish(webui.library("ui.options").Options(unet="Auto"))
+        session_of(webui).establish(webui.library("hosts.ui.options").Options(unet="Auto"))
         (row,) = blocks_shown(webui)
         assert row.why == ("this checkpoint's UNet has no block of a known kind",)
         assert row.runs == "the WebUI's own code"
@@ -342,7 +342,7 @@ def test_a_model_of_another_kind(start: Start, gpu: FakeGpu) -> None:
 
 def test_status_for_programs(start: Start, gpu: FakeGpu) -> None:
     webui = begin(start, gpu)
-    status = webui.library("hosts.a1111.public").status
+    status = webui.library("hosts.webui.public").status
     assert status()["unet"]["blocks"] == []
     attn2 = transformer_blocks(webui)[0].attn2
     attn2.forward = lambda x, context=None, mask=None: x * 0

@@ -120,7 +120,7 @@ def test_previews_do_not_wait_for_a_long_decode(
     start: Start, gpu: FakeGpu, monkeypatch: Any
 ) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    coder = webui.library("hosts.a1111.coder")
+    coder = webui.library("hosts.webui.coder")
     monkeypatch.setattr(coder, "PREVIEW_WAIT_S", 0.01)
     program = webui.library("vae.program").Program
     whole = program.__call__
@@ -192,8 +192,8 @@ def test_sd3(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     expected = coded()
     model = types.SimpleNamespace(first_stage_model=vae, lowvram=False)
     monkeypatch.setattr(webui.sd_models.model_data, "sd_model", model)
-    session = webui.library("hosts.a1111.vae").session
-    session.establish(webui.library("ui.options").DEFAULTS)
+    session = webui.library("hosts.webui.vae").session
+    session.establish(webui.library("hosts.ui.options").DEFAULTS)
     ours = coded()
     session.end()
     assert [role for role, _ in seen] == ["decoder", "encoder"]
@@ -269,7 +269,7 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu, level: str, vae: str, b
         controls = runner.script("ROCm SD Optimization").controls
         updates = webui.paste(tab, info)
         pasted = [value_of(updates[control]) for control in controls[:5]]
-        unet = webui.library("ui.options").UNET_DEFAULT
+        unet = webui.library("hosts.ui.options").UNET_DEFAULT
         assert pasted == [True, level, vae, None if vae == "Off" else budget, unet]
 
 

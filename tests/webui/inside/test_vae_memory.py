@@ -20,7 +20,7 @@ def gpu() -> FakeGpu:
 
 def programs(webui: WebUI) -> list[Any]:
     """The decoder's and the encoder's, of the present model."""
-    session = webui.library("hosts.a1111.vae").session
+    session = webui.library("hosts.webui.vae").session
     return [item._program for item in session._coders[webui.shared.sd_model.first_stage_model]]
 
 
@@ -82,8 +82,8 @@ def test_a_preview_that_still_runs_keeps_its_weights(
     webui = start(gpu=gpu, dtype=HALF)
     webui.txt2img()
     program, decoder = programs(webui)[0], coders(webui)[0]
-    session = webui.library("hosts.a1111.vae").session
-    options = webui.library("ui.options")
+    session = webui.library("hosts.webui.vae").session
+    options = webui.library("hosts.ui.options")
     run = type(program)._run
     made: list[torch.Tensor] = []
 

@@ -188,7 +188,7 @@ def test_a_mistake_of_ours_when_asked_for_the_kernels_is_in_the_log_once(
     start: Start, gpu: FakeGpu, monkeypatch: Any, caplog: Any
 ) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    vae = webui.library("hosts.a1111.vae")
+    vae = webui.library("hosts.webui.vae")
 
     def mistaken(*args: Any) -> Any:
         raise AttributeError("planted")
@@ -325,8 +325,8 @@ def test_a_vae_that_gives_nans_is_retried_by_the_webui(start: Start, gpu: FakeGp
 def test_gradients_are_the_webuis(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = start(gpu=gpu, dtype=HALF)
     seen = runs(webui, monkeypatch)
-    session = webui.library("hosts.a1111.vae").session
-    session.establish(webui.library("ui.options").DEFAULTS)
+    session = webui.library("hosts.webui.vae").session
+    session.establish(webui.library("hosts.ui.options").DEFAULTS)
     latent = torch.randn(1, 4, 8, 8).to(HALF).requires_grad_()
     coders(webui)[0](latent).float().sum().backward()
     session.end()
@@ -349,8 +349,8 @@ def test_crash_in_the_middle(start: Start, gpu: FakeGpu) -> None:
 
 def test_reload_amid_a_generation_leaves_nothing(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    session = webui.library("hosts.a1111.vae").session
-    session.establish(webui.library("ui.options").DEFAULTS)
+    session = webui.library("hosts.webui.vae").session
+    session.establish(webui.library("hosts.ui.options").DEFAULTS)
     assert not untouched(webui)
     webui.initialize.reload_ui()
     assert untouched(webui)

@@ -69,7 +69,7 @@ class Card:
     def install(self) -> None:
         """Before the WebUI executes the extension's script."""
         library = importlib.import_module
-        trials: Any = library("lib_rocm_sd.hosts.a1111.trials")
+        trials: Any = library("lib_rocm_sd.hosts.webui.trials")
         conductor: Any = library("lib_rocm_sd.trials.conductor")
         place: Any = library("lib_rocm_sd.trials.place")
         row = library("lib_rocm_sd.arch").by_gfx(self.gfx)
@@ -153,7 +153,7 @@ class Link:
 
 
 def trials(webui: WebUI) -> Any:
-    return webui.library("hosts.a1111.trials").trials
+    return webui.library("hosts.webui.trials").trials
 
 
 def nobody_settles() -> bool:

@@ -68,7 +68,7 @@ def called(webui: WebUI) -> int:
 
 
 def session_of(webui: WebUI) -> Any:
-    return webui.library("hosts.a1111.unet").session
+    return webui.library("hosts.webui.unet").session
 
 
 def steps_of(webui: WebUI, monkeypatch: Any) -> list[str]:
@@ -87,8 +87,8 @@ def steps_of(webui: WebUI, monkeypatch: Any) -> list[str]:
 
 def blocks_shown(webui: WebUI) -> list[Any]:
     """The rows of the status table about the UNet's blocks, were *UNet* Auto."""
-    options = webui.library("ui.options").Options(unet="Auto")
-    rows = webui.library("hosts.a1111.status").look(options).rows
+    options = webui.library("hosts.ui.options").Options(unet="Auto")
+    rows = webui.library("hosts.webui.status").look(options).rows
     return [row for row in rows if row.operation.startswith("UNet")]
 
 

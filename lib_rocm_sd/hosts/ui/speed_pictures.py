@@ -1,0 +1,93 @@
+"""Pictures of a speed test, as they are put into a page: made smaller, as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.hosts.ui.speed_html import Look
+from lib_rocm_sd.speedtest.job import Shot
+from lib_rocm_sd.speedtest.result import PICTURE, Document
+
+MOST_SIDE = 768
+"""Pixels; the full-size files lie beside the result."""
+LOSSLESS_SIDE = 512
+MOST_PIXELS = 8192 * 8192
+MOST_LOOKS = 4
+
+
+def of_shots(shots: Sequence[Shot]) -> list[Look]:
+    """Looks made from pictures in memory, the last MOST_LOOKS of them."""
+    return [
+        Look(
+            shot.case,
+            picture_uri(shot.off.image),
+            picture_uri(shot.on.image),
+            difference_uri(shot.difference),
+            shot.largest,
+            round(shot.mean, 4),
+        )
+        for shot in shots[-MOST_LOOKS:]
+    ]
+
+
+def of_files(document: Document, directory: Path | None) -> list[Look]:
+    """Looks made from the files beside a document. Pairs with a missing or damaged file are left
+    out.
+    """
+    looks = []
+    for pair in document.pictures[-MOST_LOOKS:] if directory is not None else ():
+        assert directory is not None
+        try:
+            off, on, apart = (_open(directory, n) for n in (pair.off, pair.on, pair.difference))
+        except (OSError, ValueError, SyntaxError):
+            continue
+        uris = picture_uri(off), picture_uri(on), difference_uri(apart)
+        looks.append(Look(pair.case, *uris, pair.largest, pair.mean))
+    return looks
+
+
+def _open(directory: Path, name: str) -> Any:
+    from PIL import Image
+
+    if not PICTURE.fullmatch(name):
+        raise ValueError("not the name of a picture of ours")
+    with Image.open(directory / name, formats=("PNG",)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError("the picture is too large")
+        return image.convert("RGB")
+
+
+def picture_uri(image: Any) -> str:
+    """Made smaller by averaging; large ones with JPEG's least loss, to spare the page."""
+    from PIL import Image
+
+    image = image.convert("RGB")
+    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.BOX)
+    if max(image.size) <= LOSSLESS_SIDE:
+        return _uri(image, "png")
+    return _uri(image, "jpeg", quality=95, subsampling=0)
+
+
+def difference_uri(image: Any) -> str:
+    """Made smaller by the largest value, so that a single pixel that differs is still seen."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image.convert("RGB"))
+    step = -(-max(values.shape[:2]) // MOST_SIDE)
+    if step > 1:
+        padded = np.pad(values, [(0, -n % step) for n in values.shape[:2]] + [(0, 0)])
+        rows, columns = (n // step for n in padded.shape[:2])
+        values = padded.reshape(rows, step, columns, step, 3).max((1, 3))
+    return _uri(Image.fromarray(values), "png")
+
+
+def _uri(image: Any, kind: str, **options: Any) -> str:
+    file = io.BytesIO()
+    image.info = {}
+    image.save(file, format=kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

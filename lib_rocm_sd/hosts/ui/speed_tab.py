@@ -1,0 +1,220 @@
+"""The Speed test tab, as gradio shows it; from 3.41 on.
+
+The page asks again by itself, through a button that nobody sees: twice a second while a test runs,
+rarely else, and only while the tab is looked at. No event waits for a test, none is queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lib_rocm_sd.hosts.ui.speed_html import TITLES, notice
+from lib_rocm_sd.hosts.ui.speed_view import Content, View
+from lib_rocm_sd.speedtest.request import LEAST_SIZE, MOST_SIZE, MOST_SIZES, STEP, WHAT
+from lib_rocm_sd.speedtest.session import SpeedSession
+from lib_rocm_sd.speedtest.side import HostSide
+
+TITLE = "Speed test"
+TAB_ID = "rocm_sd_speed_test"
+PRESET_LABELS = (
+    ("Quick, about 30 s", "quick"),
+    ("Standard, about 3 min", "standard"),
+    ("Custom sizes", "custom"),
+)
+ABOUT = (
+    "Measures what you gain from this extension on this machine. Times are medians of several "
+    "runs, and each result is compared with an exact one before it is timed. Generations wait "
+    "while a test runs. Nothing leaves this machine."
+)
+HIDDEN = "rocm-sd-speed-unseen"
+
+POLL = """
+() => {
+  const page = () => {
+    const app = document.querySelector("gradio-app");
+    return (app && app.shadowRoot) || document;
+  };
+  const find = (name) => page().querySelector("#rocm_sd_speed_" + name);
+  const first = find("status");
+  if (!first || first.dataset.rocmSdPolled) { return; }
+  first.dataset.rocmSdPolled = "yes";
+  let asked = -1e9, answered = "never";
+  const timer = setInterval(() => {
+    const status = find("status"), button = find("poll");
+    if (status !== first) { clearInterval(timer); return; }
+    if (!button || document.hidden || status.offsetParent === null) { return; }
+    const mark = status.querySelector("[data-tick]");
+    const tick = mark ? mark.dataset.tick : "";
+    const past = Date.now() - asked;
+    const rest = mark && mark.dataset.state === "running" ? 450 : mark ? 3000 : 450;
+    if (past < (tick === answered ? 15000 : rest)) { return; }
+    answered = tick;
+    asked = Date.now();
+    button.click();
+  }, 250);
+}
+"""
+"""`answered`: the tick of the answer before the last question; while it stands, one is awaited."""
+
+
+def build(session: SpeedSession, side: HostSide) -> Any:
+    """The tab as a gr.Blocks, made outside of another."""
+    import gradio as gr
+
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        content(gr, blocks, View(session, side))
+    return blocks
+
+
+def content(gr: Any, blocks: Any, view: View) -> None:
+    """Put the tab's components into gradio's current context, which is `blocks`."""
+    with gr.Column(elem_id=_id("column")):
+        gr.HTML(f"<p>{ABOUT}</p>")
+        asked = _controls(gr)
+        with gr.Row(elem_id=_id("buttons")):
+            run = gr.Button("Run", variant="primary", elem_id=_id("run"))
+            cancel = gr.Button("Cancel", interactive=False, elem_id=_id("cancel"))
+        said = gr.HTML(visible=False, elem_id=_id("notice"))
+        status = gr.HTML(elem_id=_id("status"))
+        shown, parts = _shown(gr)
+    with gr.Column(elem_classes=[HIDDEN]):  # gradio would draw a line around what is hidden in it
+        poll = gr.Button("Ask again", elem_id=_id("poll"), elem_classes=[HIDDEN])
+        token = gr.Textbox(show_label=False, elem_id=_id("token"), elem_classes=[HIDDEN])
+    for component in (poll, token):
+        component.do_not_save_to_config = True  # the WebUI's defaults of controls
+    page = [status, run, cancel, token, *shown, *parts]
+    states = _States(gr, view)
+    _on(poll.click, states.poll, [token], page)
+    _on(run.click, states.start, [*asked, token], [said, *page])
+    _on(cancel.click, states.cancel, [token], [said, *page])
+    _, preset, sizes = asked
+    for event in (preset.change, blocks.load):  # the WebUI may have another default for it
+        _on(event, states.sizes, [preset], [sizes])
+    script = "_js" if gr.__version__.startswith("3.") else "js"
+    blocks.load(fn=None, **{script: POLL})
+
+
+def _id(name: str) -> str:
+    return f"rocm_sd_speed_{name}"
+
+
+def _controls(gr: Any) -> list[Any]:
+    """What, preset, sizes."""
+    with gr.Row():
+        what = gr.CheckboxGroup(
+            [(TITLES[part], part) for part in WHAT],
+            value=list(WHAT),
+            label="Measure",
+            elem_id=_id("what"),
+        )
+        preset = gr.Radio(list(PRESET_LABELS), value="quick", label="Preset", elem_id=_id("preset"))
+    sizes = gr.Textbox(
+        "512, 1024",
+        label=f"Sizes for Custom, pixels a side: {LEAST_SIZE} to {MOST_SIZE}, multiples of {STEP}, "
+        f"at most {MOST_SIZES}",
+        max_lines=1,
+        interactive=False,
+        elem_id=_id("sizes"),
+    )
+    return [what, preset, sizes]
+
+
+def _shown(gr: Any) -> tuple[list[Any], list[Any]]:
+    """The components of a result, in the order of Content, and the parts that some are in.
+
+    What is empty is not shown.
+    """
+    results = gr.HTML(visible=False, elem_id=_id("results"))
+    bars = gr.HTML(visible=False, elem_id=_id("bars"))
+
+    def part(label: str, name: str, open_: bool) -> Any:
+        return gr.Accordion(label, open=open_, visible=False, elem_id=_id(name))
+
+    with part("Pictures, off and on", "looks", True) as looks:
+        pictures = gr.HTML(elem_id=_id("pictures"))
+    with part("Earlier runs of this machine", "past", True) as earlier:
+        past = gr.HTML(elem_id=_id("history"))
+    with part("Machine", "facts", False) as facts:
+        machine = gr.HTML(elem_id=_id("machine"))
+    with part("Export", "export", False) as export:
+        exports = gr.HTML(elem_id=_id("exports"))
+        markdown = gr.Textbox(
+            label="Markdown, for posting",
+            lines=8,
+            max_lines=16,
+            interactive=False,
+            elem_id=_id("markdown"),
+            **_copied(gr),
+        )
+        markdown.do_not_save_to_config = True
+    shown = [results, bars, pictures, past, machine, exports, markdown]
+    return shown, [looks, earlier, facts, export]
+
+
+def _copied(gr: Any) -> dict[str, Any]:
+    """A button that copies, as this gradio calls it."""
+    return {"show_copy_button": True} if _major(gr) < 6 else {"buttons": ["copy"]}
+
+
+def _major(gr: Any) -> int:
+    return int(gr.__version__.split(".")[0])
+
+
+def _on(event: Callable[..., Any], fn: Callable[..., Any], inputs: Any, outputs: Any) -> None:
+    """An event that no queue and no other event holds up, and that is not part of the API."""
+    event(fn=fn, inputs=inputs, outputs=outputs, queue=False, show_progress="hidden", **_private())
+
+
+def _private() -> dict[str, Any]:
+    import gradio as gr
+
+    return {"api_name": False} if _major(gr) < 6 else {"api_visibility": "private"}
+
+
+class _States:
+    """The view's answers as gradio takes them."""
+
+    def __init__(self, gr: Any, view: View) -> None:
+        self.gr = gr
+        self.view = view
+
+    def poll(self, token: str) -> list[Any]:
+        state = self.view.state(token)
+        return [
+            state.status,
+            self.gr.update(interactive=state.can_run),
+            self.gr.update(interactive=state.can_cancel),
+            state.token,
+            *self._content(state.content),
+        ]
+
+    def start(self, what: list[str], preset: str, sizes: str, token: str) -> list[Any]:
+        said = self.view.start(what, preset, sizes)
+        return [self._seen(notice(said)), *self.poll(token)]
+
+    def cancel(self, token: str) -> list[Any]:
+        self.view.cancel()
+        return [self._seen(""), *self.poll(token)]
+
+    def sizes(self, preset: str) -> Any:
+        """Only one preset has sizes of its own."""
+        return self.gr.update(interactive=preset == "custom")
+
+    def _content(self, content: Content | None) -> list[Any]:
+        if content is None:
+            return [self.gr.update() for _ in range(11)]
+        there = self.gr.update(visible=content != Content())
+        return [
+            self._seen(content.results),
+            self._seen(content.bars),
+            content.pictures,
+            content.history,
+            content.machine,
+            content.exports,
+            content.markdown,
+            *[there] * 4,
+        ]
+
+    def _seen(self, text: str) -> Any:
+        return self.gr.update(value=text, visible=bool(text))

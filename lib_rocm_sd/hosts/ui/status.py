@@ -1,0 +1,143 @@
+"""What the page shows of the state: the title line, the status table, progress and failures.
+
+Facts in, text and HTML out; no gradio, no WebUI. Everything is escaped here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+from lib_rocm_sd.hosts.ui.options import TITLE
+
+TITLE_LENGTH = 90
+"""Longer title lines are cut; the accordion says the whole of it inside."""
+COMPILING = "Compiling kernels"
+TRYING = "Testing kernels in a separate process"
+CHECK = "Check this card"
+"""What the button says that has something tried again."""
+HEADINGS = ("Operation", "Runs now", "Why not faster")
+ADVICE = (
+    "The WebUI's own code computes what our kernels cannot. If no compiler supports the card, run "
+    "'pip install ziglang' in the WebUI's environment, the smallest download that does, and then "
+    "press 'Compile again' in Settings > ROCm SD. For details, run 'python -m lib_rocm_sd doctor' "
+    "in the extension's folder."
+)
+
+
+@dataclass(frozen=True)
+class StatusRow:
+    """One line of the table. `why`: what keeps each faster way from being used; mostly nothing."""
+
+    operation: str
+    runs: str
+    why: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A compilation that failed. `log_path` is '' where nothing was written."""
+
+    reason: str
+    log_path: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that the accordion says. `headline` follows the extension's name in the title line.
+
+    `progress`: kernels that are compiled, or tried, and how many there are to be; None when none
+    is. `work`: which of the two. `risk`: where the owner may have something tried again, what that
+    may do. `speed_tab`: the label of the tab that the link opens, '' for no link.
+    """
+
+    headline: str
+    lines: tuple[str, ...] = ()
+    rows: tuple[StatusRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    progress: tuple[int, int] | None = None
+    work: str = COMPILING
+    risk: str = ""
+    failure: Failure | None = None
+    speed_tab: str = ""
+
+
+def title(status: Status) -> str:
+    """The title line, for instance 'ROCm SD Optimization: Auto · attention on gfx1100'."""
+    text = " ".join(f"{TITLE}: {status.headline}".split())
+    return text if len(text) <= TITLE_LENGTH else f"{text[: TITLE_LENGTH - 1].rstrip()}…"
+
+
+def html(status: Status) -> str:
+    """The status as HTML: progress, failure, sentences, table, notes, the link."""
+    parts = [
+        _progress(status.progress, status.work),
+        _failure(status.failure),
+        *(f"<p>{escape(line)}</p>" for line in status.lines),
+        _table(status.rows),
+        _notes(status.notes),
+        _risk(status.risk),
+        _link(status.speed_tab),
+    ]
+    return f'<div class="rocm-sd-status">{"".join(parts)}</div>'
+
+
+def _progress(progress: tuple[int, int] | None, work: str) -> str:
+    if progress is None:
+        return ""
+    done, total = progress
+    known = f" max='{max(total, 1)}' value='{min(done, total)}'" if total > 0 else ""
+    count = f": {done} of {total}" if total > 0 else ""
+    return (
+        '<div class="rocm-sd-progress" role="status">'
+        f"<progress aria-label='{escape(work)}'{known}></progress>"
+        f"<span>{escape(work)}{count}. Until they are ready, the WebUI's own code makes the "
+        "pictures.</span></div>"
+    )
+
+
+def _failure(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    log = f"<br>The log: <code>{escape(failure.log_path)}</code>" if failure.log_path else ""
+    return (
+        f'<div class="rocm-sd-trouble" role="alert"><strong>Compiling failed:</strong> '
+        f"{escape(failure.reason)}{log}<br>{escape(ADVICE)}</div>"
+    )
+
+
+def _risk(risk: str) -> str:
+    return f'<p class="rocm-sd-risk">{escape(risk)}</p>' if risk else ""
+
+
+def _table(rows: Iterable[StatusRow]) -> str:
+    lines = [_line(row) for row in rows]
+    if not lines:
+        return ""
+    heads = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    return (
+        '<table class="rocm-sd-table" aria-label="What runs">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _line(row: StatusRow) -> str:
+    why = "<br>".join(escape(text) for text in row.why) or '<span aria-label="nothing">–</span>'
+    cells = zip(HEADINGS[1:], (escape(row.runs), why), strict=True)
+    rest = "".join(f'<td data-heading="{heading}">{cell}</td>' for heading, cell in cells)
+    return f'<tr><th scope="row">{escape(row.operation)}</th>{rest}</tr>'
+
+
+def _notes(notes: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="rocm-sd-notes">{items}</ul>' if items else ""
+
+
+def _link(label: str) -> str:
+    if not label:
+        return ""
+    return (
+        f'<p><button type="button" class="rocm-sd-link" data-tab="{escape(label)}">'
+        f"{escape(label)}</button>: what you gain on this machine</p>"
+    )

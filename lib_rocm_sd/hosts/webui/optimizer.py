@@ -1,0 +1,271 @@
+"""Our entry in the WebUI's list of attention optimizers: applies, undoes, steps aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.webui import attention, host
+from lib_rocm_sd.hosts.webui.method import Method
+from lib_rocm_sd.hosts.webui.seam import Seam
+from lib_rocm_sd.modules import patches
+from lib_rocm_sd.speedtest.side import Attention
+
+PRIORITY = 110
+"""Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
+listed, which is on supported devices only."""
+
+
+class RocmSdOptimization(Seam):
+    """Mixed with the WebUI's SdOptimization by `make`.
+
+    While it stands aside, our forwards call those of the optimizer that the WebUI would have picked
+    without us; whoever has wrapped ours stays where it is. It is in the WebUI's list while it
+    waits, so that "Automatic" and the setting stay as they will be.
+    """
+
+    name = host.NAME
+    label = "fused attention for AMD GPUs"
+    cmd_opt = "opt_rocm_sd"
+    priority = PRIORITY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stand_in: Any = None
+        self._patches: list[patches.Patch] = []
+        self._hosts_own: dict[type, host.Forward] = {}
+        self._cross = attention.cross_attention(self)
+        self._block = attention.attn_block(self)
+
+    def is_available(self) -> bool:
+        """Asked by the WebUI, which keeps in its list who says yes."""
+        return not self.check()
+
+    def begin(self) -> None:
+        """After "Reload UI", apply ours where it is chosen.
+
+        Before a model was loaded there is nothing to do: loading one applies the WebUI's choice.
+        """
+        current = host.current_optimizer()
+        if current is not None and current is not self and host.choice() is self:
+            host.apply_choice()
+
+    def leave(self) -> None:
+        listed = host.optimizers()
+        listed[:] = [item for item in listed if item is not self]
+        if host.current_optimizer() is self:
+            host.apply_choice()
+        self.aside = False
+
+    @property
+    def is_applied(self) -> bool:
+        return host.current_optimizer() is self
+
+    @property
+    def is_chosen(self) -> bool:
+        return (host.current_optimizer() or host.choice()) is self
+
+    @property
+    def in_use(self) -> str | None:
+        return getattr(host.current_optimizer(), "name", None)
+
+    def why_another(self) -> str:
+        opts: Any = host.attribute("modules.shared", "opts")
+        selection = getattr(opts, host.SETTING, "Automatic")
+        chosen: Any = host.current_optimizer() or host.choice()
+        name = "none" if chosen is None else f"'{chosen.title()}'"
+        ours = f"'{self.title()}'"  # type: ignore[attr-defined]
+        if self not in host.optimizers():
+            return f"the WebUI has not listed {ours} yet; reload the UI."
+        if selection == "Automatic":
+            return (
+                f"a command-line flag makes 'Automatic' pick {name}; choose {ours} in "
+                "Settings > Optimizations > Cross attention optimization."
+            )
+        return (
+            f"Settings > Optimizations > Cross attention optimization is '{selection}'; choose "
+            f"'Automatic' or {ours} there."
+        )
+
+    def hosts_attention(self) -> str:
+        chosen = self._other()
+        return f"the WebUI's {chosen.title()}" if chosen is not None else ""
+
+    def methods(self) -> dict[str, Attention]:
+        cross, block = host.attention_classes()
+        if not cross or not block:
+            return {}
+        other = self._other()
+        name = "none" if other is None else str(other.name)
+        return {name: Method(cross[0], block[0], self.hosts_own if self.is_applied else None)}
+
+    def _other(self) -> Any:
+        """The optimizer that the WebUI has, or would have without us; None for none."""
+        current = host.current_optimizer()
+        return host.choice(without=self) if current is None or current is self else current
+
+    def _take_over(self) -> None:
+        """What the WebUI would have done if we had been ready when it asked."""
+        with self._lock:
+            waited, self.waits = self.waits, False
+            listed = host.optimizers()
+            if self not in listed:
+                listed.append(self)
+                listed.sort(key=lambda item: item.priority, reverse=True)
+            current = host.current_optimizer()
+            if current is self:
+                self._refresh()
+            elif current is not None and host.choice() is self:
+                host.apply_choice()
+        if waited and host.current_optimizer() is self:
+            host.say("attention runs on our kernel from now on")
+
+    def _withdraw(self) -> None:
+        """Leave the WebUI's list. Wherever we are applied all the same, we stand aside."""
+        with self._lock:
+            self.waits = True
+            self._refresh()
+            listed = host.optimizers()
+            listed[:] = [item for item in listed if item is not self]
+            if host.current_optimizer() is self:
+                host.apply_choice()
+
+    def apply(self) -> None:
+        """Put our forwards into ldm's and sgm's CrossAttention and AttnBlock."""
+        with self._lock:
+            if self._patches:
+                self.undo()
+            self._patches = [
+                patches.put(cls, "forward", forward) for cls, forward in self._forwards().items()
+            ]
+            self._refresh()
+
+    def undo(self) -> None:
+        """Put back what `apply` replaced, but where another has come after us.
+
+        Such a one may call our forward all the same: it gives the WebUI's own from here on.
+        """
+        with self._lock:
+            self._leave_stand_in()
+            if not self._patches:
+                super().undo()  # type: ignore[misc]
+            for patch in self._patches:
+                patches.take(patch)
+            self._patches = []
+            self._refresh()
+
+    def displaced_by(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for patch in list(self._patches):
+            other = patches.displaced_by(patch)
+            if other is not None:
+                family = patch.owner.__module__.split(".")[0]
+                found.setdefault(patches.named(other), []).append(
+                    f"{family}'s {patch.owner.__name__}"
+                )
+        return found
+
+    def _refresh(self) -> None:
+        """The flag that our forwards read, and the stand-in's other traces."""
+        if not self._patches:
+            self.stands_aside, self._hosts_own = True, {}
+        elif not (self.aside or self.waits):
+            self._leave_stand_in()
+            self.stands_aside = False
+        elif not self.stands_aside or not self._hosts_own:
+            self._hosts_own, self._stand_in = self._enter(host.choice(without=self))
+            self.stands_aside = True
+
+    def hosts_own(self, module: torch.nn.Module) -> host.Forward:
+        """The forward that the WebUI would have used for `module` without us."""
+        known = self._hosts_own.get(type(module))
+        if known is not None:
+            return known
+        with self._lock:
+            cls = self._class_of(module)
+            if not self._patches:
+                sits: host.Forward = cls.forward
+                return sits if host.is_its_own(sits) else self._ask_host()[cls]
+            if not self._hosts_own:
+                self._hosts_own = self._ask_host()
+            return self._hosts_own[cls]
+
+    def _class_of(self, module: torch.nn.Module) -> Any:
+        cross, block = host.attention_classes()
+        known = (cls for cls in type(module).__mro__ if cls in cross or cls in block)
+        # the first of a kind for a class of an extension that borrowed our forward
+        return next(known, (cross if hasattr(module, "to_q") else block)[0])
+
+    def _forwards(self) -> dict[type, host.Forward]:
+        cross, block = host.attention_classes()
+        return {**dict.fromkeys(cross, self._cross), **dict.fromkeys(block, self._block)}
+
+    def _ask_host(self) -> dict[type, host.Forward]:
+        """The WebUI's forwards without us, asked of its optimizer, which is not left applied."""
+        if not self._patches:
+            current = host.current_optimizer()
+            return self._enter(None if current is self else current)[0]
+        found, entered = self._enter(host.choice(without=self))
+        self._leave(entered)
+        return found
+
+    def _enter(self, stand_in: Any) -> tuple[dict[type, host.Forward], Any]:
+        """Apply an optimizer of the WebUI's, but leave the classes as they are.
+
+        Gives its forwards and itself; the WebUI's default ones and None where it fails.
+        """
+        with self._classes_kept():
+            super().undo()  # type: ignore[misc]
+            for patch in self._patches:
+                if host.is_its_own(patch.before):
+                    patch.owner.forward = patch.before
+            default = _get(self._forwards())
+            try:
+                if stand_in is not None:
+                    stand_in.apply()
+            except Exception as error:
+                trouble.once(error)
+                return default, None
+            return _get(default), stand_in
+
+    def _leave_stand_in(self) -> None:
+        self._leave(self._stand_in)
+        self._stand_in = None
+
+    def _leave(self, stand_in: Any) -> None:
+        """Undo what an optimizer did beside setting forwards."""
+        if stand_in is None:
+            return
+        with self._classes_kept():
+            try:
+                stand_in.undo()
+            except Exception as error:
+                trouble.once(error)
+
+    @contextmanager
+    def _classes_kept(self) -> Iterator[None]:
+        """Whoever sits in the WebUI's classes sits there again afterwards."""
+        now = _get(self._forwards())
+        try:
+            yield
+        finally:
+            for cls, forward in now.items():
+                cls.forward = forward  # type: ignore[attr-defined]
+
+
+def _get(classes: Iterable[type]) -> dict[type, host.Forward]:
+    return {cls: cls.forward for cls in classes}  # type: ignore[attr-defined]
+
+
+_made: dict[type, Any] = {}
+
+
+def make(base: type) -> Any:
+    """The one optimizer of this process, on top of the WebUI's `base`; survives "Reload UI"."""
+    if base not in _made:
+        _made[base] = type("SdOptimizationRocmSd", (RocmSdOptimization, base), {})()
+    return _made[base]

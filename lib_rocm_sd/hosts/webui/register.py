@@ -1,0 +1,104 @@
+"""AUTOMATIC1111's WebUI, its forks and the Forges: registers, and leaves no trace when unloaded.
+
+The WebUI has our folder on sys.path only while it executes scripts/rocm_sd.py, so all is imported
+from here. It executes that file again at each "Reload UI" but never imports this library again:
+what must survive lives here, and registering is idempotent. The order of calls was read in
+lshqqytiger/stable-diffusion-webui-amdgpu e61adddd (A1111 1.10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import cache
+from lib_rocm_sd.hosts.webui import host
+from lib_rocm_sd.hosts.webui import (
+    script as a1111_script,
+)
+from lib_rocm_sd.hosts.webui import (
+    settings_page as a1111_settings_page,
+)
+from lib_rocm_sd.hosts.webui import (
+    several as a1111_several,
+)
+from lib_rocm_sd.hosts.webui import (
+    speedtest as a1111_speedtest,
+)
+from lib_rocm_sd.hosts.webui import (
+    state as a1111_state,
+)
+from lib_rocm_sd.hosts.webui import (
+    trials as a1111_trials,
+)
+from lib_rocm_sd.hosts.webui import (
+    unet as a1111_unet,
+)
+from lib_rocm_sd.hosts.webui import (
+    vae as a1111_vae,
+)
+from lib_rocm_sd.hosts.webui import (
+    xyz as a1111_xyz,
+)
+
+
+def register() -> type:
+    """Register with the WebUI; returns the class that it looks for in scripts/rocm_sd.py."""
+    folder = host.cache_directory()
+    if folder is not None:
+        cache.set_directory(folder)
+    lacking = host.shortcomings()
+    if lacking:
+        host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
+    else:
+        a1111_trials.begin()
+        if host.forge() is None:
+            host.add_callback("list_optimizers", list_optimizer)
+        host.add_callback("before_ui", begin)
+        host.add_callback("script_unloaded", unload)
+        host.add_callback("model_loaded", a1111_vae.model_loaded)
+        host.add_callback("model_loaded", a1111_unet.model_loaded)
+        host.add_callback("model_loaded", a1111_several.model_loaded)
+        a1111_vae.session.lend = a1111_several.session.lend
+        host.add_callback("cfg_denoiser", a1111_unet.before_step)
+        host.add_callback("cfg_denoiser", a1111_several.before_step)
+        host.add_callback("ui_settings", a1111_settings_page.register)
+        host.add_callback("before_ui", a1111_xyz.add_axes)
+    host.add_callback("ui_tabs", a1111_speedtest.tab)
+    host.add_callback("app_started", app_started)
+    base: Any = host.attribute("modules.scripts", "Script")
+    return a1111_script.make(base)
+
+
+def list_optimizer(listed: list[Any]) -> None:
+    """Callback: add ours to the WebUI's list. It keeps those whose is_available() is true."""
+    ours = a1111_state.optimizer()
+    if ours is not None and ours not in listed:
+        listed.append(ours)
+
+
+def begin() -> None:
+    """Callback, before the UI is created, also after "Reload UI"."""
+    ours = a1111_state.optimizer()
+    if ours is not None:
+        ours.begin()
+
+
+def app_started(demo: Any, app: Any) -> None:
+    """Callback, when the server runs: after "Reload UI" that is another one."""
+    if app is None:
+        return
+    from lib_rocm_sd.hosts.webui import (
+        api as a1111_api,
+    )  # needs the server's library, which tests do without
+
+    a1111_api.add_routes(app)
+
+
+def unload() -> None:
+    """Callback, before scripts are loaded anew: leave what would be there without us."""
+    a1111_vae.session.end()
+    a1111_several.session.end()
+    a1111_unet.session.end()
+    ours = a1111_state.optimizer()
+    if ours is not None:
+        ours.leave()

@@ -1,0 +1,179 @@
+"""The always-on script: the accordion, and what happens around one generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import report
+from lib_rocm_sd.hosts.ui import accordion, options
+from lib_rocm_sd.hosts.ui.options import Options
+from lib_rocm_sd.hosts.webui import (
+    attention,
+    background,
+    host,
+    session,
+    settings,
+    state,
+    status,
+    trials,
+    xyz,
+)
+from lib_rocm_sd.hosts.webui.several import session as several
+from lib_rocm_sd.hosts.webui.unet import counted
+from lib_rocm_sd.hosts.webui.unet import session as unet
+from lib_rocm_sd.hosts.webui.vae import session as vae
+from lib_rocm_sd.trials.gate import WAITS
+
+
+class RocmSdScript:
+    """Mixed with the WebUI's Script by `make`.
+
+    A generation for which Enable is off gets, from before its model is loaded until `postprocess`,
+    exactly what the WebUI would have without us. `postprocess` is not called when a generation
+    fails, and one may run inside another: so each hook says anew what holds from there on.
+    """
+
+    def title(self) -> str:
+        return options.TITLE
+
+    def show(self, is_img2img: bool) -> Any:
+        return host.attribute("modules.scripts", "AlwaysVisible")
+
+    def ui(self, is_img2img: bool) -> list[Any]:
+        elem_id: Any = getattr(self, "elem_id", _elem_id)
+        controls = accordion.build(elem_id, status.look, trials.check)
+        self.infotext_fields = [
+            (controls.enable, options.enable_from),
+            (controls.level, options.level_from),
+            (controls.vae, options.vae_from),
+            (controls.budget, options.budget_from),
+            (controls.unet, options.unet_from),
+        ]
+        self.paste_field_names = [options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY]
+        return controls.arguments
+
+    def before_process(self, p: Any, *args: Any) -> None:
+        _establish(p, args)
+
+    def process(self, p: Any, *args: Any) -> None:
+        for message in options.parse(*args)[1]:
+            host.say(message)
+        report.begin()
+        attention.calls.begin()
+        vae.begin()
+        unet.begin(*_turn_and_steps(p))
+        _note(p, _establish(p, args))
+
+    def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        several.begin()
+        _establish(p, args)
+
+    def process_before_every_sampling(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        _establish(p, args)
+
+    def post_sample(self, p: Any, samples: Any, *args: Any) -> None:
+        _establish(p, args)
+
+    def postprocess_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        _note(p, _asked(p, args))
+
+    def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
+        vae.end()
+        optimizer = state.optimizer()
+        if optimizer is not None:
+            optimizer.step_aside(not settings.current().attention)
+
+
+def _elem_id(name: str) -> str:
+    return f"rocm_sd_{name}"
+
+
+def _asked(p: Any, args: tuple[Any, ...]) -> Options:
+    """What the arguments ask for, or the cell of an X/Y/Z plot that `p` is."""
+    return xyz.of_cell(p, options.parse(*args)[0])
+
+
+def _establish(p: Any, args: tuple[Any, ...]) -> Options:
+    """Make what is asked for hold from now on, as far as the settings allow."""
+    asked = _asked(p, args)
+    allowed = settings.current()
+    session.establish(asked.level if asked.enable else None, allowed.headroom_mib << 20)
+    optimizer = state.optimizer()
+    if optimizer is not None:
+        optimizer.step_aside(not (asked.enable and allowed.attention))
+    vae.establish(asked)
+    unet.establish(asked)
+    several.establish(asked)
+    return asked
+
+
+def _note(p: Any, asked: Options) -> None:
+    """Write into the infotext what ran so far; nothing where we had no part in the generation."""
+    optimizer, written = state.optimizer(), p.extra_generation_params
+    if optimizer is None:
+        return
+    if optimizer.is_applied:
+        left = attention.calls.left_to_host
+        ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
+        if not optimizer.works:
+            ran = ["attention left to the WebUI", background.at_work(background.ATTENTION)]
+        elif not any(ran) and optimizer.displaced_by():
+            ran = ["attention left to another extension"]
+        written[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
+    if asked.enable and vae.can_serve:
+        ran = [*vae.turn.ran, _ran("VAE", "conv"), "left to the WebUI" if vae.turn.left else ""]
+        written[options.VAE_KEY] = asked.vae_infotext(_listed(ran))
+    differed = unet.news()
+    ours, total = counted(unet.look())
+    others = options.INFOTEXT_KEY in written or options.VAE_KEY in written
+    if asked.enable and unet.may_serve and (others or ours):
+        checked = "a check differed" if differed else ""
+        written[options.UNET_KEY] = asked.unet_infotext(_listed([_blocks(ours, total), checked]))
+    for message in (*vae.news(), *differed):
+        p.comment(f"{host.NAME}: {message}")
+
+
+def _turn_and_steps(p: Any) -> tuple[int, int]:
+    """The first seed, so that the same picture is checked in the same places; and the steps that it
+    makes of those that were asked for.
+    """
+    seeds = getattr(p, "all_seeds", None) or [getattr(p, "seed", 0)]
+    share = getattr(p, "denoising_strength", None) if getattr(p, "init_images", None) else None
+    return int(seeds[0]), max(int((getattr(p, "steps", 1) or 1) * (share or 1)), 1)
+
+
+def _blocks(ours: int, total: int) -> str:
+    """For instance '80 of 82 blocks, linear: rocm_sd, torch, conv: torch'."""
+    waits = any(WAITS in why for row in unet.rows for why in row.left)
+    doing = background.BEING_TESTED if waits else background.at_work(background.UNET)
+    if not ours:
+        return _listed(["left to the WebUI", doing])
+    others = f"others {doing}" if doing and ours < total else ""
+    ran = [_ran("UNet", family) for family in ("linear", "conv")]
+    return _listed([f"{ours} of {total} blocks", others, *ran])
+
+
+def _ran(part: str, family: str) -> str:
+    """For instance 'conv: rocm_sd, torch': what computed the ops of a family in a part of the model
+    whose name begins with `part`, most calls first.
+    """
+    calls: dict[str, int] = {}
+    for row in report.snapshot()["rows"]:
+        if row["family"] == family and row["part"].startswith(part):
+            calls[row["variant"]] = calls.get(row["variant"], 0) + row["calls"]
+    names = sorted(calls, key=lambda name: -calls[name])
+    return f"{family}: {', '.join(names)}" if names else ""
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+_made: dict[type, type] = {}
+
+
+def make(base: type) -> type:
+    """The script's class on top of the WebUI's class Script, the same one after "Reload UI"."""
+    if base not in _made:
+        _made[base] = type("RocmSdScript", (RocmSdScript, base), {"__module__": __name__})
+    return _made[base]

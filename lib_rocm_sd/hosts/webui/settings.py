@@ -1,0 +1,97 @@
+"""What the WebUI's settings say of this extension, read from the WebUI whenever it matters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lib_rocm_sd.hosts.webui import host
+
+OPERATIONS_KEY = "rocm_sd_operations"
+HEADROOM_KEY = "rocm_sd_headroom_mib"
+PREVIEWS_KEY = "rocm_sd_live_previews"
+GRAPHS_KEY = "rocm_sd_graphs"
+SPOT_CHECK_KEY = "rocm_sd_spot_check"
+LOG_LEVEL_KEY = "rocm_sd_log_level"
+
+WHILE_TRAINING = "training_xattention_optimizations"
+"""The WebUI's own, read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd,
+modules/shared_options.py."""
+
+ATTENTION = "Attention"
+UNET = "UNet blocks"
+ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
+"""The choices, and which part of a VAE each is."""
+OPERATIONS = (ATTENTION, *ROLES, UNET)
+GRAPHS: dict[str, bool | None] = {"Auto": None, "On": True, "Off": False}
+"""Whether launches of the UNet's blocks are recorded."""
+LOG_LEVELS = {"Errors": "ERROR", "Warnings": "WARNING", "Everything": "DEBUG"}
+MOST_HEADROOM_MIB = 16384
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`operations`: those that may be replaced. `headroom_mib`: video memory left to others.
+    `graphs`: one of GRAPHS. `spot_check`: whether blocks of the UNet are compared with the WebUI's.
+    """
+
+    operations: tuple[str, ...] = OPERATIONS
+    headroom_mib: int = 0
+    previews: bool = True
+    log_level: str = "Warnings"
+    graphs: str = "Auto"
+    spot_check: bool = True
+
+    @property
+    def attention(self) -> bool:
+        """Whether attention may be replaced."""
+        return ATTENTION in self.operations
+
+    @property
+    def unet(self) -> bool:
+        """Whether the UNet's blocks may be replaced."""
+        return UNET in self.operations
+
+    def vae(self, role: str) -> bool:
+        """Whether the VAE's decoder, or its encoder, may be replaced."""
+        return any(ROLES.get(operation) == role for operation in self.operations)
+
+
+DEFAULTS = Settings()
+
+
+def current() -> Settings:
+    """The settings as they are now. What is missing or cannot be understood is the default."""
+    opts: Any = host.attribute("modules.shared", "opts")
+
+    def get(key: str, default: Any) -> Any:
+        return getattr(opts, key, default)
+
+    operations = get(OPERATIONS_KEY, None)
+    known = isinstance(operations, (list, tuple))
+    previews = get(PREVIEWS_KEY, DEFAULTS.previews)
+    log_level = get(LOG_LEVEL_KEY, DEFAULTS.log_level)
+    graphs = get(GRAPHS_KEY, DEFAULTS.graphs)
+    spot_check = get(SPOT_CHECK_KEY, DEFAULTS.spot_check)
+    return Settings(
+        tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,
+        _mebibytes(get(HEADROOM_KEY, DEFAULTS.headroom_mib)),
+        previews if isinstance(previews, bool) else DEFAULTS.previews,
+        log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
+        graphs if graphs in tuple(GRAPHS) else DEFAULTS.graphs,
+        spot_check if isinstance(spot_check, bool) else DEFAULTS.spot_check,
+    )
+
+
+def trains_with_ours() -> bool:
+    """Whether the WebUI leaves attention's optimizer on while it trains."""
+    opts: Any = host.attribute("modules.shared", "opts")
+    return bool(getattr(opts, WHILE_TRAINING, False))
+
+
+def _mebibytes(value: Any) -> int:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        return DEFAULTS.headroom_mib
+    return max(0, math.ceil(value))

@@ -1,0 +1,151 @@
+"""Our section in the WebUI's settings: what it shows, and what a change does at once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lib_rocm_sd import cache
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.ui import cache_panel
+from lib_rocm_sd.hosts.webui import host, session, settings, state, trials
+from lib_rocm_sd.runtime import background, launcher
+
+SECTION = ("rocm_sd", host.NAME)
+CACHE_KEY = "rocm_sd_cache"
+COMPILED = ("code", "index", "compilers", "tried")
+"""The kinds of cache entries that a compilation makes, and the note that all of it was tried."""
+BUSY = "A picture is being generated. Try again when it finishes."
+COMPILING = "Kernels are being compiled. Try again when that finishes."
+TRYING = "Kernels are being tested. Try again when that finishes."
+
+
+def register() -> None:
+    """Callback on_ui_settings: add our options, and make them hold."""
+    opts: Any = host.attribute("modules.shared", "opts")
+    info: Any = host.attribute("modules.shared", "OptionInfo")
+    if not callable(info) or not callable(getattr(opts, "add_option", None)):
+        host.say_once("this WebUI has no place for our settings")
+        return
+
+    def add(key: str, default: Any, label: str, about: str, component: Any, **args: Any) -> None:
+        option = info(default, label, component, args, onchange=apply, section=SECTION)
+        opts.add_option(key, option.info(about) if about and hasattr(option, "info") else option)
+
+    import gradio as gr
+
+    defaults = settings.DEFAULTS
+    add(
+        settings.OPERATIONS_KEY,
+        list(defaults.operations),
+        "Operations that may be replaced",
+        "The WebUI's own code computes everything that you do not select.",
+        gr.CheckboxGroup,
+        choices=list(settings.OPERATIONS),
+    )
+    add(
+        settings.HEADROOM_KEY,
+        defaults.headroom_mib,
+        "Video memory to leave free, in MiB",
+        "For other programs and extensions. Treats the card as having that much less memory.",
+        gr.Slider,
+        minimum=0,
+        maximum=settings.MOST_HEADROOM_MIB,
+        step=64,
+    )
+    add(
+        settings.PREVIEWS_KEY,
+        defaults.previews,
+        "Decode live previews of the method 'Full'",
+        "Off: the WebUI's own decoder makes them.",
+        gr.Checkbox,
+    )
+    add(
+        settings.GRAPHS_KEY,
+        defaults.graphs,
+        "Use GPU graphs for UNet blocks",
+        "Replays each block with a single call, which fast cards need. Auto leaves this off on AMD "
+        "cards because of open driver bugs that return wrong values.",
+        gr.Radio,
+        choices=list(settings.GRAPHS),
+    )
+    add(
+        settings.SPOT_CHECK_KEY,
+        defaults.spot_check,
+        "Compare results with the WebUI's own",
+        "In each picture, one call to one UNet block of each kind is computed both ways. In every "
+        "16th, so is a corner of the VAE's image. If the results differ, the WebUI's own code "
+        "takes over.",
+        gr.Checkbox,
+    )
+    add(
+        settings.LOG_LEVEL_KEY,
+        defaults.log_level,
+        "What is written to the console",
+        "Everything adds what was chosen for each problem, and why.",
+        gr.Radio,
+        choices=list(settings.LOG_LEVELS),
+    )
+    panel = cache_panel.CachePanel(clear, compile_again)
+    about = info(cache_panel.ABOUT, "", panel, section=SECTION)
+    about.do_not_save = True
+    opts.add_option(CACHE_KEY, about)
+    apply()
+
+
+def apply() -> None:
+    """Callback: a setting was changed. A generation that runs is told by its next hook."""
+    now = settings.current()
+    session.establish(headroom_bytes=now.headroom_mib << 20)
+    _log_at(settings.LOG_LEVELS[now.log_level])
+    optimizer = state.optimizer()
+    with host.unless_busy() as idle:
+        if idle and optimizer is not None:
+            optimizer.step_aside(not now.attention)
+
+
+def clear() -> str:
+    """Empty the cache folder; what was done, in a sentence."""
+    if _at_work():
+        return _at_work()
+    freed = cache.clear()
+    return f"Removed {cache_panel.size(freed)}. What is loaded stays in use until the next start."
+
+
+def compile_again() -> str:
+    """Forget what was compiled and what failed, and begin anew; what was done, in a sentence."""
+    info = identify(host.device())
+    optimizer = state.optimizer()
+    if info.reasons or optimizer is None:
+        why = info.reasons[0] if info.reasons else host.shortcomings()[0]
+        return f"There is nothing to compile: {why}."
+    if _at_work():
+        return _at_work()
+    with host.unless_busy() as idle:
+        if not idle:
+            return BUSY
+        cache.clear(COMPILED)
+        background.forget()
+        trials.forget()
+        launcher.reset()
+        engine.reset()
+        optimizer.compile_again()
+    return "Compiling. The accordion in txt2img shows the progress."
+
+
+def _at_work() -> str:
+    """Why the cache has to stay as it is; empty where it need not."""
+    if background.state().running:
+        return COMPILING
+    return TRYING if trials.state().running else ""
+
+
+def _log_at(level: str) -> None:
+    """The console gets our messages from this level on, also where nobody else listens."""
+    log = logging.getLogger("rocm_sd")
+    log.setLevel(level)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{host.NAME}: %(message)s"))
+        log.addHandler(handler)

@@ -1,0 +1,307 @@
+"""The speed test in AUTOMATIC1111's WebUI: its checkpoint, its processing, its queue; the tab.
+
+Pictures go through process_images() with no scripts, but for our own one's hooks around it, so that
+another extension takes no part. Nothing is saved by the WebUI, and its last prompt stays.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.ui.options import Options
+from lib_rocm_sd.hosts.webui import denoiser, host, trials
+from lib_rocm_sd.hosts.webui import (
+    script as a1111_script,
+)
+from lib_rocm_sd.hosts.webui import session as a1111_session
+from lib_rocm_sd.hosts.webui import (
+    settings as a1111_settings,
+)
+from lib_rocm_sd.hosts.webui import (
+    state as a1111_state,
+)
+from lib_rocm_sd.hosts.webui import (
+    unet as a1111_unet,
+)
+from lib_rocm_sd.hosts.webui import (
+    vae as a1111_vae,
+)
+from lib_rocm_sd.hosts.webui.steps import Steps
+from lib_rocm_sd.runtime import background
+from lib_rocm_sd.speedtest.session import session
+from lib_rocm_sd.speedtest.side import (
+    PROMPT,
+    SEED,
+    Attention,
+    Busy,
+    Cancelled,
+    Denoiser,
+    Picture,
+)
+
+JOB = "rocm_sd speed test"
+FOLDER = "rocm-sd-speed-test"
+SAMPLER, CFG_SCALE = "Euler", 7.0
+NO_CHECKPOINT = "no checkpoint is loaded"
+AT_WORK = "the WebUI is busy: a generation is running or waiting; try again when it finishes"
+
+COMPILING = "kernels are being compiled; try again when that finishes"
+
+
+class WebUI:
+    """The HostSide of the WebUI; one serves the process."""
+
+    def __init__(self) -> None:
+        self._moved: list[tuple[nn.Module, torch.device]] = []
+
+    @property
+    def device(self) -> torch.device:
+        return host.device()
+
+    @property
+    def session(self) -> Session:
+        return a1111_session.current()
+
+    def busy(self) -> str:
+        state: Any = host.attribute("modules.shared", "state")
+        at_work = getattr(state, "job", "") or getattr(state, "job_count", 0)
+        waiting = host.attribute("modules.progress", "pending_tasks")
+        if background.state().running:
+            return COMPILING
+        if trials.state().running:
+            return trials.AT_WORK
+        return AT_WORK if at_work or waiting else ""
+
+    def queue(self) -> AbstractContextManager[Any]:
+        return self._queue()
+
+    @contextmanager
+    def _queue(self) -> Iterator[None]:
+        lock: Any = host.attribute("modules.call_queue", "queue_lock")
+        if lock is not None and not lock.acquire(blocking=False):
+            raise Busy(AT_WORK)
+        state: Any = host.attribute("modules.shared", "state")
+        try:
+            _call(state, "begin", job=JOB)
+            yield
+        finally:
+            try:
+                a1111_unet.session.end()
+                self._move_back()
+                _call(state, "end")
+            finally:
+                if lock is not None:
+                    lock.release()
+
+    def attention_methods(self) -> dict[str, Attention]:
+        """What the WebUI computes attention by without us, called as a layer of the UNet does."""
+        ours = a1111_state.optimizer()
+        found: dict[str, Attention] = {} if ours is None else ours.methods()
+        return found
+
+    def vae(self) -> Any:
+        """With --lowvram and --medvram moved to the GPU, until a picture is made or the end."""
+        model = host.loaded_model()
+        if model is None:
+            raise ValueError(NO_CHECKPOINT)
+        decoder = getattr(host.vae_of(model), "decoder", None)
+        if not isinstance(decoder, nn.Module):
+            return None
+        self._move_here(decoder)
+        return decoder
+
+    def unet(self) -> Denoiser | None:
+        """As the VAE; with --lowvram the WebUI moves its parts itself, and so does a Forge."""
+        self._move_back()
+        model = host.loaded_model()
+        if model is None:
+            raise ValueError(NO_CHECKPOINT)
+        unet = host.unet_of(model)
+        why = a1111_unet.obstacle(unet)
+        if unet is None or why:
+            raise ValueError(why)
+        if host.forge() is not None:
+            host.bring(model)
+        elif not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
+            self._move_here(unet)
+        return denoiser.denoiser(unet, self.device)
+
+    def _move_here(self, module: nn.Module) -> None:
+        at = next(module.parameters()).device
+        if at.type != self.device.type:
+            _call(host.module("modules.lowvram"), "send_everything_to_cpu")
+            module.to(self.device)
+            self._moved.append((module, at))
+
+    def image(
+        self,
+        steps: int,
+        size: int,
+        enabled: bool,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+        unet: bool = False,
+    ) -> Picture:
+        """By the loaded checkpoint. ValueError where the extension on would change nothing."""
+        self._move_back()
+        model = host.loaded_model()
+        if model is None:
+            raise ValueError(NO_CHECKPOINT)
+        if enabled and _why_nothing():
+            raise ValueError(f"this extension is not in use: {_why_nothing()}")
+        p = _processing(model, steps, size)
+        counted = Steps(model, steps, self.device, progress, cancelled)
+        try:
+            with _last_prompt_kept(), _switched(p, enabled, unet), counted:
+                image, seconds = _made(p)
+        except (Cancelled, RuntimeError, MemoryError, ValueError):
+            raise
+        except Exception as error:
+            raise ValueError(trouble.once(error)) from error
+        finally:
+            _call(p, "close")
+            _call(host.attribute("modules.shared", "total_tqdm"), "clear")
+        return Picture(image, seconds, counted.per_second(), counted.peak_mib())
+
+    def output_directory(self) -> Path | None:
+        outputs = host.attribute("modules.paths_internal", "default_output_dir")
+        data = host.attribute("modules.paths_internal", "data_path")
+        base = outputs or (data and Path(data) / "outputs")
+        return Path(base) / FOLDER if base else None
+
+    def _move_back(self) -> None:
+        while self._moved:
+            module, device = self._moved.pop()
+            module.to(device)
+
+
+def _call(owner: Any, name: str, **arguments: Any) -> None:
+    """A method that not every WebUI has, without what it does not take."""
+    method = getattr(owner, name, None)
+    if callable(method):
+        method(**_taken(method, arguments))
+
+
+def _taken(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that `function` takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _processing(model: Any, steps: int, size: int) -> Any:
+    """A txt2img of one picture that nothing is saved of."""
+    kind: Any = host.attribute("modules.processing", "StableDiffusionProcessingTxt2Img")
+    if kind is None:
+        raise ValueError("this WebUI has no txt2img that could be called")
+    return kind(
+        **_taken(
+            kind,
+            {
+                "sd_model": model,
+                "prompt": PROMPT,
+                "negative_prompt": "",
+                "styles": [],
+                "seed": SEED,
+                "subseed": SEED,
+                "sampler_name": SAMPLER,
+                "steps": steps,
+                "cfg_scale": CFG_SCALE,
+                "width": size,
+                "height": size,
+                "batch_size": 1,
+                "n_iter": 1,
+                "restore_faces": False,
+                "tiling": False,
+                "enable_hr": False,
+                "do_not_save_samples": True,
+                "do_not_save_grid": True,
+                "override_settings": {},
+            },
+        )
+    )
+
+
+def _made(p: Any) -> tuple[Any, float]:
+    """The picture, and the seconds from prompt to picture."""
+    process_images: Any = host.attribute("modules.processing", "process_images")
+    state: Any = host.attribute("modules.shared", "state")
+    for name in ("interrupted", "skipped", "stopping_generation"):
+        setattr(state, name, False)
+    begin = time.perf_counter()
+    processed = process_images(p)
+    seconds = time.perf_counter() - begin
+    if state.interrupted or state.skipped or getattr(state, "stopping_generation", False):
+        raise ValueError("interrupted in the WebUI")
+    if not processed.images:
+        raise ValueError("the WebUI made no picture")
+    return processed.images[0], seconds
+
+
+@contextmanager
+def _switched(p: Any, enabled: bool, unet: bool) -> Iterator[None]:
+    """Within this, the extension is on or off, as by Enable in the accordion, and so are the UNet's
+    blocks; ValueError where these cannot be on.
+    """
+    script = a1111_script.RocmSdScript()
+    asked = Options(enabled, a1111_session.current().level, unet="Auto" if unet else "Off")
+    arguments = astuple(asked)
+    try:
+        script.before_process(p, *arguments)
+        script.process(p, *arguments)
+        if unet:
+            denoiser.check(asked)
+        yield
+    finally:
+        script.postprocess(p, None, *arguments)
+
+
+@contextmanager
+def _last_prompt_kept() -> Iterator[None]:
+    """Within this, the WebUI does not write params.txt, from which it gives back a prompt."""
+    options: Any = host.attribute("modules.shared", "cmd_opts")
+    before = getattr(options, "no_prompt_history", None)
+    with suppress(AttributeError):
+        options.no_prompt_history = True
+    try:
+        yield
+    finally:
+        if before is not None:
+            options.no_prompt_history = before
+
+
+def _why_nothing() -> str:
+    """Why the extension on would change nothing; empty where it does something."""
+    ours = a1111_state.optimizer()
+    allowed = a1111_settings.current().attention
+    if allowed and ours is not None and ours.is_applied:
+        return ""
+    why = a1111_vae.refusals() if not host.shortcomings() else host.shortcomings()
+    if not why:
+        return ""
+    return (engine.usable(host.device()) or why)[0]
+
+
+side = WebUI()
+"""The side of the process."""
+
+
+def tab() -> list[tuple[Any, str, str]]:
+    """Callback: the Speed test tab, as on_ui_tabs takes it."""
+    from lib_rocm_sd.hosts.ui import speed_tab
+
+    return [(speed_tab.build(session, side), speed_tab.TITLE, speed_tab.TAB_ID)]

@@ -1,0 +1,233 @@
+"""The state of this extension in the WebUI, as the accordion shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lib_rocm_sd import report
+from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.ui import rows
+from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
+from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
+from lib_rocm_sd.hosts.webui import attention, host, settings, several, state, trials, unet, vae
+from lib_rocm_sd.runtime import background
+
+SPEED_TAB = "Speed test"
+EVENTS_SHOWN = 3
+WHOLE, BANDS = "whole frame", "bands"
+VAE_OFF = "VAE off"
+THE_WEBUIS = "the WebUI's own code"
+
+
+def look(options: Options) -> Status:
+    """The state, were a picture made with `options` now. Never raises.
+
+    It compiles and tests what was never used, but not while that is done in the background.
+    """
+    try:
+        return _look(options)
+    except Exception as error:
+        return Status("not active, see below", (f"Not active: {trouble.once(error)}",))
+
+
+def _look(options: Options) -> Status:
+    compiling = background.state()
+    failure = None
+    if compiling.failure:
+        failure = Failure(compiling.failure, compiling.log_path)
+    if host.shortcomings():
+        return Status("not active in this WebUI", tuple(state.status().splitlines()))
+    info = identify(host.device())
+    if info.reasons:
+        lines = tuple(state.status().splitlines())
+        return Status("not active, no supported GPU", lines, _without_us(info))
+    work, progress = _at_work()
+    said = state.status() if options.enable else "Pictures are exactly as without this extension."
+    return Status(
+        _headline(options, info, work, progress),
+        () if compiling.running else tuple(said.splitlines()),
+        _rows(options, info),
+        tuple(report.snapshot()["events"][-EVENTS_SHOWN:]),
+        progress=progress,
+        work=work,
+        risk=trials.RISK if trials.barred() else "",
+        failure=failure,
+        speed_tab=_speed_tab(),
+    )
+
+
+def _at_work() -> tuple[str, tuple[int, int] | None]:
+    """What is done in the background, and how far it is."""
+    compiling, trying = background.state(), trials.state()
+    if compiling.running:
+        return COMPILING, (compiling.done, compiling.total)
+    if trying.running:
+        return TRYING, (trying.done, trying.total)
+    return COMPILING, None
+
+
+def _headline(
+    options: Options, info: DeviceInfo, work: str, progress: tuple[int, int] | None
+) -> str:
+    if not options.enable:
+        return "off"
+    attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
+    if progress is not None:
+        doing = "compiling" if work == COMPILING else "testing"
+        count = f"{doing} kernels, {progress[0]} of {progress[1]}"
+        return " · ".join(filter(None, (options.level, attention_part, count)))
+    vae_part = _vae_in_short(options)
+    if _unusable() and vae_part in ("", VAE_OFF):
+        return "not active, the kernels cannot be used"
+    unet_part = _unet_in_short(options)
+    parts = (
+        *(attention_part or _left_attention(), *unet_part),
+        vae_part or "VAE left to the WebUI",
+    )
+    return " · ".join((options.level, *parts))
+
+
+def _left_attention() -> str:
+    to = "another extension" if state.displaced() else "the WebUI"
+    return f"attention left to {to}"
+
+
+def _unusable() -> list[str]:
+    """Why our attention cannot be used here, without waiting where that is known."""
+    device = host.device()
+    known = engine.known(device)
+    return engine.usable(device) if known is None else known
+
+
+def _vae_in_short(options: Options) -> str:
+    """What the VAE does, in two or three words; empty where it cannot be ours."""
+    if not VAE_MODES[options.vae]:
+        return VAE_OFF
+    if _why_not_vae("decoder", options):
+        return ""
+    if VAE_MODES[options.vae] == "banded" or BANDS in vae.session.turn.ran:
+        return "VAE in bands"
+    return f"VAE {WHOLE}" if WHOLE in vae.session.turn.ran else "VAE ready"
+
+
+def _unet_in_short(options: Options) -> tuple[str, ...]:
+    """How many blocks are ours, in two or three words; nothing where none can be."""
+    if unet.why_not(options):
+        return ()
+    ours, total = unet.counted(unet.session.look())
+    if not total:
+        return ("UNet ready",)
+    return ("UNet" if ours == total else f"UNet {ours} of {total}",) if ours else ()
+
+
+def _why_not_attention(options: Options) -> tuple[str, ...]:
+    """Why attention will not be ours; empty if it will."""
+    if not options.enable:
+        return ("Enable is off",)
+    unusable = _unusable()
+    if unusable:
+        return tuple(unusable)
+    if not settings.current().attention:
+        return ("Settings > ROCm SD excludes attention",)
+    ours: Any = state.optimizer()
+    if not ours.is_chosen:
+        return (ours.why_another(),)
+    taken = state.displaced()
+    return (
+        (taken,)
+        if taken and (rows.UNET, "attention") not in rows.rows_of(report.snapshot())
+        else ()
+    )
+
+
+def _why_not_vae(role: str, options: Options) -> tuple[str, ...]:
+    """Why the VAE's decoder, or its encoder, will not be ours; empty if it will."""
+    if not options.enable:
+        return ("Enable is off",)
+    if not VAE_MODES[options.vae]:
+        return ("VAE is Off",)
+    if not settings.current().vae(role):
+        return (f"Settings > ROCm SD excludes the VAE's {role}",)
+    left = (message for message in vae.session.turn.left if message.startswith(_left_to(role)))
+    return (*vae.why_not(), *(message.removeprefix(_left_to(role)) for message in left))
+
+
+def _left_to(role: str) -> str:
+    return f"the VAE's {role} was left to the WebUI: "
+
+
+def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
+    """Attention, the UNet, decode and encode, with what ran in the last generation or would run."""
+    ran = rows.rows_of(report.snapshot())
+    why = _why_not_attention(options)
+    found = list(ran.pop((rows.UNET, "attention"), ())) if not why else []
+    if why:
+        found.append(StatusRow("Attention", _hosts_attention(), rows.shortened(why)))
+    elif not found:
+        found.append(StatusRow("Attention", f"our kernel ({info.gfx})"))
+    left = attention.calls.left_to_host
+    if left and not why:
+        calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
+        found.append(StatusRow("Attention", calls, ("see the notes below",)))
+    found += [*_of_unet(options), *several.rows(options, _why_not_vae("decoder", options))]
+    for operation, role in settings.ROLES.items():
+        why = _why_not_vae(role, options)
+        runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
+        found.append(StatusRow(operation, runs, rows.shortened(why)))
+    return (*found, *(row for family in ran.values() for row in family))
+
+
+def _of_unet(options: Options) -> list[StatusRow]:
+    """A row for each kind of block; one alone where none was looked at."""
+    why = tuple(unet.why_not(options))
+    blocks = () if why else unet.session.look()
+    if not blocks:
+        runs = THE_WEBUIS if why else "our blocks, starting with the next picture"
+        return [StatusRow(settings.UNET, runs, rows.shortened(why))]
+    found = [
+        rows.of_blocks(
+            *(row.kind, row.total, row.ours),
+            {unet.explained(text): count for text, count in {**row.left, **row.partly}.items()},
+        )
+        for row in blocks
+    ]
+    if any(row.ours for row in blocks):
+        why_not = unet.session.unrecorded()
+        runs = "one by one" if why_not else "GPU graphs, one call per block"
+        found.append(
+            StatusRow(f"{rows.UNET}, launches", runs, rows.shortened((why_not,) if why_not else ()))
+        )
+    return found
+
+
+def _manner(role: str) -> str:
+    """How the last picture was decoded; nothing is noted of an encode."""
+    manners = list(vae.session.turn.ran) if role == "decoder" else []
+    return f", {', '.join(manners)}" if manners else ""
+
+
+def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
+    why = rows.shortened(info.reasons)
+    return (
+        StatusRow("Attention", _hosts_attention(), why),
+        *(StatusRow(operation, THE_WEBUIS, why) for operation in (settings.UNET, *settings.ROLES)),
+    )
+
+
+def _hosts_attention() -> str:
+    """Whose attention the WebUI has where it is not ours."""
+    if state.displaced():
+        return "another extension's code"
+    ours: Any = state.optimizer()
+    return ours.hosts_attention() or THE_WEBUIS
+
+
+def _speed_tab() -> str:
+    """The tab's label where it is registered."""
+    registered = host.attribute("modules.script_callbacks", "callback_map") or {}
+    for entry in registered.get("callbacks_ui_tabs", ()):
+        if str(getattr(entry.callback, "__module__", "")).startswith("lib_rocm_sd."):
+            return SPEED_TAB
+    return ""
