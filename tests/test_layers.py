@@ -28,6 +28,7 @@ LAYERS = (
     ("torch_ops",),
     ("modules",),
     ("vae", "unet"),
+    ("hosts.read",),
     ("shipped", "first_trials", "present"),
     ("several",),
     ("bench",),

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.unet.spot import STEPS

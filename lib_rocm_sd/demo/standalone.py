@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.bench.unet import models as unets
 from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.demo import pipeline as tiny

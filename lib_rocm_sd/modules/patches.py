@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from torch import nn
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 """What an owner has in a place that it only inherits, or does not have at all."""
 EXTENSIONS = ("extensions", "extensions-builtin")
@@ -65,6 +67,12 @@ def named(function: Any) -> str:
         if folder in EXTENSIONS:
             return f"{code.co_name} of the extension {name}"
     return f"{code.co_name} of {parts[-1] if parts else 'an unknown file'}"
+
+
+def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
+    """True for a method as the class has it, bound to `module`: so an undone change is left."""
+    own = getattr(method, "__func__", None)
+    return own is getattr(type(module), key, None) and method.__self__ is module
 
 
 def _own(owner: Any, name: str) -> Any:

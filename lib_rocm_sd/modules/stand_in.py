@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.findings import UnknownModuleError, brief, is_the_classs
-from lib_rocm_sd.modules.patches import ABSENT, Patch, named, put, take
+from lib_rocm_sd.modules.patches import ABSENT, Patch, is_the_classs, named, put, take
+from lib_rocm_sd.modules.unknown import UnknownModuleError, brief
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 

@@ -11,6 +11,9 @@ from torch import nn
 
 from lib_rocm_sd.modules.code import surroundings
 
+CONV_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode")
+"""What a convolution computes follows from, beside its weights."""
+
 
 @dataclass(frozen=True)
 class _Seen:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.modules.code import INNER
-from lib_rocm_sd.modules.findings import is_the_classs
-from lib_rocm_sd.modules.patches import named
+from lib_rocm_sd.modules.patches import is_the_classs, named
 
 FAMILIES = ("ldm", "sgm")
 """The packages whose modules are known."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.several.subject import Subject
 from lib_rocm_sd.several.team import Call, Team
 from lib_rocm_sd.unet.blocks import TheirsError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.memory import version_of
-from lib_rocm_sd.modules.known import CONV_SETTINGS
+from lib_rocm_sd.modules.structure import CONV_SETTINGS
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.several.blueprint import Blueprint, read
 from lib_rocm_sd.several.replica import UNET, Manner

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import UNLIMITED_BYTES
 from lib_rocm_sd.engine.session import Session

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import functional
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR
 from lib_rocm_sd.bench.vae.measure import no_tf32

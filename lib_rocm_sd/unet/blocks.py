@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls, Routes
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.embeddings import Embeddings

@@ -14,12 +14,12 @@ from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.code import hooks_of_all, is_intercepted
-from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
 from lib_rocm_sd.unet.hook import Hook
-from lib_rocm_sd.unet.kinds import Kind, Reading, read
+from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
 from lib_rocm_sd.unet.weights import laid
 
@@ -33,14 +33,13 @@ class BlockStandIn(StandIn):
         self,
         module: nn.Module,
         kind: Kind,
-        family: str,
         means: Means,
         hook: Hook,
         session: Session,
     ) -> None:
         super().__init__(module)
         self.kind = kind
-        self._family, self._means, self._hook = family, means, hook
+        self._means, self._hook = means, hook
         self._session, self._places = session, Places()
         self._told: Callable[[str], None] = session.report.event
         self._barred = self._left = ""
@@ -80,7 +79,7 @@ class BlockStandIn(StandIn):
         """What calls lead to follows from it too, beside their facts."""
         self._places.forget()
         hook = self._hook
-        made = read(self.module, self.kind, self._family, hook.hosts_own, hook.tells)
+        made = self.kind.read(self.module, hook.hosts_own, hook.tells)
         convs = (leaf for leaf in made.leaves if isinstance(leaf, nn.Conv2d))
         self._convs = [conv for conv in convs if conv.kernel_size != (1, 1)]
         return made

@@ -13,9 +13,9 @@ from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.modules.findings import brief
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.unknown import brief
 from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
@@ -76,12 +76,12 @@ class UnetTakeover:
         self._elsewhere.clear()
         models = [model for model in (known() for known in self._models) if model is not None]
         found = [item for model in models for item in found_in(model)]
-        gone = set(self._stand_ins) - {module for module, _, _ in found}
+        gone = set(self._stand_ins) - {module for module, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
             self._weights.leave(module.modules())
-        for module, kind, family in found:
-            self._take(module, kind, family, anew)
+        for module, kind in found:
+            self._take(module, kind, anew)
         self._embeddings.timed = tuple(self._timed())
         self._prompts.parts = tuple(self._crossing())
 
@@ -99,14 +99,14 @@ class UnetTakeover:
             if isinstance(parts, Resnet) and parts.embed_silu and stand_in.is_put_in:
                 yield from [] if parts.timed is None else [parts.timed]
 
-    def _take(self, module: nn.Module, kind: Kind, family: str, anew: bool) -> None:
+    def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")
         stand_in = self._stand_ins.get(module)
         if current is not stand_in and isinstance(current, StandIn) and current.is_put_in:
             self._elsewhere[module] = kind.title  # of another take-over
             return
         if stand_in is None:
-            stand_in = BlockStandIn(module, kind, family, self._means, self._hook, self._session)
+            stand_in = BlockStandIn(module, kind, self._means, self._hook, self._session)
             self._stand_ins[module] = stand_in
         elif anew or stand_in.reasons or not stand_in.is_put_in:
             stand_in.renew()

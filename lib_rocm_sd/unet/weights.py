@@ -23,7 +23,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes, version_of
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.joint import as_one
 

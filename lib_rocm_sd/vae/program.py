@@ -15,17 +15,16 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import empty_cache, free_bytes, with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.signature import Signature, all_finite
 from lib_rocm_sd.modules.structure import Structure
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import Plans, Wish
-from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.readiness import Readiness, Told
 from lib_rocm_sd.vae.shortage import Shortage, halved
-from lib_rocm_sd.vae.steps import Recipe
+from lib_rocm_sd.vae.steps import Recipe, read
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, prepare
 
@@ -63,7 +62,7 @@ class _ChangedError(Exception):
 
 
 class Program:
-    """Runs `module` (a Decoder or Encoder, see read.py) without calling it.
+    """Runs `module` (a Decoder or Encoder, see hosts/read/vae.py) without calling it.
 
     Nothing of the module is changed. It is looked at before each run, and again while the device
     works; what has changed is read, and run, again. Not thread-safe.

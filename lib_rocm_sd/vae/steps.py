@@ -6,6 +6,7 @@ i - 1, the one that its block began with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -108,6 +109,21 @@ class Recipe:
     def layout(self) -> list[tuple[object, ...]]:
         """Equal for recipes that do the same with the same modules."""
         return [(s.name, s.leaves, s.residual, getattr(s, "kind", s.leaves)) for s in self.steps]
+
+
+_readers: list[Callable[[nn.Module], Recipe]] = []
+
+
+def register(reader: Callable[[nn.Module], Recipe]) -> None:
+    """Let `reader` read modules: hosts/read does so when it is imported."""
+    _readers[:] = [reader]
+
+
+def read(module: nn.Module) -> Recipe:
+    """What a host's Decoder or Encoder does. RuntimeError where nobody can read one."""
+    if not _readers:
+        raise RuntimeError("no VAE can be read: lib_rocm_sd.hosts.read was not imported")
+    return _readers[0](module)
 
 
 def needed_rows(kind: str, rows: Rows, height: int) -> Rows:

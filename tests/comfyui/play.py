@@ -13,8 +13,9 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.hosts import packed
 from lib_rocm_sd.hosts.comfyui import coder, unet
+from lib_rocm_sd.hosts.read import unet as reader
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.unet import kinds, stand_in
+from lib_rocm_sd.unet import stand_in
 
 CARD = DeviceInfo(0, "AMD Radeon RX 7900 XTX", "hip", "gfx1100", by_gfx("gfx1100"))
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,7 +49,7 @@ def play(put: Callable[[Any, str, Any], Any]) -> Engine:
     made = Engine()
     for module in (packed, coder):
         put(module, "identify", lambda device: CARD)
-    for module in (packed, coder, kinds, stand_in):
+    for module in (packed, coder, reader, stand_in):
         put(module, "HALVES", FLOATS)
     put(unet, "unusable", lambda device: [])
     put(packed, "engine", made)

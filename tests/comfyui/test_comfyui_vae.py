@@ -16,7 +16,7 @@ from lib_rocm_sd.hosts.comfyui import coder, sessions
 from lib_rocm_sd.hosts.comfyui import vae as vaes
 from lib_rocm_sd.hosts.comfyui.coder import VaeWish
 from lib_rocm_sd.hosts.comfyui.tally import tally
-from lib_rocm_sd.modules.findings import UnknownModuleError
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
 from tests.comfyui.conftest import left
 from tests.comfyui.play import CARD, Engine

@@ -271,13 +271,13 @@ def test_taking_over_again_reads_only_what_has_changed(
 ) -> None:
     taken = take_over(unet)
     expected = models.step(unet, inputs)
-    read, seen = stand_in.read, []
+    read, seen = stand_in.BlockStandIn._read, []
 
-    def counted(module: Any, *args: Any) -> Any:
-        seen.append(module)
-        return read(module, *args)
+    def counted(block: stand_in.BlockStandIn) -> Any:
+        seen.append(block.module)
+        return read(block)
 
-    monkeypatch.setattr(stand_in, "read", counted)
+    monkeypatch.setattr(stand_in.BlockStandIn, "_read", counted)
     taken.take_over(anew=False)
     assert not seen
     left, barred = unet.middle_block[0], unet.middle_block[2]

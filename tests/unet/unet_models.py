@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the models' classes
+
 LDM = "ldm.modules.diffusionmodules.util"
 """The double's file has all classes; this name is where ldm has its GroupNorm."""
 KEYS_DIM = 48

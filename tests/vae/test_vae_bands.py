@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.read.vae import read
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import attention, bands, plan, program, store
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
-from lib_rocm_sd.vae.read import read
 from tests.vae import vae_models
 from tests.vae.vae_models import (
     coder,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.hosts.read.vae import read
 from lib_rocm_sd.vae import bands, plan, thrift
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.policy import Plans
-from lib_rocm_sd.vae.read import read
 from lib_rocm_sd.vae.steps import ConvStep
 from lib_rocm_sd.vae.trace import Chain, peak_bytes
 from tests.vae import vae_models

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.hosts.read import vae as reading
 from lib_rocm_sd.vae import policy
-from lib_rocm_sd.vae import read as reading
 from lib_rocm_sd.vae.plan import MIN_ROWS, BandPlanner
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe

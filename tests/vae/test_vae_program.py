@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.modules.findings import UnknownModuleError
 from lib_rocm_sd.modules.signature import Signature
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.weights import Scales

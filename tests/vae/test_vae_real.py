@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.hosts.read.vae import read
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
-from lib_rocm_sd.vae.read import read
 from tests.vae.vae_models import error, fixed, legs_of, needs_half, own
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "tiny-sd" / "vae"

@@ -15,15 +15,15 @@ from torch import nn
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.engine.planner import VariantPlan
-from lib_rocm_sd.modules.findings import Findings
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.vae import read
+from lib_rocm_sd.hosts.read.vae_ldm import steps
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, Leg
 from lib_rocm_sd.vae.program import Program
-from lib_rocm_sd.vae.read import read
-from lib_rocm_sd.vae.read_ldm import steps
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.ways import ConvWay

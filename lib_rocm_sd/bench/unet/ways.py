@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import first_trials
 from lib_rocm_sd.bench.modules import in_channels_last, last, refused
 from lib_rocm_sd.bench.progress import say

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.bench.modules import in_channels_last, last, refused
 from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR, Coder

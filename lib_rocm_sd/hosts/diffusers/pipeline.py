@@ -23,11 +23,11 @@ from lib_rocm_sd.hosts.diffusers import components
 from lib_rocm_sd.hosts.diffusers.served import ServedForward, is_served
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
 from lib_rocm_sd.hosts.sdpa import Serving
 from lib_rocm_sd.modules.code import Code, is_intercepted
-from lib_rocm_sd.modules.findings import Findings
 from lib_rocm_sd.modules.stand_in import is_compiling
-from lib_rocm_sd.unet.read_diffusers import HOME, PROCESSORS, TORCHS, code_of
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 
@@ -152,8 +152,8 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
-    Processors of other kinds than PROCESSORS (unet/read_diffusers.py) that are diffusers' own keep
-    their place, and their calls of torch's attention are served (hosts/sdpa.py): those of
+    Processors of other kinds than PROCESSORS (hosts/read/unet_diffusers.py) that are diffusers' own
+    keep their place, and their calls of torch's attention are served (hosts/sdpa.py): those of
     transformers, of joint and fused projections, of IP-Adapters.
 
     On leaving it, each module has the very processor and forward that it had. Other processors,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import trouble

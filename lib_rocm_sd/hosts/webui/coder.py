@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory

@@ -12,10 +12,10 @@ from lib_rocm_sd import report
 from lib_rocm_sd.followed import STOPS
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.packed import Call, NotOursError, attend, call_of, is_compiling
+from lib_rocm_sd.hosts.read.unet_forge import OVERRIDE
 from lib_rocm_sd.hosts.webui import host, session
 from lib_rocm_sd.hosts.webui.attention import calls
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
-from lib_rocm_sd.unet.read_forge import OVERRIDE
 
 Compute = Callable[..., torch.Tensor]
 

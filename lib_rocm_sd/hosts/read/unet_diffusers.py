@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.findings import Findings
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_ldm import gated, heads_of, whole
 from lib_rocm_sd.unet.parts import (
     Attention,
     Block,
@@ -21,7 +22,6 @@ from lib_rocm_sd.unet.parts import (
     Transformer,
     TransformerCall,
 )
-from lib_rocm_sd.unet.pieces import gated, heads_of, whole
 
 PROCESSORS = {
     "AttnProcessor2_0": False,

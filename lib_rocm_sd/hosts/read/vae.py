@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from lib_rocm_sd.modules.findings import Findings
-from lib_rocm_sd.vae import read_diffusers, read_ldm
+from lib_rocm_sd.hosts.read import vae_diffusers, vae_ldm
+from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.vae.steps import Recipe, Step
 
 
@@ -23,9 +23,9 @@ def read(module: nn.Module) -> Recipe:
     found.everywhere()
     role = "encoder" if "Encoder" in type(module).__name__ else "decoder"
     if family.split(".")[0] == "diffusers":
-        steps = read_diffusers.steps(found, module, role)
-    elif read_ldm.is_known(family):
-        steps = read_ldm.steps(found, module, role)
+        steps = vae_diffusers.steps(found, module, role)
+    elif vae_ldm.is_known(family):
+        steps = vae_ldm.steps(found, module, role)
     else:
         return Recipe(role, (), (f"{type(module).__name__} of {family} is not known",))
     _check(found, module, steps)

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.modules.findings import Findings, UnknownModuleError
-from lib_rocm_sd.unet import read_comfy, read_ldm
+from lib_rocm_sd.hosts.read import unet_comfy, unet_ldm
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.unet.parts import (
     Block,
     BlockCall,
@@ -26,8 +27,8 @@ from lib_rocm_sd.unet.parts import (
     TransformerCall,
 )
 
-end_call = read_ldm.end_call
-resample_call = read_comfy.resample_call
+end_call = unet_ldm.end_call
+resample_call = unet_comfy.resample_call
 
 NORM_WRAPPER = "group_norm_wrapper"
 """An option: what is called in the place of the norms in residual blocks."""
@@ -63,7 +64,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
 
 def resnet(found: Findings, module: Any) -> Resnet | None:
     _known(found, module, "block")
-    return read_ldm.resnet(found, module)
+    return unet_ldm.resnet(found, module)
 
 
 def resnet_call(module: Any, x: Any, emb: Any, transformer_options: Any = None) -> ImageCall | None:
@@ -74,20 +75,20 @@ def resnet_call(module: Any, x: Any, emb: Any, transformer_options: Any = None) 
 
 def transformer(found: Findings, module: Any) -> Transformer | None:
     _known(found, module, "block")
-    return read_ldm.transformer(found, module)
+    return unet_ldm.transformer(found, module)
 
 
 def transformer_call(
     module: Any, x: Any, context: Any = None, transformer_options: Any = None
 ) -> TransformerCall | None:
     shaped = _SHAPE in type(module).forward.__code__.co_consts
-    return read_comfy.transformer_called(module, x, context, transformer_options, shaped=shaped)
+    return unet_comfy.transformer_called(module, x, context, transformer_options, shaped=shaped)
 
 
 def block(found: Findings, module: Any) -> Block | None:
     """What its parts do beyond what is known is theirs; so these are then called as they are."""
     _known(found, module, "block")
-    made = read_comfy.block(found, module)
+    made = unet_comfy.block(found, module)
     if made is None:
         return None
     parts = {"self_attention": made.attn1, "cross_attention": made.attn2, "feed_forward": made.ff}
@@ -108,7 +109,7 @@ def block_call(
     """What is patched within is not for us: UnknownModuleError says what."""
     options = {} if transformer_options is None else transformer_options
     why = f"an {OVERRIDE} is set in this model" if OVERRIDE in options else ""
-    why = why or read_comfy.patched(options)
+    why = why or unet_comfy.patched(options)
     if why:
         raise UnknownModuleError((why,))
     own, cross = (_given(part, options, module) for part in (module.attn1, module.attn2))
@@ -128,11 +129,11 @@ def _given(attention: Any, options: Mapping[str, Any], block: Any) -> dict[str, 
 
 def resample(found: Findings, module: Any) -> Resample | None:
     _known(found, module, "sampler")
-    return read_ldm.resample(found, module)
+    return unet_ldm.resample(found, module)
 
 
 def end(found: Findings, module: Any) -> Ends | None:
-    return read_ldm.end(found, module)
+    return unet_ldm.end(found, module)
 
 
 def _known(found: Findings, module: Any, name: str) -> None:

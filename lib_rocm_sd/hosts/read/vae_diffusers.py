@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.modules.findings import Findings
-from lib_rocm_sd.vae.residual import residual_block
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.vae_ldm import residual_block
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Step
 
 _PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor"}

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lib_rocm_sd.modules.findings import Findings
-from lib_rocm_sd.unet import read_ldm
+from lib_rocm_sd.hosts.read import unet_ldm
+from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, TransformerCall
 
-resnet, resnet_call = read_ldm.resnet, read_ldm.resnet_call
-transformer, resample = read_ldm.transformer, read_ldm.resample
-end, end_call = read_ldm.end, read_ldm.end_call
+resnet, resnet_call = unet_ldm.resnet, unet_ldm.resnet_call
+transformer, resample = unet_ldm.transformer, unet_ldm.resample
+end, end_call = unet_ldm.end, unet_ldm.end_call
 
 Options = Mapping[str, Any]
 PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")
@@ -42,7 +42,7 @@ def transformer_called(
 ) -> TransformerCall | None:
     """The same. `shaped`: blocks are told the shape of x."""
     options = {} if transformer_options is None else transformer_options
-    found = read_ldm.transformer_call(module, x, context)
+    found = unet_ldm.transformer_call(module, x, context)
     count = len(module.transformer_blocks)
     if found is None or (isinstance(context, list) and len(context) != count):
         return None
@@ -57,7 +57,7 @@ def transformer_called(
 
 
 def block(found: Findings, module: Any) -> Block | None:
-    made = read_ldm.block(found, module)
+    made = unet_ldm.block(found, module)
     found.settings(module, "block", {"switch_temporal_ca_to_sa": False, "is_res": True})
     return made
 

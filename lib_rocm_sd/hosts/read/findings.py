@@ -18,54 +18,60 @@ from lib_rocm_sd.modules.code import (
     names_in,
     names_of,
 )
-from lib_rocm_sd.modules.known import (
-    CASTS,
-    CHANGES,
-    CONV_CLASSES,
-    CONV_SETTINGS,
-    FORGES_CAST,
-    FORGES_LINEAR,
-    LAYER_NORM_CLASSES,
-    LINEAR_CLASSES,
-    OF_LAYERS,
-    OURS,
-    QUANTISED,
-    WEIGHT_FUNCTIONS,
-    is_group_norm,
-    path_of,
-)
-from lib_rocm_sd.modules.patches import named
+from lib_rocm_sd.modules.patches import is_the_classs, named
+from lib_rocm_sd.modules.structure import CONV_SETTINGS
 
+CONV_CLASSES = {
+    "torch.nn.modules.conv.Conv2d",
+    "diffusers.models.lora.LoRACompatibleConv",
+    "comfy.ops.disable_weight_init.Conv2d",
+    "ldm_patched.modules.ops.disable_weight_init.Conv2d",
+    "backend.operations.ForgeOperations.Conv2d",
+}
+FORGES_LINEAR = "backend.operations.ForgeOperations.Linear"
+"""Not torch's, but with the same parameters and sizes."""
+LINEAR_CLASSES = {
+    "torch.nn.modules.linear.Linear",
+    "diffusers.models.lora.LoRACompatibleLinear",
+    "comfy.ops.disable_weight_init.Linear",
+    "ldm_patched.modules.ops.disable_weight_init.Linear",
+    FORGES_LINEAR,
+}
+LAYER_NORM_CLASSES = {
+    "torch.nn.modules.normalization.LayerNorm",
+    "comfy.ops.disable_weight_init.LayerNorm",
+    "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
+    "backend.operations.ForgeOperations.LayerNorm",
+}
+GROUP_NORM_CLASSES = {
+    "torch.nn.modules.normalization.GroupNorm",
+    "comfy.ops.disable_weight_init.GroupNorm",
+    "ldm_patched.modules.ops.disable_weight_init.GroupNorm",
+    "backend.operations.ForgeOperations.GroupNorm",
+}
+FORGES_CAST = "parameters_manual_cast"
+CASTS = ("comfy_cast_weights", "ldm_patched_cast_weights", FORGES_CAST)
+"""What ComfyUI, reForge and Forge call a layer's flag that says so."""
+CHANGES = ("forge_online_loras", "scale_weight")
+"""What a layer of Forge's has where its weights are not what is computed with."""
+WEIGHT_FUNCTIONS = ("weight_function", "bias_function")
+"""Lists of what ComfyUI's, reForge's and a newer Forge Neo's layers do with their weights in each
+call.
+"""
+QUANTISED = ("gguf_cls", "quant_state", "bnb_quantized")
+"""What a packed weight has."""
+GROUP_NORM_32 = ("GroupNorm32", "modules.diffusionmodules.util")
+"""ldm's and sgm's GroupNorm, which computes in float32: its name, and how its module ends."""
+OF_LAYERS = ("networks", "modules.devices")
+"""Python modules of A1111's that replace forwards of torch's layers: by one networks are applied to
+weights first, by the other weights of another dtype are cast.
+"""
+OURS = "lib_rocm_sd"
 _first: dict[tuple[int, str], tuple[Any, Any]] = {}
 """What a name of a Python module was when code that names it was first read."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 """Attributes of these types are settings, which can be compared."""
-MOST_ALIKE = 2
-"""Layers that are named one by one where the same is said of them."""
 _BRINGS = "brings its weights from elsewhere in each call"
-
-
-class UnknownModuleError(ValueError):
-    """The module has a structure that is not known; `reasons` say what."""
-
-    def __init__(self, reasons: tuple[str, ...]) -> None:
-        super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
-        self.reasons = reasons
-
-
-def brief(reasons: Iterable[str]) -> list[str]:
-    """Reasons for people: what is said of many layers is said once, of the first."""
-    alike: dict[str, list[str]] = {}
-    for reason in reasons:
-        name, _, what = reason.partition(" ")
-        alike.setdefault(what, []).append(name)
-    found = []
-    for what, names in alike.items():
-        if len(names) <= MOST_ALIKE:
-            found += [f"{name} {what}".strip() for name in names]
-        else:
-            found.append(f"{names[0]} and {len(names) - 1} others: {what}")
-    return found
 
 
 class Findings:
@@ -380,12 +386,6 @@ def is_quantised(module: Any) -> bool:
     return marked or not weight.is_floating_point()
 
 
-def is_the_classs(method: Any, module: nn.Module, key: str = "forward") -> bool:
-    """True for a method as the class has it, bound to `module`: so an undone change is left."""
-    own = getattr(method, "__func__", None)
-    return own is getattr(type(module), key, None) and method.__self__ is module
-
-
 def _as_it_is(value: Any) -> Any:
     """A list's members as they are now."""
     return list(value) if isinstance(value, list) else value
@@ -393,3 +393,13 @@ def _as_it_is(value: Any) -> Any:
 
 def _described(module: Any) -> str:
     return "missing" if module is None else f"a {type(module).__name__}"
+
+
+def path_of(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def is_group_norm(module: nn.Module) -> bool:
+    cls, (name, home) = type(module), GROUP_NORM_32
+    of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
+    return of_ldm or path_of(module) in GROUP_NORM_CLASSES
