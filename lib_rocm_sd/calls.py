@@ -19,7 +19,7 @@ from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.memory import Into, Result
 from lib_rocm_sd.graphs.programs import Compute, DeviceGraphs, Graphs, Recording
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Call, Op
 
 MOST_FACTS = 8
 """Most sets of facts kept per program: a sampler alternates between picture and prompt sizes."""
@@ -167,9 +167,9 @@ class _Kept(Calls):
         route = self._routes[place]
         self.rows.append(route.row)
         if self._into is None or place != self._last:
-            return route.run(route.launch, route.config, route.problem, inputs)
+            return route.run(Call(route.problem, inputs, route.launch, route.config))
         with Into(self._into):
-            return route.run(route.launch, route.config, route.problem, inputs)
+            return route.run(Call(route.problem, inputs, route.launch, route.config))
 
     def route(self, place: str, op: Op[Any, Any], inputs: Any) -> Route:
         return self._routes[place]

@@ -25,7 +25,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.torch import FormulaBackward
-from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.base import Call, reasons
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 MOST_DECIDED = 4096
@@ -167,7 +167,7 @@ class RocmSdAttention(torch.autograd.Function):
 def _gradients(inputs: AttentionBackwardInputs, session: Session) -> Grads:
     if torch.is_grad_enabled():  # they shall have gradients themselves
         problem = ATTENTION_BACKWARD.problem_of(inputs)
-        return FormulaBackward().run(None, None, problem, inputs)
+        return FormulaBackward().run(Call(problem, inputs))
     made: Grads | torch.Tensor = engine.run(ATTENTION_BACKWARD, inputs, session)
     if isinstance(made, torch.Tensor):  # zeros, of an input without elements
         of_q, of_k, of_v = (torch.zeros_like(t) for t in inputs[:3])

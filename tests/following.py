@@ -20,6 +20,7 @@ from lib_rocm_sd.hosts import gate, packed, sdpa
 from lib_rocm_sd.ops.attention import formula, ours, with_lse
 from lib_rocm_sd.ops.attention_backward import formula as backward_formula
 from lib_rocm_sd.ops.attention_backward import ours as backward_ours
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.report import Report
 from tests.ops.toy_op import GFX1100
 
@@ -38,14 +39,17 @@ class Card:
         self.engine = Engine(identify=lambda device: GFX1100, launcher=lambda device, row: object())  # type: ignore[arg-type, return-value]
         self.spoil: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
 
-    def attend(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+    def attend(self, call: Call[Any, Any]) -> torch.Tensor:
+        inputs = call.inputs
         return formula.reference(inputs).to(inputs.q.dtype)
 
-    def attend_and_lse(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+    def attend_and_lse(self, call: Call[Any, Any]) -> Any:
+        inputs = call.inputs
         output, lse = with_lse.reference(inputs)
         return output.to(inputs.q.dtype), lse.float()
 
-    def gradients(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+    def gradients(self, call: Call[Any, Any]) -> Any:
+        inputs = call.inputs
         made = backward_formula.reference(inputs)
         return tuple(self.spoil(each.to(inputs.q.dtype).contiguous()) for each in made)
 

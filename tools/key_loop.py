@@ -17,7 +17,7 @@ from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.base import Call, KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
 from tests.amdgpu import executor, launch
 from tests.simt.attention import draw
@@ -77,7 +77,7 @@ def _executed(
     q, k, v = draw(problem)
     run = launch.CodeLaunch(arch)
     with run.knows(q, k, v):
-        MatrixAttention().run(run, config, problem, AttentionInputs(q, k, v))
+        MatrixAttention().run(Call(problem, AttentionInputs(q, k, v), run, config))
     return run.counts[-1]
 
 

@@ -30,7 +30,7 @@ from lib_rocm_sd.ops.attention_backward.problem import (
     Grads,
 )
 from lib_rocm_sd.ops.attention_backward.torch import SlicedBackward
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.report import config_fields
 
 OURS, FLASH = "rocm_sd", "sdpa flash"
@@ -95,7 +95,7 @@ def _exact(inputs: AttentionBackwardInputs) -> Grads:
     """In float64 and slices."""
     q, k, v, output, grad, lse = (t.double() for t in inputs[:6])
     wide = AttentionBackwardInputs(q, k, v, output, grad, lse, inputs.mask, inputs.scale)
-    return SlicedBackward().run(None, None, ATTENTION_BACKWARD.problem_of(wide), wide)
+    return SlicedBackward().run(Call(ATTENTION_BACKWARD.problem_of(wide), wide))
 
 
 def _ways(
@@ -131,10 +131,10 @@ def _our_way(
     tiling = forward.configs(info.arch, problem)[0]
 
     def backward(inputs: AttentionBackwardInputs) -> Grads:
-        return MatrixBackward().run(launch, config, problem, inputs)
+        return MatrixBackward().run(Call(problem, inputs, launch, config))
 
     def both(inputs: AttentionBackwardInputs) -> Grads:
-        output, lse = forward.run(launch, tiling, problem, inputs.forward)
+        output, lse = forward.run(Call(problem, inputs.forward, launch, tiling))
         return backward(inputs._replace(output=output, lse=lse))
 
     return _Way(row, both, lambda inputs: partial(backward, inputs))
@@ -175,7 +175,7 @@ def _followed(
     q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
     with torch.enable_grad():
         call = AttentionInputs(q, k, v, inputs.mask, inputs.scale)
-        return [q, k, v], variant.run(None, None, problem, call)
+        return [q, k, v], variant.run(Call(problem, call))
 
 
 def _both_by_torch(followed: Callable[..., Any], inputs: AttentionBackwardInputs) -> Grads:

@@ -24,6 +24,7 @@ from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
+from lib_rocm_sd.ops.base import Call
 
 BATCH = 50
 """Calls between two waits: far fewer than a queue holds."""
@@ -120,7 +121,7 @@ def _sides(
     sdpa = SdpaAttention()
 
     def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return sdpa.run(None, None, problem, AttentionInputs(q, k, v))
+        return sdpa.run(Call(problem, AttentionInputs(q, k, v)))
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = engine.run(ATTENTION, AttentionInputs(q, k, v))

@@ -19,6 +19,7 @@ from lib_rocm_sd.bench.norms import render as render
 from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch, Run
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
@@ -75,7 +76,7 @@ def measure(
 
 
 def _bound(run: Run, launch: Launch | None, config: Any, problem: GroupNormProblem) -> Call:
-    return lambda *inputs: run(launch, config, problem, GroupNormInputs(*inputs))
+    return lambda *inputs: run(base.Call(problem, GroupNormInputs(*inputs), launch, config))
 
 
 def _steps(

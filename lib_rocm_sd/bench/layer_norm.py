@@ -25,6 +25,7 @@ from lib_rocm_sd.bench.norms import render as render
 from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch, Variant
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormInputs, LayerNormProblem
@@ -86,5 +87,5 @@ def _bound(
     inputs: LayerNormInputs,
 ) -> Call:
     """As the engine calls it, given the inputs one by one."""
-    run = variant.bound(launch, config, problem, inputs)
-    return lambda *others: run(launch, config, problem, LayerNormInputs(*others))
+    run = variant.bound(base.Call(problem, inputs, launch, config))
+    return lambda *others: run(base.Call(problem, LayerNormInputs(*others), launch, config))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from lib_rocm_sd.bench.rows import TimedRow, figured, refusals_of, spread, tiles
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
@@ -69,10 +71,17 @@ def measure(
                 continue
             mine = launch if variant.ours else None
             for config in variant.configs(info.arch, problem):
-                call = partial(variant.run, mine, config, problem)
+                call = partial(_called, variant.run, mine, config, problem)
                 row = replace(row, config=config_fields(config))
                 rows.append(_verified(row, problem, sets, kept, call, exact, runs))
     return rows
+
+
+def _called(
+    run: base.Run, launch: Launch | None, config: Any, problem: LinearProblem, i: LinearInputs
+) -> torch.Tensor:
+    made: torch.Tensor = run(base.Call(problem, i, launch, config))
+    return made
 
 
 def _verified(

@@ -16,7 +16,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.ops.attention.formula import scale_of
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Launch, Variant, reasons
+from lib_rocm_sd.ops.base import Call, Variant, reasons
 
 MOST_SLICES = 64
 SCORE_COPIES = 3.0
@@ -35,14 +35,8 @@ class _HostMethod(Variant[AttentionProblem, AttentionInputs]):
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         return reasons((problem.mask != "none", "written for the comparison, without masks"))
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, _, scale = inputs
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, _, scale = call.inputs
         batch, seq_q, heads, head_dim = q.shape
         free = free_bytes(q.device)
         queries, keys, values = (_heads_first(tensor) for tensor in (q, k, v))

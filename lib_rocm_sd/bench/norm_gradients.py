@@ -29,7 +29,7 @@ from lib_rocm_sd.bench.norms import render as render
 from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
-from lib_rocm_sd.ops.base import Launch, Op
+from lib_rocm_sd.ops.base import Call, Launch, Op
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import (
     GroupNormBackwardInputs,
@@ -110,7 +110,7 @@ def measure(
             (config,) = ours.configs(info.arch, problem)
 
             def alone(*given: Any) -> Results:
-                made = ours.run(launch, config, problem, type(sets[0])(*given))
+                made = ours.run(Call(problem, type(sets[0])(*given), launch, config))
                 return tuple(t for t in made if t is not None)
 
             row = replace(start, way="  backward")

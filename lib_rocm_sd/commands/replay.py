@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd.checks import device_problem
 from lib_rocm_sd.commands.support import as_table
+from lib_rocm_sd.ops.base import Call
 
 if TYPE_CHECKING:
-    from lib_rocm_sd.engine.call_file import Call
+    from lib_rocm_sd.engine.call_file import CapturedCall
     from lib_rocm_sd.ops.base import Op
 
 
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def _rows(number: int, call: Call, device: Any) -> Iterator[dict[str, Any]]:
+def _rows(number: int, call: CapturedCall, device: Any) -> Iterator[dict[str, Any]]:
     """What was captured, then each variant here."""
     import torch
 
@@ -81,7 +82,9 @@ def _rows(number: int, call: Call, device: Any) -> Iterator[dict[str, Any]]:
             yield {**about, "by": f"{by} on {device}", **judged(output)}
 
 
-def _computed(op: Op[Any, Any], call: Call, problem: Any, device: Any) -> Iterator[tuple[str, Any]]:
+def _computed(
+    op: Op[Any, Any], call: CapturedCall, problem: Any, device: Any
+) -> Iterator[tuple[str, Any]]:
     """What each variant makes of a call on `device`, or the error that it raises. Variants that do
     not take it are left out.
     """
@@ -99,7 +102,7 @@ def _computed(op: Op[Any, Any], call: Call, problem: Any, device: Any) -> Iterat
             continue
         config = variant.defaults(identify(device).arch, problem)[0]
         try:
-            output = variant.run(launch, config, problem, inputs)
+            output = variant.run(Call(problem, inputs, launch, config))
         except selftest.FAILURES as error:
             if selftest.is_out_of_memory(error):
                 raise

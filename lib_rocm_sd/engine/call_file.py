@@ -51,7 +51,7 @@ class Wish:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CapturedCall:
     """One call. `how`: by which variant, config and device it was computed. `inputs(device)` and
     `output(device)` make its tensors anew each time.
     """
@@ -155,7 +155,7 @@ def from_environment() -> Capture | None:
         return None
 
 
-def read(path: Path) -> Iterator[Call]:
+def read(path: Path) -> Iterator[CapturedCall]:
     """The calls in a file, in order. Raises CallFileError, OSError."""
     from safetensors import SafetensorError, safe_open
 
@@ -172,7 +172,7 @@ def read(path: Path) -> Iterator[Call]:
         first = f"{row['number']}."
         own = {name.removeprefix(first): t for name, t in tensors.items() if name.startswith(first)}
         reader = _Reader(own)
-        yield Call(
+        yield CapturedCall(
             row["op"],
             row["problem"],
             row["how"],

@@ -22,7 +22,7 @@ from lib_rocm_sd.engine.route import Route, by_formula, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Launch, Op
+from lib_rocm_sd.ops.base import Call, Launch, Op
 from lib_rocm_sd.ops.gradients import innermost_transform, is_compiling
 from lib_rocm_sd.ops.keys import tensors_of
 
@@ -96,7 +96,11 @@ class Engine:
             return traced(op, inputs)
         if innermost_transform() is not None or forward_ad._current_level >= 0:
             return by_formula(op, inputs)
-        return self.follow(self.route(op, inputs, session), op, inputs, session)
+        try:
+            route = self._routes[op.name, session, op.key_of(inputs)]
+        except (AttributeError, KeyError, RuntimeError, TypeError):
+            route = self.route(op, inputs, session)
+        return self.follow(route, op, inputs, session)
 
     def route(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Route:
         """What `run` takes for these inputs; planned if needed. If it `lasts`, it is what `follow`
@@ -109,7 +113,7 @@ class Engine:
         """`run`, without looking at the inputs."""
         keep = None if self.capture is None else self.capture.begins(op, inputs, route)
         try:
-            output = route.run(route.launch, route.config, route.problem, inputs)
+            output = route.run(Call(route.problem, inputs, route.launch, route.config))
         except (RuntimeError, OSError) as error:
             key = self._key(op, inputs, session)
             return self._recover(op, key, inputs, session, route, error)
@@ -316,7 +320,7 @@ class Engine:
             session.part, op, problem, variant.name, plan.config, plan.why, plan.refusals
         )
         launch = self._planner.launch(variant, device)
-        run = variant.bound(launch, plan.config, problem, inputs)
+        run = variant.bound(Call(problem, inputs, launch, plan.config))
         route = Route(run, row, problem, device, plan, launch)
         if self._gate is not None and variant.ours:
             route.run = watched(route, self._gate, op)
@@ -352,7 +356,7 @@ class Engine:
                 if any(route.runs(variant, config) for variant, config, _, _ in failed):
                     raise first  # a graph capture takes torch's own, whether barred or not
                 try:
-                    output = route.run(route.launch, route.config, route.problem, inputs)
+                    output = route.run(Call(route.problem, inputs, route.launch, route.config))
                 except (RuntimeError, OSError) as again:
                     error = again
                     continue

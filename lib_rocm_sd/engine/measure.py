@@ -17,8 +17,8 @@ from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.memory import synchronize
 from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
-from lib_rocm_sd.engine.timing import Call, queued, timed
-from lib_rocm_sd.ops.base import I, Launch, Op, Variant
+from lib_rocm_sd.engine.timing import NumberedCall, queued, timed
+from lib_rocm_sd.ops.base import Call, I, Launch, Op, Variant
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import source
@@ -149,7 +149,7 @@ def _time_us(
 
     def call(number: int) -> None:
         inputs = sets[number % len(sets)]
-        contender.variant.run(contender.launch, contender.config, problem, inputs)
+        contender.variant.run(Call(problem, inputs, contender.launch, contender.config))
 
     first = timed(call, 1, device)[0]
     if first > 1e6 * share_s:
@@ -164,7 +164,7 @@ def _time_us(
     return statistics.median(queued(call, runs, device, submit_s))
 
 
-def _submit_s(call: Call, device: torch.device) -> float:
+def _submit_s(call: NumberedCall, device: torch.device) -> float:
     """What a call takes until it returns."""
     begin = perf_counter()
     call(0)

@@ -12,7 +12,7 @@ from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.memory import is_recording, synchronize
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Op, Run, Variant
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.report import UsedRow
 
@@ -26,7 +26,7 @@ class Route:
 
     def __init__(
         self,
-        run: Callable[..., Any],
+        run: Run,
         row: UsedRow,
         problem: Any,
         device: torch.device,
@@ -52,21 +52,21 @@ class Route:
         return self.plan is not None and (self.plan.variant, self.config) == (variant, config)
 
 
-def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Callable[..., Any]:
+def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Run:
     """The route's `run`, to stand in its place until its first launch has come to an end."""
     run, plan = route.run, route.plan
     assert plan is not None
     asked = Asked(op, plan.variant, route.config, route.problem, route.device, route.launch)
 
-    def first(launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+    def first(call: Call[Any, Any]) -> Any:
         if is_recording(route.device):
-            return run(launch, config, problem, inputs)
+            return run(call)
         watch = gate.launching(asked, "call")
         if watch is None:
-            output = run(launch, config, problem, inputs)
+            output = run(call)
         else:
-            with watch, _restored(inputs):
-                output = run(launch, config, problem, inputs)
+            with watch, _restored(call.inputs):
+                output = run(call)
                 if route.device.type == "cuda":
                     synchronize(route.device)
         route.run = run
@@ -117,7 +117,7 @@ def by_formula(op: Op[Any, Any], inputs: Any) -> Any:
     of torch's fused operators have them. Nothing is planned, tested or counted.
     """
     if not all(tensor.numel() for tensor in tensors_of(inputs)):
-        return zeros(op)(None, None, op.problem_of(inputs), inputs)
+        return zeros(op)(Call(op.problem_of(inputs), inputs))
     found = [variant for variant in op.variants if not variant.ours]
     return _by_first(op, inputs, sorted(found, key=lambda variant: not variant.derives))
 
@@ -126,16 +126,17 @@ def _by_first(op: Op[Any, Any], inputs: Any, variants: Sequence[Variant[Any, Any
     problem = op.problem_of(inputs)
     for variant in variants:
         if not variant.refusals(None, problem):
-            return variant.run(None, variant.configs(None, problem)[0], problem, inputs)
+            return variant.run(Call(problem, inputs, None, variant.configs(None, problem)[0]))
     raise NotSupportedError(problem, {})
 
 
-def zeros(op: Op[Any, Any]) -> Callable[..., torch.Tensor]:
+def zeros(op: Op[Any, Any]) -> Run:
     """Runs an op whose input has no elements."""
 
-    def run(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+    def run(call: Call[Any, Any]) -> torch.Tensor:
+        problem = call.problem
         dtype = op.output_dtype(problem) if op.output_dtype else None
-        made: torch.Tensor = inputs[0].new_zeros(op.output_shape(problem), dtype=dtype)
+        made: torch.Tensor = call.inputs[0].new_zeros(op.output_shape(problem), dtype=dtype)
         return made
 
     return run

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.errors import DeviceOutOfMemoryError
-from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
 
 SEED = 2654435769
 FAILURES = (RuntimeError, OSError, TypeError, AttributeError, ValueError)
@@ -62,7 +62,7 @@ def check(
         reference = reference_of(op.reference, op.make_inputs, problem)
         try:
             inputs = op.make_inputs(problem, device, SEED)
-            output = variant.run(launch, config, problem, inputs)
+            output = variant.run(Call(problem, inputs, launch, config))
             dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
             return compare(output, dtype, reference, tolerance, problem)
         except FAILURES as error:  # what a launch dies of may be told by the copy to the CPU

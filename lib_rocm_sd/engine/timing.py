@@ -14,16 +14,16 @@ from lib_rocm_sd.engine.memory import synchronize
 MOST_BUSY_S = 0.1
 CYCLES = 1 << 20
 
-Call = Callable[[int], object]
+NumberedCall = Callable[[int], object]
 """Given the number of the run."""
 
 
-def timed(call: Call, runs: int, device: torch.device) -> list[float]:
+def timed(call: NumberedCall, runs: int, device: torch.device) -> list[float]:
     """Times in µs of `runs` calls, each given its number: device events, or the clock on a CPU."""
     return (_timed_on_gpu if device.type == "cuda" else _timed_on_cpu)(call, runs, device)
 
 
-def _timed_on_gpu(call: Call, runs: int, device: torch.device) -> list[float]:
+def _timed_on_gpu(call: NumberedCall, runs: int, device: torch.device) -> list[float]:
     with torch.cuda.device(device):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
         synchronize(device)
@@ -36,7 +36,7 @@ def _timed_on_gpu(call: Call, runs: int, device: torch.device) -> list[float]:
     return [1000.0 * begin.elapsed_time(end) for begin, end in pairs]
 
 
-def _timed_on_cpu(call: Call, runs: int, device: torch.device) -> list[float]:
+def _timed_on_cpu(call: NumberedCall, runs: int, device: torch.device) -> list[float]:
     times = []
     for number in range(runs):
         begin = perf_counter()
@@ -45,7 +45,7 @@ def _timed_on_cpu(call: Call, runs: int, device: torch.device) -> list[float]:
     return times
 
 
-def queued(call: Call, runs: int, device: torch.device, submit_s: float) -> list[float]:
+def queued(call: NumberedCall, runs: int, device: torch.device, submit_s: float) -> list[float]:
     """Times in µs of `runs` calls on the device, which is kept busy until all are submitted: what
     the CPU does between two launches does not count. `submit_s`: what a call is expected to take
     until it returns.

@@ -66,6 +66,29 @@ I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741 - inputs, as P is the prob
 """An op's inputs: a NamedTuple, tensors first."""
 
 
+@dataclass(slots=True, eq=False)
+class Call(Generic[P, I]):
+    """One call of a variant. `problem` is the one that `inputs` pose, `config` one of the variant's
+    configs. `launch` starts kernels of ours; a variant made of torch calls does without.
+    """
+
+    problem: P
+    inputs: I
+    launch: Launch | None = None
+    config: Any = None
+
+    @property
+    def launcher(self) -> Launch:
+        """`launch`, for a variant that needs one."""
+        if self.launch is None:
+            raise ValueError(f"{self.problem}: a kernel of ours needs a launch")
+        return self.launch
+
+
+Run = Callable[[Call[Any, Any]], Any]
+"""Called as `Variant.run` is."""
+
+
 class Variant(ABC, Generic[P, I]):
     """One way to run an op. Stateless."""
 
@@ -134,20 +157,16 @@ class Variant(ABC, Generic[P, I]):
         """
         return []
 
-    def bound(self, launch: Launch | None, config: Any, problem: P, inputs: I) -> Run:
-        """`run`, or what is faster than it, for inputs of the same key.
+    def bound(self, call: Call[P, I]) -> Run:
+        """`run`, or what is faster than it, for calls whose inputs have the same key.
 
         Keeps nothing of the inputs. Several threads may call it at once.
         """
         return self.run
 
     @abstractmethod
-    def run(self, launch: Launch | None, config: Any, problem: P, inputs: I) -> Any:
-        """Compute. `problem` is the one that `inputs` pose."""
-
-
-Run = Callable[[Any, Any, Any, Any], Any]
-"""Called as `Variant.run` is."""
+    def run(self, call: Call[P, I]) -> Any:
+        """Compute."""
 
 
 def _itself(problem: P) -> P:

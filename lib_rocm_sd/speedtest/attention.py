@@ -17,7 +17,7 @@ from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
-from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import attention_cases
@@ -91,7 +91,7 @@ def _alone(
     scale: float | None = None,
 ) -> torch.Tensor:
     inputs = AttentionInputs(q, k, v, mask, scale)
-    made: torch.Tensor = variant.run(None, None, problem_of(inputs), inputs)
+    made: torch.Tensor = variant.run(Call(problem_of(inputs), inputs))
     return made
 
 

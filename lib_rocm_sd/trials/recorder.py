@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_rocm_sd.engine.selftest import SEED, is_out_of_memory
-from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
+from lib_rocm_sd.ops.base import Call, KernelSpec, Op, Variant
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Run, Start, runs
@@ -195,7 +195,7 @@ def record(
             inputs = make()
             recorder.holds(tensors_of(inputs))
             posed = op.problem_of(inputs)
-            made = variant.run(recorder, config, posed, inputs)
+            made = variant.run(Call(posed, inputs, recorder, config))
         digest = hashlib.blake2b()
         _add(digest, inputs)
         key = digest.hexdigest()

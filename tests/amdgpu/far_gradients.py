@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm_backward import launch as group_norm
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
@@ -49,7 +50,7 @@ def rows(channels: int, gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     )
     with torch.no_grad(), launch.knows(few.gamma, *(t[row] for t in far.values() for row in whole)):
         posed = replace(problem, shape=(count, channels))
-        made, *_ = launch_backward(launch, config, posed, few._replace(**far))
+        made, *_ = launch_backward(Call(posed, few._replace(**far), launch, config))
         return faults(LAYER_NORM_BACKWARD, (made[chosen], None, None), few)
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import kernel, library
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MOST_STRIDE, MatrixLinear
@@ -113,7 +114,7 @@ def gate(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     )
     shown = [t[place] for t in (product, residual) for place in places]
     with launch.knows(*shown), mock.patch.object(library, "product", lambda inputs: product):
-        made = library.LibraryLinear().run(launch, None, problem, inputs)
+        made = library.LibraryLinear().run(Call(problem, inputs, launch))
     found = []
     for place, (both, added) in zip(places, before, strict=True):
         value, gated = both.chunk(2, 1)

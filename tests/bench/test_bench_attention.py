@@ -32,7 +32,7 @@ from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
-from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.base import Call, Variant
 
 CPU = torch.device("cpu")
 SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
@@ -58,15 +58,13 @@ class Broken(SdpaAttention):
     def __init__(self, how: str) -> None:
         self.how = how
 
-    def run(
-        self, launch: Any, config: Any, problem: AttentionProblem, inputs: AttentionInputs
-    ) -> torch.Tensor:
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
         if self.how == "raises":
             warnings.warn("the heads are too odd (Triggered internally at x.cpp:1)", stacklevel=1)
             raise RuntimeError("No available kernel.\nmore")
         if self.how == "memory":
             raise RuntimeError("CUDA out of memory. Tried to allocate")
-        out = super().run(launch, config, problem, inputs)
+        out = super().run(call)
         if self.how == "shape":
             return out[:, :1]
         out[-1, -1, -1] = math.nan if self.how == "nan" else 9.0
@@ -112,7 +110,7 @@ def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
     right = exact.expected(inputs, problem)
     for variant in (DoggettxLike(), SdpaAttention()):
-        assert right.error(variant.run(None, None, problem, inputs)) <= ATTENTION.tolerance(problem)
+        assert right.error(variant.run(Call(problem, inputs))) <= ATTENTION.tolerance(problem)
 
 
 def test_every_competitor_is_there_or_says_why() -> None:
@@ -197,7 +195,7 @@ def test_of_a_large_problem_rows_of_all_heads_are_checked(monkeypatch: pytest.Mo
     assert len(set(places)) == len(places) >= 512 and {0, 1499} <= set(places)
     assert len({place % 16 for place in places}) == 16
     assert torch.allclose(some.values, whole.values[:, some.places], rtol=0, atol=1e-13)
-    out = SdpaAttention().run(None, None, problem, inputs)
+    out = SdpaAttention().run(Call(problem, inputs))
     assert some.error(out) < 1e-5
     for head in range(3):
         spoiled = out.clone()

@@ -45,10 +45,10 @@ def test_the_problems_are_those_of_the_op() -> None:
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tuple(torch.zeros(1, seq, 1, 40) for seq in (17, 15, 15))
     ours = type(ATTENTION_BACKWARD.variants[0])
-    monkeypatch.setattr(ours, "run", lambda self, launch, config, problem, inputs: made)
+    monkeypatch.setattr(ours, "run", lambda self, call: made)
     monkeypatch.setattr(
         "lib_rocm_sd.ops.attention.ours.MatrixAttention.run",
-        lambda self, launch, config, problem, inputs: torch.zeros(1, 17, 40).half(),
+        lambda self, call: torch.zeros(1, 17, 40).half(),
     )
     rows = attention_backward.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
     (row,) = [row for row in rows if row.way == "rocm_sd"]

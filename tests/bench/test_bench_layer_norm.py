@@ -55,7 +55,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = LAYER_NORM.variants[0]
     monkeypatch.setattr(
         *(type(ours), "run"),
-        lambda self, launch, config, problem, i: (torch.zeros_like(i.x), i.x + i.added),
+        lambda self, call: (torch.zeros_like(call.inputs.x), call.inputs.x + call.inputs.added),
     )
     rows = layer_norm.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
     found = [row for row in rows if row.way == "rocm_sd"]

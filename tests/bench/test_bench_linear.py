@@ -41,9 +41,7 @@ def test_the_layers_are_those_of_the_op() -> None:
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = LINEAR.variants[0]
-    monkeypatch.setattr(
-        type(ours), "run", lambda self, launch, config, problem, i: torch.zeros(5, 24)
-    )
+    monkeypatch.setattr(type(ours), "run", lambda self, call: torch.zeros(5, 24))
     rows = linear.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
     found = [row for row in rows if row.way == "rocm_sd"]
     assert len(found) >= 4 and all(row.reason == "wrong: error 1.0e+00" for row in found)

@@ -13,7 +13,7 @@ from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.base import Call, Variant
 
 CPU = torch.device("cpu")
 PROBLEMS = [problem for problem in ODD if problem.mask == "none"]
@@ -31,7 +31,7 @@ def test_against_float64(
 ) -> None:
     monkeypatch.setattr(methods, "free_bytes", lambda device: free_bytes)
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    out = method.run(None, None, problem, inputs)
+    out = method.run(Call(problem, inputs))
     assert out.shape == ATTENTION.output_shape(problem) and out.dtype == inputs[0].dtype
     most = methods.ALLOWANCE * ATTENTION.tolerance(problem)
     assert relative_error(out, reference(inputs)) <= most
@@ -42,7 +42,7 @@ def test_large_scores_in_chunks_of_keys(monkeypatch: pytest.MonkeyPatch) -> None
     problem = AttentionProblem(1, 2, 64, 100, 16, "float32")
     inputs = ATTENTION.make_inputs(problem, CPU, 2)
     inputs = inputs._replace(k=inputs.k * torch.linspace(-40, 40, 100)[None, :, None, None])
-    out = methods.SubQuadraticLike().run(None, None, problem, inputs)
+    out = methods.SubQuadraticLike().run(Call(problem, inputs))
     assert relative_error(out, reference(inputs)) < 1e-4
 
 
@@ -60,7 +60,7 @@ def test_less_memory_means_more_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, rows in ((1 << 40, 64), (3 * 64 * 64 * 4 // 4, 16), (1, 1)):
         monkeypatch.setattr(methods, "free_bytes", lambda device, free=free: free)
         calls.clear()
-        methods.DoggettxLike().run(None, None, problem, inputs)
+        methods.DoggettxLike().run(Call(problem, inputs))
         assert set(calls) == {rows} and len(calls) == 2 * 64 // rows
 
 

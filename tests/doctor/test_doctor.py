@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvInputs
@@ -36,7 +37,8 @@ class Kernel(MatrixAttention):
     def __init__(self, work: Callable[..., torch.Tensor]) -> None:
         self.work = work
 
-    def run(self, launch: Any, config: Any, problem: Any, inputs: AttentionInputs) -> torch.Tensor:
+    def run(self, call: Call[Any, AttentionInputs]) -> torch.Tensor:
+        inputs = call.inputs
         return self.work(inputs).to(inputs.q.dtype)
 
 
@@ -47,7 +49,8 @@ class Convolution(MatrixConv):
         super().__init__("3x3")
         self.share = share
 
-    def run(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Any:
+    def run(self, call: Call[Any, ConvInputs]) -> Any:
+        inputs = call.inputs
         y, norm = CONVS["3x3"].reference(inputs)
         return (y * self.share).to(inputs.x.dtype), None if norm is None else norm.float()
 

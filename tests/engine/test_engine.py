@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.base import Call
 from tests.calls import calls_of
 from tests.ops.toy_op import (
     CPU,
@@ -328,8 +329,8 @@ class _Nothing(MatrixAttention):
     def configs(self, arch: Any, problem: Any) -> tuple[Any]:
         return (None,)
 
-    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        return self.output[:, : problem.seq_q]
+    def run(self, call: Call[Any, Any]) -> torch.Tensor:
+        return self.output[:, : call.problem.seq_q]
 
 
 def test_many_plans_at_once_ask_for_the_free_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Call, Op
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
 from tests.simt.launch import ShimLaunch
@@ -31,9 +31,10 @@ class Garbage(MatrixAttention):
     def configs(self, arch: Any, problem: Any) -> tuple[Any]:
         return (None,)
 
-    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+    def run(self, call: Call[Any, Any]) -> torch.Tensor:
+        inputs = call.inputs
         right = reference(inputs).to(inputs.q.dtype)
-        return right if problem.head_dim != 512 else right.roll(1, 1)
+        return right if call.problem.head_dim != 512 else right.roll(1, 1)
 
 
 def attention_with(*variants: Any) -> Op[AttentionProblem, AttentionInputs]:
@@ -108,7 +109,8 @@ def test_attention_with_gradients_or_a_last_stride_other_than_1_is_not_for_our_k
 class FakeKernel(MatrixAttention):
     """Our variant with the reference in place of the launch."""
 
-    def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
+    def run(self, call: Call[Any, Any]) -> torch.Tensor:
+        inputs = call.inputs
         return reference(inputs).to(inputs.q.dtype)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from lib_rocm_sd.engine import route as route_module
 from lib_rocm_sd.engine.route import Route, watched
+from lib_rocm_sd.ops.base import Call
 from tests.ops.toy_op import Doubler, op_of
 
 
@@ -19,7 +20,8 @@ class Written(NamedTuple):
     out: torch.Tensor | None
 
 
-def add(launch: Any, config: Any, problem: Any, inputs: Written) -> torch.Tensor | None:
+def add(call: Call[Any, Written]) -> torch.Tensor | None:
+    inputs = call.inputs
     return None if inputs.out is None else inputs.out.add_(inputs.x)
 
 
@@ -41,8 +43,8 @@ def test_what_was_written_in_place_is_as_before_if_the_device_fails(
     out = torch.ones(3) if in_place else None
     first = watched(route, gate, op)
     with pytest.raises(RuntimeError, match="illegal"):
-        first(None, None, None, Written(torch.ones(3), out))
+        first(Call(None, Written(torch.ones(3), out)))
     assert out is None or torch.equal(out, torch.ones(3))
     monkeypatch.setattr(route_module, "synchronize", lambda device: None)
-    first(None, None, None, Written(torch.ones(3), out))
+    first(Call(None, Written(torch.ones(3), out)))
     assert route.run is add and (out is None or torch.equal(out, torch.full((3,), 2.0)))

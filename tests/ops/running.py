@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
 
 
 def compute(
@@ -16,7 +16,7 @@ def compute(
     inputs: Any,
 ) -> Any:
     """What the variant gives for `inputs`."""
-    return variant.run(launch, config, op.problem_of(inputs), inputs)
+    return variant.run(Call(op.problem_of(inputs), inputs, launch, config))
 
 
 def bind(
@@ -24,5 +24,5 @@ def bind(
 ) -> Callable[[Any], Any]:
     """The variant bound to these inputs' key, to be called with inputs."""
     problem = op.problem_of(inputs)
-    call = variant.bound(launch, config, problem, inputs)
-    return lambda others: call(launch, config, problem, others)
+    run = variant.bound(Call(problem, inputs, launch, config))
+    return lambda others: run(Call(problem, others, launch, config))

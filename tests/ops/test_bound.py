@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import table
-from lib_rocm_sd.ops.base import Op, Variant
+from lib_rocm_sd.ops.base import Call, Op, Variant
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.registry import ops
@@ -51,7 +51,7 @@ def test_it_keeps_no_tensor(op: Op[Any, Any], variant: Variant[Any, Any], proble
         for config in variant.configs(arch, problem)[:2]:
             with torch.no_grad():
                 inputs = op.make_inputs(problem, CPU, 0)
-                kept.append(variant.bound(Launches(), config, problem, inputs))
+                kept.append(variant.bound(Call(problem, inputs, Launches(), config)))
             gone = [weakref.ref(tensor) for tensor in tensors_in(inputs)]
             del inputs
             gc.collect()

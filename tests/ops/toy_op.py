@@ -15,7 +15,7 @@ from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
 from lib_rocm_sd.ops.keys import key_by
 from lib_rocm_sd.report import Report
 from tests.clock import Clock
@@ -102,9 +102,10 @@ class Doubler(Variant[Doubling, Inputs]):
     def notes(self, arch: Arch | None, problem: Doubling) -> list[str]:
         return list(self.noted)
 
-    def run(self, launch: Launch | None, config: Any, problem: Doubling, inputs: Inputs) -> Any:
-        self.seen.append((launch, config, tuple(inputs[0].shape)))
-        assert problem == problem_of(inputs)
+    def run(self, call: Call[Doubling, Inputs]) -> Any:
+        config, inputs = call.config, call.inputs
+        self.seen.append((call.launch, config, tuple(inputs[0].shape)))
+        assert call.problem == problem_of(inputs)
         return self.by_tile.get(config, self.work)(inputs[0])
 
     def calls(self, rows: int) -> int:

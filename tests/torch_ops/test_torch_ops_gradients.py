@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.formula import attend
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
 from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
 from lib_rocm_sd.torch_ops import register
@@ -209,9 +210,9 @@ def test_of_norms_only_what_is_wanted_is_computed(monkeypatch: pytest.MonkeyPatc
     for variant in (TorchLayerNormBackward, TorchGroupNormBackward):
         run = variant.run
 
-        def noted(self: Any, launch: Any, config: Any, p: Any, i: Any, run: Any = run) -> Any:
-            asked.append(p.wanted)
-            return run(self, launch, config, p, i)
+        def noted(self: Any, call: Call[Any, Any], run: Any = run) -> Any:
+            asked.append(call.problem.wanted)
+            return run(self, call)
 
         monkeypatch.setattr(variant, "run", noted)
     engine.reset()

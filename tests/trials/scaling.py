@@ -11,7 +11,7 @@ import torch
 
 from lib_rocm_sd import arch
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, KernelSpec, Op, Variant
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
 from tests.runtime.code_objects import SCALE
@@ -48,7 +48,8 @@ class Scaler(Variant[Scaling, Inputs]):
     def specs(self, arch: Arch, problem: Scaling, config: None) -> Sequence[KernelSpec]:
         return (SPEC,)
 
-    def run(self, launch: Launch | None, config: None, problem: Scaling, inputs: Inputs) -> Any:
+    def run(self, call: Call[Scaling, Inputs]) -> Any:
+        launch, problem, inputs = call.launch, call.problem, call.inputs
         assert launch is not None
         out = torch.empty_like(inputs.x)
         params = ScaleParams(inputs.x.data_ptr(), out.data_ptr(), problem.count, inputs.factor)
@@ -62,7 +63,8 @@ class Slow(Variant[Scaling, Inputs]):
     def refusals(self, arch: Arch | None, problem: Scaling) -> list[str]:
         return []
 
-    def run(self, launch: Launch | None, config: None, problem: Scaling, inputs: Inputs) -> Any:
+    def run(self, call: Call[Scaling, Inputs]) -> Any:
+        inputs = call.inputs
         return inputs.x * inputs.factor + swapped(inputs.x)
 
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM
@@ -65,9 +65,10 @@ class Launching(Variant[Doubling, Inputs]):
     def refusals(self, arch: Arch | None, problem: Doubling) -> list[str]:
         return []
 
-    def run(self, launch: Launch | None, config: Any, problem: Doubling, inputs: Inputs) -> Any:
+    def run(self, call: Call[Doubling, Inputs]) -> Any:
+        launch = call.launch
         assert launch is not None
-        x = self.before(inputs.x)
+        x = self.before(call.inputs.x)
         out = torch.empty_like(x)
         params = DoublingParams(x.data_ptr(), out.data_ptr(), 0)
         launch(KernelSpec("d.hip", "d"), x.numel(), 1, params, x.device)
@@ -229,8 +230,9 @@ def test_what_torch_goes_on_with_is_not_recorded(after: Any) -> None:
 
 def test_an_address_of_unknown_memory_is_an_error() -> None:
     class Foreign(Launching):
-        def run(self, launch: Any, config: Any, problem: Doubling, inputs: Inputs) -> Any:
-            launch(KernelSpec("d.hip", "d"), 1, 1, DoublingParams(12345, 0, 0), inputs.x.device)
+        def run(self, call: Call[Doubling, Inputs]) -> Any:
+            device, far = call.inputs.x.device, DoublingParams(12345, 0, 0)
+            call.launcher(KernelSpec("d.hip", "d"), 1, 1, far, device)
 
     with pytest.raises(ValueError, match="d: x is in no memory"):
         toy(Foreign())

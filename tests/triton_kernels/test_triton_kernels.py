@@ -20,7 +20,7 @@ from lib_rocm_sd.ops import in_triton, optional
 from lib_rocm_sd.ops.attention.by_triton import TritonAttention
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Call, Op
 from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
@@ -39,6 +39,7 @@ from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops.attention.by_triton import TritonAttention
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, GroupNormProblem
@@ -47,7 +48,7 @@ from lib_rocm_sd.triton_kernels.group_norm_run import CONFIGS, NormTile
 
 def judged(op, variant, config, problem, changed={}):
     inputs = op.make_inputs(problem, torch.device("cpu"), 1)._replace(**changed)
-    made = variant.run(None, config, problem, inputs)
+    made = variant.run(Call(problem, inputs, config=config))
     error = relative_error(made, op.reference(inputs))
     assert made.dtype == inputs[0].dtype and error <= op.tolerance(problem), (problem, error)
     return made, inputs
@@ -81,7 +82,7 @@ x = torch.randn(1, 16, 40, 40) * 1e-3 + 1000  # a mean of which float32 keeps fe
 problem = GroupNormProblem(1, 16, 40, 40, "float32", False, False, 2, "none")
 given = {"x": x, "gamma": None, "beta": None, "groups": 2, "silu": False, "eps": 1e-12}
 inputs = GROUP_NORM_SILU.make_inputs(problem, torch.device("cpu"), 1)._replace(**given)
-made = TritonGroupNorm().run(None, NormTile(512, 64, 4), problem, inputs)
+made = TritonGroupNorm().run(Call(problem, inputs, config=NormTile(512, 64, 4)))
 error = relative_error(made, GROUP_NORM_SILU.reference(inputs))
 assert error < 0.03, error  # one step of float32 at 1000 is 6e-5
 strided = torch.randn(2, 16, 9, 7)[..., ::2]
@@ -244,5 +245,5 @@ def test_on_the_card_every_config_is_right(op: Any, variant: Any, problem: Any) 
     right = op.reference(op.make_inputs(problem, CPU, 1))
     configs = variant.configs(arch, problem)
     for config in configs:
-        made = variant.run(None, config, problem, op.make_inputs(problem, device, 1))
+        made = variant.run(Call(problem, op.make_inputs(problem, device, 1), None, config))
         assert relative_error(made.cpu(), right) <= op.tolerance(problem), config

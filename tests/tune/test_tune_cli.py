@@ -21,6 +21,7 @@ from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.speedtest import machine
 from lib_rocm_sd.tune import export as tune_export
@@ -53,8 +54,9 @@ def card(
         return [AttentionProblem(1, 1, seq, 8, slot.head_dim, slot.dtype) for seq in (8, 16)]
 
     def have(work: Work | None = None) -> Path:
-        def run(self: Any, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
-            (work or take)(config, problem.head_dim)
+        def run(self: Any, call: Call[Any, Any]) -> Any:
+            inputs = call.inputs
+            (work or take)(call.config, call.problem.head_dim)
             return reference(inputs).to(inputs.q.dtype)
 
         monkeypatch.setattr(MatrixAttention, "run", run)

@@ -21,7 +21,7 @@ from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.base import Call, KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
@@ -72,7 +72,7 @@ def asked(name: str, fast: bool = False) -> Asked:
         found[op.name, problem] = op
         if op.name == "attention":
             return inputs[0].new_empty(op.output_shape(problem))
-        return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
+        return next(v for v in op.variants if not v.ours).run(Call(problem, inputs))
 
     def route(calls: Calls, place: str, op: Op[Any, Any], inputs: Any) -> Route:
         problem, plan = op.problem_of(inputs), None

@@ -15,7 +15,7 @@ from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention import problem as attention_problem
-from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.base import Call, KernelSpec, Op
 from lib_rocm_sd.ops.conv import problem as conv_problem
 from lib_rocm_sd.ops.group_norm import problem as norm_problem
 from lib_rocm_sd.vae import ahead
@@ -43,7 +43,7 @@ class _Calls:
         self.found[op.name, problem] = op
         if op.name == "attention":
             return inputs[0].new_empty(op.output_shape(problem))
-        return next(v for v in op.variants if not v.ours).run(None, None, problem, inputs)
+        return next(v for v in op.variants if not v.ours).run(Call(problem, inputs))
 
     def specs(self, arch: Arch) -> set[KernelSpec]:
         """What our variants launch for these problems, and for their self-tests."""

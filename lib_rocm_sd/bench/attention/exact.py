@@ -9,6 +9,7 @@ import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
+from lib_rocm_sd.ops.base import Call
 
 CHECKED_QUERIES = 512
 """Random queries checked per head of a large problem, besides the first and the last."""
@@ -47,7 +48,7 @@ def exact(inputs: AttentionInputs) -> torch.Tensor:
     """The result in float64, computed in slices so that a large problem fits."""
     q, k, v, mask, scale = inputs
     wide = AttentionInputs(q.double(), k.double(), v.double(), mask, scale)
-    return SlicedAttention().run(None, None, problem_of(wide), wide)
+    return SlicedAttention().run(Call(problem_of(wide), wide))
 
 
 def expected(inputs: AttentionInputs, problem: AttentionProblem) -> Exact:

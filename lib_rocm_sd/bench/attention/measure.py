@@ -21,10 +21,10 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
-from lib_rocm_sd.engine.timing import Call, queued, timed
+from lib_rocm_sd.engine.timing import NumberedCall, queued, timed
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Variant
 from lib_rocm_sd.report import config_fields
 
 ROUNDS = 3
@@ -142,9 +142,11 @@ def _input_sets(problem: AttentionProblem, device: torch.device) -> list[Attenti
     )
 
 
-def _call(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> Call:
+def _call(
+    entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem
+) -> NumberedCall:
     def call(number: int) -> None:
-        entry.run(entry.launch, entry.config, problem, sets[number % len(sets)])
+        entry.run(Call(problem, sets[number % len(sets)], entry.launch, entry.config))
 
     return call
 
@@ -161,7 +163,7 @@ def _verify(
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            entry.run = entry.variant.bound(entry.launch, entry.config, problem, sets[0])
+            entry.run = entry.variant.bound(Call(problem, sets[0], entry.launch, entry.config))
             call(0)  # compile, load, allocate workspaces of libraries
         out, extra_bytes = _held(entry, problem, sets[0])
         error = exact.error(out)
@@ -230,11 +232,11 @@ def _held(
     """The output, and the device memory that was held at most beyond inputs and output."""
     device = inputs[0].device
     if device.type != "cuda":
-        return entry.run(entry.launch, entry.config, problem, inputs), None
+        return entry.run(Call(problem, inputs, entry.launch, entry.config)), None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    out = entry.run(entry.launch, entry.config, problem, inputs)
+    out = entry.run(Call(problem, inputs, entry.launch, entry.config))
     torch.cuda.synchronize(device)
     held = torch.cuda.max_memory_allocated(device) - before
     return out, max(0, held - out.numel() * out.element_size())

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from lib_rocm_sd.engine.timing import Call
+from lib_rocm_sd.engine.timing import NumberedCall
 
 UNKNOWN_CACHE_BYTES = 256 << 20
 """Where torch does not tell; also for AMD, which has a last cache that torch does not know of."""
@@ -29,7 +29,7 @@ def sets_needed(input_bytes: int, device: torch.device) -> int:
     return min(2 + 2 * cache_bytes(device) // max(input_bytes, 1), MOST_SETS)
 
 
-def warm_up(call: Call, device: torch.device) -> float:
+def warm_up(call: NumberedCall, device: torch.device) -> float:
     """Call for a while; the time in seconds from a call to its return, the device's work queued."""
     times: list[float] = []
     begin = time.perf_counter()

@@ -21,7 +21,7 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
-from lib_rocm_sd.ops.base import Launch, reasons
+from lib_rocm_sd.ops.base import Call, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.on_card import card_refusals
@@ -76,15 +76,9 @@ class SdpaBackend(SdpaAttention):
     def workspace(self, problem: AttentionProblem) -> int:
         return super().workspace(problem) if self.backend == "math" else 0
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
         with only(self.backend):
-            return super().run(launch, config, problem, inputs)
+            return super().run(call)
 
 
 def switch_refusals(backend: str) -> list[str]:

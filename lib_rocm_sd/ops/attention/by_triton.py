@@ -11,7 +11,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import Call, Variant, halves_only, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.in_triton import triton_refusals
 
@@ -57,14 +57,10 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
         found: Sequence[Any] = optional.module(RUN).configs(problem.head_dim)
         return found
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: Any,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, mask, scale = inputs
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, mask, scale = call.inputs
         full = None if mask is None else expand_mask(mask, q, k)
-        made: torch.Tensor = optional.module(RUN).run(config, q, k, v, full, scale_of(q, scale))
+        made: torch.Tensor = optional.module(RUN).run(
+            call.config, q, k, v, full, scale_of(q, scale)
+        )
         return made

@@ -13,6 +13,7 @@ import torch
 
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound, Packet, Prepare
 
 
@@ -38,14 +39,8 @@ class BoundCall(Bound[AttentionParams]):
         self._rows_aligned = rows_aligned
         self._set_scale = set_scale
 
-    def __call__(
-        self,
-        launch: Any,
-        config: Any,
-        problem: Any,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, _, scale = inputs
+    def __call__(self, call: Call[Any, AttentionInputs]) -> torch.Tensor:
+        q, k, v, _, scale = call.inputs
         out = q.new_empty(self._shape)
         try:
             packet = self.free.pop()

@@ -13,7 +13,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
 from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import HALVES, Launch, Variant, reasons
+from lib_rocm_sd.ops.base import HALVES, Call, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.on_card import card_refusals
 
@@ -78,14 +78,8 @@ class XformersAttention(_Library):
         """The mask written out."""
         return 0 if problem.mask == "none" else problem.score_bytes
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, mask, scale = inputs
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, mask, scale = call.inputs
         forward = optional.module(self.module).memory_efficient_attention_forward
         with optional.calling(self.package):
             made: torch.Tensor = forward(q, k, v, attn_bias=_bias(mask, q, k), scale=scale)
@@ -129,14 +123,8 @@ class FlashAttention(_Library):
             (problem.mask != "none", f"a {problem.mask} mask: it takes none"),
         )
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, _, scale = inputs
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, _, scale = call.inputs
         attend: Any = optional.module(self.module).flash_attn_func
         with optional.calling(self.package):
             made: torch.Tensor = attend(q, k, v, softmax_scale=scale)

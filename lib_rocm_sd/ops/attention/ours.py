@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.attention.call import BoundCall
 from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -104,18 +104,13 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
         """Most work-groups of such a problem."""
         return config.tiles(problem.seq_q) * problem.heads * problem.batch
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> Run:
+    def bound(self, call: Call[AttentionProblem, AttentionInputs]) -> Run:
         """Where there is no mask and the launcher can prepare a launch: see call.py."""
-        prepare = getattr(launch, "prepare", None)
+        config, inputs = call.config, call.inputs
+        prepare = getattr(call.launch, "prepare", None)
         if prepare is None or inputs.mask is not None:
             return self.run
-        p, q = problem, inputs.q
+        p, q = call.problem, inputs.q
         first = _params(config, q, inputs.k, inputs.v)
         spec, device = self.spec(p, config), q.device
         sizes = (_groups(first), config.block)
@@ -127,28 +122,18 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
             lambda params, scale: _set_scale(params, p.head_dim, scale),
         )
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        return self.launched(launch, config, problem, inputs, None)
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        return self.launched(call, None)
 
     def launched(
         self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
+        call: Call[AttentionProblem, AttentionInputs],
         lse: torch.Tensor | None,
     ) -> torch.Tensor:
         """As `run`. The log-sum-exp goes to `lse`, where `spec` is of a kernel that leaves it."""
-        q, k, v, mask, scale = inputs
-        if launch is None:
-            raise ValueError(f"{type(self).__name__} needs a launch")
-        p = problem
+        config = call.config
+        q, k, v, mask, scale = call.inputs
+        p = call.problem
         out = q.new_empty((p.batch, p.seq_q, p.heads * p.head_dim))
         params = _params(config, q, k, v)
         params.q, params.k, params.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -160,7 +145,7 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
             params.mask_stride = mask.stride()
         params.aligned = _aligned(params)
         params.lse = 0 if lse is None else lse.data_ptr()
-        launch(self.spec(p, config), _groups(params), config.block, params, q.device)
+        call.launcher(self.spec(p, config), _groups(params), config.block, params, q.device)
         return out
 
 

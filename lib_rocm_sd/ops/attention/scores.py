@@ -15,7 +15,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, halves_only, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
@@ -99,19 +99,12 @@ class ScoresAttention(Variant[AttentionProblem, AttentionInputs]):
     def specs(self, arch: Arch, problem: AttentionProblem, config: None) -> Sequence[KernelSpec]:
         return (softmax_spec(problem.dtype, held_of(problem.seq_k)),)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, _, scale = inputs
-        if launch is None:
-            raise ValueError("ScoresAttention needs a launch")
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        launch = call.launcher
+        q, k, v, _, scale = call.inputs
         batch, seq_q, heads, head_dim = q.shape
         out = q.new_empty((batch, seq_q, heads, head_dim))
-        rows = self.slice_rows(problem)
+        rows = self.slice_rows(call.problem)
         factor = (head_dim**-0.5 if scale is None else scale) * LOG2_E
         for b in range(batch):
             for h in range(heads):

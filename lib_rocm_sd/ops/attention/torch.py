@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import attend, expand_mask, scale_of
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 
 SLICE_BYTES = 64 << 20
 """Most scores that SlicedAttention holds at a time, as long as one query's fit."""
@@ -27,14 +27,8 @@ class SdpaAttention(Variant[AttentionProblem, AttentionInputs]):
         """The score matrix: torch holds it where it has no fused backend for a card."""
         return problem.score_bytes
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, mask, scale = inputs
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, mask, scale = call.inputs
         if mask is not None:
             mask = expand_mask(mask, q, k)
             mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
@@ -65,15 +59,9 @@ class SlicedAttention(Variant[AttentionProblem, AttentionInputs]):
         keys = 2 * p.heads * p.seq_k * p.head_dim * 4
         return keys + self.slice_rows(p) * p.heads * (2 * p.seq_k + 2 * p.head_dim) * 4
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> torch.Tensor:
-        q, k, v, mask, scale = inputs
-        rows = self.slice_rows(problem)
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, mask, scale = call.inputs
+        rows = self.slice_rows(call.problem)
         compute = torch.promote_types(q.dtype, torch.float32)
         mask = None if mask is None else expand_mask(mask, q, k)
         images = []

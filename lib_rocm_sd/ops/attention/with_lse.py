@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import LOG2_E, MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant
 
 LARGEST = 100_000.0
 """Largest finite log-sum-exp: up to it, its rounding changes a weight less than rounding to
@@ -97,24 +97,14 @@ class MatrixForward(MatrixAttention):
         p = problem
         return kernel.spec(p.dtype, p.head_dim, p.mask, config, lse=True)
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> Run:
+    def bound(self, call: Call[AttentionProblem, AttentionInputs]) -> Run:
         return self.run
 
     def run(  # type: ignore[override]
-        self,
-        launch: Launch | None,
-        config: AttentionConfig,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
+        self, call: Call[AttentionProblem, AttentionInputs]
     ) -> Both:
-        lse = inputs.q.new_empty(lse_shape(problem), dtype=torch.float32)
-        return self.launched(launch, config, problem, inputs, lse), lse
+        lse = call.inputs.q.new_empty(lse_shape(call.problem), dtype=torch.float32)
+        return self.launched(call, lse), lse
 
 
 class TorchForward(Variant[AttentionProblem, AttentionInputs]):
@@ -133,14 +123,8 @@ class TorchForward(Variant[AttentionProblem, AttentionInputs]):
         scores = 2 * SlicedAttention.slice_rows(p) * p.heads * p.seq_k * 4
         return max(self._output.workspace(p), keys + scores)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionInputs,
-    ) -> Both:
-        return self._output.run(launch, config, problem, inputs), lse_of(inputs, problem)
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> Both:
+        return self._output.run(call), lse_of(call.inputs, call.problem)
 
 
 VARIANTS: Sequence[Variant[AttentionProblem, AttentionInputs]] = (

@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.kernel import BackwardConfig, BackwardParams
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 
 LOG2_E = math.log2(math.e)
@@ -78,16 +78,9 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         p = problem
         return kernel.specs(p.dtype, p.head_dim, p.mask, config)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: BackwardConfig,
-        problem: AttentionProblem,
-        inputs: AttentionBackwardInputs,
-    ) -> Grads:
-        if launch is None:
-            raise ValueError("MatrixBackward needs a launch")
-        p, q = problem, inputs.q
+    def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
+        config, inputs = call.config, call.inputs
+        p, q = call.problem, inputs.q
         out, grad = (
             t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous()
             for t in (inputs.output, inputs.grad)
@@ -103,7 +96,9 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         for name in kernel.PASSES:
             params.tiles = _tiles(p, name, config)
             spec = kernel.spec(p.dtype, p.head_dim, p.mask, name, config)
-            launch(spec, params.tiles * p.batch * p.heads, config.block(name), params, q.device)
+            call.launcher(
+                spec, params.tiles * p.batch * p.heads, config.block(name), params, q.device
+            )
         return made  # type: ignore[return-value]
 
 

@@ -14,7 +14,7 @@ from lib_rocm_sd.ops.attention import problem as forward
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
 from lib_rocm_sd.ops.attention.with_lse import lse_of, lse_shape, wide
-from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.base import Call, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 
@@ -90,7 +90,7 @@ def make_inputs(
     """The forward's random inputs, what it gives for them, and a random gradient."""
     given = forward.make_inputs(problem, device, seed)
     with torch.no_grad():
-        output, lse = SlicedAttention().run(None, None, problem, given), lse_of(given, problem)
+        output, lse = SlicedAttention().run(Call(problem, given)), lse_of(given, problem)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     drawn = torch.randn(forward.output_shape(problem), generator=generator)
     grad = drawn.to(DTYPES[problem.dtype]).to(device)

@@ -10,7 +10,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.attention_backward.formula import by_heads, formula, grads_of
 from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 
 
 class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
@@ -28,13 +28,8 @@ class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
     def workspace(self, problem: AttentionProblem) -> int:
         return 4 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * 4
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionBackwardInputs,
-    ) -> Grads:
+    def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
+        inputs = call.inputs
         made = formula(inputs, torch.promote_types(inputs.q.dtype, torch.float32))
         of_q, of_k, of_v = (t.to(inputs.q.dtype).contiguous() for t in made)
         return of_q, of_k, of_v
@@ -53,22 +48,17 @@ class SdpaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         """The score matrix and its gradient: torch holds them where it has no fused backend."""
         return 2 * problem.score_bytes
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionBackwardInputs,
-    ) -> Grads:
+    def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
+        problem, inputs = call.problem, call.inputs
         with torch.inference_mode(False), torch.enable_grad():
             given = [_leaf(t) for t in inputs[:3]]
             mask = inputs.mask
             mask = mask.clone() if mask is not None and mask.is_inference() else mask
-            call = AttentionInputs(given[0], given[1], given[2], mask, inputs.scale)
-            made = SdpaAttention().run(None, None, problem, call)
+            again = AttentionInputs(given[0], given[1], given[2], mask, inputs.scale)
+            made = SdpaAttention().run(Call(problem, again))
             grad = inputs.grad.clone() if inputs.grad.is_inference() else inputs.grad
         if not made.requires_grad:  # below autograd, where an older torch's operators compute
-            return FormulaBackward().run(None, None, problem, inputs)
+            return FormulaBackward().run(call)
         of_q, of_k, of_v = torch.autograd.grad(made, given, grad)
         return of_q, of_k, of_v
 
@@ -95,14 +85,9 @@ class SlicedBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         keys = 6 * p.batch * p.heads * p.seq_k * p.head_dim * 4
         return keys + 4 * SlicedAttention.slice_rows(p) * p.heads * p.seq_k * 4
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: AttentionProblem,
-        inputs: AttentionBackwardInputs,
-    ) -> Grads:
-        rows = SlicedAttention.slice_rows(problem)
+    def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
+        inputs = call.inputs
+        rows = SlicedAttention.slice_rows(call.problem)
         dtype = inputs.q.dtype
         q, k, v, grad = by_heads(inputs, torch.promote_types(dtype, torch.float32))
         mask = inputs.mask

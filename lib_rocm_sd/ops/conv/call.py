@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.conv import kernel, split
 from lib_rocm_sd.ops.conv import problem as problems
@@ -114,10 +114,11 @@ class BoundConv(Bound[ConvParams]):
         super().__init__(work.first, prepare)
         self._work, self._run, self._sum = work, run, add
 
-    def __call__(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Result:
+    def __call__(self, call: Call[Any, ConvInputs]) -> Result:
+        problem, inputs = call.problem, call.inputs
         x, weights, norm, shortcut, next_norm, overflow, _, _, _, embedding, _ = inputs
         if not (lies_densely(x) and (shortcut is None or lies_densely(shortcut))):
-            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+            return self._run(call)  # type: ignore[no-any-return]
         work = self._work
         through = inputs.through if problem.shortcut == "conv" else None
         through = None if through is None else matrix_of(through)
@@ -139,7 +140,7 @@ class BoundConv(Bound[ConvParams]):
             statistics = self._sum(beside, Summed(bias, stride, y, added, overflow, wanted))
         if statistics is None:
             return y, None
-        return y, finished(launch, statistics, 1, inputs)
+        return y, finished(call.launcher, statistics, 1, inputs)
 
 
 class BoundSum(Bound[ConvSumParams]):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.ops.base import Launch, Run
+from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv import problem as problems
@@ -71,11 +71,12 @@ class BoundLibrary:
         self._finish = _Finish(launch.prepare, config, p, device)
         self._made = None if p.statistics else problems.output_shape(p)
 
-    def __call__(self, launch: Any, config: Any, problem: Any, inputs: ConvInputs) -> Result:
+    def __call__(self, call: Call[Any, ConvInputs]) -> Result:
+        problem, inputs = call.problem, call.inputs
         x, weights, norm, shortcut, next_norm, overflow, _, _, finish, _, _ = inputs
         dense = lies_densely(x) and (shortcut is None or lies_densely(shortcut))
         if not dense or overflow is not None:
-            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+            return self._run(call)  # type: ignore[no-any-return]
         # What a graph wants elsewhere is asked for first, and made there by the last pass.
         unfinished = is_unfinished(inputs)
         y = x.new_empty(self._made) if unfinished and self._made is not None else None
@@ -94,7 +95,7 @@ class BoundLibrary:
         statistics = self._finish(bare, y, inputs, shortcut)
         if statistics is None:
             return y, None
-        finish = finish or partial(launch_finalize, launch, config)
+        finish = finish or partial(launch_finalize, call.launcher, call.config)
         return y, formula.given(statistics, 1, next_norm, None, finish)
 
 
@@ -172,15 +173,10 @@ class _Finish(Bound[ImageParams]):
         return made
 
 
-def bound(
-    launch: Launch | None,
-    config: GroupNormConfig,
-    problem: ConvProblem,
-    inputs: ConvInputs,
-    run: Run,
-) -> Run:
+def bound(call: Call[ConvProblem, ConvInputs], run: Run) -> Run:
     """With weights as they lie, of whole images, where the launcher can prepare a launch."""
+    launch, problem, inputs = call.launch, call.problem, call.inputs
     whole = inputs.band is None and inputs.out is None
     if getattr(launch, "prepare", None) is None or not problem.in_rows or not whole:
         return run
-    return BoundLibrary(launch, config, problem, inputs.x.device, run)
+    return BoundLibrary(launch, call.config, problem, inputs.x.device, run)

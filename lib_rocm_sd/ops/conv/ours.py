@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, reasons
 from lib_rocm_sd.ops.conv import kernel, layout, rows, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.call import (
@@ -105,15 +105,8 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         pack = () if problem.in_rows else (kernel.pack_spec(problem.dtype),)
         return (kernel.spec(form_of(problem), config), *pack, *added, *merge)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: ConvConfig,
-        problem: ConvProblem,
-        inputs: ConvInputs,
-    ) -> Result:
-        if launch is None:
-            raise ValueError("MatrixConv needs a launch")
+    def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
+        launch, config, problem, inputs = call.launcher, call.config, call.problem, call.inputs
         x, weights, norm, shortcut, next_norm, overflow, band, out, _, embedding, _ = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
@@ -150,11 +143,10 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
             statistics = launch_merge(launch, MERGE, beside, packed.co, tiles)
         return y, finished(launch, statistics, phases, inputs)
 
-    def bound(
-        self, launch: Launch | None, config: ConvConfig, problem: ConvProblem, inputs: ConvInputs
-    ) -> Run:
+    def bound(self, call: Call[ConvProblem, ConvInputs]) -> Run:
         """With weights as they lie, where the launcher can prepare a launch."""
-        prepare = getattr(launch, "prepare", None)
+        config, problem, inputs = call.config, call.problem, call.inputs
+        prepare = getattr(call.launch, "prepare", None)
         whole = inputs.band is None and inputs.out is None
         if prepare is None or not problem.in_rows or not whole:
             return self.run

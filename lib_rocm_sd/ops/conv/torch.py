@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, reasons
 from lib_rocm_sd.ops.conv import formula, library
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
@@ -79,24 +79,11 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         finalize = (group_norm_kernel.merge_spec(config), group_norm_kernel.finalize_spec(config))
         return (*apply, finish, *(finalize if p.statistics else ()))
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: ConvProblem,
-        inputs: ConvInputs,
-    ) -> Run:
-        return library.bound(launch, config, problem, inputs, self.run)
+    def bound(self, call: Call[ConvProblem, ConvInputs]) -> Run:
+        return library.bound(call, self.run)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: ConvProblem,
-        inputs: ConvInputs,
-    ) -> Result:
-        if launch is None:
-            raise ValueError("LibraryConv needs a launch")
+    def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
+        launch, config, inputs = call.launcher, call.config, call.inputs
         x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
@@ -166,13 +153,7 @@ class PlanarConv(LibraryConv):
         weights = 9 * p.in_channels * p.out_channels
         return super().workspace(problem) + 2 * (image + made + weights)
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: ConvProblem,
-        inputs: ConvInputs,
-    ) -> Run:
+    def bound(self, call: Call[ConvProblem, ConvInputs]) -> Run:
         return self.run
 
     def _convolve(
@@ -211,13 +192,8 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         enlarged = before * itemsize * {"upsample": 4, "3x3 stride 2": 1}.get(p.kind, 0)
         return wide + enlarged + made * itemsize * (2 + p.in_place) + p.statistics * made // 4
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: ConvProblem,
-        inputs: ConvInputs,
-    ) -> Result:
+    def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
+        inputs = call.inputs
         x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
         through = inputs.shortcut_weight
         if weights.in_rows and x.device.type == "cpu" and x.dtype.itemsize == 2:

@@ -9,7 +9,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
-from lib_rocm_sd.ops.base import Launch, Variant, reasons
+from lib_rocm_sd.ops.base import Call, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.formula import dense
 from lib_rocm_sd.ops.group_norm.problem import GroupNormInputs, GroupNormProblem
@@ -46,16 +46,10 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
         found: Sequence[Any] = optional.module(RUN).CONFIGS
         return found
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: Any,
-        problem: GroupNormProblem,
-        inputs: GroupNormInputs,
-    ) -> torch.Tensor:
-        x, gamma, beta, groups, eps, silu, _ = inputs
+    def run(self, call: Call[GroupNormProblem, GroupNormInputs]) -> torch.Tensor:
+        x, gamma, beta, groups, eps, silu, _ = call.inputs
         image, last = dense(x)
         made: torch.Tensor = optional.module(RUN).run(
-            config, image, last, gamma, beta, groups, eps, silu
+            call.config, image, last, gamma, beta, groups, eps, silu
         )
         return made

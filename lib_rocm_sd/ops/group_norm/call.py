@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.base import Run
+from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound, Launches
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
@@ -43,30 +43,30 @@ def statistics(prepare: Launches, config: GroupNormConfig, inputs: ImageInputs) 
     start, parts = _statistics(prepare, config, x)
     shape = (x.shape[0], parts, x.shape[1], 4)
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x = inputs[0]
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x = call.inputs[0]
         made: torch.Tensor = x.new_empty(shape, dtype=torch.float32)
         start(x.data_ptr(), made.data_ptr())
         return made
 
-    return call
+    return bound
 
 
 def apply(prepare: Launches, config: GroupNormConfig, inputs: ApplyInputs, run: Run) -> Run:
     """Bound group_norm_apply; `run` for a norm that is not aligned."""
     start = _apply(prepare, config, inputs.x, inputs.silu)
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, norm, _ = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x, norm, _ = call.inputs
         norm_at = norm.data_ptr()
         if norm_at & 15:
-            made: torch.Tensor = run(launch, config, problem, inputs)
+            made: torch.Tensor = run(call)
             return made
         made = torch.empty_like(x)
         start(x.data_ptr(), norm_at, made.data_ptr())
         return made
 
-    return call
+    return bound
 
 
 def finalize(prepare: Launches, config: GroupNormConfig, inputs: FinalizeInputs, run: Run) -> Run:
@@ -79,18 +79,18 @@ def finalize(prepare: Launches, config: GroupNormConfig, inputs: FinalizeInputs,
     start, floats = _finalize(prepare, config, shape, inputs[1:3], channels, groups, found.device)
     made_shape = (shape[0], channels, 2)
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        found, gamma, beta, _, eps = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        found, gamma, beta, _, eps = call.inputs
         at = found.data_ptr()
         if at & 15:
-            made: torch.Tensor = run(launch, config, problem, inputs)
+            made: torch.Tensor = run(call)
             return made
         made = found.new_empty(made_shape)
         between = found.new_empty(floats).data_ptr() if floats else 0
         start(at, between, made.data_ptr(), pointer(gamma), pointer(beta), eps)
         return made
 
-    return call
+    return bound
 
 
 def norm(
@@ -106,8 +106,8 @@ def norm(
     then, merged = _finalize(prepare, config, sizes, (gamma, beta), x.shape[1], groups, x.device)
     floats = 4 * x.shape[0] * parts * x.shape[1]
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x, gamma, beta, _, eps = call.inputs
         made: torch.Tensor = x.new_empty(shape, dtype=torch.float32)
         between = x.new_empty(floats + merged, dtype=torch.float32)
         at = between.data_ptr()
@@ -115,7 +115,7 @@ def norm(
         then(at, at + 4 * floats, made.data_ptr(), pointer(gamma), pointer(beta), eps)
         return made
 
-    return call
+    return bound
 
 
 def group_norm(
@@ -132,8 +132,8 @@ def group_norm(
     floats = 4 * x.shape[0] * parts * x.shape[1]
     every = floats + merged + 2 * x.shape[0] * x.shape[1]
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps, _, _ = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x, gamma, beta, _, eps, _, _ = call.inputs
         made = torch.empty_like(x)
         between = x.new_empty(every, dtype=torch.float32)
         x_at, at = x.data_ptr(), between.data_ptr()
@@ -143,7 +143,7 @@ def group_norm(
         last(x_at, norm_at, made.data_ptr())
         return made
 
-    return call
+    return bound
 
 
 def _whole_norm(prepare: Launches, config: WholeConfig, inputs: NormInputs, run: Run) -> Run:
@@ -151,27 +151,27 @@ def _whole_norm(prepare: Launches, config: WholeConfig, inputs: NormInputs, run:
     start = _whole(prepare, config, GroupNormInputs(*inputs, False))
     shape = (x.shape[0], x.shape[1], 2)
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x, gamma, beta, _, eps = call.inputs
         x_at = x.data_ptr()
         if x_at & 15:
-            made: torch.Tensor = run(launch, config, problem, inputs)
+            made: torch.Tensor = run(call)
             return made
         made = x.new_empty(shape, dtype=torch.float32)
         start(x_at, 0, made.data_ptr(), pointer(gamma), pointer(beta), eps, 0, 0)
         return made
 
-    return call
+    return bound
 
 
 def _whole_image(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs, run: Run) -> Run:
     start = _whole(prepare, config, inputs)
 
-    def call(launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-        x, gamma, beta, _, eps, _, added = inputs
+    def bound(call: Call[Any, Any]) -> torch.Tensor:
+        x, gamma, beta, _, eps, _, added = call.inputs
         x_at, step = x.data_ptr(), 0
         if x_at & 15 or (added is not None and not lies_in_rows(added)):
-            made: torch.Tensor = run(launch, config, problem, inputs)
+            made: torch.Tensor = run(call)
             return made
         made = torch.empty_like(x)
         if added is not None:
@@ -179,7 +179,7 @@ def _whole_image(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs
         start(x_at, made.data_ptr(), 0, pointer(gamma), pointer(beta), eps, pointer(added), step)
         return made
 
-    return call
+    return bound
 
 
 def _statistics(prepare: Launches, config: GroupNormConfig, x: torch.Tensor) -> tuple[_Start, int]:

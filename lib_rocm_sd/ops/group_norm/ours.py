@@ -16,7 +16,15 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import (
+    Call,
+    KernelSpec,
+    Run,
+    Variant,
+    halves_only,
+    one_launch,
+    reasons,
+)
 from lib_rocm_sd.ops.bound import Launches
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
@@ -76,13 +84,14 @@ class _Ours(Variant[Any, Any]):
     def configs(self, arch: Arch | None, problem: Any) -> Sequence[Config]:
         return kernel.configs(arch) if arch else ()
 
-    def bound(self, launch: Launch | None, config: Any, problem: Any, inputs: Any) -> Run:
+    def bound(self, call: Call[Any, Any]) -> Run:
         """Where nothing has to be copied and the launcher can prepare launches: see call.py."""
-        prepare = getattr(launch, "prepare", None)
+        inputs = call.inputs
+        prepare = getattr(call.launch, "prepare", None)
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         if prepare is None or not self.is_ready(*tensors):
             return self.run
-        return self.prepared(prepare, config, inputs)
+        return self.prepared(prepare, call.config, inputs)
 
     def is_ready(self, image: torch.Tensor, *others: torch.Tensor) -> bool:
         """Whether the kernels read these tensors as they lie."""
@@ -91,13 +100,6 @@ class _Ours(Variant[Any, Any]):
     @abstractmethod
     def prepared(self, prepare: Launches, config: Any, inputs: Any) -> Run:
         """`run` with launches that are prepared."""
-
-    @staticmethod
-    def launcher(launch: Launch | None) -> Launch:
-        """`launch`; ValueError without one."""
-        if launch is None:
-            raise ValueError("a kernel of ours needs a launch")
-        return launch
 
 
 class KernelStatistics(_Ours):
@@ -108,14 +110,8 @@ class KernelStatistics(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.statistics_spec(problem.form, config),)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: ImageProblem,
-        inputs: ImageInputs,
-    ) -> torch.Tensor:
-        return launches.launch_statistics(self.launcher(launch), config, inputs.x)
+    def run(self, call: Call[ImageProblem, ImageInputs]) -> torch.Tensor:
+        return launches.launch_statistics(call.launcher, call.config, call.inputs.x)
 
     def prepared(self, prepare: Launches, config: GroupNormConfig, inputs: ImageInputs) -> Run:
         return calls.statistics(prepare, config, inputs)
@@ -147,14 +143,8 @@ class KernelFinalize(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.merge_spec(config), kernel.finalize_spec(config))
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: FinalizeProblem,
-        inputs: FinalizeInputs,
-    ) -> torch.Tensor:
-        return launches.launch_finalize(self.launcher(launch), config, *inputs)
+    def run(self, call: Call[FinalizeProblem, FinalizeInputs]) -> torch.Tensor:
+        return launches.launch_finalize(call.launcher, call.config, *call.inputs)
 
     def is_ready(self, *tensors: torch.Tensor) -> bool:
         return calls.ready(None, *tensors)
@@ -171,14 +161,8 @@ class KernelApply(_Ours):
     ) -> Sequence[KernelSpec]:
         return (kernel.apply_spec(problem.form, problem.silu, config),)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: GroupNormConfig,
-        problem: ApplyProblem,
-        inputs: ApplyInputs,
-    ) -> torch.Tensor:
-        return launches.launch_apply(self.launcher(launch), config, *inputs)
+    def run(self, call: Call[ApplyProblem, ApplyInputs]) -> torch.Tensor:
+        return launches.launch_apply(call.launcher, call.config, *call.inputs)
 
     def is_ready(self, image: torch.Tensor, *others: torch.Tensor) -> bool:
         return calls.ready(image, *others) and others[0].dtype == torch.float32
@@ -225,14 +209,9 @@ class KernelNorm(_OfImage):
             return (whole.spec(problem.dtype, problem.form.vector, False, config),)
         return kernel.specs(problem.form, False, config)[:-1]
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: Config,
-        problem: NormProblem,
-        inputs: NormInputs,
-    ) -> torch.Tensor:
-        start = self.launcher(launch)
+    def run(self, call: Call[NormProblem, NormInputs]) -> torch.Tensor:
+        config, inputs = call.config, call.inputs
+        start = call.launcher
         if isinstance(config, WholeConfig):
             return launches.launch_whole(start, config, *inputs, silu=None)
         statistics = launches.launch_statistics(start, config, inputs.x)
@@ -274,15 +253,10 @@ class KernelGroupNorm(_OfImage):
             return (whole.spec(problem.dtype, problem.form.vector, problem.silu, config),)
         return kernel.specs(problem.form, problem.silu, config)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: Config,
-        problem: GroupNormProblem,
-        inputs: GroupNormInputs,
-    ) -> torch.Tensor:
+    def run(self, call: Call[GroupNormProblem, GroupNormInputs]) -> torch.Tensor:
+        config, inputs = call.config, call.inputs
         x, gamma, beta, groups, eps, silu, _ = inputs
-        start = self.launcher(launch)
+        start = call.launcher
         if isinstance(config, WholeConfig):
             return launches.launch_whole(start, config, *inputs)
         x, _ = formula.dense(x)

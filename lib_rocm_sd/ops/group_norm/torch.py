@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -40,19 +40,15 @@ class TorchStatistics(_Torch):
     def workspace(self, problem: ImageProblem) -> int:
         return 2 * problem.image_bytes
 
-    def run(
-        self, launch: Launch | None, config: None, problem: ImageProblem, inputs: ImageInputs
-    ) -> torch.Tensor:
-        return formula.statistics_of(inputs.x)
+    def run(self, call: Call[ImageProblem, ImageInputs]) -> torch.Tensor:
+        return formula.statistics_of(call.inputs.x)
 
 
 class TorchFinalize(_Torch):
     """The merge by torch's operators."""
 
-    def run(
-        self, launch: Launch | None, config: None, problem: FinalizeProblem, inputs: FinalizeInputs
-    ) -> torch.Tensor:
-        return formula.norm_from(*inputs)
+    def run(self, call: Call[FinalizeProblem, FinalizeInputs]) -> torch.Tensor:
+        return formula.norm_from(*call.inputs)
 
 
 class TorchNorm(_Torch):
@@ -61,9 +57,8 @@ class TorchNorm(_Torch):
     def workspace(self, problem: NormProblem) -> int:
         return 2 * problem.image_bytes
 
-    def run(
-        self, launch: Launch | None, config: None, problem: NormProblem, inputs: NormInputs
-    ) -> torch.Tensor:
+    def run(self, call: Call[NormProblem, NormInputs]) -> torch.Tensor:
+        inputs = call.inputs
         pixels = inputs.x.permute(0, 2, 3, 1).flatten(1, 2)
         return formula.norm_from(formula.moments_of(pixels[:, None]), *inputs[1:])
 
@@ -74,10 +69,8 @@ class TorchApply(_Torch):
     def workspace(self, problem: ApplyProblem) -> int:
         return 6 * problem.image_bytes
 
-    def run(
-        self, launch: Launch | None, config: None, problem: ApplyProblem, inputs: ApplyInputs
-    ) -> torch.Tensor:
-        return formula.applied(*inputs)
+    def run(self, call: Call[ApplyProblem, ApplyInputs]) -> torch.Tensor:
+        return formula.applied(*call.inputs)
 
 
 class TorchGroupNorm(_Torch):
@@ -92,14 +85,8 @@ class TorchGroupNorm(_Torch):
         wide = 4 * problem.batch * problem.channels * problem.pixels * problem.added
         return problem.image_bytes * (problem.silu + 2 * problem.channels_last) + 2 * wide
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: GroupNormProblem,
-        inputs: GroupNormInputs,
-    ) -> torch.Tensor:
-        x, gamma, beta, groups, eps, silu, added = inputs
+    def run(self, call: Call[GroupNormProblem, GroupNormInputs]) -> torch.Tensor:
+        x, gamma, beta, groups, eps, silu, added = call.inputs
         last, dtype = formula.is_channels_last(x), x.dtype
         if added is not None:
             x = x.to(added.dtype) + added[..., None, None]

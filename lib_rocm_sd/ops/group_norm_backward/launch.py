@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm import launch as forward
 from lib_rocm_sd.ops.group_norm.formula import dense
@@ -58,14 +58,10 @@ def launch_norm(
     return forward.launch_finalize(launch, config.steps, statistics, None, None, groups, eps)
 
 
-def launch_backward(
-    launch: Launch,
-    config: BackwardConfig,
-    problem: GroupNormBackwardProblem,
-    inputs: GroupNormBackwardInputs,
-) -> Made:
+def launch_backward(call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
     """Norm, sums, their combination, x's gradient; gamma's and beta's where they are wanted."""
-    p, inputs = problem, readable(problem, inputs)
+    launch, config, p = call.launcher, call.config, call.problem
+    inputs = readable(p, call.inputs)
     norm = launch_norm(launch, config, inputs)
     totals, factors = launch_sums(launch, config.steps, p, inputs, norm)
     out = launch_apply(launch, config.steps, p, inputs, factors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm_backward import kernel
@@ -59,13 +59,5 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
         own = kernel.own_specs(p.form, p.silu, p.affine, config.steps)
         return (*kernel.norm_specs(p.form, config), *(own if p.wanted else own[:-1]))
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: BackwardConfig,
-        problem: GroupNormBackwardProblem,
-        inputs: GroupNormBackwardInputs,
-    ) -> Made:
-        if launch is None:
-            raise ValueError("KernelGroupNormBackward needs a launch")
-        return launch_backward(launch, config, problem, inputs)
+    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
+        return launch_backward(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
 from lib_rocm_sd.ops.group_norm_backward import formula
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
@@ -32,13 +32,8 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
         """The forward pass's results, and torch's copies on the way from and to channels-last."""
         return problem.image_bytes * (1 + problem.silu + 2 * problem.channels_last)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: GroupNormBackwardProblem,
-        inputs: GroupNormBackwardInputs,
-    ) -> Made:
+    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
+        problem, inputs = call.problem, call.inputs
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         followed = is_transformed() or is_wanted(*tensors)
         made, *others = formula.reference(*inputs) if followed else _native(problem, inputs)

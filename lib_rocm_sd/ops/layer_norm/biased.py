@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, TrialInputs, Variant
+from lib_rocm_sd.ops.base import Call, TrialInputs, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm import formula, launch, problem, trial
@@ -161,9 +161,8 @@ class TorchBiased(Variant[BiasedProblem, BiasedInputs]):
     def workspace(self, problem: BiasedProblem) -> int:
         return 2 * problem.rows * problem.channels * 4
 
-    def run(
-        self, launch: Launch | None, config: None, problem: BiasedProblem, inputs: BiasedInputs
-    ) -> Result:
+    def run(self, call: Call[BiasedProblem, BiasedInputs]) -> Result:
+        inputs = call.inputs
         x, found = inputs.x, inputs.rows
         wide = torch.promote_types(x.dtype, torch.float32)
         ahead, total = found.pop("ahead", None), x.to(wide)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm import kernel
@@ -89,7 +90,8 @@ class BoundCall(Bound[LayerNormParams]):
         super().__init__(first, prepare)
         self._fill, self._rows_aligned = fill, bool(first.aligned)
 
-    def __call__(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Result:
+    def __call__(self, call: Call[Any, Any]) -> Result:
+        inputs = call.inputs
         packet = self.taken()
         packet.params.eps = inputs.eps
         made = self._fill(packet.params, inputs, self._rows_aligned)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams
@@ -66,15 +66,10 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
     ) -> Sequence[KernelSpec]:
         return (kernel.spec(form_of(problem, config), config),)
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: LayerNormConfig,
-        problem: AnyProblem,
-        inputs: AnyInputs,
-    ) -> Run:
+    def bound(self, call: Call[AnyProblem, AnyInputs]) -> Run:
         """Where nothing has to be copied and the launcher can prepare a launch."""
-        prepare = getattr(launch, "prepare", None)
+        config, problem, inputs = call.config, call.problem, call.inputs
+        prepare = getattr(call.launch, "prepare", None)
         same = all(a is b for a, b in zip(self.readable(problem, inputs), inputs, strict=True))
         if prepare is None or not same:
             return self.run
@@ -87,21 +82,14 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
             self.fill,
         )
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: LayerNormConfig,
-        problem: AnyProblem,
-        inputs: AnyInputs,
-    ) -> Result:
-        if launch is None:
-            raise ValueError(f"{type(self).__name__} needs a launch")
+    def run(self, call: Call[AnyProblem, AnyInputs]) -> Result:
+        config, problem, inputs = call.config, call.problem, call.inputs
         inputs = self.readable(problem, inputs)
         params = template(problem, config, inputs)
         made = self.fill(params, inputs, bool(params.aligned))
         grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
         spec = kernel.spec(form_of(problem, config), config)
-        launch(spec, grid, config.threads, params, inputs.x.device)
+        call.launcher(spec, grid, config.threads, params, inputs.x.device)
         return made
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.layer_norm.launch import Result
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
 
@@ -23,14 +23,8 @@ class TorchLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
     def refusals(self, arch: Arch | None, problem: LayerNormProblem) -> list[str]:
         return []
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: LayerNormProblem,
-        inputs: LayerNormInputs,
-    ) -> Result:
-        x, gamma, beta, eps, added = inputs
+    def run(self, call: Call[LayerNormProblem, LayerNormInputs]) -> Result:
+        x, gamma, beta, eps, added = call.inputs
         total = x if added is None else x + added
         others = any(t is not None and t.dtype != x.dtype for t in (gamma, beta))
         if others or x.device.type == "cpu":

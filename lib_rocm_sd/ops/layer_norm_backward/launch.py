@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, VECTOR, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
@@ -31,14 +31,10 @@ def readable(inputs: LayerNormBackwardInputs) -> LayerNormBackwardInputs:
     return LayerNormBackwardInputs(grad, x, gamma, inputs.eps, added, sum_grad, inputs.affine)
 
 
-def launch_backward(
-    launch: Launch,
-    config: LayerNormConfig,
-    problem: LayerNormBackwardProblem,
-    inputs: LayerNormBackwardInputs,
-) -> Made:
+def launch_backward(call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
     """One launch; three where gradients of gamma and beta are wanted."""
-    p, inputs = problem, readable(inputs)
+    launch, config, p = call.launcher, call.config, call.problem
+    inputs = readable(call.inputs)
     x, out = inputs.x, torch.empty_like(inputs.x)
     cut, lanes = kernel.parts_tiling(p.rows, p.channels), tiling(p.channels, config).lanes
     moments = x.new_empty((p.rows, 2), dtype=torch.float32) if p.wanted else None

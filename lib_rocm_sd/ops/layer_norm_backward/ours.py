@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
@@ -65,13 +65,5 @@ class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwar
         vector = kernel.parts_tiling(max(p.rows, 1), p.channels).vector
         return (first, kernel.parts_spec(p.dtype, p.added, vector), gradients.spec())
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: LayerNormConfig,
-        problem: LayerNormBackwardProblem,
-        inputs: LayerNormBackwardInputs,
-    ) -> Made:
-        if launch is None:
-            raise ValueError("KernelLayerNormBackward needs a launch")
-        return launch_backward(launch, config, problem, inputs)
+    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+        return launch_backward(call)

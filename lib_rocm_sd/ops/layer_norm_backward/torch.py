@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
 from lib_rocm_sd.ops.layer_norm_backward.problem import (
     LayerNormBackwardInputs,
@@ -29,14 +29,9 @@ class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackward
         """The forward pass's results."""
         return problem.tensor_bytes * (1 + problem.added)
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: None,
-        problem: LayerNormBackwardProblem,
-        inputs: LayerNormBackwardInputs,
-    ) -> Made:
-        grad, x, gamma, eps, added, sum_grad, affine = inputs
+    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+        problem = call.problem
+        grad, x, gamma, eps, added, sum_grad, affine = call.inputs
         total, shape = x if added is None else x + added, x.shape[-1:]
         dtype = x.dtype
         if x.device.type == "cpu" or problem.affine_dtype != x.dtype:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd.ops.base import Run
+from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.linear.kernel import LinearManyParams, LinearParams
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
@@ -44,10 +44,8 @@ class BoundLinear(_BoundRows):
 
     __slots__ = ()
 
-    def __call__(
-        self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
-    ) -> torch.Tensor:
-        x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _, more = inputs
+    def __call__(self, call: Call[Any, LinearInputs]) -> torch.Tensor:
+        x, weight, bias, residual, _, weight_1, bias_1, weight_2, bias_2, _, more = call.inputs
         y = residual if self._in_place and residual is not None else x.new_empty(self._shape)
         packet = self.taken()
         params = packet.params
@@ -68,7 +66,7 @@ class BoundLinear(_BoundRows):
         params.out = y.data_ptr()
         if every % ALIGNED_BYTES:
             self.free.append(packet)
-            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+            return self._run(call)  # type: ignore[no-any-return]
         if self._parted is not None:
             partial = x.new_empty(self._parted, dtype=torch.float32)
             params.partial = partial.data_ptr()
@@ -82,12 +80,11 @@ class BoundGate(_BoundRows):
 
     __slots__ = ()
 
-    def __call__(
-        self, launch: Any, config: Any, problem: Any, inputs: LinearInputs
-    ) -> torch.Tensor:
+    def __call__(self, call: Call[Any, LinearInputs]) -> torch.Tensor:
+        inputs = call.inputs
         residual = inputs.residual
         if residual is not None and residual.data_ptr() % ALIGNED_BYTES:
-            return self._run(launch, config, problem, inputs)  # type: ignore[no-any-return]
+            return self._run(call)  # type: ignore[no-any-return]
         made = product(inputs)
         y = residual if self._in_place and residual is not None else made.new_empty(self._shape)
         packet = self.taken()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundGate, product
@@ -50,11 +50,10 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
     def specs(self, arch: Arch, problem: LinearProblem, config: None) -> Sequence[KernelSpec]:
         return (kernel.gate_spec(problem.dtype),)
 
-    def bound(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> Run:
+    def bound(self, call: Call[LinearProblem, LinearInputs]) -> Run:
         """Where the residual has dense rows and the launcher can prepare a launch."""
-        prepare = getattr(launch, "prepare", None)
+        problem, inputs = call.problem, call.inputs
+        prepare = getattr(call.launch, "prepare", None)
         residual = inputs.residual
         if prepare is None or (residual is not None and not _good(residual)):
             return self.run
@@ -62,11 +61,8 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
         device, words = inputs.x.device, _launch_words(problem)
         return BoundGate(problem, first, lambda params: prepare(*words, params, device), self.run)
 
-    def run(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> torch.Tensor:
-        if launch is None:
-            raise ValueError("LibraryLinear needs a launch")
+    def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
+        problem, inputs = call.problem, call.inputs
         made, out, given = product(inputs), inputs.out, inputs.residual
         if given is not None and (not _good(given) or given.data_ptr() % ALIGNED_BYTES):
             given = given.clone(memory_format=torch.contiguous_format)
@@ -76,7 +72,7 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
         params.x, params.out = made.data_ptr(), y.data_ptr()
         params.out_stride = params.residual_stride if here else problem.all_columns
         params.residual = 0 if given is None else given.data_ptr()
-        launch(*_launch_words(problem), params, made.device)
+        call.launcher(*_launch_words(problem), params, made.device)
         return y if here or out is None else out.copy_(y)
 
 

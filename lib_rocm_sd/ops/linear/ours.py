@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec, Launch, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear import kernel
@@ -90,16 +90,11 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         one = replace(config, parts=1) if _many(p) else config
         return kernel.tiling(p.rows, p.k, p.columns, p.gate, one)
 
-    def bound(
-        self,
-        launch: Launch | None,
-        config: LinearConfig,
-        problem: LinearProblem,
-        inputs: LinearInputs,
-    ) -> Run:
+    def bound(self, call: Call[LinearProblem, LinearInputs]) -> Run:
         """Where nothing has to be copied and the launcher can prepare a launch."""
-        prepare = getattr(launch, "prepare", None)
-        p, x, residual = problem, inputs.x, inputs.residual
+        config, inputs = call.config, call.inputs
+        prepare = getattr(call.launch, "prepare", None)
+        p, x, residual = call.problem, inputs.x, inputs.residual
         layers = inputs.layers
         dense = [t for layer in layers for t in layer if t is not None]
         rows = [t for t in (x, residual) if t is not None]
@@ -129,15 +124,8 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
             made.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
         return made
 
-    def run(
-        self,
-        launch: Launch | None,
-        config: LinearConfig,
-        problem: LinearProblem,
-        inputs: LinearInputs,
-    ) -> torch.Tensor:
-        if launch is None:
-            raise ValueError("MatrixLinear needs a launch")
+    def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
+        config, problem, inputs = call.config, call.problem, call.inputs
         p, cut = problem, self._cut(problem, config)
         x, residual = _rows(inputs.x), inputs.residual
         residual = None if residual is None else _rows(residual)
@@ -151,7 +139,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
             partial = x.new_empty(shape, dtype=torch.float32)
         params = _params(p, cut, config, x, layers, residual, y, partial)
         for spec, grid, block in self._launches(p, cut, config):
-            launch(spec, grid, block, params, x.device)
+            call.launcher(spec, grid, block, params, x.device)
         return y if here or inputs.out is None else inputs.out.copy_(y)
 
 

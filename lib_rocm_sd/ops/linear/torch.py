@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Run, Variant
+from lib_rocm_sd.ops.base import Call, Run, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.ops.linear.formula import computed
@@ -40,18 +38,15 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
         copies = p.gate * 3 + (len(p.columns) > 1) + added
         return copies * p.rows * p.all_columns * DTYPES[p.dtype].itemsize
 
-    def bound(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> Run:
+    def bound(self, call: Call[LinearProblem, LinearInputs]) -> Run:
         """Several weights write side by side, where autograd does not follow."""
-        on_cpu = inputs.x.device.type == "cpu"
-        if len(problem.columns) == 1 or on_cpu or torch.is_grad_enabled():
+        on_cpu = call.inputs.x.device.type == "cpu"
+        if len(call.problem.columns) == 1 or on_cpu or torch.is_grad_enabled():
             return self.run
         return _side_by_side
 
-    def run(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> torch.Tensor:
+    def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
+        inputs = call.inputs
         x = inputs.x
         if x.device.type == "cpu":
             wide = torch.promote_types(x.dtype, torch.float32)
@@ -64,14 +59,13 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
         elif torch.is_grad_enabled() or is_transformed():
             y = torch.cat([F.linear(x, weight, bias) for weight, bias in inputs.layers], 1)
         else:
-            return _side_by_side(None, None, problem, inputs)
+            return _side_by_side(call)
         return finished(y, inputs)
 
 
-def _side_by_side(
-    launch: Any, config: None, problem: LinearProblem, inputs: LinearInputs
-) -> torch.Tensor:
+def _side_by_side(call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
     """Without a copy of what several weights make; by one product where they are one."""
+    problem, inputs = call.problem, call.inputs
     layers = inputs.layers
     plain = all(bias is None for _, bias in layers)
     whole = as_one([weight for weight, _ in layers]) if plain else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Launch, Run, reasons
+from lib_rocm_sd.ops.base import Call, Run, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, tolerance
 from lib_rocm_sd.ops.linear.torch import TorchLinear
@@ -63,18 +63,14 @@ class TunedLinear(TorchLinear):
     def input_refusals(self, inputs: LinearInputs) -> list[str]:
         return gradient_refusals(*inputs[:-1], *inputs.more)
 
-    def bound(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> Run:
+    def bound(self, call: Call[LinearProblem, LinearInputs]) -> Run:
         """Tunes at its first call, and compares what was chosen with torch's default."""
-        run = super().bound(launch, config, problem, inputs)
+        run = super().bound(call)
         return _Tuned(super().run if run == self.run else run)
 
-    def run(
-        self, launch: Launch | None, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> torch.Tensor:
-        with switched_on(tune=not _recorded(inputs.x)):
-            return super().run(launch, config, problem, inputs)
+    def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
+        with switched_on(tune=not _recorded(call.inputs.x)):
+            return super().run(call)
 
 
 class _Tuned:
@@ -85,23 +81,22 @@ class _Tuned:
     def __init__(self, run: Run) -> None:
         self._run, self._ready = run, False
 
-    def __call__(
-        self, launch: Any, config: None, problem: LinearProblem, inputs: LinearInputs
-    ) -> torch.Tensor:
-        call: Callable[[LinearInputs], torch.Tensor] = lambda given: self._run(  # noqa: E731
-            launch, config, problem, given
-        )
+    def __call__(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
+        problem, inputs = call.problem, call.inputs
+        made: torch.Tensor
         if self._ready:
             with switched_on(tune=False):
-                return call(inputs)
+                made = self._run(call)
+            return made
         if _recorded(inputs.x):
-            return call(inputs)
+            made = self._run(call)
+            return made
         with switched_on(tune=True):
-            chosen = call(_aside(inputs))
-        right = call(_aside(inputs))
-        _compare(chosen, right, problem)
+            chosen = self._run(Call(problem, _aside(inputs)))
+        made = self._run(Call(problem, _aside(inputs)))
+        _compare(chosen, made, problem)
         self._ready = True
-        return right if inputs.out is None else inputs.out.copy_(right)
+        return made if inputs.out is None else inputs.out.copy_(made)
 
 
 def _aside(inputs: LinearInputs) -> LinearInputs:

@@ -14,7 +14,7 @@ from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch
 from tests import simt
 from tests.ops.attention.judge import numbers
 from tests.ops.running import compute
@@ -79,6 +79,7 @@ def test_a_bound_call_runs_them_too() -> None:
     variant, launch = AmdLoops(), cast("Launch", Launcher())
     config = variant.configs(CARD, PROBLEM)[0]
     inputs = ATTENTION.make_inputs(PROBLEM, torch.device("cpu"), 3)
-    variant.bound(launch, config, PROBLEM, inputs)(launch, config, PROBLEM, inputs)
+    call = Call(PROBLEM, inputs, launch, config)
+    variant.bound(call)(call)
     assert dict(prepared[0].defines)["AMD_LOOPS"] == 1
     assert prepared == list(variant.specs(CARD, PROBLEM, config))

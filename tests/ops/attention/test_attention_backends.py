@@ -19,6 +19,7 @@ from lib_rocm_sd.ops.attention import backends
 from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend, only
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import Call
 
 CPU = torch.device("cpu")
 ARCH = table()["gfx1100"]
@@ -115,7 +116,7 @@ def test_it_computes_attention(backend: str, mask: str) -> None:
         mask = "float32"
     problem = replace(PROBLEM, mask=mask)
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    made = SdpaBackend(backend).run(None, None, problem, inputs)
+    made = SdpaBackend(backend).run(Call(problem, inputs))
     if mask == "none":
         assert relative_error(made, ATTENTION.reference(inputs)) < 1e-5
     else:  # of a query without keys an older torch gives NaN: the self-test's to say
@@ -224,7 +225,7 @@ def test_on_the_card_torchs_answer_and_its_call_agree() -> None:
                 assert all(why) and not why[0].endswith(": ")
                 continue
             inputs = ATTENTION.make_inputs(problem, gpu, 1)
-            made = variant.run(None, None, problem, inputs).cpu()
+            made = variant.run(Call(problem, inputs)).cpu()
             right = ATTENTION.reference(ATTENTION.make_inputs(problem, CPU, 1))
             assert relative_error(made, right) <= ATTENTION.tolerance(problem), backend
             taken.append(backend)

@@ -21,6 +21,7 @@ from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.base import Call
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import GFX1100, engine_of
@@ -97,8 +98,8 @@ def test_without_a_launcher_that_prepares_and_with_a_mask_it_is_run() -> None:
 
     plain: Any = lambda *words: None  # noqa: E731
     unmasked, masked = AttentionInputs(q, k, v), AttentionInputs(q, k, v, torch.ones(17, 9))
-    assert OURS.bound(plain, CONFIG, ATTENTION.problem_of(unmasked), unmasked) == OURS.run
-    assert OURS.bound(Launches(), CONFIG, ATTENTION.problem_of(masked), masked) == OURS.run
+    assert OURS.bound(Call(ATTENTION.problem_of(unmasked), unmasked, plain, CONFIG)) == OURS.run
+    assert OURS.bound(Call(ATTENTION.problem_of(masked), masked, Launches(), CONFIG)) == OURS.run
 
 
 def test_threads_do_not_share_arguments() -> None:

@@ -17,6 +17,7 @@ from lib_rocm_sd.ops.attention.formula import attend
 from lib_rocm_sd.ops.attention.libraries import LIBRARIES, FlashAttention, XformersAttention
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import Call
 from tests.packages import installed
 
 CPU = torch.device("cpu")
@@ -104,7 +105,7 @@ def test_xformers_is_called_as_it_wants_to_be(mask: str, scale: float | None) ->
     inputs = ATTENTION.make_inputs(problem, CPU, 1)._replace(scale=scale)
     with xformers():
         assert XFORMERS.refusals(ARCH, problem) == []
-        made = XFORMERS.run(None, None, problem, inputs)
+        made = XFORMERS.run(Call(problem, inputs))
     assert relative_error(made, ATTENTION.reference(inputs)) <= ATTENTION.tolerance(problem)
     assert XFORMERS.workspace(problem) == (0 if mask == "none" else problem.score_bytes)
 
@@ -114,7 +115,7 @@ def test_flash_attention_is_called_as_it_wants_to_be(scale: float | None) -> Non
     inputs = ATTENTION.make_inputs(PROBLEM, CPU, 1)._replace(scale=scale)
     with flash():
         assert FLASH.refusals(ARCH, PROBLEM) == []
-        made = FLASH.run(None, None, PROBLEM, inputs)
+        made = FLASH.run(Call(PROBLEM, inputs))
     assert relative_error(made, ATTENTION.reference(inputs)) <= ATTENTION.tolerance(PROBLEM)
 
 
@@ -169,6 +170,6 @@ def test_on_the_card_it_is_right_or_says_why(variant: Any) -> None:
     why = variant.refusals(identify(device).arch, problem)
     if why:
         pytest.skip("; ".join(why))
-    made = variant.run(None, None, problem, ATTENTION.make_inputs(problem, device, 1)).cpu()
+    made = variant.run(Call(problem, ATTENTION.make_inputs(problem, device, 1))).cpu()
     right = ATTENTION.reference(ATTENTION.make_inputs(problem, CPU, 1))
     assert relative_error(made, right) <= ATTENTION.tolerance(problem)

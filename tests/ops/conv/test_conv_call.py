@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import table
-from lib_rocm_sd.ops.base import KernelSpec, Launch
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch
 from lib_rocm_sd.ops.conv import formula, library
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -105,10 +105,10 @@ def test_packed_weights_bands_and_other_launchers_are_run() -> None:
         (PLAIN, plain, {}),
     ):
         inputs = drawn(problem)._replace(**given)  # type: ignore[arg-type]
-        assert variant.bound(how, config(problem), problem, inputs) == variant.run
+        assert variant.bound(Call(problem, inputs, how, config(problem))) == variant.run
         library = LibraryConv("3x3")
         passes = library.configs(table()["gfx1100"], problem)[0]
-        assert library.bound(how, passes, problem, inputs) == library.run
+        assert library.bound(Call(problem, inputs, how, passes)) == library.run
 
 
 class Preparing(ShimLaunch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import functional
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import NextNorm
@@ -34,7 +35,8 @@ class Ours:
 
     calls: int = 0
 
-    def run(self, variant: MatrixConv, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+    def run(self, variant: MatrixConv, call: Call[Any, Any]) -> Any:
+        inputs = call.inputs
         self.calls += 1
         with torch.no_grad():
             y, norm = formula.reference(variant.kind, inputs)
@@ -44,8 +46,8 @@ class Ours:
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> Ours:
     made = Ours()
-    monkeypatch.setattr(MatrixConv, "run", lambda variant, *given: made.run(variant, *given))
-    monkeypatch.setattr(MatrixConv, "bound", lambda variant, *given: variant.run)
+    monkeypatch.setattr(MatrixConv, "run", lambda variant, call: made.run(variant, call))
+    monkeypatch.setattr(MatrixConv, "bound", lambda variant, call: variant.run)
     user, _ = engine_of(GFX1100, launcher=lambda device, row: object())  # type: ignore[arg-type, return-value]
     monkeypatch.setattr(functional, "engine", user.engine)
     return made

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import arch
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm.kernel import MergeParams
@@ -180,7 +181,7 @@ def test_what_has_to_be_copied_first_is_not_bound() -> None:
     )
     for op, inputs, given in cases:
         ours = op.variants[0]
-        assert ours.bound(given, STEPS, op.problem_of(inputs), inputs) == ours.run
+        assert ours.bound(Call(op.problem_of(inputs), inputs, given, STEPS)) == ours.run
     assert launch.prepared == 0
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd import arch, functional
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
@@ -214,7 +215,7 @@ def test_a_bound_call_takes_other_tensors_of_its_key(added: bool) -> None:
     ours, config = KernelLayerNorm(), kernel.CONFIGS[0]
     first = draw(LayerNormProblem((2, 9, 40), added=added))
     problem = LAYER_NORM.problem_of(first)
-    call = ours.bound(launch, config, problem, first)
+    call = ours.bound(Call(problem, first, launch, config))
     with launch.launch.knows():
         for seed in range(3):
             inputs = draw(problem, seed)
@@ -222,7 +223,7 @@ def test_a_bound_call_takes_other_tensors_of_its_key(added: bool) -> None:
                 inputs = inputs._replace(x=misaligned(inputs.x), eps=0.3)
             else:
                 inputs = inputs._replace(x=inputs.x.clone())
-            assert faults(call(launch, config, problem, inputs), inputs) == []
+            assert faults(call(Call(problem, inputs, launch, config)), inputs) == []
     assert launch.prepared == 1
 
 
@@ -237,8 +238,9 @@ def test_what_has_to_be_copied_first_is_not_bound() -> None:
         inputs._replace(gamma=inputs.gamma.float()),
     ):
         problem = LAYER_NORM.problem_of(other)
-        assert ours.bound(launch, config, problem, other) == ours.run
-    assert ours.bound(lambda *a: None, config, LAYER_NORM.problem_of(inputs), inputs) == ours.run
+        assert ours.bound(Call(problem, other, launch, config)) == ours.run
+    problem = LAYER_NORM.problem_of(inputs)
+    assert ours.bound(Call(problem, inputs, lambda *a: None, config)) == ours.run
 
 
 @pytest.mark.parametrize("channels", [1, 7, 8, 40, 320, 640, 768, 1280, 3072, 4096, 6144, 12288])

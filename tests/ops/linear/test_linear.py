@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd import arch, functional
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -161,7 +162,7 @@ def test_our_kernel_through_the_engine_and_torchs_give_the_same(
     user, report = engine_of(GFX1100, lambda device, arch: launch)
     inputs = LINEAR.make_inputs(problem, CPU, 3)
     exact = LINEAR.reference(inputs)
-    theirs = TorchLinear().run(None, None, problem, inputs._replace(out=None))
+    theirs = TorchLinear().run(Call(problem, inputs._replace(out=None)))
     with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
         output = user.run(LINEAR, inputs)
     assert [row["variant"] for row in report.snapshot()["rows"]] == ["rocm_sd"]

@@ -11,7 +11,7 @@ import torch
 
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.engine.measure import input_sets
-from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -109,13 +109,13 @@ def test_what_has_no_dense_rows_is_run(which: str) -> None:
     changed: Any = {which: turned}
     inputs = inputs._replace(**changed)
     posed = LINEAR.problem_of(inputs)
-    assert OURS.bound(launch, config(problem), posed, inputs) == OURS.run
+    assert OURS.bound(Call(posed, inputs, launch, config(problem))) == OURS.run
 
 
 def test_without_a_launcher_that_prepares_it_is_run() -> None:
     inputs = drawn(PROBLEMS[0])
     plain: Launch = lambda *words: None  # noqa: E731
-    assert OURS.bound(plain, config(PROBLEMS[0]), PROBLEMS[0], inputs) == OURS.run
+    assert OURS.bound(Call(PROBLEMS[0], inputs, plain, config(PROBLEMS[0]))) == OURS.run
 
 
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS if len(p.columns) > 1], ids=str)
@@ -123,7 +123,7 @@ def test_torchs_writes_side_by_side(problem: LinearProblem) -> None:
     problem = replace(problem, dtype="float32")
     inputs = drawn(problem)
     expected = LINEAR.reference(inputs)  # before the residual is written over
-    made = _side_by_side(None, None, problem, inputs)
+    made = _side_by_side(Call(problem, inputs))
     assert torch.allclose(made.double(), expected, atol=1e-5)
     if problem.in_place:
         assert inputs.residual is not None and made.data_ptr() == inputs.residual.data_ptr()
@@ -151,14 +151,14 @@ def test_weights_that_lie_one_after_another_make_one_product(
         return product(*args, **kwargs)
 
     monkeypatch.setattr(torch, "mm", counted)
-    made = _side_by_side(None, None, problem, joint)
+    made = _side_by_side(Call(problem, joint))
     assert len(products) == 1
-    assert torch.allclose(made, _side_by_side(None, None, problem, apart), atol=1e-6)
+    assert torch.allclose(made, _side_by_side(Call(problem, apart)), atol=1e-6)
     assert len(products) == 4
     biased = replace(problem, bias=True)
     with_bias = joint._replace(bias_1=torch.ones(8))
     made[:, 24:32] += 1
-    assert torch.allclose(_side_by_side(None, None, biased, with_bias), made, atol=1e-6)
+    assert torch.allclose(_side_by_side(Call(biased, with_bias)), made, atol=1e-6)
 
 
 def test_what_is_one_weight_and_what_is_not() -> None:
@@ -197,7 +197,7 @@ def test_what_vmap_transforms_writes_nowhere() -> None:
 
     def by_torch(x: torch.Tensor) -> torch.Tensor:
         given = inputs._replace(x=x)
-        return TorchLinear().run(None, None, problem, given)
+        return TorchLinear().run(Call(problem, given))
 
     with torch.no_grad():
         assert torch.vmap(by_torch)(many).shape == (3, 17, 48)

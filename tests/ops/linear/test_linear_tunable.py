@@ -16,6 +16,7 @@ import torch
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import tunable
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
@@ -83,9 +84,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> Iterator[Tunable
         monkeypatch.delenv(name)
     plain = TorchLinear.run
 
-    def run(self: Any, launch: Any, config: None, problem: Any, inputs: Any) -> torch.Tensor:
-        made.meets(inputs.x.shape)
-        return plain(self, launch, config, problem, inputs)
+    def run(self: Any, call: Call[Any, Any]) -> torch.Tensor:
+        made.meets(call.inputs.x.shape)
+        return plain(self, call)
 
     monkeypatch.setattr(TorchLinear, "run", run)
     yield made
@@ -97,7 +98,7 @@ def test_a_call_is_tuned_within_bounds_and_kept_in_our_folder(
 ) -> None:
     inputs = LINEAR.make_inputs(PROBLEM, CPU, 1)
     for _ in range(2):
-        made = TunedLinear().run(None, None, PROBLEM, inputs)
+        made = TunedLinear().run(Call(PROBLEM, inputs))
         assert relative_error(made, LINEAR.reference(inputs)) <= LINEAR.tolerance(PROBLEM)
     assert len(fake.results) == 1 and len(fake.written) == 1
     written = Path(fake.written[0])
@@ -108,7 +109,7 @@ def test_a_call_is_tuned_within_bounds_and_kept_in_our_folder(
 
 def test_a_later_torch_writes_by_itself(fake: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Tunable, "write_file")
-    TunedLinear().run(None, None, PROBLEM, LINEAR.make_inputs(PROBLEM, CPU, 1))
+    TunedLinear().run(Call(PROBLEM, LINEAR.make_inputs(PROBLEM, CPU, 1)))
     assert len(fake.results) == 1
 
 
@@ -123,9 +124,9 @@ def test_all_is_put_back_after_an_error(place: str, fake: Tunable) -> None:
 def test_a_bound_call_tunes_once_and_is_compared(fake: Tunable) -> None:
     inputs = LINEAR.make_inputs(PROBLEM, CPU, 1)
     with torch.no_grad():
-        run: Any = TunedLinear().bound(None, None, PROBLEM, inputs)
+        run: Any = TunedLinear().bound(Call(PROBLEM, inputs))
         for _ in range(3):
-            made = run(None, None, PROBLEM, inputs)
+            made = run(Call(PROBLEM, inputs))
             assert relative_error(made, LINEAR.reference(inputs)) <= LINEAR.tolerance(PROBLEM)
             assert len(fake.results) == 1
     assert run._ready
@@ -137,17 +138,17 @@ def test_a_wrong_solution_is_an_error_and_changes_nothing(
 ) -> None:
     right = TorchLinear.run
 
-    def wrong(self: Any, launch: Any, config: None, problem: Any, inputs: Any) -> torch.Tensor:
-        made = right(self, launch, config, problem, inputs)
+    def wrong(self: Any, call: Call[Any, Any]) -> torch.Tensor:
+        made = right(self, call)
         return made.mul_(1.5) if fake.state["on"] else made
 
     monkeypatch.setattr(TorchLinear, "run", wrong)
     inputs = LINEAR.make_inputs(problem, CPU, 1)
     before = None if inputs.out is None else inputs.out.clone()
     with torch.no_grad():
-        run = TunedLinear().bound(None, None, problem, inputs)
+        run = TunedLinear().bound(Call(problem, inputs))
         with pytest.raises(RuntimeError, match="TunableOp chose what is wrong by 0.5"):
-            run(None, None, problem, inputs)
+            run(Call(problem, inputs))
     if inputs.out is not None and before is not None:
         assert torch.equal(inputs.out, before)  # who goes on adds to it
 
@@ -156,7 +157,8 @@ def test_written_in_place_once(fake: Tunable) -> None:
     inputs = LINEAR.make_inputs(IN_PLACE, CPU, 1)
     expected = LINEAR.reference(inputs)
     with torch.no_grad():
-        made = TunedLinear().bound(None, None, IN_PLACE, inputs)(None, None, IN_PLACE, inputs)
+        call = Call(IN_PLACE, inputs)
+        made = TunedLinear().bound(call)(call)
     assert inputs.out is not None and made.data_ptr() == inputs.out.data_ptr()
     assert relative_error(inputs.out, expected) <= LINEAR.tolerance(IN_PLACE)
 
@@ -188,9 +190,9 @@ def test_two_threads_take_turns(fake: Tunable) -> None:
 def test_a_recorded_call_times_nothing(fake: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunable, "_recorded", lambda x: True)
     inputs = LINEAR.make_inputs(PROBLEM, CPU, 1)
-    TunedLinear().run(None, None, PROBLEM, inputs)
-    run: Any = TunedLinear().bound(None, None, PROBLEM, inputs)
-    run(None, None, PROBLEM, inputs)
+    TunedLinear().run(Call(PROBLEM, inputs))
+    run: Any = TunedLinear().bound(Call(PROBLEM, inputs))
+    run(Call(PROBLEM, inputs))
     assert fake.results == [] and not run._ready
 
 
@@ -253,8 +255,8 @@ def test_on_the_card_torch_is_as_it_was_afterwards(dtype: str) -> None:
     right = LINEAR.reference(LINEAR.make_inputs(problem, CPU, 1))
     inputs = LINEAR.make_inputs(problem, device, 1)
     with torch.no_grad():
-        bound = TunedLinear().bound(None, None, problem, inputs)
+        bound = TunedLinear().bound(Call(problem, inputs))
         for run in (TunedLinear().run, bound, bound):
-            made = run(None, None, problem, inputs).cpu()
+            made = run(Call(problem, inputs)).cpu()
             assert relative_error(made, right) <= LINEAR.tolerance(problem)
     assert [getattr(module, read)() for read, _ in tunable.SETTINGS] == before

@@ -22,6 +22,8 @@ from fastapi import FastAPI
 from gradio import routes
 from starts import kept, make_cheaper, remembered
 
+from lib_rocm_sd.ops.base import Call
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
@@ -323,7 +325,8 @@ def _gradients(base: Any) -> Any:
         def specs(self, arch: Any, problem: Any, config: Any) -> Any:
             return ()
 
-        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
+        def run(self, call: Call[Any, Any]) -> Any:
+            inputs = call.inputs
             made = formula(inputs, torch.float32)
             return tuple(t.to(inputs.q.dtype).contiguous() for t in made)
 
@@ -348,8 +351,8 @@ def _kernel(base: Any) -> Any:
         def specs(self, arch: Any, problem: Any, config: Any) -> Any:
             return ()
 
-        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> torch.Tensor:
-            q, k, v, mask, scale = inputs
+        def run(self, call: Call[Any, Any]) -> torch.Tensor:
+            q, k, v, mask, scale = call.inputs
             self.gpu.seen.append((q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
             scores = torch.einsum("bihd,bjhd->bhij", q.float() * (scale * 1.0000001), k.float())
@@ -371,8 +374,8 @@ def _with_lse(kernel: Any) -> Any:
     class KernelWithLse(type(kernel)):  # type: ignore[misc]
         """Of a picture that autograd follows."""
 
-        def run(self, launch: Any, config: Any, problem: Any, inputs: Any) -> Any:
-            return super().run(launch, config, problem, inputs), lse_of(inputs, problem)
+        def run(self, call: Call[Any, Any]) -> Any:
+            return super().run(call), lse_of(call.inputs, call.problem)
 
     return KernelWithLse
 
