@@ -56,7 +56,7 @@ COMMANDS = {
         "the results of speed tests that owners of cards contributed, as a table",
     ),
     "scaling": (
-        "lib_rocm_sd.scaling.command",
+        "lib_rocm_sd.commands.scaling",
         "what several cards would take, by a model; a farm of them, simulated",
     ),
 }

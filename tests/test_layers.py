@@ -30,7 +30,7 @@ LAYERS = (
     ("vae", "unet"),
     ("hosts.read",),
     ("shipped", "first_trials", "present"),
-    ("several",),
+    ("cards",),
     ("bench",),
     ("speedtest",),
     (
@@ -41,7 +41,7 @@ LAYERS = (
     ("hosts.webui", "hosts.comfyui", "hosts.diffusers"),
     ("hosts.a1111",),
     ("distributed",),
-    ("tune", "doctor", "demo", "profile", "results", "scaling", "commands"),
+    ("tune", "doctor", "demo", "profile", "results", "commands"),
     ("__main__",),
 )
 """From the ground up: a module may import from its own layer and from those before it. Each name is

@@ -13,11 +13,11 @@ import torch
 
 from lib_rocm_sd.bench import norms
 from lib_rocm_sd.bench.unet import measure
+from lib_rocm_sd.cards.memory import Shared
 from lib_rocm_sd.engine import memory, timing
 from lib_rocm_sd.graphs import device as graphs
 from lib_rocm_sd.graphs import programs
 from lib_rocm_sd.hosts.webui.steps import Steps
-from lib_rocm_sd.several.memory import Shared
 from lib_rocm_sd.speedtest import guard
 from lib_rocm_sd.vae.store import _Lane
 

@@ -25,9 +25,8 @@ from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.bench.unet import command as unet
 from lib_rocm_sd.bench.unet.ways import KEYS as UNET_WAYS
 from lib_rocm_sd.bench.vae import command as vae
-from lib_rocm_sd.commands import speed
+from lib_rocm_sd.commands import distributed, speed
 from lib_rocm_sd.device import DeviceInfo, identify
-from lib_rocm_sd.distributed import command as distributed
 from lib_rocm_sd.engine.planner import default_launcher
 
 RUNS = attention.RUNS

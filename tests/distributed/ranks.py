@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lib_rocm_sd.__main__ import main
+from lib_rocm_sd.cards import meeting
 from lib_rocm_sd.demo import pipeline as demo
 from lib_rocm_sd.distributed import (
     Group,
@@ -19,7 +20,6 @@ from lib_rocm_sd.distributed import (
     guidance_split,
     in_stages,
     joined,
-    meeting,
     of_pipeline,
     patch_parallel,
     vae_bands,

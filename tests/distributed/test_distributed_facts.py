@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.distributed import agreement, guidance, meeting, rows, shares
-from lib_rocm_sd.distributed.errors import RankError
-from lib_rocm_sd.distributed.group import Group, _fit, _weights
-from lib_rocm_sd.distributed.meeting import Member
-from lib_rocm_sd.distributed.pulse import SILENT_BEATS, Pulse
-from lib_rocm_sd.distributed.stages import parted
-from lib_rocm_sd.distributed.vae import SharedProgram
+from lib_rocm_sd.cards import batch, group, meeting, patch, shares
+from lib_rocm_sd.cards.batch import parted
+from lib_rocm_sd.cards.group import Group, _fit, _weights
+from lib_rocm_sd.cards.meeting import SILENT_BEATS, Member, Pulse
+from lib_rocm_sd.cards.ranks import RankError
+from lib_rocm_sd.hosts.diffusers.ranks import SharedProgram
 from tests.clock import Clock
 from tests.vae.vae_models import coder, image
 
@@ -57,9 +56,9 @@ def check_rows(height: int, size: int) -> None:
     units = -(-height // 8)
     if units < 2 * size:
         with pytest.raises(ValueError, match=f"enough for {units // 2} ranks"):
-            rows.row_split(height, 9, 8, [1.0] * size)
+            patch.row_split(height, 9, 8, [1.0] * size)
         return
-    split = rows.row_split(height, 9, 8, [1.0] * size)
+    split = patch.row_split(height, 9, 8, [1.0] * size)
     image = height
     for level in range(4):
         parts = split.of(image)
@@ -78,18 +77,18 @@ def check_rows(height: int, size: int) -> None:
 
 
 def test_a_unet_that_cannot_be_split_says_why() -> None:
-    (why,) = rows.obstacles(nn.Conv2d(3, 3, 5, dilation=2))
+    (why,) = patch.obstacles(nn.Conv2d(3, 3, 5, dilation=2))
     assert "is no UNet2DConditionModel" in why
-    found = rows._of_convolution(nn.Conv2d(3, 3, 5, dilation=2, padding_mode="circular"))
+    found = patch._of_convolution(nn.Conv2d(3, 3, 5, dilation=2, padding_mode="circular"))
     assert found == ["kernel 5, stride 1, padding 0", "dilation 2, padding mode circular"]
-    assert not rows._of_convolution(nn.Conv2d(3, 3, 3, stride=2, padding=1))
-    assert not rows._of_convolution(nn.Conv2d(3, 3, 1))
+    assert not patch._of_convolution(nn.Conv2d(3, 3, 3, stride=2, padding=1))
+    assert not patch._of_convolution(nn.Conv2d(3, 3, 1))
 
 
 def test_what_a_batch_has_is_cut_and_all_else_is_not() -> None:
     image, scalar, single = torch.arange(8).view(4, 2), torch.tensor(3), torch.zeros(1, 5)
     given = {"a": [image, (image, None)], "b": scalar, "c": single, "d": "text"}
-    cut = guidance._cut(given, 4, 1, 3)
+    cut = batch._cut(given, 4, 1, 3)
     assert torch.equal(cut["a"][0], image[1:3]) and torch.equal(cut["a"][1][0], image[1:3])
     assert cut["b"] is scalar and cut["c"] is single and cut["d"] == "text"
 
@@ -181,7 +180,7 @@ def test_who_has_the_store_stays_until_the_others_have_read_why_it_ends(
         elif ends != "silent":
             beaten.pulses[1].stop(ends)
 
-    monkeypatch.setattr("lib_rocm_sd.distributed.pulse.time.sleep", wait)
+    monkeypatch.setattr("lib_rocm_sd.cards.meeting.time.sleep", wait)
     beaten.pulses[0].stop("failed: MemoryError: out of memory")
     beaten.pulses[0].stay()
     least = 2 if ends != "silent" else 2 + SILENT_BEATS * beaten.pulses[0].beat_s
@@ -293,12 +292,12 @@ def test_other_noise_is_told_from_other_rounding(shape: tuple[int, ...]) -> None
 
     first = drawn(0)
     rounded = (first * 1.001).bfloat16()
-    own = [agreement.lengths(each)[None] for each in (first, rounded, first * 3)]
-    assert not agreement.differ(torch.stack(own))
+    own = [group.lengths(each)[None] for each in (first, rounded, first * 3)]
+    assert not group.differ(torch.stack(own))
     for seed in range(1, 20):
-        pair = [agreement.lengths(first)[None], agreement.lengths(drawn(seed))[None]]
-        assert agreement.differ(torch.stack(pair))
-    assert not agreement.differ(torch.stack([agreement.lengths(torch.zeros(4))[None]] * 2))
+        pair = [group.lengths(first)[None], group.lengths(drawn(seed))[None]]
+        assert group.differ(torch.stack(pair))
+    assert not group.differ(torch.stack([group.lengths(torch.zeros(4))[None]] * 2))
 
 
 def test_ranks_of_stages() -> None:

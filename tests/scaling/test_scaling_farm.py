@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.__main__ import main
-from lib_rocm_sd.scaling import queueing
-from lib_rocm_sd.scaling.queueing import Request, alone, drawn, pairs, simulate, when_idle
+from lib_rocm_sd.cards import scaling as queueing
+from lib_rocm_sd.cards.scaling import Request, alone, drawn, pairs, simulate, when_idle
 
 
 @pytest.mark.parametrize(("cards", "load"), [(1, 0.7), (4, 0.6), (16, 0.8)])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.scaling import measured, model
-from lib_rocm_sd.scaling.measured import LINKS, STEPS, Link, Step
+from lib_rocm_sd.cards import scaling as model
+from lib_rocm_sd.cards.scaling import LINKS, STEPS, Link, Step
 from lib_rocm_sd.vae import usual
 from lib_rocm_sd.vae.steps import ConvStep
 
@@ -40,18 +40,18 @@ def test_figures_are_those_of_the_files() -> None:
         for row in rows("vae-h200.json")
         if row["way"] == "rocm_sd Auto" and row["role"] == "decoder"
     }
-    for size, ms in measured.VAE_MS.items():
+    for size, ms in model.VAE_MS.items():
         assert ms == pytest.approx(vae[size]["median_ms"], rel=1e-3)
     webui = {row["case"]: row for row in rows("webui-unet-h200.json") if row["way"] == "UNet Auto"}
-    for picture, case in zip(measured.PICTURES, ("512", "512x4", "1024"), strict=True):
+    for picture, case in zip(model.PICTURES, ("512", "512x4", "1024"), strict=True):
         assert picture.seconds == pytest.approx(webui[case]["picture_s"], rel=1e-3)
-        vae_ms = measured.VAE_MS[1024 if case == "1024" else 512] * (4 if case == "512x4" else 1)
+        vae_ms = model.VAE_MS[1024 if case == "1024" else 512] * (4 if case == "512x4" else 1)
         assert picture.vae_s * 1e3 == pytest.approx(vae_ms)
         assert picture.step_s == pytest.approx(1 / webui[case]["it_s"], rel=1e-3)
     one, four = (1 / webui[case]["it_s"] for case in ("512", "512x4"))
     each = (four - one) / 3
-    assert pytest.approx((one - each) / one, abs=0.01) == measured.SD15_FIXED
-    assert pytest.approx(2 / 1.83 - 1, abs=0.001) == measured.SDXL_FIXED
+    assert pytest.approx((one - each) / one, abs=0.01) == model.SD15_FIXED
+    assert pytest.approx(2 / 1.83 - 1, abs=0.001) == model.SDXL_FIXED
 
 
 def test_a_larger_step_is_scaled_from_what_was_measured() -> None:
@@ -110,7 +110,7 @@ class Done:
 def test_exchanges_are_those_that_rows_of_a_unet_make(name: str, size: int) -> None:
     pytest.importorskip("diffusers", reason="diffusers is not installed")
     from lib_rocm_sd.bench.unet import models
-    from lib_rocm_sd.distributed.patch import patch_parallel
+    from lib_rocm_sd.cards.patch import patch_parallel
 
     with torch.device("meta"):
         from diffusers import UNet2DConditionModel  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def test_without_costs_cards_share_the_work() -> None:
 
 
 def test_stages_are_as_fast_as_the_slowest() -> None:
-    for picture in measured.PICTURES:
+    for picture in model.PICTURES:
         assert model.batch(picture, 8).speedup == pytest.approx(8)
         steps_s = picture.steps * picture.step_s
         assert model.stages(picture, 3).ms == pytest.approx(steps_s * 1e3)
@@ -179,6 +179,6 @@ def test_what_hinders_hinders() -> None:
 def test_no_split_is_faster_than_its_cards(link: Link) -> None:
     for step in STEPS:
         assert model.guidance(step, link).speedup <= 2
-        assert not any(model.patches(step, n, link).speedup > n for n in measured.CARDS)
-    for size in measured.VAE_MS:
-        assert not any(model.vae(size, n, link).speedup > n for n in measured.CARDS)
+        assert not any(model.patches(step, n, link).speedup > n for n in model.CARDS)
+    for size in model.VAE_MS:
+        assert not any(model.vae(size, n, link).speedup > n for n in model.CARDS)

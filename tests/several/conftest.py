@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from lib_rocm_sd.several import link
-from lib_rocm_sd.several.replica import Limits, Replica
+from lib_rocm_sd.cards import replica
+from lib_rocm_sd.cards.replica import Limits, Replica
 from tests.several.help import CPU, Teams, command
 
 DOUBLE = Path(__file__).parents[1] / "webui" / "double"
@@ -54,19 +54,19 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fine(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas do as they should, until a test says otherwise."""
     plan.write_text("")
-    monkeypatch.setattr(link, "command", lambda: command(plan))
+    monkeypatch.setattr(replica, "command", lambda: command(plan))
 
 
 @pytest.fixture(scope="package")
 def shared(plan: Path) -> Iterator[Replica]:
     """One process for all tests that do not end it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link, "command", lambda: command(plan))
-        replica = Replica(CPU, CPU, Limits(call_s=60.0), size=1 << 20)
-        replica.fetch(120.0)
-        close = replica.close
-        patch.setattr(replica, "close", lambda: None)
-        yield replica
+        patch.setattr(replica, "command", lambda: command(plan))
+        made = Replica(CPU, CPU, Limits(call_s=60.0), size=1 << 20)
+        made.fetch(120.0)
+        close = made.close
+        patch.setattr(made, "close", lambda: None)
+        yield made
         close()
 
 

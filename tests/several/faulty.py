@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.several import child, worker
+from lib_rocm_sd.cards import child, worker
 
 PLAN = Path(sys.argv[-1])
 

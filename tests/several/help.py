@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.several import link
-from lib_rocm_sd.several.replica import Limits, Made, Manner, Replica
-from lib_rocm_sd.several.shares import MEASURED, WARM
-from lib_rocm_sd.several.stand_in import SeveralStandIn
-from lib_rocm_sd.several.subject import Subject
-from lib_rocm_sd.several.team import FIRST, Team
-from lib_rocm_sd.several.worker import switches
+from lib_rocm_sd.cards import replica
+from lib_rocm_sd.cards.blueprint import Manner, Subject
+from lib_rocm_sd.cards.replica import Limits, Made, Replica
+from lib_rocm_sd.cards.shares import MEASURED, WARM
+from lib_rocm_sd.cards.team import FIRST, SeveralStandIn, Team
+from lib_rocm_sd.cards.worker import switches
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0
 UNTIL_DIVIDED = 1 + WARM + MEASURED
-_plain = link.command
+_plain = replica.command
 
 
 def await_answers(team: Team) -> None:
@@ -38,7 +37,7 @@ def command(plan: Path) -> list[str]:
     """Of a replica that does what `plan` says: see faulty.py."""
     found = _plain()
     start = found.index("-c") + 1
-    found[start] = found[start].replace("lib_rocm_sd.several.child", "tests.several.faulty")
+    found[start] = found[start].replace("lib_rocm_sd.cards.child", "tests.several.faulty")
     return [*found, str(plan)]
 
 
@@ -153,7 +152,7 @@ class Played:
 
 
 def kind_of(rows: int = 2, **more: Any) -> Any:
-    from lib_rocm_sd.several.team import Call
+    from lib_rocm_sd.cards.team import Call
 
     return Call(inputs(rows, **more)).kind
 

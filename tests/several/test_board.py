@@ -11,9 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lib_rocm_sd.several.board import Board
-from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.vae import shared
+from lib_rocm_sd.cards import vae_rows as shared
+from lib_rocm_sd.cards.memory import Board, Shared
 from lib_rocm_sd.vae.bands import joined
 from tests.several.help import CPU, LIMIT_S
 

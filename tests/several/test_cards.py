@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.cards import devices as cards
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.several import cards
 
 HOME = torch.device("cuda", 0)
 

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.cards import decoding as decodings
+from lib_rocm_sd.cards import vae_rows as shared
+from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
+from lib_rocm_sd.cards.decoding import Kind, SeveralProgram
+from lib_rocm_sd.cards.memory import Board
+from lib_rocm_sd.cards.replica import Limits, Replica
+from lib_rocm_sd.cards.team import Team
+from lib_rocm_sd.cards.vae_rows import TogetherProgram
+from lib_rocm_sd.cards.worker import CopiedDecoder, switches
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.several import decoding as decodings
-from lib_rocm_sd.several.board import Board
-from lib_rocm_sd.several.decoder import CopiedDecoder
-from lib_rocm_sd.several.decoding import Kind, SeveralProgram
-from lib_rocm_sd.several.replica import DECODER, Limits, Manner, Replica
-from lib_rocm_sd.several.subject import Subject
-from lib_rocm_sd.several.team import Team
-from lib_rocm_sd.several.together import TogetherProgram
-from lib_rocm_sd.several.worker import switches
-from lib_rocm_sd.vae import shared
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 from tests.several.help import CPU, await_answers, inputs, near

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.several.replica import Limits, Replica
+from lib_rocm_sd.cards.replica import Limits, Replica
 from tests.several.help import CPU, Teams, kind_of, near
 
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.several import link, replica
-from lib_rocm_sd.several.link import Link, LostError
-from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.several.replica import Replica
+from lib_rocm_sd.cards import replica
+from lib_rocm_sd.cards.memory import Shared
+from lib_rocm_sd.cards.ranks import LostError
+from lib_rocm_sd.cards.replica import Link, Replica
 from tests.several.help import CPU, LIMIT_S, Teams, near
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from lib_rocm_sd.several.link import Link
+from lib_rocm_sd.cards.replica import Link
 import threading
 made = []
 thread = threading.Thread(target=lambda: made.append(Link("a replica")))
@@ -72,7 +72,7 @@ def test_it_ends_with_its_parent(how: str) -> None:
 
 def test_the_hosts_program_is_not_run_again() -> None:
     """Python's own way of starting processes imports the program that runs."""
-    found = link.command()
+    found = replica.command()
     assert "-c" in found and not any(part.endswith("__main__.py") for part in found)
     assert "-I" in found
 
@@ -89,7 +89,7 @@ def test_words_are_logged(team: Teams, plan: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_a_process_that_cannot_be_started(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "command", lambda: ["/nowhere/python"])
+    monkeypatch.setattr(replica, "command", lambda: ["/nowhere/python"])
     made = Teams(unet, lambda device: Replica(device, CPU, size=1 << 16))
     made.wait()
     assert torch.equal(made.call(), made.alone())
@@ -99,7 +99,7 @@ def test_a_process_that_cannot_be_started(unet: Any, monkeypatch: pytest.MonkeyP
     def refuse(*given: Any) -> Any:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(link.process, "spawn", refuse)
+    monkeypatch.setattr(replica.process, "spawn", refuse)
     with pytest.raises(OSError, match="no more processes"):
         Link("a replica")
 
@@ -177,6 +177,6 @@ def test_a_lost_process_is_told_at_once(shared: Replica) -> None:
         killed: list[int] = []
         link_of = type("Silent", (), {"kill": lambda self: killed.append(1)})()
         link_of.receive = shared._link.receive
-        vars(dead).update(_link=link_of, _waits="call")
+        vars(dead).update(_link=link_of, waits_for="call")
         dead.fetch(0.01)
     assert killed

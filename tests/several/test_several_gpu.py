@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
+from lib_rocm_sd.cards.decoding import SeveralProgram
+from lib_rocm_sd.cards.replica import Replica
+from lib_rocm_sd.cards.shares import divide
+from lib_rocm_sd.cards.team import SeveralStandIn, Team
+from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.several.decoding import SeveralProgram
-from lib_rocm_sd.several.replica import DECODER, Manner, Replica
-from lib_rocm_sd.several.shares import divide
-from lib_rocm_sd.several.stand_in import SeveralStandIn
-from lib_rocm_sd.several.subject import Subject
-from lib_rocm_sd.several.team import Team
-from lib_rocm_sd.several.worker import switches
 from lib_rocm_sd.unet.takeover import take_over
 from lib_rocm_sd.vae.program import Program
 from tests.vae.vae_models import fill
@@ -100,7 +99,7 @@ def inputs(gpu: torch.device, rows: int, side: int) -> dict[str, torch.Tensor]:
 
 def evenly(kind: Any, rows: int, usable: Sequence[bool]) -> tuple[int, ...]:
     """Whatever is faster: on one card, that is mostly one process."""
-    return divide(rows, [1.0, 1.0]) if all(usable) else (rows, 0)
+    return divide(rows, [1.0, 1.0], [1, 0]) if all(usable) else (rows, 0)
 
 
 def divided(team: Team, step: Callable[..., torch.Tensor], rows: int, **more: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lib_rocm_sd.several.shares import MEASURED, WARM, Shares, Way, divide
+from lib_rocm_sd.cards.shares import MEASURED, WARM, Shares, Way, divide
 
 ONCE = WARM + MEASURED
 
@@ -25,7 +25,7 @@ ONCE = WARM + MEASURED
     ],
 )
 def test_divide(rows: int, speeds: tuple[float, ...], way: Way) -> None:
-    assert divide(rows, speeds) == way
+    assert divide(rows, speeds, [1, *[0] * (len(speeds) - 1)]) == way
 
 
 def played(shares: Shares, rows: int, ms: dict[int, float], calls: int) -> list[Way]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.several import team as teams
-from lib_rocm_sd.several.link import LostError
-from lib_rocm_sd.several.replica import Replica
+from lib_rocm_sd.cards import team as teams
+from lib_rocm_sd.cards.ranks import LostError
+from lib_rocm_sd.cards.replica import Replica
 from tests.several.help import Played, Teams, inputs, kind_of, near
 
 

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.several.replica import UNET
-from lib_rocm_sd.several.worker import Worker
+from lib_rocm_sd.cards.blueprint import UNET
+from lib_rocm_sd.cards.memory import Shared
+from lib_rocm_sd.cards.worker import CopiedUnet, Worker
+from lib_rocm_sd.engine.session import Session
 
 
 def test_a_step_that_runs_out_of_memory_there() -> None:
@@ -27,11 +28,11 @@ def test_a_step_that_runs_out_of_memory_there() -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return x + 1
 
-    worker._unet = Full()
+    worker.unet = CopiedUnet(Full(), Session(), None)
     message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
     with pytest.raises(torch.OutOfMemoryError):
         worker.answer(message)
-    worker._decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
+    worker.decoder = cast("Any", SimpleNamespace(release=lambda: done.append("release")))
     memory.tensor(0, (3,), torch.float32).fill_(2)
     assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
     assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lib_rocm_sd.cards.devices import numbers_of
 from lib_rocm_sd.policy import LEVELS
-from lib_rocm_sd.several.cards import numbers_of
 from lib_rocm_sd.speedtest.request import shown
 
 TITLE = "ROCm SD Optimization"

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import report
+from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
@@ -23,7 +24,6 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host, session, settings
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.several.decoding import SeveralProgram
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.checked import CheckedStandIn
 from lib_rocm_sd.vae.estimate import needed_bytes

@@ -15,6 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
+from lib_rocm_sd.cards.decoding import SeveralProgram
+from lib_rocm_sd.cards.devices import chosen
+from lib_rocm_sd.cards.replica import Replica
+from lib_rocm_sd.cards.team import NOTHING_TO_SPLIT, SeveralStandIn, Team
+from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import SEVERAL_LABEL, SEVERAL_MODES, Options
 from lib_rocm_sd.hosts.ui.rows import shortened
@@ -23,13 +29,6 @@ from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.unet import obstacle
 from lib_rocm_sd.hosts.webui.unet_hook import WebUIHook
-from lib_rocm_sd.several.cards import chosen
-from lib_rocm_sd.several.decoding import SeveralProgram
-from lib_rocm_sd.several.replica import DECODER, Manner, Replica
-from lib_rocm_sd.several.stand_in import SeveralStandIn
-from lib_rocm_sd.several.subject import Subject
-from lib_rocm_sd.several.team import NOTHING_TO_SPLIT, Team
-from lib_rocm_sd.several.worker import switches
 
 HOSTS_OWN = (
     "modules.hypernetworks.hypernetwork",

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import policy
+from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -23,7 +24,6 @@ from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui.coder import CoderStandIn, Lend, Turn, VaeWish, float32_reason
 from lib_rocm_sd.hosts.webui.estimates import Estimates
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.several.decoding import SeveralProgram
 
 _ROLES = ("decoder", "encoder")
 

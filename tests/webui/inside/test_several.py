@@ -41,7 +41,7 @@ def row_of(webui: WebUI, *args: Any, name: str = "Several GPUs") -> Any:
 def prepared(start: Start, gpu: FakeGpu, **more: Any) -> WebUI:
     """A WebUI whose second card is there; what it takes alone is not measured for long."""
     webui = begin(start, gpu, **more)
-    shares = webui.library("several.shares")
+    shares = webui.library("cards.shares")
     shares.WARM, shares.MEASURED = 0, 1
     webui.txt2img(*SEVERAL)
     wait(webui)
@@ -59,7 +59,7 @@ def wait(webui: WebUI) -> None:
 
 def divide_all(webui: WebUI, monkeypatch: Any) -> list[Any]:
     """Divide each call that can be, and wait for each first result; the ways from now on."""
-    teams, shares = webui.library("several.team"), webui.library("several.shares")
+    teams, shares = webui.library("cards.team"), webui.library("cards.shares")
     ways: list[Any] = []
     whole = teams.Team.compute
 
@@ -72,7 +72,7 @@ def divide_all(webui: WebUI, monkeypatch: Any) -> list[Any]:
     def way(self: Any, kind: Any, rows: int, usable: list[bool]) -> Any:
         return shares.divide(rows, [1.0, 1.0]) if all(usable) else (rows, 0)
 
-    decodings = webui.library("several.decoding")
+    decodings = webui.library("cards.decoding")
     picture = decodings.Decoding.compute
 
     def decode(decoding: Any, *args: Any) -> Any:
@@ -124,7 +124,7 @@ def gone(pid: int) -> None:
 def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family: str) -> None:
     gpu.convs = True
     webui = prepared(start, gpu, family=family)
-    decodings = webui.library("several.decoding")
+    decodings = webui.library("cards.decoding")
     monkeypatch.setattr(decodings, "LEAST_PIXELS", 128)
     size = {"width": 64, "height": 264, "steps": 2}
     alone = webui.txt2img(*VAE_TOO[:-1], **size)
@@ -184,7 +184,7 @@ def test_sdxl_refiner_reasons_and_unloading(start: Start, gpu: FakeGpu, monkeypa
     assert (1, 1) in ways
     ways.clear()
     webui.txt2img(*SEVERAL, steps=STEPS, refiner_checkpoint="model-7")
-    assert webui.library("several.team").ANOTHER in ways
+    assert webui.library("cards.team").ANOTHER in ways
 
     webui.shared.opts.set("upcast_attn", True)
     webui.txt2img(*SEVERAL)
@@ -251,7 +251,7 @@ def test_nothing_to_divide(
 ) -> None:
     """A call of one row, as the WebUI makes it in each of these cases."""
     webui = begin(start, gpu)
-    session, teams = session_of(webui), webui.library("several.team")
+    session, teams = session_of(webui), webui.library("cards.team")
     for name, value in opts.items():
         setattr(webui.shared.opts, name, value)
     session._team = teams.Team(torch.device("cpu"), [], lambda device: None)

@@ -1,18 +1,113 @@
-"""Pipeline parallel: text encoder, UNet and VAE on ranks of their own, several pictures on the way.
-
-Each picture goes from stage to stage by torch.distributed's send and receive of objects, through
-the host's memory: embeddings and latents are small. A rank hands over when the next is ready.
+"""Ways to share pictures that need no split of an image: prompts over ranks, a UNet's call by the
+rows of its batch (guidance split), stages of a pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from lib_rocm_sd.distributed.group import Group
+from lib_rocm_sd.cards.group import Agreement, Group
+from lib_rocm_sd.modules.patches import put, take
+from lib_rocm_sd.report import Report, report
+
+NOTHING = "a call for one image, without guidance: there is nothing to split"
+
+
+class GuidanceSplit:
+    """Stands in for the forward of a UNet whose first argument is an image (N, C, H, W).
+
+    `split_calls` and `whole_calls` count. What is computed for an image does not depend on the
+    others of the batch, so the split is exact; whether its bits are those of the whole batch is a
+    matter of what torch does with another batch size.
+    """
+
+    def __init__(self, unet: nn.Module, group: Group, tell: Report = report) -> None:
+        self._theirs = unet.forward
+        self._group, self._report = group, tell
+        self._agreement = Agreement(group)
+        self.split_calls = self.whole_calls = 0
+
+    def __call__(self, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        batch = sample.shape[0]
+        if self._group.size == 1 or batch < 2:
+            self.whole_calls += 1
+            self._report.event(f"distributed: {NOTHING}")
+            return self._theirs(sample, *args, **kwargs)
+        prompt = args[1] if len(args) > 1 else kwargs.get("encoder_hidden_states")
+        self._agreement.note(sample, prompt)
+        self.split_calls += 1
+        parts = self._group.shares(batch)
+        first, last = parts[self._group.rank]
+        given, named = (_cut(item, batch, first, last) for item in (args, kwargs))
+        if last == first:  # more ranks than images: this one computes the first, for its shape
+            first, last = 0, 1
+            given, named = (_cut(item, batch, first, last) for item in (args, kwargs))
+        made = self._theirs(sample[first:last], *given, **named)
+        sizes = [last - first for first, last in parts]
+        image = image_of(made)[: sizes[self._group.rank]]
+        return with_image(made, self._group.concatenate(image, sizes, 0))
+
+    def settle(self) -> None:
+        """Raises ValueError where the ranks' calls did not belong together."""
+        self._agreement.look(to_the_end=True)
+
+
+@contextmanager
+def guidance_split(unet: nn.Module, group: Group, tell: Report = report) -> Iterator[GuidanceSplit]:
+    """Split the calls of a diffusers pipeline's UNet over the group inside the `with` block.
+
+    Every rank calls the pipeline with the same arguments and the same seed. A call for one image,
+    as pipelines make without guidance, is made by each rank for itself, and told once.
+    """
+    split = GuidanceSplit(unet, group, tell)
+    patch = put(unet, "forward", split)
+    try:
+        yield split
+        split.settle()
+    finally:
+        take(patch)
+
+
+def _cut(thing: Any, batch: int, first: int, last: int) -> Any:
+    """All tensors in it that have a part for each image of the batch, cut to some images."""
+    if isinstance(thing, torch.Tensor):
+        return thing[first:last] if thing.ndim and thing.shape[0] == batch else thing
+    if isinstance(thing, Mapping):
+        return {key: _cut(item, batch, first, last) for key, item in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return type(thing)([_cut(item, batch, first, last) for item in thing])
+    return thing
+
+
+def image_of(made: Any) -> torch.Tensor:
+    """The image of such a result."""
+    image: torch.Tensor = made[0] if isinstance(made, tuple) else getattr(made, "sample", made)
+    return image
+
+
+def with_image(made: Any, image: torch.Tensor) -> Any:
+    """The same kind of result, with another image."""
+    if isinstance(made, tuple):
+        return (image, *made[1:])
+    return type(made)(sample=image) if hasattr(made, "sample") else image
+
+
+def for_each(group: Group, items: Sequence[Any], make: Callable[[Any, int], Any]) -> list[Any]:
+    """`make(item, index)` of all items, by the ranks; in order on rank 0, [] on the others.
+
+    Any number of items, also fewer than ranks; each rank takes a run of them by its weight. What is
+    made of an item should depend on its index (a seed), not on the rank: then it is the same for
+    any number of ranks. It is pickled: give images from the host's memory.
+    """
+    first, last = group.shares(len(items))[group.rank]
+    own = [make(items[index], index) for index in range(first, last)]
+    return [made for part in group.to_first(own) for made in part]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.scaling import measured, model, queueing
-from lib_rocm_sd.scaling.measured import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
+from lib_rocm_sd.cards import scaling as model
+from lib_rocm_sd.cards.scaling import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = 10_000
@@ -75,7 +75,7 @@ def checked() -> list[dict[str, Any]]:
             "model_ms": round(found.model_ms, 2),
             "error": round(found.error, 4),
             "fitted": found.fitted,
-            "measured_on": measured.TWO_H200,
+            "measured_on": model.TWO_H200,
         }
         for found in model.checked(LINKS[0])
     ]
@@ -134,9 +134,9 @@ def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for count in cards:
         for load in LOADS:
-            drawn = queueing.drawn(requests, load * count / mean_s, kinds, seed)
-            for name, gang in queueing.POLICIES.items():
-                served = queueing.simulate(drawn, count, gang)
+            drawn = model.drawn(requests, load * count / mean_s, kinds, seed)
+            for name, gang in model.POLICIES.items():
+                served = model.simulate(drawn, count, gang)
                 given = {key: round(value, 4) for key, value in asdict(served).items()}
                 rows.append({"cards": count, "load": load, "policy": name, **given})
     return rows

@@ -1,4 +1,5 @@
-"""What ranks take beside one of them, in one run: the link, a step split in each way, a decode.
+"""`torchrun --nproc-per-node 2 -m lib_rocm_sd bench distributed`: what ranks take beside one
+of them, in one run: the link, a step split in each way, a decode.
 
 A time is from when all are ready until the slowest has its result. What is given by all is compared
 with what one gives.
@@ -6,26 +7,31 @@ with what one gives.
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.bench.unet import models
 from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.distributed.group import Group
-from lib_rocm_sd.distributed.guidance import guidance_split
-from lib_rocm_sd.distributed.made import image_of
-from lib_rocm_sd.distributed.patch import patch_parallel
-from lib_rocm_sd.distributed.vae import vae_bands
+from lib_rocm_sd.cards.batch import guidance_split, image_of
+from lib_rocm_sd.cards.group import Group, joined, under_torchrun
+from lib_rocm_sd.cards.patch import patch_parallel
+from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.hosts import gate
+from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 
@@ -286,3 +292,73 @@ def _repeated(thing: Any, batch: int, times: int) -> Any:
     if isinstance(thing, tuple):
         return tuple(_repeated(item, batch, times) for item in thing)
     return thing
+
+
+RUNS = 7
+QUICK_RUNS = 3
+LIMIT_S = 600.0
+"""One rank may compile and test kernels while the others wait."""
+ERROR = 0.02
+"""What all ranks give may differ by so much of the largest value from what one gives, in half."""
+
+
+def run(args: argparse.Namespace, machine: dict[str, Any]) -> int:
+    """Measure on all ranks; rank 0 prints and writes. 1 where a result was wrong, 2 on bad use."""
+    if not under_torchrun():
+        print(
+            "bench: start this by torchrun, a process for each GPU: "
+            "torchrun --nproc-per-node 2 -m lib_rocm_sd bench distributed --json FILE",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        with joined(args.device, limit_s=LIMIT_S) as group:
+            return _measure(group, args, machine)
+    except (ValueError, RankError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _measure(group: Group, args: argparse.Namespace, machine: dict[str, Any]) -> int:
+    small = args.small or group.device.type == "cpu"
+    runs = args.runs or (QUICK_RUNS if args.quick or small else RUNS)
+    facts = {
+        **machine,
+        "runs": runs,
+        "members": [asdict(member) for member in group.members],
+        "timing": "perf_counter between two waits for the device, the slowest rank",
+    }
+    rows: list[Row] = []
+    for row in measured(group, SMALL if small else FULL, runs):
+        rows.append(row)
+        if group.rank == 0:
+            say(line(row))
+            if args.json:
+                _write(args.json, facts, rows)
+    wrong = [row for row in rows if row.error > ERROR]
+    if group.rank == 0:
+        print("\n".join([f"{len(group.members)} ranks: {group.members[0]} ..", *map(line, rows)]))
+        for row in wrong:
+            print(f"bench: wrong: {row.test}, {row.case}, {row.way}", file=sys.stderr)
+    return int(bool(wrong))
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    beside = ""
+    if not math.isnan(row.one_ms):
+        same = "same bits" if row.equal else f"differs by {row.error:.1e}"
+        beside = f", alone {row.one_ms:.3f} ms: {row.speedup:.2f} times; {same}"
+    rate = row.sent_mib * 2**20 / row.ms / 1e6
+    sent = f", {row.sent_mib:.2f} MiB sent in {row.exchanges:.0f} exchanges, {rate:.2f} GB/s"
+    name = ", ".join(part for part in (row.test, row.case, row.way, row.told) if part)
+    return f"{name}: {row.ms:.3f} ms{beside}{sent}"
+
+
+def _write(path: str, machine: dict[str, Any], rows: Sequence[Row]) -> None:
+    found = [
+        {key: None if value != value else value for key, value in asdict(row).items()}
+        for row in rows
+    ]
+    document = {"machine": machine, "rows": found}
+    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

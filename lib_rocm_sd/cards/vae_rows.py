@@ -1,4 +1,4 @@
-"""One image made by several devices: each makes its rows of every image of the chain.
+"""One image of a VAE made by several ranks: each makes its rows of every image of the chain.
 
 Nothing is made twice, as bands of one device are: the rows at which two meet are exchanged, and the
 statistics of GroupNorm, as parts that lie where the whole image's lie, are merged by each in the
@@ -7,44 +7,32 @@ whole image's order. So all rows together are the whole frame to the bit, if all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
+from lib_rocm_sd.cards.ranks import Ranks
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.memory import UNLIMITED_BYTES
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS
 from lib_rocm_sd.vae.attention import mix, norm_after
-from lib_rocm_sd.vae.bands import Run, launch, norm_of
+from lib_rocm_sd.vae.bands import Run, launch, norm_of, nothing
+from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.steps import AttentionStep, Rows, needed_rows
 from lib_rocm_sd.vae.store import InputRows
-from lib_rocm_sd.vae.trace import Action, Chain
-from lib_rocm_sd.vae.weights import ReadyAttention
+from lib_rocm_sd.vae.trace import Action, Chain, chain
+from lib_rocm_sd.vae.weights import ReadyAttention, prepare
 
 SPLIT_PIXELS = 1 << 15
 """From so many pixels on, attention's queries are split too; below, each computes them all, since
 it is little, and torch's own attention may give other bits for fewer queries."""
 
 
-class Ranks(Protocol):
-    """Those who make it; each makes the same calls in the same order."""
-
-    rank: int
-    size: int
-
-    def concatenate(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
-        """All ranks' tensors along `dim`, where rank r has `sizes[r]` of it."""
-        ...
-
-    def start_swap(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> Any:
-        """Send a tensor to each rank of `sent`, fill those of `received`; done after `.wait()`."""
-        ...
-
-
 @dataclass(eq=False)
-class Shared:
+class SharedRun:
     """A run's images by rank: `parts`, rows of the smallest image."""
 
     run: Run
@@ -54,28 +42,28 @@ class Shared:
     def rows(self, image: int) -> list[Rows]:
         """By rank, of an image."""
         height = self.run.chain.sizes[image].height
-        by = 1 << round(height / smallest(self.run.chain)).bit_length() - 1
-        found = [(first * by, last * by) for first, last in self.parts]
-        return [*found[:-1], (found[-1][0], height)]
+        by = 1 << round(height / _smallest(self.run.chain)).bit_length() - 1
+        rows = [(first * by, last * by) for first, last in self.parts]
+        return [*rows[:-1], (rows[-1][0], height)]
 
 
-def smallest(chain: Chain) -> int:
+def _smallest(chain: Chain) -> int:
     """Rows of the smallest image."""
     return min(size.height for size in chain.sizes)
 
 
 def units(chain: Chain) -> int:
     """In how many parts, at most, the images can be split."""
-    return -(-smallest(chain) // STATISTICS_ROWS)
+    return -(-_smallest(chain) // STATISTICS_ROWS)
 
 
 def parts_of(chain: Chain, shares: Sequence[Rows]) -> list[Rows]:
     """Rows of the smallest image, from shares of its `units`."""
-    height = smallest(chain)
+    height = _smallest(chain)
     return [(a * STATISTICS_ROWS, min(b * STATISTICS_ROWS, height)) for a, b in shares]
 
 
-def make_shared(shared: Shared, image: torch.Tensor) -> torch.Tensor:
+def make_shared(shared: SharedRun, image: torch.Tensor) -> torch.Tensor:
     """The chain's whole output (1, C', H', W'), on each rank, for the input (1, C, H, W)."""
     run, me = shared.run, shared.ranks.rank
     chain = run.chain
@@ -93,7 +81,7 @@ def make_shared(shared: Shared, image: torch.Tensor) -> torch.Tensor:
             if index == 1:
                 x = source.read(needed[me])
             else:
-                x = fetch(shared.ranks, images[index - 1], shared.rows(index - 1), needed)
+                x = _fetch(shared.ranks, images[index - 1], shared.rows(index - 1), needed)
             action = Action(index, own, needed[me], own, ())
             before = images[index - 2] if step.residual else None
             images[index] = _convolve(shared, action, x, before)
@@ -106,7 +94,7 @@ def make_shared(shared: Shared, image: torch.Tensor) -> torch.Tensor:
 
 
 def _convolve(
-    shared: Shared, action: Action, x: torch.Tensor, before: torch.Tensor | None
+    shared: SharedRun, action: Action, x: torch.Tensor, before: torch.Tensor | None
 ) -> torch.Tensor:
     """The action's rows; notes the norm of the whole image where its reader wants one."""
     run, image = shared.run, action.image
@@ -120,7 +108,7 @@ def _convolve(
     return y
 
 
-def _whole_statistics(shared: Shared, own: torch.Tensor) -> torch.Tensor:
+def _whole_statistics(shared: SharedRun, own: torch.Tensor) -> torch.Tensor:
     """All ranks' statistics, see bands.joined. Another config may have another number of parts, and
     another variant another number of phases; how many goes by the CPU's memory, so that no device
     is waited for.
@@ -133,7 +121,7 @@ def _whole_statistics(shared: Shared, own: torch.Tensor) -> torch.Tensor:
     return shared.ranks.concatenate(own.flatten(1, 2), sizes, 1).unsqueeze(1)
 
 
-def _attend(shared: Shared, image: int, own: torch.Tensor) -> torch.Tensor:
+def _attend(shared: SharedRun, image: int, own: torch.Tensor) -> torch.Tensor:
     """Attention over all pixels: this rank's rows."""
     run, ranks, parts = shared.run, shared.ranks, shared.rows(image)
     ready, sizes = run.ready[image - 1], [last - first for first, last in parts]
@@ -151,7 +139,7 @@ def _attend(shared: Shared, image: int, own: torch.Tensor) -> torch.Tensor:
     return x[:, first:last].contiguous()
 
 
-def fetch(
+def _fetch(
     ranks: Ranks, own: torch.Tensor, has: Sequence[Rows], needs: Sequence[Rows]
 ) -> torch.Tensor:
     """This rank's needed rows of an image (N, H, W, C) of which rank r has the rows `has[r]`."""
@@ -176,3 +164,58 @@ def fetch(
 
 def _both(one: Rows, other: Rows) -> Rows:
     return max(one[0], other[0]), min(one[1], other[1])
+
+
+class TogetherProgram(Program):
+    """A decoder or an encoder whose images ranks can make together; all have the same weights."""
+
+    @property
+    def scale(self) -> int:
+        """Which of vae/program.py's SCALES the images between steps are multiplied by."""
+        return self._scale
+
+    def take_scale(self, scale: int) -> None:
+        """Use that of another process, which has found it."""
+        if scale != self._scale:
+            self._scale, self._hopeless = scale, False
+            self.release()
+
+    def look(self) -> None:
+        """See what the module is now. Raises UnknownModuleError."""
+        self._look()
+
+    def chain_of(self, image: torch.Tensor) -> Chain:
+        """What is done with one image like this (N, C, H, W)."""
+        height, width = image.shape[2:]
+        return chain(self._recipe, 1, height, width, self._weight.dtype)
+
+    def whole_bytes(self, image: torch.Tensor, session: Session) -> int:
+        """Device memory for one such image, not in bands, as the plan for it was made."""
+        where = (self._weight.dtype, image.device, session.of_part(self._part), engine.renewals)
+        height, width = image.shape[2:]
+        plans = self._plans.get(where)
+        return plans.planner((1, height, width)).whole().peak_bytes if plans else UNLIMITED_BYTES
+
+    def together(
+        self,
+        image: torch.Tensor,
+        parts: Sequence[Rows],
+        ranks: Ranks,
+        session: Session,
+        progress: Callable[[int, int], None] = nothing,
+        interrupt: Callable[[], bool] = bool,
+    ) -> torch.Tensor:
+        """The whole output for (N, C, H, W), one image after the other, made by all ranks.
+
+        `parts`: rows of the smallest image, by rank. `progress` and `interrupt` are called between
+        steps; raises Interrupted.
+        """
+        if not self._ready:
+            self._ready = prepare(self._recipe, self.scales)
+        links, pictures = self.chain_of(image), []
+        for number, one in enumerate(image.split(1)):
+            run = Run(links, self._ready, links.dtype, image.device, session=session)
+            run.progress, run.interrupt = progress, interrupt
+            run.done, run.total = number * len(links.steps), len(image) * len(links.steps)
+            pictures.append(make_shared(SharedRun(run, ranks, parts), one))
+        return torch.cat(pictures)

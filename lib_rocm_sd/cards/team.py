@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import nn
 
+from lib_rocm_sd.cards.blueprint import Subject
+from lib_rocm_sd.cards.card import Card, NotDividedError, Start, Work, missing
+from lib_rocm_sd.cards.decoding import Decoding
+from lib_rocm_sd.cards.shares import Clock, Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
-from lib_rocm_sd.several.clock import Clock
-from lib_rocm_sd.several.decoding import Decoding
-from lib_rocm_sd.several.member import Member, NotDividedError, Start, missing
-from lib_rocm_sd.several.shares import Shares, Way
-from lib_rocm_sd.several.subject import Subject
+from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.unet.blocks import TheirsError
 
 NOTHING_TO_SPLIT = "the UNet is called for one picture and one prompt: there is nothing to divide"
 AMID = "its weights have changed amid a generation, and are not sent twice"
@@ -54,20 +57,14 @@ class Call:
         return {name: tensor[first:last] for name, tensor in self.given.items()}
 
 
-class Team:
-    """The cards beside `home`. `start`: starts a replica on one. Not thread-safe."""
+class Team(Work):
+    """The cards beside `home`. `start`: starts a replica on one. Shares are in rows of a call.
+
+    What was divided counts from `begin`.
+    """
 
     def __init__(self, home: torch.device, devices: Sequence[torch.device], start: Start) -> None:
-        self.home = home
-        self.members = [Member(device, start) for device in devices]
-        self.why = ""
-        """Why the last call was not divided; empty where it was."""
-        self.way: Way = ()
-        """The rows of each card in the last call, one's own first."""
-        self.divided = 0
-        """How many calls were, since `begin`."""
-        self.shares = Shares()
-        self._clock = Clock(home, self.shares)
+        super().__init__(home, [Card(device, start) for device in devices], Shares())
         self._first: ref[nn.Module] | None = None
         self.decoding = Decoding(home, self.members)
         """The VAE's pictures, by the same cards."""
@@ -90,7 +87,7 @@ class Team:
         """Give all cards back."""
         for member in self.members:
             member.close()
-        self.why, self.way = "", ()
+        self.leave()
         self.shares.forget()
         self.decoding.close()
 
@@ -111,7 +108,7 @@ class Team:
         try:
             self._prepare(subject, call, begins, ready)
         except NotDividedError as reason:
-            self.why, self.way = str(reason), ()
+            self.leave(str(reason))
             return theirs(**call.given)
         usable = [True, *(member.may(call.kind) for member in self.members)]
         way = self.shares.way(call.kind, call.rows, usable)
@@ -124,9 +121,7 @@ class Team:
         self, subject: Subject, call: Call, begins: bool, ready: Callable[[], str]
     ) -> None:
         """Raises NotDividedError."""
-        for member in self.members:
-            member.look()
-            member.drain()
+        self._look()
         if call.rows < 2:
             raise NotDividedError(NOTHING_TO_SPLIT)
         if is_recording(self.home):
@@ -145,7 +140,7 @@ class Team:
             raise NotDividedError(missing(self.members))
         self._send(subject, there, begins)
 
-    def _send(self, subject: Subject, there: Sequence[Member], begins: bool) -> None:
+    def _send(self, subject: Subject, there: Sequence[Card], begins: bool) -> None:
         """See that the replicas have these weights; once in a generation they may be sent."""
         lacking = [member for member in there if not member.has(subject)]
         if not lacking:
@@ -164,13 +159,10 @@ class Team:
     def _whole(self, call: Call, way: Way, usable: list[bool], theirs: Theirs) -> torch.Tensor:
         """By one's own card. Those that are new to this kind of call compute a part beside it."""
         trying = [m.wants_trial(call.kind) for m in self.members]
-        parts = self.shares.divided(
-            call.kind, call.rows, [True, *(a or b for a, b in zip(trying, usable[1:], strict=True))]
-        )
+        able = [True, *(a or b for a, b in zip(trying, usable[1:], strict=True))]
+        others = parts(self.shares.divided(call.kind, call.rows, able))[1:]
         tried = []
-        for member, wants, (first, last) in zip(
-            self.members, trying, _bounds(parts)[1:], strict=True
-        ):
+        for member, wants, (first, last) in zip(self.members, trying, others, strict=True):
             if (
                 wants
                 and last > first
@@ -181,17 +173,16 @@ class Team:
             made = theirs(**call.given)
         for member, first, last in tried:
             member.expect(made[first:last])
-        why = (f"{m.device}: {m.why_not(call.kind)}" for m in self.members if not m.may(call.kind))
-        self.why = "; ".join(why) or self.shares.alone(call.kind, call.rows)
+        self.why = self.failures(call.kind) or self.shares.alone(call.kind, call.rows)
         return made
 
     def _divided(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
         self.way, self.why = way, ""
-        bounds = _bounds(way)
-        begun: list[tuple[Member, int, int]] = []
+        (_, mine), *others = parts(way)
+        begun: list[tuple[Card, int, int]] = []
         left: list[tuple[int, int]] = []
         with self._clock.of(call.kind, way) as clock:
-            for member, (first, last) in zip(self.members, bounds[1:], strict=True):
+            for member, (first, last) in zip(self.members, others, strict=True):
                 if last == first:
                     continue
                 if member.begin(call.kind, call.part(first, last), _out_bytes(call, last - first)):
@@ -199,7 +190,7 @@ class Team:
                 else:
                     left.append((first, last))
             clock.own_begins()
-            own = theirs(**call.part(0, bounds[0][1]))
+            own = theirs(**call.part(0, mine))
             clock.own_is_done()
             made = own.new_empty((call.rows, *own.shape[1:]))
             made[: len(own)] = own
@@ -210,33 +201,98 @@ class Team:
                 made[first:last] = theirs(**call.part(first, last))
         self.divided += not left
         if left:
-            self.why = self._failures(call) or "a card gave no result"
+            self.why = self.failures(call.kind) or "a card gave no result"
         return made
 
-    def _fetched(self, member: Member, call: Call, into: torch.Tensor, clock: Clock) -> bool:
-        got = member.fetch(call.kind)
-        if got is None:
+    def _fetched(self, member: Card, call: Call, into: torch.Tensor, clock: Clock) -> bool:
+        result = member.fetch(call.kind)
+        if result is None:
             return False
-        if got.tensor.shape != into.shape or got.tensor.dtype != into.dtype:
+        if result.tensor.shape != into.shape or result.tensor.dtype != into.dtype:
             member.bar(call.kind, "its result is of another kind than this card's")
             return False
-        into.copy_(got.tensor, non_blocking=True)
-        clock.took(1 + self.members.index(member), got.ms)
+        into.copy_(result.tensor, non_blocking=True)
+        clock.took(1 + self.members.index(member), result.ms)
         return True
-
-    def _failures(self, call: Call) -> str:
-        return "; ".join(
-            f"{m.device}: {m.why_not(call.kind)}" for m in self.members if not m.may(call.kind)
-        )
-
-
-def _bounds(way: Way) -> list[tuple[int, int]]:
-    """The rows of each card, from the first to before the last."""
-    ends = [sum(way[: card + 1]) for card in range(len(way))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _out_bytes(call: Call, rows: int) -> int:
     """Room for a result: as large as x at the most, in float32, with some channels more."""
     x = call.given["x"]
     return max(64, 4 * 8 * rows * x.shape[2] * x.shape[3])
+
+
+NAMES = ("x", "timesteps", "context", "y")
+"""Names of a UNet's parameters, in ldm and sgm."""
+
+
+class SeveralStandIn(StandIn):
+    """Stands in for the UNet of `subject`. `obstacle()`: why the host wants no call divided now.
+    `ready(leaves)`: see Team.compute.
+    """
+
+    passed_on = (MemoryError, TheirsError)
+
+    def __init__(
+        self,
+        subject: Subject,
+        team: Team,
+        obstacle: Callable[[], str],
+        ready: Callable[[list[nn.Module]], str],
+    ) -> None:
+        super().__init__(subject.module)
+        self._subject, self._team = subject, team
+        self._obstacle, self._ready = obstacle, ready
+        self._barred, self._barred_in = "", -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except TheirsError as error:
+            raise error.error from None
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        barred = self._barred if self._barred_in == self._team.generation else ""
+        return super().refusal(*args, **kwargs) or barred or self._obstacle()
+
+    def serve(self, asked: Any) -> Any:
+        args, kwargs = asked
+        call, subject = _bound(*args, **kwargs), self._subject
+
+        def part(**given: torch.Tensor) -> Any:
+            try:
+                return self.theirs(**given)
+            except Exception as error:
+                raise TheirsError(error) from error
+
+        return self._team.compute(subject, call, part, lambda: self._ready(subject.leaves))
+
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def failed(self, error: Exception) -> str:
+        """Leave all calls to the host until the next pictures."""
+        self._barred = f"ours failed: {type(error).__name__}: {error}"
+        self._barred_in = self._team.generation
+        return self._barred
+
+    def tell(self, why: str) -> None:
+        self._team.leave(why)
+
+
+def _bound(*args: Any, **kwargs: Any) -> Call:
+    """A call of a UNet, by the names of its parameters. UnknownModuleError where it cannot be
+    divided by rows.
+    """
+    given = dict(zip(NAMES, args, strict=False)) | kwargs
+    given = {name: value for name, value in given.items() if value is not None}
+    others = [name for name in given if name not in NAMES]
+    if others or len(args) > len(NAMES):
+        raise UnknownModuleError((f"the UNet is called with {', '.join(others) or 'more'}",))
+    x = given.get("x")
+    if not isinstance(x, torch.Tensor) or x.ndim != 4:
+        raise UnknownModuleError(("the UNet is called with something else than images",))
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(x):
+            raise UnknownModuleError((f"{name} has not one row for each image",))
+    return Call(given)

@@ -6,44 +6,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd import functional
+from lib_rocm_sd import functional, policy
+from lib_rocm_sd.cards.blueprint import DECODER, UNET, build, tensors
+from lib_rocm_sd.cards.memory import Board, Shared, settle
+from lib_rocm_sd.cards.ranks import Ranks
+from lib_rocm_sd.cards.vae_rows import TogetherProgram
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.several import rebuilt
-from lib_rocm_sd.several.board import Board
-from lib_rocm_sd.several.decoder import CopiedDecoder
-from lib_rocm_sd.several.memory import Shared, settle
-from lib_rocm_sd.several.replica import DECODER
 from lib_rocm_sd.trials.gate import put_before
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover
+from lib_rocm_sd.vae.steps import Rows
 
 Message = dict[str, Any]
 _ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
-
-
-class _Hook(Hook):
-    """Hook of a UNet that nobody but us touches."""
-
-    compares = False
-
-    def __init__(self, graphs: bool | None) -> None:
-        self._graphs = graphs
-
-    @property
-    def graphs(self) -> bool | None:
-        return self._graphs
 
 
 class Worker:
@@ -54,13 +41,9 @@ class Worker:
     def __init__(self, opening: Message, meet: Callable[[int], None]) -> None:
         self._device = torch.device(opening["device"])
         self._shared = Shared(int(opening["bytes"]), opening["memory"])
-        self._session = Session()
-        self._unet: nn.Module | None = None
-        self._tensors: list[torch.Tensor] = []
-        self._taken: UnetTakeover | None = None
-        self._graphs: bool | None = None
         self._meet = meet
-        self._decoder: CopiedDecoder | None = None
+        self.unet: CopiedUnet | None = None
+        self.decoder: CopiedDecoder | None = None
         self._board: tuple[int, Shared] | None = None
 
     def answer(self, message: Message) -> Message:
@@ -90,54 +73,43 @@ class Worker:
 
     def _build(self, message: Message) -> Message:
         """The blueprint lies in shared memory, as JSON. What was there before is given back."""
-        part = message["part"]
-        self._forget(part)
+        is_decoder = message["part"] == DECODER
+        if is_decoder:
+            self.decoder = None
+        elif self.unet is not None:
+            self.unet.give_back()
+            self.unet = None
+        empty_cache(self._device)
         text = bytes(self._shared.tensor(0, (message["bytes"],), torch.uint8).numpy())
         plan = json.loads(text)
         _mirror(message["switches"])
         session = Session.of(message["level"], message["headroom"])
         engine.renew()
-        module = rebuilt.build(plan["rows"], plan["packages"], self._device)
-        if part == DECODER:
-            self._decoder = CopiedDecoder(module, session)
+        module = build(plan["rows"], plan["packages"], self._device)
+        if is_decoder:
+            self.decoder = CopiedDecoder(module, session)
         else:
-            self._graphs, self._session = message["graphs"], session
-            _replace_attention(module, session)
-            self._unet, self._tensors = module, rebuilt.tensors(module)
+            self.unet = CopiedUnet(module, session, message["graphs"])
         return {"kind": "built", **self._memory()}
-
-    def _forget(self, part: str) -> None:
-        if part == DECODER:
-            self._decoder = None
-        elif self._taken is not None:
-            self._taken.give_back()
-        if part != DECODER:
-            self._unet = self._taken = None
-            self._tensors = []
-        empty_cache(self._device)
 
     def _weights(self, message: Message) -> Message:
         """Pieces of tensors: the tensor's number, its first element, how many, where they lie."""
-        decoder = self._decoder if message["part"] == DECODER else None
-        tensors = self._tensors if decoder is None else decoder.tensors
+        copy = self.decoder if message["part"] == DECODER else self.unet
+        assert copy is not None
         for place, first, count, offset in message["pieces"]:
-            tensor = tensors[place]
+            tensor = copy.tensors[place]
             piece = self._shared.tensor(offset, (count,), tensor.dtype)
             with torch.no_grad():
                 if count == tensor.numel():
                     tensor.copy_(piece.view(tensor.shape), non_blocking=True)
                 else:
-                    rows = count // tensor[0].numel()
-                    start = first // tensor[0].numel()
+                    rows, start = (number // tensor[0].numel() for number in (count, first))
                     tensor[start : start + rows].copy_(
                         piece.view(rows, *tensor.shape[1:]), non_blocking=True
                     )
         settle(self._device)
-        if not message["last"]:
-            return {"kind": "taken"}
-        if decoder is None and self._unet is not None and self._taken is None:
-            self._taken = UnetTakeover([self._unet], self._session, _Hook(self._graphs))
-            self._taken.take_over()
+        if message["last"]:
+            copy.filled()
         return {"kind": "taken"}
 
     def _call(self, message: Message) -> Message:
@@ -146,13 +118,13 @@ class Worker:
             tensor = self._shared.tensor(offset, shape, getattr(torch, dtype))
             given[name] = tensor.to(self._device, non_blocking=True, copy=True)
         begin = time.perf_counter()
-        if message["part"] != DECODER:
+        if message["part"] == UNET:
             made = self._of_unet(given)
         elif "parts" in message:
             return {"kind": "made", "ms": self._rows_of_decoder(given["image"], message)}
         else:
-            assert self._decoder is not None
-            made = self._decoder.picture(given["image"], message["scale"], message["rows"])
+            assert self.decoder is not None
+            made = self.decoder.picture(given["image"], message["scale"], message["rows"])
         out = self._shared.tensor(message["out"], made.shape, made.dtype)
         out.copy_(made, non_blocking=True)
         settle(self._device)
@@ -162,27 +134,24 @@ class Worker:
 
     def _of_unet(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
         """Where memory is short, what the decoder keeps beside its weights is given back first."""
-        assert self._unet is not None
-        with torch.no_grad(), self._autocast():
-            try:
-                made: torch.Tensor = self._unet(**given)
-            except (RuntimeError, MemoryError) as error:
-                if self._decoder is None or not is_out_of_memory(error):
-                    raise
-            else:
-                return made
-            self._decoder.release()
-            return self._unet(**given)  # type: ignore[no-any-return]
+        assert self.unet is not None
+        try:
+            return self.unet.call(given)
+        except (RuntimeError, MemoryError) as error:
+            if self.decoder is None or not is_out_of_memory(error):
+                raise
+        self.decoder.release()
+        return self.unet.call(given)
 
     def _rows_of_decoder(self, image: torch.Tensor, message: Message) -> float:
         """This process's part of a picture that several make; what it took, in ms."""
-        assert self._decoder is not None
+        assert self.decoder is not None
         parts = [(first, last) for first, last in message["parts"]]
         ranks = Board(
             *(self._attached(*message["board"]), message["rank"], len(parts), self._device),
             lambda: self._meet(message["number"]),
         )
-        self._decoder.together(image, message["scale"], parts, ranks)
+        self.decoder.together(image, message["scale"], parts, ranks)
         return ranks.busy_ms
 
     def _attached(self, number: int, name: str, size: int) -> Shared:
@@ -195,12 +164,87 @@ class Worker:
                 self._board[1].pin(self._device)
         return self._board[1]
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """As the WebUI has it around a UNet in half precision."""
-        dtype = next((t.dtype for t in self._tensors if t.ndim > 1), torch.float32)
-        if dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=dtype)
+
+class CopiedUnet:
+    """`module`, whose weights come into `tensors`; its blocks are ours once they are there."""
+
+    def __init__(self, module: nn.Module, session: Session, graphs: bool | None) -> None:
+        self.tensors = tensors(module)
+        self._module = module
+        self._ours = UnetTakeover([module], session, _Hook(graphs))
+        _replace_attention(module, session)
+
+    def filled(self) -> None:
+        """All weights have come."""
+        if not self._ours.is_on:
+            self._ours.take_over()
+
+    def call(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What it gives, autocast as the WebUI has it around a UNet in half precision."""
+        dtype = next((t.dtype for t in self.tensors if t.ndim > 1), torch.float32)
+        half = dtype != torch.float32
+        device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        with torch.no_grad(), torch.autocast(device.type, dtype) if half else nullcontext():
+            return self._module(**given)  # type: ignore[no-any-return]
+
+    def give_back(self) -> None:
+        """Let go of what is kept beside the weights, for good."""
+        self._ours.give_back()
+
+
+class CopiedDecoder:
+    """`module`, whose weights come into `tensors`."""
+
+    def __init__(self, module: nn.Module, session: Session) -> None:
+        self.tensors = tensors(module)
+        self._session = session.of_part("VAE decode")
+        self._program = TogetherProgram(module)
+
+    def filled(self) -> None:
+        """All weights have come; the program sees by itself that they are others."""
+
+    def picture(self, image: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
+        """The first `rows` of what it gives for `image`, all of it made here."""
+        self._begin(scale)
+        made = self._program(image, session=self._session)
+        self._tidy()
+        return made[:, :, :rows].contiguous()
+
+    def together(
+        self, image: torch.Tensor, scale: int, parts: Sequence[Rows], ranks: Ranks
+    ) -> None:
+        """Make this process's rows."""
+        self._begin(scale)
+        with torch.no_grad():
+            self._program.together(image, parts, ranks, self._session)
+        self._tidy()
+
+    def release(self) -> None:
+        """Give back what is kept beside the weights."""
+        self._program.release()
+        if self.tensors:
+            empty_cache(self.tensors[0].device)
+
+    def _begin(self, scale: int) -> None:
+        self._program.look()
+        self._program.take_scale(scale)
+
+    def _tidy(self) -> None:
+        if self._session.level == policy.MEMORY.name:
+            self.release()
+
+
+class _Hook(Hook):
+    """Hook of a UNet that nobody but us touches."""
+
+    compares = False
+
+    def __init__(self, graphs: bool | None) -> None:
+        self._graphs = graphs
+
+    @property
+    def graphs(self) -> bool | None:
+        return self._graphs
 
 
 def switches() -> dict[str, Any]:
@@ -214,12 +258,13 @@ def switches() -> dict[str, Any]:
     }
 
 
-def _mirror(found: dict[str, Any]) -> None:
-    torch.backends.cudnn.benchmark = found["benchmark"]
-    torch.backends.cudnn.deterministic = found["deterministic"]
-    torch.backends.cudnn.allow_tf32 = found["conv_tf32"]
-    torch.backends.cuda.matmul.allow_tf32 = found["matmul_tf32"]
-    torch.use_deterministic_algorithms(found["algorithms"], warn_only=True)
+def _mirror(theirs: dict[str, Any]) -> None:
+    """Set what `switches` gave."""
+    torch.backends.cudnn.benchmark = theirs["benchmark"]
+    torch.backends.cudnn.deterministic = theirs["deterministic"]
+    torch.backends.cudnn.allow_tf32 = theirs["conv_tf32"]
+    torch.backends.cuda.matmul.allow_tf32 = theirs["matmul_tf32"]
+    torch.use_deterministic_algorithms(theirs["algorithms"], warn_only=True)
 
 
 def _replace_attention(unet: nn.Module, session: Session) -> None:

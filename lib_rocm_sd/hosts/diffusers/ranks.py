@@ -1,4 +1,4 @@
-"""A VAE's decoder or encoder by all ranks: each makes its rows of every image (vae/shared.py)."""
+"""A diffusers VAE's decoder and encoder by all ranks: each makes its rows of every image."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from lib_rocm_sd.distributed.agreement import Agreement
-from lib_rocm_sd.distributed.errors import RankError
-from lib_rocm_sd.distributed.group import Group
+from lib_rocm_sd.cards.group import Agreement, Group
+from lib_rocm_sd.cards.ranks import RankError
+from lib_rocm_sd.cards.vae_rows import TogetherProgram, parts_of, units
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.vae import ROLES, VaeStandIn
-from lib_rocm_sd.vae.bands import Run
 from lib_rocm_sd.vae.plan import BandPlan
-from lib_rocm_sd.vae.program import Program, Request
-from lib_rocm_sd.vae.shared import Shared, make_shared, parts_of, units
-from lib_rocm_sd.vae.trace import Chain, chain
+from lib_rocm_sd.vae.program import Request
+from lib_rocm_sd.vae.trace import Chain
 
 
-class SharedProgram(Program):
+class SharedProgram(TogetherProgram):
     """A Program whose images are made by the ranks of a group together, one after the other.
 
     `whole_runs`, `shared_runs` count images.
@@ -37,34 +35,26 @@ class SharedProgram(Program):
 
     def _run(self, request: Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         image, group = request.image, self._group
-        height, width = image.shape[2:]
-        made = chain(self._recipe, 1, height, width, self._weight.dtype)
+        one = self.chain_of(image)
         why = "there is one rank" if group.size == 1 else ""
-        if group.size > units(made):
-            why = f"{units(made)} ranks are the most for an image of this size, not {group.size}"
+        if group.size > units(one):
+            why = f"{units(one)} ranks are the most for an image of this size, not {group.size}"
         if why or not image.shape[0]:
             self.whole_runs += image.shape[0]
             self._told.event(f"distributed: the VAE's {self._recipe.role} is not split: {why}")
             return super()._run(request, plan, links, strict)
         self._agreement.note(image)
-        shares = group.shares(units(made), 1)
         try:
-            found = [self._one(request, made, shares, part) for part in image.split(1)]
+            rows = parts_of(one, group.shares(units(one), 1))
+            whole = self.together(image, rows, group, request.session)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             # The others wait for this rank: it cannot try smaller bands by itself.
             text = f"{group.members[group.rank]} has too little memory for its rows of the VAE"
             raise RankError(text) from error
-        self.shared_runs += len(found)
-        return torch.cat(found)
-
-    def _one(
-        self, request: Request, made: Chain, shares: list[tuple[int, int]], image: torch.Tensor
-    ) -> torch.Tensor:
-        run = Run(made, self._ready, made.dtype, image.device, session=request.session)
-        shared = Shared(run, self._group, parts_of(made, shares))
-        return make_shared(shared, image)
+        self.shared_runs += len(image)
+        return whole
 
     def settle(self) -> None:
         """Raises ValueError where the ranks' images were not the same."""

@@ -7,7 +7,8 @@ It may have a copy of the UNet and one of the VAE's decoder, and a kind of call 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from weakref import ref
@@ -15,10 +16,10 @@ from weakref import ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.several.blueprint import Blueprint
-from lib_rocm_sd.several.link import LostError
-from lib_rocm_sd.several.replica import UNET, FailedError, Made, Manner, Replica
-from lib_rocm_sd.several.subject import Fact, Subject
+from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Fact, Manner, Subject
+from lib_rocm_sd.cards.ranks import FailedError, LostError, RankError
+from lib_rocm_sd.cards.replica import Made, Replica
+from lib_rocm_sd.cards.shares import Clock, Shares, Way
 
 Start = Callable[[torch.device], Replica]
 MOST_STARTS = 2
@@ -33,7 +34,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Copy:
     """What the replica has of a part."""
 
     module: ref[nn.Module]
@@ -54,7 +55,7 @@ class NotDividedError(Exception):
     """One card computes this call; the message says why."""
 
 
-class Member:
+class Card:
     """On `device`. Nothing here raises what its replica raises: it becomes `reason`."""
 
     def __init__(self, device: torch.device, start: Start) -> None:
@@ -64,7 +65,7 @@ class Member:
         self.sent_bytes = 0
         """Bytes of weights sent since the start."""
         self._replica: Replica | None = None
-        self._given: dict[str, _Given] = {}
+        self._copies: dict[str, _Copy] = {}
         self._without: dict[str, str] = {}
         """Parts that it cannot have, and why."""
         self._passed: set[Hashable] = set()
@@ -88,7 +89,7 @@ class Member:
         """Give its memory back."""
         replica, self._replica = self._replica, None
         self._trial = None
-        self._given.clear()
+        self._copies.clear()
         self._without.clear()
         self._passed.clear()
         self._barred.clear()
@@ -107,21 +108,21 @@ class Member:
 
     def has(self, subject: Subject) -> bool:
         """Whether it has this module with its weights as they are."""
-        given = self._given.get(subject.part)
-        if given is None or given.module() is not subject.module or given.facts != subject.facts:
+        copy = self._copies.get(subject.part)
+        if copy is None or copy.module() is not subject.module or copy.facts != subject.facts:
             return False
-        if given.blueprint is not subject.blueprint and given.blueprint == subject.blueprint:
-            given = self._given[subject.part] = replace(given, blueprint=subject.blueprint)
-        return given.blueprint is subject.blueprint and given.manner == subject.manner
+        if copy.blueprint is not subject.blueprint and copy.blueprint == subject.blueprint:
+            copy = self._copies[subject.part] = replace(copy, blueprint=subject.blueprint)
+        return copy.blueprint is subject.blueprint and copy.manner == subject.manner
 
     def had(self, subject: Subject) -> bool:
         """Whether it has this module, maybe with other weights."""
-        given = self._given.get(subject.part)
-        return given is not None and given.module() is subject.module
+        copy = self._copies.get(subject.part)
+        return copy is not None and copy.module() is subject.module
 
     def forget_weights(self) -> None:
         """Others may be in the host's tensors, though it does not show."""
-        self._given = {part: replace(given, facts=[]) for part, given in self._given.items()}
+        self._copies = {part: replace(copy, facts=[]) for part, copy in self._copies.items()}
         self._without.clear()
 
     def may(self, kind: Hashable) -> bool:
@@ -172,26 +173,26 @@ class Member:
         """Send it what it lacks of this module and its weights."""
         replica, part = self._replica, subject.part
         assert replica is not None
-        given = self._given.pop(part, None)
+        copy = self._copies.pop(part, None)
         self._passed = {kind for kind in self._passed if part_of(kind) != part}
         try:
             tensors = subject.tensors()
             same = (
-                given is not None
-                and given.module() is subject.module
-                and (given.manner, given.blueprint) == (subject.manner, subject.blueprint)
+                copy is not None
+                and copy.module() is subject.module
+                and (copy.manner, copy.blueprint) == (subject.manner, subject.blueprint)
             )
             places = range(len(tensors))
-            if given is not None and same and len(given.facts) == len(subject.facts):
-                pairs = enumerate(zip(given.facts, subject.facts, strict=True))
+            if copy is not None and same and len(copy.facts) == len(subject.facts):
+                pairs = enumerate(zip(copy.facts, subject.facts, strict=True))
                 places = [place for place, (old, new) in pairs if old != new]  # type: ignore[assignment]
             else:
                 self._barred = {k: why for k, why in self._barred.items() if part_of(k) != part}
-                if given is None:
+                if copy is None:
                     _check_room(replica, part, tensors)
                 replica.build(subject.blueprint, subject.manner, part)
             self.sent_bytes += replica.fill(tensors, places, part)
-            self._given[part] = _Given(
+            self._copies[part] = _Copy(
                 ref(subject.module), subject.blueprint, subject.manner, list(subject.facts)
             )
         except LostError as error:
@@ -243,37 +244,38 @@ class Member:
 
     def fetch(self, kind: Hashable) -> Made | None:
         """The result of the call that was begun; None where it came to nothing."""
-        return self._asked(kind, lambda replica: replica.made(replica.fetch(replica.limits.call_s)))
+        with suppress(RankError), self._amid(kind) as replica:
+            return replica.made(replica.fetch(replica.limits.call_s))
+        return None
 
-    def took(self, kind: Hashable) -> float | None:
-        """What a call that gives nothing else has taken, in ms; None where it came to nothing."""
-        return self._asked(kind, lambda it: float(it.fetch(it.limits.call_s)["ms"]))
+    def took(self, kind: Hashable) -> float:
+        """What its part of a picture has taken, in ms. Raises RankError, as the next two do."""
+        with self._amid(kind) as replica:
+            return float(replica.fetch(replica.limits.call_s)["ms"])
 
-    def arrived(self, kind: Hashable) -> bool:
-        """Wait until it has written its part of an exchange; False where it came to nothing."""
-        return self._done(kind, lambda replica: replica.arrived(replica.limits.call_s))
+    def arrived(self, kind: Hashable) -> None:
+        """Wait until it has written its part of an exchange."""
+        with self._amid(kind) as replica:
+            replica.arrived(replica.limits.call_s)
 
-    def say(self, kind: Hashable, word: str) -> bool:
-        """Amid a call: see Replica.say; False where it is gone."""
-        return self._done(kind, lambda replica: replica.say(word))
+    def say(self, kind: Hashable, word: str) -> None:
+        """Amid a call: see Replica.say."""
+        with self._amid(kind) as replica:
+            replica.say(word)
 
-    def _done(self, kind: Hashable, ask: Callable[[Replica], None]) -> bool:
-        def done(replica: Replica) -> bool:
-            ask(replica)
-            return True
-
-        return self._asked(kind, done) is not None
-
-    def _asked(self, kind: Hashable, ask: Callable[[Replica], Result]) -> Result | None:
+    @contextmanager
+    def _amid(self, kind: Hashable) -> Iterator[Replica]:
+        """Notes what a call of this kind came to where it fails. Raises RankError then."""
         if self._replica is None:
-            return None
+            raise RankError(self.reason)
         try:
-            return ask(self._replica)
+            yield self._replica
         except LostError as error:
             self._lost(str(error))
+            raise
         except FailedError as error:
             self._failed(error, kind)
-        return None
+            raise
 
     def bar(self, kind: Hashable, reason: str) -> None:
         """Let it compute no more calls of this kind."""
@@ -302,8 +304,8 @@ class Member:
             self._passed.add(trial.kind)
 
     def _dtype(self, part: str) -> torch.dtype:
-        given = self._given.get(part)
-        module = None if given is None else given.module()
+        copy = self._copies.get(part)
+        module = None if copy is None else copy.module()
         return torch.float16 if module is None else next(p.dtype for p in module.parameters())
 
     def _failed(self, error: FailedError, kind: Hashable) -> None:
@@ -320,19 +322,50 @@ class Member:
         self.reason = why
 
 
+class Work:
+    """What `home` and `members` compute together: who may, who takes how much, and why not more.
+    Not thread-safe.
+    """
+
+    def __init__(self, home: torch.device, members: Sequence[Card], shares: Shares) -> None:
+        self.home, self.members, self.shares = home, members, shares
+        self.why = ""
+        """Why the last call was not divided; empty where it was, or where there was none."""
+        self.way: Way = ()
+        """Each card's share of the last call, one's own first."""
+        self.divided = 0
+        """How many calls were."""
+        self._clock = Clock(home, shares)
+
+    def leave(self, why: str = "") -> None:
+        """The call is one card's, whatever others could do."""
+        self.why, self.way = why, ()
+
+    def failures(self, kind: Hashable) -> str:
+        """Why cards do not compute calls of this kind."""
+        barred = (member for member in self.members if not member.may(kind))
+        return "; ".join(f"{member.device}: {member.why_not(kind)}" for member in barred)
+
+    def _look(self) -> None:
+        """See what has come of what the cards were asked."""
+        for member in self.members:
+            member.look()
+            member.drain()
+
+
 def part_of(kind: Hashable) -> str:
     """The module that a kind of call belongs to: the kind names it where that is not the UNet."""
     return str(getattr(kind, "part", UNET))
 
 
-def missing(members: Sequence[Member], part: str = UNET) -> str:
+def missing(members: Sequence[Card], part: str = UNET) -> str:
     """Why none of them can compute anything of this part now."""
     found = ((member.device, member.reason or member.without(part)) for member in members)
     return "; ".join(f"{device}: {why}" for device, why in found if why) or BUSY
 
 
 def _check_room(replica: Replica, part: str, tensors: Sequence[torch.Tensor]) -> None:
-    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    wanted = sum(tensor.nbytes for tensor in tensors)
     free = replica.free_bytes
     if free is not None and free < wanted:
         raise FailedError(

@@ -1,4 +1,4 @@
-"""A VAE's pictures by several cards: each makes its rows of every image on the way (vae/shared.py).
+"""A VAE's pictures by several cards: each makes its rows of every image on the way (vae_rows.py).
 
 GroupNorm and attention need all rows, so the cards exchange something at each step of a decode, and
 no card's part can be made up for later: if one fails, one's own card decodes the whole picture.
@@ -7,6 +7,7 @@ no card's part can be made up for later: if one fails, one's own card decodes th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -14,21 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.cards.blueprint import DECODER, Subject
+from lib_rocm_sd.cards.card import Card, NotDividedError, Work, missing
+from lib_rocm_sd.cards.memory import Board, Shared, board_bytes, row_bytes
+from lib_rocm_sd.cards.ranks import RankError
+from lib_rocm_sd.cards.replica import SHARED_BYTES
+from lib_rocm_sd.cards.shares import Shares, parts
+from lib_rocm_sd.cards.vae_rows import TogetherProgram, parts_of, units
 from lib_rocm_sd.engine.memory import empty_cache, free_bytes, is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.several.board import Board, board_bytes, row_bytes
-from lib_rocm_sd.several.clock import Clock
-from lib_rocm_sd.several.member import Member, NotDividedError, missing
-from lib_rocm_sd.several.memory import Shared
-from lib_rocm_sd.several.replica import DECODER, SHARED_BYTES
-from lib_rocm_sd.several.shares import Shares, Way
-from lib_rocm_sd.several.subject import Subject
-from lib_rocm_sd.several.together import TogetherProgram
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import limit_bytes
 from lib_rocm_sd.vae.program import Request, is_finite
-from lib_rocm_sd.vae.shared import parts_of, units
 from lib_rocm_sd.vae.steps import Rows
 from lib_rocm_sd.vae.trace import Chain
 
@@ -58,27 +57,16 @@ class Kind:
     part: str = DECODER
 
 
-class _FailedError(Exception):
-    """Another card gave up; it has said why."""
+class Decoding(Work):
+    """The pictures of a team. Shares are in rows of 16 of the latent image."""
 
-
-class Decoding:
-    """By `home` and `members`, those of a team. Not thread-safe."""
-
-    def __init__(self, home: torch.device, members: Sequence[Member]) -> None:
-        self._home, self._members = home, members
-        self.why = ""
-        """Why one card made the last picture; empty where several did, or none was made."""
-        self.way: Way = ()
-        """Each card's share of the last picture, one's own first, in rows of 16 of the latent."""
-        self.divided = 0
-        """How many pictures several cards made."""
-        self.shares = Shares(warm=1, measured=1)  # a generation has few decodes, and many steps
-        self._clock = Clock(home, self.shares)
+    def __init__(self, home: torch.device, members: Sequence[Card]) -> None:
+        # A generation has few decodes, and many steps.
+        super().__init__(home, members, Shares(warm=1, measured=1))
         self._board: Shared | None = None
         self._number = -1
         """Number of the board: a name may come again."""
-        self._sent: list[Member] = []
+        self._sent: list[Card] = []
         """Who was sent weights since `begin`."""
 
     def begin(self) -> None:
@@ -87,7 +75,7 @@ class Decoding:
 
     def close(self) -> None:
         """Give the shared memory back, and forget what was measured."""
-        self.why, self.way = "", ()
+        self.leave()
         self.shares.forget()
         if self._board is not None:
             self._board.close()
@@ -110,11 +98,11 @@ class Decoding:
             links = program.chain_of(image)
             self._prepare(subject, image, links, lambda: self._fits(program, request, plan))
         except NotDividedError as reason:
-            self.why, self.way = str(reason), ()
+            self.leave(str(reason))
             return alone()
         kind = Kind(tuple(image.shape), links.dtype, program.scale)
         rows = units(links)
-        usable = [True, *(m.may(kind) and m.has(subject) for m in self._members)]
+        usable = [True, *(m.may(kind) and m.has(subject) for m in self.members)]
         self.way = self.shares.way(kind, rows, usable)
         if sum(map(bool, self.way)) > 1:
             made = self._together(kind, program, request, links)
@@ -124,21 +112,21 @@ class Decoding:
                 return made
             if made is not None:
                 return self._again(kind, request, alone)
-            self.why, self.way = self._failures(kind), ()
+            self.leave(self.failures(kind))
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
-            empty_cache(self._home)
+            empty_cache(self.home)
             return alone()
         made = self._whole(kind, subject, image, alone)
-        self.why = self._failures(kind) or self.shares.alone(kind, rows)
+        self.why = self.failures(kind) or self.shares.alone(kind, rows)
         return made
 
     def _again(self, kind: Kind, request: Request, alone: Alone) -> torch.Tensor:
         """By one card. Only if its picture is finite, not being so was the cards' fault."""
-        self.why, self.way = NOT_FINITE, ()
+        self.leave(NOT_FINITE)
         made = alone()
         if is_finite(made):
             self._bar(kind, NOT_FINITE)
-            self.why = self._failures(kind)
+            self.why = self.failures(kind)
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
         return made
 
@@ -146,15 +134,13 @@ class Decoding:
         self, subject: Subject, image: torch.Tensor, links: Chain, fits: Callable[[], bool]
     ) -> None:
         """Raises NotDividedError."""
-        for member in self._members:
-            member.look()
-            member.drain()
+        self._look()
         pixels = image.shape[2] * image.shape[3]
         if not len(image) or pixels < LEAST_PIXELS or units(links) < LEAST_UNITS:
             raise NotDividedError(SMALL)
-        if is_recording(self._home):
+        if is_recording(self.home):
             raise NotDividedError("somebody records this decode")
-        cards = 1 + len(self._members)
+        cards = 1 + len(self.members)
         row = max(size.width * size.channels for size in links.sizes) * links.itemsize
         if row > row_bytes(board_bytes(cards), cards):
             raise NotDividedError(WIDE)
@@ -174,11 +160,11 @@ class Decoding:
         if limit is None or request.wish.mode == "banded":
             return False
         whole = program.whole_bytes(request.image, session)
-        return PEAK_SHARE * whole / (1 + len(self._members)) <= limit
+        return PEAK_SHARE * whole / (1 + len(self.members)) <= limit
 
     def _send(self, subject: Subject) -> None:
         """See that the replicas have these weights; once in a generation they may be sent."""
-        there = [m for m in self._members if m.is_there and not m.without(DECODER)]
+        there = [m for m in self.members if m.is_there and not m.without(DECODER)]
         lacking = [member for member in there if not member.has(subject)]
         if any(member in self._sent for member in lacking):
             raise NotDividedError(AMID)
@@ -186,15 +172,15 @@ class Decoding:
             self._sent.append(member)
             member.give(subject)
         if not any(member.has(subject) for member in there):
-            raise NotDividedError(missing(self._members, DECODER))
+            raise NotDividedError(missing(self.members, DECODER))
 
     def _whole(
         self, kind: Kind, subject: Subject, image: torch.Tensor, alone: Alone
     ) -> torch.Tensor:
         """By one's own card. Those that are new to this kind make the picture beside it."""
-        tried: list[Member] = []
+        tried: list[Card] = []
         rows = 0
-        for member in self._members:
+        for member in self.members:
             if member.wants_trial(kind) and member.has(subject):
                 rows = _compared_rows(image)
                 asked = {"scale": kind.scale, "rows": rows}
@@ -211,33 +197,36 @@ class Decoding:
     ) -> torch.Tensor | None:
         """By all that have a share; None where one of them fails."""
         cards = [card for card, share in enumerate(self.way) if share]
-        members = [self._members[card - 1] for card in cards[1:]]
-        parts = parts_of(links, _bounds([self.way[card] for card in cards]))
+        members = [self.members[card - 1] for card in cards[1:]]
+        rows = parts_of(links, parts(tuple(self.way[card] for card in cards)))
         try:
             with self._clock.of(kind, self.way) as clock:
-                ranks = self._begun(kind, request.image, members, parts)
+                ranks = self._begun(kind, request.image, members, rows)
                 made = program.together(
-                    *(request.image, parts, ranks, request.session),
+                    *(request.image, rows, ranks, request.session),
                     *(request.progress, request.interrupt),
                 )
                 for card, member in zip(cards[1:], members, strict=True):
-                    clock.took(card, member.took(kind) or 0.0)
+                    with suppress(RankError):  # the picture is whole
+                        clock.took(card, member.took(kind))
                 clock.took(0, ranks.busy_ms)
         except BaseException as error:
             for member in members:
                 if not member.is_there:
-                    member.say(kind, "stop")
+                    with suppress(RankError):
+                        member.say(kind, "stop")
             if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
-            if not isinstance(error, _FailedError):
-                self._bar(kind, _why(error))
+            if not isinstance(error, RankError):  # else it has said why
+                ours = f"ours failed: {type(error).__name__}: {error}"
+                self._bar(kind, NO_ROOM if is_out_of_memory(error) else ours)
             return None
         return made
 
     def _begun(
-        self, kind: Kind, image: torch.Tensor, members: Sequence[Member], parts: Sequence[Rows]
+        self, kind: Kind, image: torch.Tensor, members: Sequence[Card], parts: Sequence[Rows]
     ) -> Board:
-        """The others have been asked; what one exchanges with them. Raises _FailedError."""
+        """The others have been asked; what one exchanges with them. Raises RankError."""
         board = self._the_board()
         asked: dict[str, Any] = {
             "scale": kind.scale,
@@ -246,36 +235,33 @@ class Decoding:
         }
         for rank, member in enumerate(members, 1):
             if not member.begin(kind, {"image": image}, 0, {**asked, "rank": rank}):
-                raise _FailedError
+                raise RankError(member.why_not(kind))
 
         def meet() -> None:
             """Each other one goes on when all have written; of two, this one need not wait."""
-            if len(members) == 1 and not members[0].say(kind, "go"):
-                raise _FailedError
-            if not all([member.arrived(kind) for member in members]):
-                raise _FailedError
-            if len(members) > 1 and not all([member.say(kind, "go") for member in members]):
-                raise _FailedError
+            if len(members) == 1:
+                members[0].say(kind, "go")
+            for member in members:
+                member.arrived(kind)
+            if len(members) > 1:
+                for member in members:
+                    member.say(kind, "go")
 
-        return Board(board, 0, len(parts), self._home, meet)
+        return Board(board, 0, len(parts), self.home, meet)
 
     def _the_board(self) -> Shared:
         """Raises OSError."""
         if self._board is None:
-            self._board = Shared(board_bytes(1 + len(self._members)))
+            self._board = Shared(board_bytes(1 + len(self.members)))
             self._number = next(_NUMBERS)
-            if self._home.type == "cuda":
-                self._board.pin(self._home)
+            if self.home.type == "cuda":
+                self._board.pin(self.home)
         return self._board
 
     def _bar(self, kind: Kind, why: str) -> None:
         """Let one card make such pictures from now on."""
-        for member in self._members:
+        for member in self.members:
             member.bar(kind, why)
-
-    def _failures(self, kind: Kind) -> str:
-        members = [member for member in self._members if not member.may(kind)]
-        return "; ".join(f"{member.device}: {member.why_not(kind)}" for member in members)
 
 
 class SeveralProgram(TogetherProgram):
@@ -295,17 +281,6 @@ class SeveralProgram(TogetherProgram):
         if decoding is None or subject is None:
             return alone()
         return decoding.compute(self, subject, request, plan, alone)
-
-
-def _why(error: Exception) -> str:
-    if is_out_of_memory(error):
-        return NO_ROOM
-    return f"ours failed: {type(error).__name__}: {error}"
-
-
-def _bounds(shares: Sequence[int]) -> list[Rows]:
-    ends = [sum(shares[: rank + 1]) for rank in range(len(shares))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _row_bytes(image: torch.Tensor) -> int:

@@ -1,26 +1,164 @@
-"""Copies of the UNet and of the VAE's decoder on another card, as their owner sees them: started,
-filled, asked, given back.
+"""Another card's process as its owner sees it: started, given copies of the UNet and of the VAE's
+decoder, asked, ended. Its words go to our log.
 
-Every wait has a limit. After a LostError it is of no use any more; after a FailedError it is.
+Messages are lines of JSON, none longer than what a pipe holds; what is large goes through shared
+memory. Every wait has a limit. After a LostError it is of no use any more; after a FailedError it
+is.
 """
 
 from __future__ import annotations
 
 import json
+import queue
+import subprocess
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 
-from lib_rocm_sd.several.blueprint import Blueprint
-from lib_rocm_sd.several.link import Link, LostError
-from lib_rocm_sd.several.memory import Shared, aligned, room, settle
+from lib_rocm_sd import arch, console
+from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
+from lib_rocm_sd.cards.memory import Shared, aligned, room, settle
+from lib_rocm_sd.cards.ranks import FailedError, LostError
+from lib_rocm_sd.runtime import process
 
-UNET, DECODER = "UNet", "VAE's decoder"
-"""What there may be copies of, each by itself."""
+log = console.Log()
+GONE_S = 5.0
+START_S = 20.0
+"""How long the operating system may take to start a process."""
+WORDS = 20
+"""Lines of a process that are kept, to say how it ended."""
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); sys.path += sys.argv[2:]; "
+    "from lib_rocm_sd.cards.child import main; raise SystemExit(main())"
+)
+
+
+class Link:
+    """A process that gets and gives lines of JSON. It ends with this one, however this one ends: by
+    its input, and on Linux by the kernel. Raises OSError where it cannot be started.
+
+    Each line that it prints goes to the log, under `name`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._words: deque[str] = deque(maxlen=WORDS)
+        self._error: OSError | None = None
+        started = threading.Event()
+        for work in (self._keep, self._listen):
+            threading.Thread(
+                target=work, args=(started,), name="rocm_sd replica", daemon=True
+            ).start()
+        if not started.wait(START_S):
+            self._error = OSError("its process does not start")
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def pid(self) -> int:
+        return -1 if self._process is None else self._process.pid
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Raises LostError where the process has ended."""
+        try:
+            stream = cast("BinaryIO", self._the_process().stdin)
+            stream.write(json.dumps(message).encode() + b"\n")
+            stream.flush()
+        except (OSError, ValueError):
+            raise LostError(self.ending()) from None
+
+    def receive(self, limit_s: float) -> dict[str, Any]:
+        """The next answer. Raises LostError at the process's end, TimeoutError at the limit."""
+        try:
+            answer = self._answers.get(timeout=max(limit_s, 0.0))
+        except queue.Empty:
+            raise TimeoutError from None
+        if answer is None:
+            self._answers.put(None)
+            raise LostError(self.ending())
+        return answer
+
+    def ending(self) -> str:
+        """How it ended, in a few words."""
+        with suppress(subprocess.TimeoutExpired):
+            self._the_process().wait(GONE_S)
+        status = self._the_process().returncode
+        if status is None:
+            return "its process does not answer and does not end"
+        last = f": {self._words[-1]}" if self._words else ""
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f"its process ended {how}{last}"
+
+    def end(self) -> None:
+        """Let it end by itself, and end it where it does not; returns at once."""
+        running = self._the_process()
+        with suppress(OSError, ValueError):
+            cast("BinaryIO", running.stdin).close()
+        threading.Thread(target=self._end, name="rocm_sd replica", daemon=True).start()
+
+    def kill(self) -> None:
+        """End it now."""
+        process.kill(self._the_process())
+
+    def _end(self) -> None:
+        try:
+            self._the_process().wait(GONE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _the_process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def _keep(self, started: threading.Event) -> None:
+        """Starts it, since it ends with the thread that does, and reads its answers."""
+        try:
+            self._process = process.spawn(
+                command(), subprocess.PIPE, subprocess.PIPE, subprocess.PIPE
+            )
+        except OSError as error:
+            self._error = error
+            return
+        finally:
+            started.set()
+        stream = cast("BinaryIO", self._process.stdout)
+        with suppress(ValueError, OSError):
+            for line in stream:
+                self._answers.put(json.loads(line))
+        self._answers.put(None)
+        stream.close()
+
+    def _listen(self, started: threading.Event) -> None:
+        started.wait(START_S)
+        if self._process is None:
+            return
+        stream = cast("BinaryIO", self._process.stderr)
+        with suppress(ValueError, OSError):
+            for line in stream:
+                text = line.decode("utf-8", errors="replace").rstrip()
+                if text:
+                    self._words.append(text)
+                    log.info("%s: %s", self._name, text)
+        stream.close()
+
+
+def command() -> list[str]:
+    """This interpreter with the packages of here, and nothing of the program that it runs."""
+    caches = [] if sys.pycache_prefix is None else ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    writes = ["-B"] if sys.dont_write_bytecode else []
+    places = [str(arch.PACKAGE.parent), *(place for place in sys.path if place)]
+    return [sys.executable, "-I", *caches, *writes, "-c", _START, *places]
+
+
 SHARED_BYTES = 64 << 20
 PIECES = 24
 """Most pieces of weights in one message, which has to fit into a pipe."""
@@ -35,25 +173,6 @@ class Limits:
     weights_s: float = 30.0
     call_s: float = 30.0
     first_call_s: float = 900.0
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How a replica computes: as the host's own session does. `switches`: torch's."""
-
-    level: str
-    headroom: int
-    graphs: bool | None
-    switches: Mapping[str, Any]
-
-
-class FailedError(Exception):
-    """It could not do what was asked; the message says why."""
-
-    def __init__(self, reason: str, memory: bool = False) -> None:
-        super().__init__(reason)
-        self.memory = memory
-        """Whether its card is out of memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +202,8 @@ class Replica:
         self.asked = time.monotonic()
         """When it was asked for something last."""
         self._number = self._out = 0
-        self._waits = ""
+        self.waits_for = ""
+        """What it was asked and has not answered; empty where it is free."""
         self.free_bytes: int | None = None
         """Free memory of its card, in bytes, as last told; None where it cannot tell."""
         try:
@@ -106,29 +226,22 @@ class Replica:
     def is_pinned(self) -> bool:
         return self._shared.is_pinned
 
-    @property
-    def waits_for(self) -> str:
-        """What it was asked and has not answered; empty where it is free."""
-        return self._waits
-
     def poll(self) -> dict[str, Any] | None:
         """The answer to what was asked if it is there. Raises LostError and FailedError."""
-        if not self._waits:
+        if not self.waits_for:
             return None
-        answer = self._link.ready()
-        return None if answer is None or self._is_amid(answer) else self._understood(answer)
+        try:
+            answer = self._link.receive(0.0)
+        except TimeoutError:
+            return None
+        return None if self._is_amid(answer) else self._understood(answer)
 
     def fetch(self, limit_s: float) -> dict[str, Any]:
         """The answer to what was asked. Raises LostError, after the limit too, and FailedError."""
-        what, end = self._waits, time.monotonic() + limit_s
-        while True:
-            try:
-                answer = self._link.receive(end - time.monotonic())
-            except TimeoutError:
-                self._link.kill()
-                raise LostError(f"no answer to '{what}' within {limit_s:g} s") from None
-            if not self._is_amid(answer):
-                return self._understood(answer)
+        end = time.monotonic() + limit_s
+        while self._is_amid(answer := self._received(end - time.monotonic(), "to", limit_s)):
+            pass
+        return self._understood(answer)
 
     def build(self, blueprint: Blueprint, manner: Manner, part: str = UNET) -> None:
         """Make it another such module, without weights. Raises LostError and FailedError."""
@@ -152,7 +265,7 @@ class Replica:
                 piece = self._shared.tensor(offset, values.shape, values.dtype)
                 piece.copy_(values, non_blocking=True)
                 pieces.append([place, first, count, offset])
-                sent += count * tensor.element_size()
+                sent += values.nbytes
             settle(self._home)
             self._ask("weights", part=part, pieces=pieces, last=number == len(batches) - 1)
             self.fetch(self.limits.weights_s)
@@ -181,11 +294,7 @@ class Replica:
         """Wait until it has written its part of an exchange. Raises as `fetch`, and FailedError
         where it cannot.
         """
-        try:
-            answer = self._link.receive(limit_s)
-        except TimeoutError:
-            self._link.kill()
-            raise LostError(f"no answer amid '{self._waits}' within {limit_s:g} s") from None
+        answer = self._received(limit_s, "amid", limit_s)
         if not self._is_amid(answer):
             self._understood(answer)
             raise FailedError("it is done before the others are")
@@ -193,6 +302,15 @@ class Replica:
     def say(self, kind: str) -> None:
         """Amid a call: `go`, all have written, or `stop`. Raises LostError."""
         self._link.send({"kind": kind, "number": self._number})
+
+    def _received(self, left_s: float, when: str, limit_s: float) -> dict[str, Any]:
+        """The next answer, for which `left_s` of `limit_s` are left. Raises LostError."""
+        try:
+            return self._link.receive(left_s)
+        except TimeoutError:
+            self._link.kill()
+            why = f"no answer {when} '{self.waits_for}' within {limit_s:g} s"
+            raise LostError(why) from None
 
     def _is_amid(self, answer: Mapping[str, Any]) -> bool:
         return answer["kind"] == "met" and answer.get("number") == self._number
@@ -212,11 +330,11 @@ class Replica:
 
     def _ask(self, kind: str, **more: Any) -> None:
         self._number += 1
-        self._waits, self.asked = kind, time.monotonic()
+        self.waits_for, self.asked = kind, time.monotonic()
         self._link.send({"kind": kind, "number": self._number, **more})
 
     def _understood(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self._waits = ""
+        self.waits_for = ""
         if answer.get("number") != self._number:
             self._link.kill()
             raise LostError("its process answers something that was not asked")
@@ -256,7 +374,7 @@ def _batches(
 
 def _pieces(tensor: torch.Tensor, size: int) -> Iterator[tuple[int, int]]:
     total = tensor.numel()
-    if total * tensor.element_size() <= size:
+    if tensor.nbytes <= size:
         yield 0, total
         return
     each = tensor[0].numel()

@@ -14,14 +14,11 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from lib_rocm_sd import console
+from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.trials.child import quiet
 
 AMID = ("go", "stop")
 """What is said amid a call, to those who wait for the others."""
-
-
-class StoppedError(Exception):
-    """Nobody wants what this process was computing with others."""
 
 
 def main() -> int:
@@ -40,7 +37,7 @@ def main() -> int:
     def meet(number: Any) -> None:
         write({"kind": "met"}, number)
         if inbox.get()["kind"] != "go":
-            raise StoppedError("the others have stopped")
+            raise RankError("the others have stopped")
 
     while True:
         message = inbox.get()
@@ -48,7 +45,7 @@ def main() -> int:
             continue
         try:
             if worker is None:
-                from lib_rocm_sd.several.worker import Worker
+                from lib_rocm_sd.cards.worker import Worker
 
                 worker = Worker(message, meet)
             answer = worker.answer(message)
@@ -61,7 +58,7 @@ def _failed(error: Exception) -> dict[str, Any]:
     from lib_rocm_sd.engine.selftest import is_out_of_memory
 
     memory = is_out_of_memory(error)
-    if not (memory or isinstance(error, StoppedError)):
+    if not (memory or isinstance(error, RankError)):
         traceback.print_exc()
     text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
     return {"kind": "failed", "reason": text, "memory": memory}
@@ -69,13 +66,13 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def _inbox(stream: BinaryIO) -> queue.SimpleQueue[dict[str, Any]]:
     """Messages as they come; the process ends where they end."""
-    found: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def read() -> None:
         with suppress(ValueError, OSError):
             for line in stream:
-                found.put(json.loads(line))
+                messages.put(json.loads(line))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    return found
+    return messages

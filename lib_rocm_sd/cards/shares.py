@@ -1,4 +1,4 @@
-"""How many rows of a call each card computes: what took least, of what was measured.
+"""Who computes how much of a call: what took least, of what was measured, shared by speed.
 
 A way is a tuple of rows, one's own card first. A kind of call is first computed as a whole, then
 divided by the speeds that are known, and once more if these turn out to be others.
@@ -6,10 +6,17 @@ divided by the speeds that are known, and once more if these turn out to be othe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
 
 Way = tuple[int, ...]
+Part = tuple[int, int]
+"""The first and the one after the last."""
 WARM = 2
 """Calls of a way that are not counted: they compile, choose and record."""
 MEASURED = 2
@@ -61,9 +68,9 @@ class Shares:
         """`rows` over all usable cards, by their speeds as far as they are known."""
         speeds = self.of(kind).speeds
         cards = [card for card, can in enumerate(usable) if can]
-        share = dict(
-            zip(cards, divide(rows, [speeds.get(card, 0.0) for card in cards]), strict=True)
-        )
+        least = [int(card == 0) for card in cards]  # a row stays here
+        way = divide(rows, [speeds.get(card, 0.0) for card in cards], least)
+        share = dict(zip(cards, way, strict=True))
         return tuple(share.get(card, 0) for card in range(len(usable)))
 
     def again(self) -> None:
@@ -98,18 +105,38 @@ class Shares:
         return known.calls.get(way, 0) >= self.warm + self.measured
 
 
-def divide(rows: int, speeds: Sequence[float]) -> Way:
-    """`rows` over cards by their speeds, so that the last to finish does so as soon as can be. The
-    first has one at least. Speeds that are not known (0) are taken to be the mean of the others.
+def divide(count: int, speeds: Sequence[float], least: Sequence[int]) -> Way:
+    """`count` over cards by their speeds, so that the last to finish does so as soon as can be.
+
+    Each has its `least` or more. Speeds that are not known (0) are taken to be the mean of the
+    others.
     """
     known = [speed for speed in speeds if speed > 0]
     mean = sum(known) / len(known) if known else 1.0
-    taken = [speed if speed > 0 else mean for speed in speeds]
-    way = [1, *[0] * (len(taken) - 1)]
-    for _ in range(rows - 1):
-        card = min(range(len(taken)), key=lambda c: ((way[c] + 1) / taken[c], c))
+    speeds = [speed if speed > 0 else mean for speed in speeds]
+    way = list(least)
+    for _ in range(count - sum(way)):
+        card = min(range(len(way)), key=lambda c: ((way[c] + 1) / speeds[c], c))
         way[card] += 1
     return tuple(way)
+
+
+def split(count: int, weights: Sequence[float], least: int = 0) -> list[Part]:
+    """0 to `count` in one part for each weight, in order, each of `least` or more.
+
+    Raises ValueError where that is not possible.
+    """
+    if not weights or min(weights) <= 0:
+        raise ValueError(f"weights have to be above 0, one for each rank: {list(weights)}")
+    if count < least * len(weights):
+        raise ValueError(f"{count} cannot be split into {len(weights)} parts of {least} or more")
+    return parts(divide(count, weights, [least] * len(weights)))
+
+
+def parts(way: Way) -> list[Part]:
+    """What each card has of the rows, in order."""
+    ends = list(accumulate(way))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _fits(way: Way, usable: Sequence[bool]) -> bool:
@@ -120,3 +147,68 @@ def _fits(way: Way, usable: Sequence[bool]) -> bool:
 
 def _smooth(before: float | None, now: float) -> float:
     return now if before is None else before + _SMOOTH * (now - before)
+
+
+class Clock:
+    """Times calls on `home`: what a device takes is known when the next call asks."""
+
+    def __init__(self, home: torch.device, shares: Shares) -> None:
+        self._on_device, self._shares = home.type == "cuda", shares
+        self._home = home
+        self._pending: list[tuple[Hashable, Way, list[Any], dict[int, float]]] = []
+        self._each: dict[int, float] = {}
+        self._now: tuple[Hashable, Way] = ((), ())
+        self._marks: list[Any] = []
+
+    def of(self, kind: Hashable, way: Way) -> Clock:
+        """To be entered around a call. One that raises is not counted."""
+        self._now, self._each, self._marks = (kind, way), {}, []
+        return self
+
+    def took(self, card: int, ms: float) -> None:
+        """What a card took for its part."""
+        self._each[card] = ms
+
+    def own_begins(self) -> None:
+        """The others have been asked. Not told where `took` says what one's own card took."""
+        self._mark()
+
+    def own_is_done(self) -> None:
+        """One's own part is computed, or will be when the device comes so far."""
+        self._mark()
+
+    def __enter__(self) -> Clock:
+        self._settle()
+        self._mark()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._mark()
+        if kind is None:
+            self._pending.append((*self._now, self._marks, self._each))
+            self._settle()
+
+    def _mark(self) -> None:
+        if not self._on_device:
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._home))
+        self._marks.append(event)
+
+    def _settle(self) -> None:
+        while self._pending:
+            kind, way, marks, each = self._pending[0]
+            if self._on_device and not marks[-1].query():
+                return
+            self._pending.pop(0)
+            own = {0: self._between(marks[1], marks[2])} if len(marks) > 3 else {}
+            times = {**own, **each}
+            row = [times.get(card, 0.0) for card in range(len(way))]
+            self._shares.took(kind, way, self._between(marks[0], marks[-1]), row)
+
+    def _between(self, first: Any, last: Any) -> float:
+        """In ms."""
+        if self._on_device:
+            return float(first.elapsed_time(last))
+        return 1000 * float(last - first)

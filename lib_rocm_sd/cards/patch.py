@@ -6,8 +6,9 @@ keys and values; these are exchanged where they are needed. All else, cross atte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,217 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lib_rocm_sd.distributed.agreement import Agreement
-from lib_rocm_sd.distributed.exchange import Exact, Stale
-from lib_rocm_sd.distributed.group import Group
-from lib_rocm_sd.distributed.made import image_of, with_image
-from lib_rocm_sd.distributed.rows import RowSplit, obstacles, row_split
+from lib_rocm_sd.cards.batch import image_of, with_image
+from lib_rocm_sd.cards.group import Agreement, Group, Waiting
+from lib_rocm_sd.cards.shares import Part, split
 from lib_rocm_sd.modules.patches import Patch, put, take
 from lib_rocm_sd.report import Report, report
+
+LEAST_ROWS = 2
+"""Fewest rows of the smallest image for each rank."""
+BLOCKS: dict[str, set[str | None]] = {
+    "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
+    "mid_block_type": {"UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None},
+    "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
+}
+"""Blocks in which rows meet only in convolutions, GroupNorm and self-attention."""
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """The rows of the largest image, `height` x `width`, by rank.
+
+    Ranks begin at multiples of `factor`, by which the smallest image is smaller: so every image
+    between is parted between the same places.
+    """
+
+    height: int
+    width: int
+    factor: int
+    parts: tuple[Part, ...]
+
+    def of(self, height: int) -> list[Part]:
+        """The rows of the image of this height. Raises ValueError where the UNet has none such."""
+        by, found = 1, self.height
+        while found != height:
+            by, found = 2 * by, -(-found // 2)
+            if by > self.factor:
+                raise ValueError(f"no image of the UNet has {height} rows: {self.height} at first")
+        return self._smaller(by)
+
+    def tokens(self, rank: int, count: int) -> list[int]:
+        """By rank, the pixels of the image of which `rank` has `count`. Raises ValueError, too."""
+        by = 1
+        while by <= self.factor:
+            rows, width = self._smaller(by), -(-self.width // by)
+            if (rows[rank][1] - rows[rank][0]) * width == count:
+                return [(last - first) * width for first, last in rows]
+            by *= 2
+        raise ValueError(f"no image of the UNet has {count} pixels on rank {rank}")
+
+    def _smaller(self, by: int) -> list[Part]:
+        return [(-(-first // by), -(-last // by)) for first, last in self.parts]
+
+
+def row_split(height: int, width: int, factor: int, weights: Sequence[float]) -> RowSplit:
+    """Raises ValueError where a rank would have too few rows."""
+    units = -(-height // factor)
+    try:
+        parts = split(units, weights, LEAST_ROWS)
+    except ValueError:
+        most = units // LEAST_ROWS
+        raise ValueError(
+            f"{height} rows are {units} of the smallest image: enough for {most} ranks of "
+            f"{LEAST_ROWS} rows each, not for {len(weights)}"
+        ) from None
+    rows = tuple((first * factor, min(last * factor, height)) for first, last in parts)
+    return RowSplit(height, width, factor, rows)
+
+
+def obstacles(unet: nn.Module) -> list[str]:
+    """Why the rows of this UNet's images cannot be split over ranks; empty if they can."""
+    config: Any = getattr(unet, "config", None)
+    if type(unet).__name__ != "UNet2DConditionModel" or config is None:
+        return [f"{type(unet).__name__} is no UNet2DConditionModel of diffusers"]
+    found = []
+    for name, known in BLOCKS.items():
+        given = getattr(config, name, None)
+        kinds = given if isinstance(given, (list, tuple)) else [given]
+        found += [f"a block is of another kind: {kind}" for kind in kinds if kind not in known]
+    for name, module in unet.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            found.append(f"{name or 'the UNet'} is compiled")
+        if isinstance(module, nn.Conv2d):
+            found += [f"{name}: {why}" for why in _of_convolution(module)]
+        if isinstance(module, nn.GroupNorm) and type(module).forward is not nn.GroupNorm.forward:
+            found.append(f"{name}: a GroupNorm with a forward of its own")
+        if getattr(module, "fused_projections", False):
+            found.append(f"{name}: its projections are fused")
+        if type(module).__name__ == "GatedSelfAttentionDense":
+            found.append(f"{name}: attention to boxes beside the image")
+    return found
+
+
+def _of_convolution(module: nn.Conv2d) -> list[str]:
+    found = []
+    if type(module).forward is not nn.Conv2d.forward:
+        found.append("a convolution with a forward of its own")
+    rows = (module.kernel_size[0], module.stride[0], _padding(module))
+    if rows not in ((1, 1, 0), (3, 1, 1), (3, 2, 1)):
+        found.append("kernel {}, stride {}, padding {}".format(*rows))
+    if module.dilation[0] != 1 or module.padding_mode != "zeros":
+        found.append(f"dilation {module.dilation[0]}, padding mode {module.padding_mode}")
+    return found
+
+
+def _padding(module: nn.Conv2d) -> int | str:
+    return module.padding if isinstance(module.padding, str) else module.padding[0]
+
+
+Edges = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+class Exact:
+    """Each exchange is waited for. `key` names the place in the model that asks."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def parts(
+        self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
+    ) -> list[torch.Tensor]:
+        """All ranks' tensors, in order; rank r has `sizes[r]` along `dim`."""
+        made: list[torch.Tensor] = self.group.start_parts(own, sizes, dim).wait()
+        return made
+
+    def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
+        """The rows next to x (N, C, H, W): `above` from the rank before, `below` from the next.
+
+        None at the image's top and bottom.
+        """
+        made: Edges = self._start(x, above, below).wait()
+        return made
+
+    def begin(self, time_step: float) -> None:
+        """A step begins; time steps fall from one to the next of a picture."""
+
+    def settle(self) -> None:
+        """Nothing is under way after this."""
+
+    def _start(self, x: torch.Tensor, above: int, below: int) -> _EdgesWaiting:
+        group, rank = self.group, self.group.rank
+        before, after = rank > 0, rank + 1 < group.size
+        sent, received = {}, {}
+        if before and below:
+            sent[rank - 1] = x[:, :, :below]
+        if after and above:
+            sent[rank + 1] = x[:, :, x.shape[2] - above :]
+        if before and above:
+            received[rank - 1] = _rows(x, above)
+        if after and below:
+            received[rank + 1] = _rows(x, below)
+        return _EdgesWaiting(group.start_swap(sent, received), rank, received)
+
+
+class _EdgesWaiting:
+    def __init__(self, swap: Waiting, rank: int, received: dict[int, torch.Tensor]) -> None:
+        self._swap, self._rank, self._received = swap, rank, received
+
+    def wait(self) -> Edges:
+        self._swap.wait()
+        return self._received.get(self._rank - 1), self._received.get(self._rank + 1)
+
+
+class Stale(Exact):
+    """Not exact: takes from the other ranks what they had a step before, while this step's is on
+    its way, so that no exchange is waited for (the idea of DistriFusion, arXiv:2402.19481).
+
+    A picture's first `exact_steps` steps are exact. Then edges, keys and values and the statistics
+    of GroupNorm are a step old but for a rank's own. Pictures differ from one card's, the more the
+    fewer steps there are, and show seams where the ranks' rows meet if there are too few.
+    """
+
+    def __init__(self, group: Group, exact_steps: int = 2) -> None:
+        super().__init__(group)
+        self._exact_steps = exact_steps
+        self._under_way: dict[str, Any] = {}
+        self._step, self._time = 0, -1.0
+
+    def begin(self, time_step: float) -> None:
+        if time_step >= self._time:  # a new picture
+            self.settle()
+            self._step = 0
+        self._step, self._time = self._step + 1, time_step
+
+    def settle(self) -> None:
+        for waiting in self._under_way.values():
+            waiting.wait()
+        self._under_way = {}
+        self._time = -1.0
+
+    def parts(
+        self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
+    ) -> list[torch.Tensor]:
+        found = self._before(key, self.group.start_parts(own, sizes, dim))
+        return [own if rank == self.group.rank else part for rank, part in enumerate(found)]
+
+    def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
+        made: Edges = self._before(key, self._start(x, above, below))
+        return made
+
+    def _before(self, key: str, now: Any) -> Any:
+        before = self._under_way.get(key)
+        self._under_way[key] = now
+        if before is not None:
+            kept = before.wait()
+        if before is None or self._step <= self._exact_steps:
+            return now.wait()
+        return kept
+
+
+def _rows(x: torch.Tensor, count: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0], x.shape[1], count, x.shape[3]))
+
 
 RESIDUALS = (
     "down_block_additional_residuals",
