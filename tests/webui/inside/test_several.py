@@ -70,7 +70,7 @@ def divide_all(webui: WebUI, monkeypatch: Any) -> list[Any]:
         return made
 
     def way(self: Any, kind: Any, rows: int, usable: list[bool]) -> Any:
-        return shares.divide(rows, [1.0, 1.0]) if all(usable) else (rows, 0)
+        return shares.divide(rows, [1.0, 1.0], [1, 0]) if all(usable) else (rows, 0)
 
     decodings = webui.library("cards.decoding")
     picture = decodings.Decoding.compute
