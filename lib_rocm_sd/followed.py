@@ -14,16 +14,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
 from lib_rocm_sd.calls import shielded
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.engine import engine, is_compiling
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops import gradients
 from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.torch import FormulaBackward
 from lib_rocm_sd.ops.base import Call, reasons
 
@@ -33,7 +34,6 @@ _OPS: tuple[Any, ...] = (ATTENTION_AND_LSE, ATTENTION_BACKWARD)
 _decided: dict[Hashable, str] = {}
 """By engine, session, problem and device, why that is torch's; empty where it is ours."""
 
-is_compiling = gradients.is_compiling
 _Stop: Any = getattr(checkpoint, "_StopRecomputationError", None)
 STOPS: tuple[type[Exception], ...] = () if _Stop is None else (_Stop,)
 """By this torch.utils.checkpoint ends a function that it calls again, from within a call of ours:

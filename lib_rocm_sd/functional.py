@@ -16,32 +16,34 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.followed import asked, attention_or_torchs
 from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv import layout
 from lib_rocm_sd.ops.conv import problem as convs
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm, Result
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, NextNorm, Result
+from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
-from lib_rocm_sd.ops.group_norm.problem import (
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
     GroupNormInputs,
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
-from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardInputs
 from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardInputs
 from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 
@@ -153,7 +155,7 @@ def conv(
         shortcut_weight,
     )
     if out is not None:
-        problem = convs.problem_of(kind, inputs)
+        problem = conv_inputs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)
     made: Result = engine.run(CONVS[kind], inputs, session)
     return made

@@ -17,7 +17,7 @@ from lib_rocm_sd import followed, functional
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.formula import attend
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from tests.following import BACKWARD, FORWARD, PLAIN, Card, card, ran, session, told
 
 __all__ = ["card", "session"]

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.ops.conv.problem import NextNorm
+from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests.following import PLAIN, Card, card, ran, session, told
 

@@ -14,9 +14,10 @@ from lib_rocm_sd.machine.classify import Kind, work_of
 from lib_rocm_sd.machine.mix import Mix
 from lib_rocm_sd.machine.paths import Chunks
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
 from tests.amdgpu import executor, launch

@@ -21,9 +21,9 @@ import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.runtime import build, launcher, source

@@ -18,17 +18,14 @@ from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.engine.timing import queued
 from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.attention.with_lse import MatrixForward
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import (
-    ODD,
-    USUAL,
-    AttentionBackwardInputs,
-    Grads,
-)
+from lib_rocm_sd.ops.attention_backward.problem import ODD, USUAL
 from lib_rocm_sd.ops.attention_backward.torch import SlicedBackward
 from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.report import config_fields

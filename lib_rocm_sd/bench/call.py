@@ -21,8 +21,9 @@ import torch
 from lib_rocm_sd.bench.progress import Countdown
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Call
 

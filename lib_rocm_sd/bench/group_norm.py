@@ -23,8 +23,9 @@ from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch, Run
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
-from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormInputs, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, GroupNormProblem
 from lib_rocm_sd.report import config_fields
 
 

@@ -27,8 +27,9 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch, Variant
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
 from lib_rocm_sd.report import config_fields
 
 

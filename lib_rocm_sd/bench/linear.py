@@ -16,8 +16,9 @@ from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops import base
 from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
 from lib_rocm_sd.report import config_fields
 
 OPERATIONS_BESIDE = 1e10

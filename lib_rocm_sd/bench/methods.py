@@ -15,7 +15,8 @@ import torch
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.memory import free_bytes
 from lib_rocm_sd.ops.attention.formula import scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, Variant, reasons
 
 MOST_SLICES = 64

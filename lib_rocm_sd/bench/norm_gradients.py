@@ -30,16 +30,12 @@ from lib_rocm_sd.bench.rows import refusals_of
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Call, Launch, Op
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 
 Problem = LayerNormBackwardProblem | GroupNormBackwardProblem
 Results = tuple[torch.Tensor, ...]

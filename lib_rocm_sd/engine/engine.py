@@ -23,10 +23,14 @@ from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Call, Launch, Op
-from lib_rocm_sd.ops.gradients import innermost_transform, is_compiling
 from lib_rocm_sd.ops.keys import tensors_of
 
 _T = TypeVar("_T")
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+"""True while torch.compile traces. A torch that cannot tell breaks its graph here instead."""
+innermost_transform: Callable[[], Any] = getattr(
+    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None
+)
 MOST_WAITS, WAIT_S = 8, 600.0
 """A config that is refused is followed by another one, which is tried next."""
 MOST_ROUTES = 4096

@@ -19,8 +19,8 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.followed import NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import gate
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.ops.gradients import is_transformed
 

@@ -29,8 +29,8 @@ from lib_rocm_sd.followed import (
     attention,
 )
 from lib_rocm_sd.hosts import gate, trouble
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.ops.gradients import is_transformed

@@ -177,6 +177,11 @@ TrialInputs = Sequence[tuple[str, Callable[[], Any]]]
 """Names, and what makes inputs on the CPU."""
 
 
+CPU: Any = "cpu"
+SEED = 2654435769
+"""The self-tests' own, so that trial inputs differ from theirs by where they lie alone."""
+
+
 def _none_further(problem: Any) -> TrialInputs:
     return ()
 
@@ -235,6 +240,8 @@ def reasons(*checks: tuple[object, str]) -> list[str]:
     return [message for condition, message in checks if condition]
 
 
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Of a value, by the float types known here."""
 HALVES = ("float16", "bfloat16")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
+from lib_rocm_sd.ops.lazily import torch
 
 
 def key_by(problem_of: Callable[[Any], Hashable]) -> Callable[[Any], Hashable]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.lazily import torch
 
 
 def card_refusals(arch: Arch | None) -> list[str]:

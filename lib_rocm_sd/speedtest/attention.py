@@ -14,8 +14,9 @@ from lib_rocm_sd.bench.attention.exact import exact
 from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, spread, why

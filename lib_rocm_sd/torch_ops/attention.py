@@ -11,11 +11,12 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.followed import wanted
 from lib_rocm_sd.ops.attention import with_lse
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, output_shape
+from lib_rocm_sd.ops.attention.problem import AttentionProblem, output_shape
 from lib_rocm_sd.ops.attention_backward import kernel
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.functional import group_norm_finalize
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem, NextNorm, output_shape
+from lib_rocm_sd.ops.conv.problem import ConvProblem, output_shape
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import wide_of
 from lib_rocm_sd.ops.keys import described

@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.ops.group_norm.formula import wide_of
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import (
-    GroupNormInputs,
-    GroupNormProblem,
-    NormInputs,
-    NormProblem,
-)
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.torch_ops.group_norm_backward import of_silu
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.group_norm.problem import GroupNormInputs
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.torch_ops.layer_norm_backward import Three, chosen, three
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp
 
@@ -34,7 +33,7 @@ def _posed(
 def _empty(problem: GroupNormBackwardProblem, inputs: GroupNormBackwardInputs) -> Three:
     """The image in the memory format that the op's variants choose."""
     order = torch.channels_last if problem.channels_last else torch.contiguous_format
-    channels, dtype = problem.channels if problem.wanted else 0, problem.affine_dtype
+    channels, dtype = problem.channels if problem.wanted else 0, DTYPES[problem.affine_dtype]
     of_gamma, of_beta = (inputs.x.new_empty(channels, dtype=dtype) for _ in range(2))
     return torch.empty_like(inputs.x, memory_format=order), of_gamma, of_beta
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.torch_ops.layer_norm_backward import of_added, of_plain
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp, as_made
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
+from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -44,7 +43,7 @@ def _added(
 
 
 def _empty(problem: LayerNormBackwardProblem, inputs: LayerNormBackwardInputs) -> Three:
-    channels, dtype = problem.channels if problem.wanted else 0, problem.affine_dtype
+    channels, dtype = problem.channels if problem.wanted else 0, DTYPES[problem.affine_dtype]
     of_gamma, of_beta = (inputs.x.new_empty(channels, dtype=dtype) for _ in range(2))
     return inputs.x.new_empty(problem.shape), of_gamma, of_beta
 

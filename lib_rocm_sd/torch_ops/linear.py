@@ -7,8 +7,9 @@ import torch
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.linear.call import inputs_of
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, output_shape
+from lib_rocm_sd.ops.linear.problem import LinearProblem, output_shape
 from lib_rocm_sd.torch_ops.torch_op import Posed, TorchOp
 
 

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.group_norm.inputs import FinalizeInputs, GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import FinalizeInputs, GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs
+from lib_rocm_sd.ops.linear.inputs import LinearInputs, placed
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
 
 
 def attention(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import statistics_bytes
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.ops.conv.problem import NextNorm
+from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
 

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from tests.ops.attention.layouts import lay_out
 from tests.simt.attention import DTYPES, draw
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.launch import CodeLaunch
 from tests.amdgpu.sparse import FAR, sparse, spread

@@ -11,10 +11,11 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.conv import split
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.layout import MOST_ROW_VALUES
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.launch import CodeLaunch

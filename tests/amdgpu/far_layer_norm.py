@@ -10,9 +10,10 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.far_conv import among
 from tests.amdgpu.sparse import FAR, spread

@@ -13,9 +13,10 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import kernel, library
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MOST_STRIDE, MatrixLinear
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.amdgpu.far_attention import launch_on
 from tests.amdgpu.sparse import sparse
 from tests.ops.running import compute

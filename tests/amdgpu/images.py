@@ -6,16 +6,17 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.group_norm import formula
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
+from lib_rocm_sd.ops.group_norm.inputs import NormInputs
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import NormInputs
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests.amdgpu import drawn
 from tests.amdgpu.case import CPU, Case, judged, largest

@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
 from lib_rocm_sd.ops.attention.with_lse import MatrixForward
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD

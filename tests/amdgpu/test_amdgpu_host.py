@@ -18,8 +18,9 @@ from lib_rocm_sd.doctor import cases as selftest_cases
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.vae.program import Program
 from tests import executed
 from tests.amdgpu import launch

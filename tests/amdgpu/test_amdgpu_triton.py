@@ -13,7 +13,8 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.ops.attention.judge import Errors, torchs_own
 from tests.simt.attention import draw
 

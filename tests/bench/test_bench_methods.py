@@ -11,8 +11,9 @@ from lib_rocm_sd.bench import methods
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, Variant
 
 CPU = torch.device("cpu")

@@ -19,13 +19,13 @@ from lib_rocm_sd.doctor import command as doctor
 from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import Call
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs
 from lib_rocm_sd.ops.conv.torch import TorchConv
 from tests.ops.toy_op import GFX1100, engine_of
 from tests.vae.vae_models import needs_half

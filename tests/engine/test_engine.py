@@ -15,9 +15,9 @@ from lib_rocm_sd.engine import measuring, memory, planner
 from lib_rocm_sd.errors import LaunchError, NotSupportedError
 from lib_rocm_sd.functional import attention
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import Call
 from tests.calls import calls_of
 from tests.ops.toy_op import (

@@ -7,8 +7,9 @@ import torch
 
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.report import Report
 from tests.ops.toy_op import User
 

@@ -12,8 +12,8 @@ import torch
 
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from tests.ops.toy_op import CPU, SELF_TESTS, Doubler, Doubling, X, engine_of, op_of, raising
 
 

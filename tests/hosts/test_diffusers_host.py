@@ -13,7 +13,7 @@ from lib_rocm_sd import report
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

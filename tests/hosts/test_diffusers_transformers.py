@@ -24,7 +24,7 @@ from lib_rocm_sd.hosts.diffusers import patched, switched_on
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers.served import ServedForward
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from tests.hosts import tiny_pipelines as tiny
 
 __all__ = ["card"]

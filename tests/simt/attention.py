@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, by_gfx
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.attention.kernel import ordered
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import lay_out
 from tests.ops.running import compute

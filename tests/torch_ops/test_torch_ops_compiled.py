@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import functional, torch_ops
-from lib_rocm_sd.ops.conv.problem import Band, NextNorm
+from lib_rocm_sd.ops.conv.inputs import NextNorm
+from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.torch_ops import attention
 from tests.ops.toy_op import GFX1100

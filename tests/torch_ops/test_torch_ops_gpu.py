@@ -12,7 +12,7 @@ from torch import nn
 from lib_rocm_sd import functional, torch_ops
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.conv.problem import NextNorm
+from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests.torch_ops.operators import call_of, every_case
 

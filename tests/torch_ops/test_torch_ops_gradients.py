@@ -12,9 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd import torch_ops
 from lib_rocm_sd.engine.engine import Engine, engine
 from lib_rocm_sd.ops.attention.formula import attend
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
 from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward

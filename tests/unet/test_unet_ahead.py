@@ -26,7 +26,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem
-from lib_rocm_sd.ops.linear import problem as linear_problem
+from lib_rocm_sd.ops.linear import inputs as linear_inputs
 from lib_rocm_sd.shipped import AT_START, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet import ahead, kinds, usual
@@ -92,7 +92,7 @@ def asked(name: str, fast: bool = False) -> Asked:
         for title, module in list(sys.modules.items()):  # ops refuse tensors without memory
             if title.startswith("lib_rocm_sd.ops.") and hasattr(module, "tensor_errors"):
                 patch.setattr(module, "tensor_errors", lambda **tensors: [])
-        patch.setattr(linear_problem, "overlap", lambda a, b: False)
+        patch.setattr(linear_inputs, "overlap", lambda a, b: False)
         unet(*arguments(name, *SIZES[name], dtype=torch.float16))
     for row in taken.report():
         assert not row.left, row

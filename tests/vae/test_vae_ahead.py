@@ -14,10 +14,10 @@ import torch
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.ops.attention import problem as attention_problem
+from lib_rocm_sd.ops.attention import inputs as attention_inputs
 from lib_rocm_sd.ops.base import Call, KernelSpec, Op
-from lib_rocm_sd.ops.conv import problem as conv_problem
-from lib_rocm_sd.ops.group_norm import problem as norm_problem
+from lib_rocm_sd.ops.conv import inputs as conv_inputs
+from lib_rocm_sd.ops.group_norm import inputs as norm_inputs
 from lib_rocm_sd.vae import ahead
 from lib_rocm_sd.vae.bands import Run, run_plan
 from lib_rocm_sd.vae.plan import BandPlan, BandPlanner
@@ -63,7 +63,7 @@ def launched(recipe: Recipe, plans: list[BandPlan], planner: BandPlanner, shape:
     meta, dtype = torch.device("meta"), torch.float16
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(engine, "run", calls)
-        for module in (attention_problem, conv_problem, norm_problem):  # which refuse meta tensors
+        for module in (attention_inputs, conv_inputs, norm_inputs):  # which refuse meta tensors
             patch.setattr(module, "tensor_errors", lambda **tensors: [])
         for plan in plans:
             last = planner.chain.sizes[-1]

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.ways import Chosen, ConvWay

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, problem_of
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SlicedAttention
 from lib_rocm_sd.ops.base import Call
 

@@ -16,7 +16,7 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.followed import STOPS, NotFollowedError, asked, attention
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host, session
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 
 
 class Owner(Protocol):

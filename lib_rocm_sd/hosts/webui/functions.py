@@ -15,7 +15,7 @@ from lib_rocm_sd.hosts.packed import Call, NotOursError, attend, call_of, is_com
 from lib_rocm_sd.hosts.read.unet_forge import OVERRIDE
 from lib_rocm_sd.hosts.webui import host, session
 from lib_rocm_sd.hosts.webui.attention import calls
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 
 Compute = Callable[..., torch.Tensor]
 

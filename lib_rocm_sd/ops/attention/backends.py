@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Call, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import torch
 from lib_rocm_sd.ops.on_card import card_refusals
 
 BACKENDS = {

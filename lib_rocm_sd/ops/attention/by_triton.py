@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, Variant, halves_only, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.in_triton import triton_refusals
+from lib_rocm_sd.ops.lazily import torch
 
 RUN = "lib_rocm_sd.triton_kernels.attention_run"
 MASKS = ("none", "bool", "float16", "bfloat16", "float32")

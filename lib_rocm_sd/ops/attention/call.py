@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound, Packet, Prepare
+from lib_rocm_sd.ops.lazily import torch
 
 
 class BoundCall(Bound[AttentionParams]):

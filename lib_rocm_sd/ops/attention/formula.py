@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.lazily import torch
 
 
 def expand_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
 from lib_rocm_sd.ops.attention.formula import expand_mask
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import HALVES, Call, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import torch
 from lib_rocm_sd.ops.on_card import card_refusals
 
 MOST_HEAD_DIM = 256

@@ -11,16 +11,16 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.call import BoundCall
 from lib_rocm_sd.ops.attention.formula import expand_mask
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import torch
 
 LOG2_E = math.log2(math.e)
 

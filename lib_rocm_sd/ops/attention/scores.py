@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-import torch
-
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, halves_only, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import is_there, torch
 
 THREADS = 1024
 MOST_HELD = 16
@@ -62,8 +62,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _gives_float32() -> bool:
     """True where torch's matrix product of halves can give float32: 2.8 and newer."""
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (2, 8)
+    return not is_there() or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
 class ScoresAttention(Variant[AttentionProblem, AttentionInputs]):

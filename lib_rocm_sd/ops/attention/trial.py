@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs, make_inputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import CPU, ITEM_BYTES, SEED, TrialInputs
+from lib_rocm_sd.ops.lazily import torch
 
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem, make_inputs
-from lib_rocm_sd.ops.base import TrialInputs
-from lib_rocm_sd.ops.dtypes import DTYPES
-
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
 FAR_BYTES = (2 << 30) + 4096
 """Between batch items: what an offset of 32 bits with a sign cannot say."""
 _TAILS = ((1, 1), (129, 64), (200, 255))
@@ -74,7 +70,7 @@ def _masked(p: AttentionProblem, kind: str) -> AttentionInputs:
 def _far(p: AttentionProblem) -> AttentionInputs:
     """The second batch item lies beyond 2 GiB; of the memory between nothing is touched."""
     made = make_inputs(p, CPU, SEED)
-    step = FAR_BYTES // DTYPES[p.dtype].itemsize
+    step = FAR_BYTES // ITEM_BYTES[p.dtype]
     rows = p.heads * p.head_dim
     sizes = [t.shape[1] * rows for t in made[:3]]
     whole = torch.empty(step + sum(sizes), dtype=made.q.dtype)

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import formula, kernel
 from lib_rocm_sd.ops.attention.formula import expand_mask, logits_of, scale_of
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import LOG2_E, MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant
+from lib_rocm_sd.ops.lazily import torch
 
 LARGEST = 100_000.0
 """Largest finite log-sum-exp: up to it, its rounding changes a weight less than rounding to
 bfloat16 does.
 """
-Both = tuple[torch.Tensor, torch.Tensor]
+Both: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """The output (B, Sq, H*D), and the log-sum-exp."""
 
 

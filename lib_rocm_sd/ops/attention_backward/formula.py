@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of, weights_of
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.lazily import torch
 
 
 def grads_of(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.kernel import MASK_KINDS
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.kernel import BackwardConfig, BackwardParams
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import torch
 
 LOG2_E = math.log2(math.e)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.attention_backward.formula import by_heads, formula, grads_of
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.base import Call, Variant
+from lib_rocm_sd.ops.lazily import torch
 
 
 class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, make_inputs
-from lib_rocm_sd.ops.base import TrialInputs
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, make_inputs
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
+from lib_rocm_sd.ops.lazily import torch
 
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
 _TAILS = ((1, 1), (129, 64), (40, 255))
 
 

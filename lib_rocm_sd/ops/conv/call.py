@@ -7,19 +7,19 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import torch
-
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.conv import kernel, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams, ConvSumParams, ConvTiling
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.split import Summed
 from lib_rocm_sd.ops.conv.weights import matrix_of
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize
+from lib_rocm_sd.ops.lazily import torch
 
 Shape = tuple[int, int, int, int]
 ALIGNED_BYTES = 16

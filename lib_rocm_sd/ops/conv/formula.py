@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
-from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvInputs, Finish, NextNorm
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, Finish, NextNorm
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import moments_of
+from lib_rocm_sd.ops.lazily import F, torch
 
 
 def convolve(

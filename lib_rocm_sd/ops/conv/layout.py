@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.lazily import torch
 
 MOST_ROW_VALUES = 1 << 25
 """Most values in a row of an image, pixel stride included: a tile's rows have 32-bit addresses."""

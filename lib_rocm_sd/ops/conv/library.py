@@ -5,19 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.call import ALIGNED_BYTES, lies_densely
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.search import no_search
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, ImageParams, NormTiling
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize
+from lib_rocm_sd.ops.lazily import F, torch
 
 _WORD_BYTES = 8
 

@@ -6,10 +6,12 @@ from functools import partial
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv import problem as problems
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
 from lib_rocm_sd.ops.conv.trial import trial_inputs
 
@@ -20,10 +22,10 @@ def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
         family="conv",
         title="Convolution",
         variants=(MatrixConv(kind), LibraryConv(kind), PlanarConv(kind), TorchConv(kind)),
-        problem_of=partial(problems.problem_of, kind),
-        key_of=partial(problems.key_of, kind),
+        problem_of=partial(conv_inputs.problem_of, kind),
+        key_of=partial(conv_inputs.key_of, kind),
         reference=partial(formula.reference, kind),
-        make_inputs=problems.make_inputs,
+        make_inputs=conv_inputs.make_inputs,
         tolerance=problems.tolerance,
         output_shape=problems.output_shape,
         test_problems=problems.test_problems,

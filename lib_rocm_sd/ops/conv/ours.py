@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv import kernel, layout, rows, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.call import (
@@ -31,12 +30,14 @@ from lib_rocm_sd.ops.conv.call import (
     place,
     work_of,
 )
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.split import Summed, launch_sum, sum_arguments
 from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
 from lib_rocm_sd.ops.group_norm.kernel import finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_merge
+from lib_rocm_sd.ops.lazily import torch
 
 _BEHIND = 5
 """Less than LibraryConv's."""
@@ -86,7 +87,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         return _BEHIND if behind else self.preference
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
-        return problems.input_refusals(inputs)
+        return conv_inputs.input_refusals(inputs)
 
     def workspace(self, problem: ConvProblem) -> int:
         """The sums of a small image, whose channels are split."""

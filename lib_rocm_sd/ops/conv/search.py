@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
+from lib_rocm_sd.ops.lazily import is_there, torch
 
 
 def no_search() -> AbstractContextManager[Any]:
@@ -32,7 +32,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 def searches() -> bool:
     """True where MIOpen would search although asked not to."""
-    return torch.version.hip is not None and _miopen() is None
+    return is_there() and torch.version.hip is not None and _miopen() is None
 
 
 def _miopen() -> Any:

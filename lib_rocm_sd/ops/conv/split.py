@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.conv import kernel, layout, rows
@@ -18,6 +16,7 @@ from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvSumParams
 from lib_rocm_sd.ops.conv.problem import DEEP, ConvProblem
 from lib_rocm_sd.ops.conv.rows import Layer
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.lazily import torch
 
 
 def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfig, ...]:

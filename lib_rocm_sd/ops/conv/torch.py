@@ -11,22 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, reasons
+from lib_rocm_sd.ops.base import ITEM_BYTES, Call, KernelSpec, Run, Variant, reasons
 from lib_rocm_sd.ops.conv import formula, library
-from lib_rocm_sd.ops.conv import problem as problems
+from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv.formula import given
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem, Result
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.search import no_search, searches
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
 from lib_rocm_sd.ops.group_norm.formula import norm_from
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
+from lib_rocm_sd.ops.lazily import F, torch
 
 
 class LibraryConv(Variant[ConvProblem, ConvInputs]):
@@ -50,7 +48,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         )
 
     def input_refusals(self, inputs: ConvInputs) -> list[str]:
-        return problems.input_refusals(inputs)
+        return conv_inputs.input_refusals(inputs)
 
     def workspace(self, problem: ConvProblem) -> int:
         """Images that our convolution never makes: normalised, upsampled, of the shortcut, bare."""
@@ -185,7 +183,7 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         """What the kernel never makes: normalised in float32, enlarged, padded, unfused sums."""
         p = problem
         rows, columns = p.out_size
-        itemsize = DTYPES[p.dtype].itemsize
+        itemsize = ITEM_BYTES[p.dtype]
         before = p.batch * p.height * p.width * p.in_channels
         made = p.batch * rows * columns * p.out_channels
         wide = before * (12 + itemsize) * p.norm

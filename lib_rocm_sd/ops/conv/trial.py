@@ -5,22 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from lib_rocm_sd.ops.base import TrialInputs
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, make_inputs
 from lib_rocm_sd.ops.conv.layout import MOST_ROW_VALUES
-from lib_rocm_sd.ops.conv.problem import (
-    Band,
-    ConvInputs,
-    ConvProblem,
-    make_inputs,
-    out_size,
-    test_problems,
-)
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, out_size, test_problems
+from lib_rocm_sd.ops.lazily import torch
 
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
 _FAR_ROWS = 34
 """Rows of 64 MiB each, enough to reach beyond 2 GiB."""
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+from typing import Any, TypeAlias
 
 from lib_rocm_sd.ops.base import Launch, reasons
 from lib_rocm_sd.ops.conv import kernel
@@ -14,8 +11,9 @@ from lib_rocm_sd.ops.conv.kernel import ConvConfig, PackParams
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
 from lib_rocm_sd.ops.keys import described
+from lib_rocm_sd.ops.lazily import F, torch
 
-_Plain = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
+_Plain: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
 
 
 @dataclass(frozen=True)

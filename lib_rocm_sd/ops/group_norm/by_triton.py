@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
 from lib_rocm_sd.ops.base import Call, Variant, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.formula import dense
-from lib_rocm_sd.ops.group_norm.problem import GroupNormInputs, GroupNormProblem
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.ops.in_triton import triton_refusals
+from lib_rocm_sd.ops.lazily import torch
 
 RUN = "lib_rocm_sd.triton_kernels.group_norm_run"
 MOST_WIDTH = 1024

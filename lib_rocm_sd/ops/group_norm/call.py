@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound, Launches
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
 from lib_rocm_sd.ops.group_norm.formula import channels_of, dense
-from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, MergeParams
-from lib_rocm_sd.ops.group_norm.launch import lies_in_rows, pointer
-from lib_rocm_sd.ops.group_norm.problem import (
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
     GroupNormInputs,
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, MergeParams
+from lib_rocm_sd.ops.group_norm.launch import lies_in_rows, pointer
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
+from lib_rocm_sd.ops.lazily import torch
 
 _Start = Callable[..., None]
 """Launches a step, given addresses."""

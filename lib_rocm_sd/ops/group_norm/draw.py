@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm.formula import wide_of
-from lib_rocm_sd.ops.group_norm.problem import (
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
-    ApplyProblem,
     FinalizeInputs,
-    FinalizeProblem,
     GroupNormInputs,
-    GroupNormProblem,
     ImageInputs,
-    ImageProblem,
     NormInputs,
+)
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyProblem,
+    FinalizeProblem,
+    GroupNormProblem,
+    ImageProblem,
     NormProblem,
 )
+from lib_rocm_sd.ops.lazily import torch
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -5,11 +5,9 @@ Images are (N, C, H, W) here, in either memory format; group_norm.py says what e
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.group_norm import kernel
+from lib_rocm_sd.ops.lazily import F, torch
 
 
 def is_channels_last(x: torch.Tensor) -> bool:

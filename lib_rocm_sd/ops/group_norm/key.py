@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
-
-from lib_rocm_sd.ops.group_norm.problem import (
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
     GroupNormInputs,
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.lazily import torch
 
 
 def of_image(inputs: ImageInputs) -> Hashable:

@@ -9,8 +9,6 @@ import ctypes
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import torch
-
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.ops.bound import Bound, Launches
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
@@ -18,6 +16,7 @@ from lib_rocm_sd.ops.group_norm import kernel, whole
 from lib_rocm_sd.ops.group_norm.formula import channels_of, dense
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, ImageParams, MergeParams
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig, WholeParams
+from lib_rocm_sd.ops.lazily import torch
 
 P = TypeVar("P", bound=ctypes.Structure)
 

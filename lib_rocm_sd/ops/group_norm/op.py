@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.group_norm import draw, formula, key, trial
+from lib_rocm_sd.ops.group_norm import inputs as group_norm_inputs
 from lib_rocm_sd.ops.group_norm import problem as problems
 from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
+from lib_rocm_sd.ops.group_norm.inputs import (
+    ApplyInputs,
+    FinalizeInputs,
+    GroupNormInputs,
+    ImageInputs,
+    NormInputs,
+)
 from lib_rocm_sd.ops.group_norm.ours import (
     KernelApply,
     KernelFinalize,
@@ -18,15 +24,10 @@ from lib_rocm_sd.ops.group_norm.ours import (
     KernelStatistics,
 )
 from lib_rocm_sd.ops.group_norm.problem import (
-    ApplyInputs,
     ApplyProblem,
-    FinalizeInputs,
     FinalizeProblem,
-    GroupNormInputs,
     GroupNormProblem,
-    ImageInputs,
     ImageProblem,
-    NormInputs,
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.torch import (
@@ -36,6 +37,7 @@ from lib_rocm_sd.ops.group_norm.torch import (
     TorchNorm,
     TorchStatistics,
 )
+from lib_rocm_sd.ops.lazily import torch
 
 
 def _wide_dtype(problem: Any) -> torch.dtype:
@@ -65,7 +67,7 @@ STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     family="group_norm",
     title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
-    problem_of=problems.image_problem_of,
+    problem_of=group_norm_inputs.image_problem_of,
     key_of=key.of_image,
     reference=lambda inputs: formula.reference_statistics(*inputs),
     make_inputs=draw.image_inputs,
@@ -84,7 +86,7 @@ FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     family="group_norm",
     title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
-    problem_of=problems.finalize_problem_of,
+    problem_of=group_norm_inputs.finalize_problem_of,
     key_of=key.of_norm,
     reference=lambda inputs: formula.reference_norm(*inputs),
     make_inputs=draw.finalize_inputs,
@@ -101,7 +103,7 @@ NORM: Op[NormProblem, NormInputs] = Op(
     family="group_norm",
     title="Group norm, norm of an image",
     variants=(KernelNorm(), TorchNorm()),
-    problem_of=problems.norm_problem_of,
+    problem_of=group_norm_inputs.norm_problem_of,
     key_of=key.of_norm,
     reference=lambda inputs: formula.reference_norm(
         formula.reference_statistics(inputs[0]), *inputs[1:]
@@ -122,7 +124,7 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     family="group_norm",
     title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
-    problem_of=problems.apply_problem_of,
+    problem_of=group_norm_inputs.apply_problem_of,
     key_of=key.of_apply,
     reference=lambda inputs: formula.reference_apply(*inputs),
     make_inputs=draw.apply_inputs,
@@ -139,7 +141,7 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     family="group_norm",
     title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
-    problem_of=problems.problem_of,
+    problem_of=group_norm_inputs.problem_of,
     key_of=key.of_group_norm,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=draw.make_inputs,

@@ -13,8 +13,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import (
     Call,
@@ -31,20 +29,23 @@ from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm import call as calls
 from lib_rocm_sd.ops.group_norm import formula, kernel, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.inputs import (
+    ApplyInputs,
+    FinalizeInputs,
+    GroupNormInputs,
+    ImageInputs,
+    NormInputs,
+)
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
 from lib_rocm_sd.ops.group_norm.problem import (
-    ApplyInputs,
     ApplyProblem,
-    FinalizeInputs,
     FinalizeProblem,
-    GroupNormInputs,
     GroupNormProblem,
-    ImageInputs,
     ImageProblem,
-    NormInputs,
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
+from lib_rocm_sd.ops.lazily import torch
 
 Config = WholeConfig | GroupNormConfig
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.gradients import is_transformed
 from lib_rocm_sd.ops.group_norm import formula
-from lib_rocm_sd.ops.group_norm.problem import (
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
-    ApplyProblem,
     FinalizeInputs,
-    FinalizeProblem,
     GroupNormInputs,
-    GroupNormProblem,
     ImageInputs,
-    ImageProblem,
     NormInputs,
+)
+from lib_rocm_sd.ops.group_norm.problem import (
+    ApplyProblem,
+    FinalizeProblem,
+    GroupNormProblem,
+    ImageProblem,
     NormProblem,
 )
+from lib_rocm_sd.ops.lazily import F, torch
 
 
 class _Torch(Variant[Any, Any]):

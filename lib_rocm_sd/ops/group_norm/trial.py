@@ -9,15 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from lib_rocm_sd.ops.base import TrialInputs
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
 from lib_rocm_sd.ops.group_norm import draw, whole
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem, small_images
+from lib_rocm_sd.ops.lazily import torch
 
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
 _Make = Callable[..., Any]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TypeAlias
 
-Made = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+from lib_rocm_sd.ops.lazily import torch
+
+Made: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
 
 
 def reference(

@@ -5,8 +5,6 @@ Images are (N, C, H, W) here, in either memory format.
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.group_norm import launch as forward
@@ -15,16 +13,15 @@ from lib_rocm_sd.ops.group_norm.kernel import AFFINE_KINDS, GroupNormConfig
 from lib_rocm_sd.ops.group_norm.launch import pointer
 from lib_rocm_sd.ops.group_norm_backward import kernel
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.kernel import (
     BackwardConfig,
     GroupNormBackwardParams,
     GroupNormCombineParams,
 )
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm_backward.launch import launch_gradients
+from lib_rocm_sd.ops.lazily import torch
 
 
 def readable(
@@ -67,7 +64,7 @@ def launch_backward(call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs
     out = launch_apply(launch, config.steps, p, inputs, factors)
     if not p.wanted:
         return out, None, None
-    return out, *launch_gradients(launch, totals, p.affine_dtype)
+    return out, *launch_gradients(launch, totals, DTYPES[p.affine_dtype])
 
 
 def launch_apply(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.group_norm_backward import formula
+from lib_rocm_sd.ops.group_norm_backward import inputs as group_norm_backward_inputs
 from lib_rocm_sd.ops.group_norm_backward import problem as problems
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.ours import KernelGroupNormBackward
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
 from lib_rocm_sd.ops.keys import key_by
 
@@ -18,15 +17,15 @@ GROUP_NORM_BACKWARD: Op[GroupNormBackwardProblem, GroupNormBackwardInputs] = Op(
     family="group_norm_backward",
     title="Group norm, gradients",
     variants=(KernelGroupNormBackward(), TorchGroupNormBackward()),
-    problem_of=problems.problem_of,
-    key_of=key_by(problems.problem_of),
+    problem_of=group_norm_backward_inputs.problem_of,
+    key_of=key_by(group_norm_backward_inputs.problem_of),
     reference=lambda inputs: formula.reference(*inputs),
-    make_inputs=problems.make_inputs,
+    make_inputs=group_norm_backward_inputs.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=problems.ODD,
     usual=problems.USUAL,
-    trial_inputs=problems.trial_inputs,
+    trial_inputs=group_norm_backward_inputs.trial_inputs,
 )
 OPS = (GROUP_NORM_BACKWARD,)

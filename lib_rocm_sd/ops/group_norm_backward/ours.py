@@ -10,12 +10,10 @@ from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm_backward import kernel
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.kernel import BackwardConfig
 from lib_rocm_sd.ops.group_norm_backward.launch import launch_backward
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 
 
 class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwardInputs]):

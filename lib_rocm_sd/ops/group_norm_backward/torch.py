@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
 from lib_rocm_sd.ops.group_norm_backward import formula
 from lib_rocm_sd.ops.group_norm_backward.formula import Made
-from lib_rocm_sd.ops.group_norm_backward.problem import (
-    GroupNormBackwardInputs,
-    GroupNormBackwardProblem,
-)
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
+from lib_rocm_sd.ops.lazily import torch
 
 
 class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwardInputs]):
@@ -39,7 +37,9 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
         made, *others = formula.reference(*inputs) if followed else _native(problem, inputs)
         order = torch.channels_last if problem.channels_last else torch.contiguous_format
         made = made.to(inputs.x.dtype).contiguous(memory_format=order)
-        of_gamma, of_beta = (None if t is None else t.to(problem.affine_dtype) for t in others)
+        of_gamma, of_beta = (
+            None if t is None else t.to(DTYPES[problem.affine_dtype]) for t in others
+        )
         return made, of_gamma, of_beta
 
 

@@ -10,18 +10,18 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, TrialInputs, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described
-from lib_rocm_sd.ops.layer_norm import formula, launch, problem, trial
+from lib_rocm_sd.ops.layer_norm import formula, launch, trial
+from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormParams
 from lib_rocm_sd.ops.layer_norm.launch import Result
 from lib_rocm_sd.ops.layer_norm.ours import KernelNorm
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.lazily import F, torch
 
 ROWS = ("missing", "more", "ahead")
 
@@ -86,7 +86,7 @@ def key_of(inputs: BiasedInputs) -> Hashable:
 
 def problem_of(inputs: BiasedInputs) -> BiasedProblem:
     """ValueError, with all shapes, on a caller's mistake."""
-    plain = problem.problem_of(inputs.plain)
+    plain = layer_norm_inputs.problem_of(inputs.plain)
     x = inputs.x
     for name, row in inputs.rows.items():
         if row.shape != x.shape[-1:] or (row.dtype, row.device) != (x.dtype, x.device):
@@ -115,7 +115,7 @@ def reference(inputs: BiasedInputs) -> Result:
 
 def make_inputs(p: BiasedProblem, device: torch.device, seed: int) -> BiasedInputs:
     """Random; nothing is ahead of a sum that is not kept."""
-    plain = problem.make_inputs(p, device, seed)
+    plain = layer_norm_inputs.make_inputs(p, device, seed)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     drawn = torch.randn(3, p.channels, generator=generator).to(DTYPES[p.dtype]).to(device)
     missing, more, ahead = drawn.unbind()

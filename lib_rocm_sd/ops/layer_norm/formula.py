@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.dtypes import FLOATS
+from lib_rocm_sd.ops.lazily import torch
 
 
 def sum_of(x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormForm, LayerNormParams
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.lazily import torch
 
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
 def form_of(problem: LayerNormProblem, config: LayerNormConfig) -> LayerNormForm:

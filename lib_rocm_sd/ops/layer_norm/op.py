@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.layer_norm import biased, formula
+from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
 from lib_rocm_sd.ops.layer_norm.trial import trial_inputs
 
@@ -16,10 +18,10 @@ LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     family="layer_norm",
     title="Layer norm",
     variants=(KernelLayerNorm(), TorchLayerNorm()),
-    problem_of=problems.problem_of,
-    key_of=problems.key_of,
+    problem_of=layer_norm_inputs.problem_of,
+    key_of=layer_norm_inputs.key_of,
     reference=lambda inputs: formula.reference(*inputs),
-    make_inputs=problems.make_inputs,
+    make_inputs=layer_norm_inputs.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,

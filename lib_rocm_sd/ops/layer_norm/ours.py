@@ -9,6 +9,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams
 from lib_rocm_sd.ops.layer_norm.launch import (
     BoundCall,
@@ -18,7 +19,7 @@ from lib_rocm_sd.ops.layer_norm.launch import (
     readable,
     template,
 )
-from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormProblem
 
 AnyInputs = TypeVar("AnyInputs", bound=Any)
 

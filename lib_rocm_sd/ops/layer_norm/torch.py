@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.launch import Result
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.lazily import F, torch
 
 
 class TorchLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):

@@ -6,19 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from lib_rocm_sd.ops.base import TrialInputs
-from lib_rocm_sd.ops.layer_norm.problem import (
-    AnyProblem,
-    LayerNormProblem,
-    make_inputs,
-    test_problems,
-)
-
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
+from lib_rocm_sd.ops.layer_norm.inputs import make_inputs
+from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormProblem, test_problems
+from lib_rocm_sd.ops.lazily import torch
 
 
 def trial_inputs(problem: AnyProblem, make: Callable[..., Any] = make_inputs) -> TrialInputs:

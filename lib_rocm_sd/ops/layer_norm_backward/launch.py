@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.ops.base import Call, Launch
-from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, VECTOR, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
 from lib_rocm_sd.ops.layer_norm_backward.gradients import NormGradientsParams
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.kernel import BackwardForm, LayerNormBackwardParams
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
+from lib_rocm_sd.ops.lazily import torch
 
 
 def form_of(problem: LayerNormBackwardProblem, config: LayerNormConfig) -> BackwardForm:
@@ -55,7 +52,7 @@ def launch_backward(call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs
     params.parts = parts.data_ptr()
     spec = kernel.parts_spec(p.dtype, p.added, cut.vector)
     launch(spec, cut.grid, kernel.PART_THREADS, params, x.device)
-    return out, *launch_gradients(launch, parts, p.affine_dtype)
+    return out, *launch_gradients(launch, parts, DTYPES[p.affine_dtype])
 
 
 def _aligned(problem: LayerNormBackwardProblem, addresses: list[int]) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.keys import key_by
 from lib_rocm_sd.ops.layer_norm_backward import formula
+from lib_rocm_sd.ops.layer_norm_backward import inputs as layer_norm_backward_inputs
 from lib_rocm_sd.ops.layer_norm_backward import problem as problems
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.ours import KernelLayerNormBackward
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm_backward.torch import TorchLayerNormBackward
 
 LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
@@ -18,15 +17,15 @@ LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
     family="layer_norm_backward",
     title="Layer norm, gradients",
     variants=(KernelLayerNormBackward(), TorchLayerNormBackward()),
-    problem_of=problems.problem_of,
-    key_of=key_by(problems.problem_of),
+    problem_of=layer_norm_backward_inputs.problem_of,
+    key_of=key_by(layer_norm_backward_inputs.problem_of),
     reference=lambda inputs: formula.reference(*inputs),
-    make_inputs=problems.make_inputs,
+    make_inputs=layer_norm_backward_inputs.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=problems.ODD,
     usual=problems.USUAL,
-    trial_inputs=problems.trial_inputs,
+    trial_inputs=layer_norm_backward_inputs.trial_inputs,
 )
 OPS = (LAYER_NORM_BACKWARD,)

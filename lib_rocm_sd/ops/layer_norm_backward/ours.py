@@ -10,11 +10,9 @@ from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.launch import form_of, launch_backward
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 
 
 class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwardInputs]):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
-from lib_rocm_sd.ops.layer_norm_backward.problem import (
-    LayerNormBackwardInputs,
-    LayerNormBackwardProblem,
-)
+from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
+from lib_rocm_sd.ops.lazily import torch
 
 
 class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwardInputs]):
@@ -34,7 +32,7 @@ class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackward
         grad, x, gamma, eps, added, sum_grad, affine = call.inputs
         total, shape = x if added is None else x + added, x.shape[-1:]
         dtype = x.dtype
-        if x.device.type == "cpu" or problem.affine_dtype != x.dtype:
+        if x.device.type == "cpu" or DTYPES[problem.affine_dtype] != x.dtype:
             dtype = torch.promote_types(x.dtype, torch.float32)
         if gamma is None:
             gamma = x.new_ones(shape)
@@ -49,5 +47,5 @@ class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackward
             made = made + sum_grad
         if not affine:
             return made, None, None
-        of_gamma, of_beta = (t.to(problem.affine_dtype) for t in others)
+        of_gamma, of_beta = (t.to(DTYPES[problem.affine_dtype]) for t in others)
         return made, of_gamma, of_beta

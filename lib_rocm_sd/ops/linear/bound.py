@@ -6,13 +6,12 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.ops.base import Call, Run
 from lib_rocm_sd.ops.bound import Bound, Prepare
+from lib_rocm_sd.ops.lazily import F, torch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import LinearManyParams, LinearParams
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 
 ALIGNED_BYTES = 16
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import torch
+from typing import TypeAlias
 
 from lib_rocm_sd.ops.keys import described, tensor_errors
+from lib_rocm_sd.ops.lazily import torch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs, placed
 from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
-from lib_rocm_sd.ops.linear.problem import LinearInputs, placed
 
-Weights = torch.Tensor | Sequence[torch.Tensor]
-Biases = torch.Tensor | Sequence[torch.Tensor | None] | None
+Weights: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
+Biases: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | None] | None"
 
 
 def inputs_of(

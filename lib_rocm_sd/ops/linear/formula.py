@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
-from lib_rocm_sd.ops.linear.problem import LinearInputs
+from lib_rocm_sd.ops.lazily import F, torch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 
 
 def computed(inputs: LinearInputs, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from lib_rocm_sd.ops.lazily import torch
 
 
 def as_one(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:

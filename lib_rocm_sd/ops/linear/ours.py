@@ -6,21 +6,21 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.lazily import torch
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.bound import ALIGNED_BYTES, BoundLinear, address_of
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import (
     LinearConfig,
     LinearManyParams,
     LinearParams,
     LinearTiling,
 )
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 
 MOST_STRIDE = 1 << 22
 """Halves from row to row of x: a work-group's rows then lie within 4 GiB."""

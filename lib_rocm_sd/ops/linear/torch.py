@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
-
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, Run, Variant
-from lib_rocm_sd.ops.dtypes import DTYPES
+from lib_rocm_sd.ops.base import ITEM_BYTES, Call, Run, Variant
 from lib_rocm_sd.ops.gradients import is_transformed
+from lib_rocm_sd.ops.lazily import F, torch
 from lib_rocm_sd.ops.linear.formula import computed
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.joint import as_one
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 
 
 class TorchLinear(Variant[LinearProblem, LinearInputs]):
@@ -36,7 +34,7 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
             p.in_place and not p.bias and len(p.columns) == 1 and not p.gate
         )
         copies = p.gate * 3 + (len(p.columns) > 1) + added
-        return copies * p.rows * p.all_columns * DTYPES[p.dtype].itemsize
+        return copies * p.rows * p.all_columns * ITEM_BYTES[p.dtype]
 
     def bound(self, call: Call[LinearProblem, LinearInputs]) -> Run:
         """Several weights write side by side, where autograd does not follow."""

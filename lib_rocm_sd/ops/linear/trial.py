@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
+from lib_rocm_sd.ops.lazily import torch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs, make_inputs
+from lib_rocm_sd.ops.linear.problem import LinearProblem, test_problems
 
-from lib_rocm_sd.ops.base import TrialInputs
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, make_inputs, test_problems
-
-CPU = torch.device("cpu")
-SEED = 2654435769
-"""The self-tests' own, so that inputs differ by where they lie alone."""
 FAR_STRIDE = 1 << 22
 """Halves from row to row, the most that the kernel takes."""
 _FAR_ROWS = 260

@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Run, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem, tolerance
+from lib_rocm_sd.ops.lazily import torch
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
+from lib_rocm_sd.ops.linear.problem import LinearProblem, tolerance
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.ops.on_card import card_refusals
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, reference, scale_of
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Largest relative error of rounding once."""

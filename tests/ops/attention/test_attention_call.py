@@ -17,10 +17,11 @@ from lib_rocm_sd.arch import table
 from lib_rocm_sd.engine import engine as engines
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.errors import LaunchError
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute

@@ -8,9 +8,10 @@ import torch
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.machine import pairs
 from lib_rocm_sd.ops.attention import kernel
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.amdgpu import launch
 from tests.ops.running import compute
 from tools import key_loop

@@ -10,10 +10,11 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionParams, configs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed, simt
 from tests.ops.attention.judge import numbers

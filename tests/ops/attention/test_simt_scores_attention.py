@@ -11,8 +11,9 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention.formula import reference
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
 from tests import executed, simt
 from tests.amdgpu.launch import CodeLaunch, missing

@@ -17,13 +17,14 @@ import math
 import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import LOG2_E
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.with_lse import lse_of
 from lib_rocm_sd.ops.attention.with_lse import reference as forward_reference
 from lib_rocm_sd.ops.attention_backward.formula import by_heads, reference, weights_of
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from tests.ops.attention.judge import UNITS
 from tests.ops.attention.judge import torchs_own as torchs_forward
 from tests.simt.attention import draw, random_mask

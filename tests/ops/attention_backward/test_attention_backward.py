@@ -12,13 +12,14 @@ from lib_rocm_sd import functional
 from lib_rocm_sd.arch import amd_table, table
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import check
+from lib_rocm_sd.ops.attention import inputs as attention_inputs
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
-from lib_rocm_sd.ops.attention import problem as forward
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import ODD, AttentionBackwardInputs
+from lib_rocm_sd.ops.attention_backward.problem import ODD
 from lib_rocm_sd.ops.attention_backward.torch import (
     FormulaBackward,
     SdpaBackward,
@@ -42,7 +43,7 @@ def inputs(problem: AttentionProblem = PROBLEM) -> AttentionBackwardInputs:
 def test_torchs_ways_agree_with_autograd_through_the_formula(variant: Any, mask: str) -> None:
     given = inputs(replace(PROBLEM, mask=mask))
     q, k, v = (t.clone().requires_grad_() for t in given[:3])
-    out = forward.AttentionInputs(q, k, v, given.mask, given.scale)
+    out = attention_inputs.AttentionInputs(q, k, v, given.mask, given.scale)
     exact = torch.autograd.grad(functional.attention(*out), (q, k, v), given.grad)
     made = compute(ATTENTION_BACKWARD, variant, None, None, given)
     for ours, right in zip(made, exact, strict=True):

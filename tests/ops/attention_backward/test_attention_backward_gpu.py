@@ -14,9 +14,10 @@ from lib_rocm_sd import torch_ops
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import ODD, USUAL, AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.problem import ODD, USUAL
 from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.layouts import on_device
 from tests.ops.attention_backward.judge import drawn, faults

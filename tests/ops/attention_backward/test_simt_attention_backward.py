@@ -10,9 +10,11 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
-from lib_rocm_sd.ops.attention.problem import AttentionInputs, AttentionProblem
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
-from lib_rocm_sd.ops.attention_backward.problem import ODD, AttentionBackwardInputs
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs
+from lib_rocm_sd.ops.attention_backward.problem import ODD
 from tests import executed, simt
 from tests.ops.attention.judge import numbers
 from tests.ops.attention_backward.judge import completed, drawn, faults, lse_faults

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION_AND_LSE
-from lib_rocm_sd.ops.attention.problem import AttentionInputs
 from lib_rocm_sd.ops.attention.with_lse import Both, MatrixForward
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import AttentionBackwardInputs, Grads
 from tests.ops.attention_backward.judge import faults
 from tests.ops.running import compute
 from tests.simt.attention import Setting

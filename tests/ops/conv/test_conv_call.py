@@ -13,10 +13,11 @@ import torch
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch
 from lib_rocm_sd.ops.conv import formula, library
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
 from tests import executed, simt
 from tests.ops.launches import Launches, shifted

@@ -11,8 +11,8 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests.ops.toy_op import GFX1100, engine_of
 

@@ -12,9 +12,10 @@ import torch
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.functional import conv
 from lib_rocm_sd.ops.conv import layout
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from tests import executed, simt
 from tests.ops.running import compute

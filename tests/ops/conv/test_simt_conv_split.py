@@ -12,10 +12,11 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx, table
 from lib_rocm_sd.ops.conv import kernel
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import ConvConfig
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import DEEP, Band, ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import DEEP, Band, ConvProblem
 from tests import executed, simt
 from tests.ops.conv.test_simt_conv import check, run_shim
 from tests.ops.conv.test_simt_conv_places import spread

@@ -10,8 +10,9 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.conv import formula, search
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band, ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
 from tests import executed, simt
 from tests.ops.running import compute

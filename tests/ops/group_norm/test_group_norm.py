@@ -14,19 +14,16 @@ from lib_rocm_sd import arch, functional
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.group_norm import formula as group_norm_formula
 from lib_rocm_sd.ops.group_norm import kernel
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
-from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
-from lib_rocm_sd.ops.group_norm.problem import (
-    ODD,
-    USUAL,
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
-    FinalizeProblem,
     GroupNormInputs,
-    GroupNormProblem,
     ImageInputs,
     NormInputs,
 )
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
+from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
+from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.runtime import build, codeobject
 from tests import executed, simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of

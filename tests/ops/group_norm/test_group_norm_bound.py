@@ -16,6 +16,7 @@ from lib_rocm_sd import arch
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.bound import Bound
 from lib_rocm_sd.ops.group_norm import kernel
+from lib_rocm_sd.ops.group_norm.inputs import NormInputs
 from lib_rocm_sd.ops.group_norm.kernel import MergeParams
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -23,7 +24,6 @@ from lib_rocm_sd.ops.group_norm.problem import (
     FinalizeProblem,
     GroupNormProblem,
     ImageProblem,
-    NormInputs,
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig

@@ -16,18 +16,15 @@ from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.group_norm import formula as group_norm_formula
 from lib_rocm_sd.ops.group_norm import kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
-from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
-from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
-from lib_rocm_sd.ops.group_norm.problem import (
-    ODD,
-    USUAL,
+from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
-    FinalizeProblem,
     GroupNormInputs,
-    GroupNormProblem,
     ImageInputs,
 )
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STATISTICS
+from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
+from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.runtime import launcher
 from tests.ops.running import compute

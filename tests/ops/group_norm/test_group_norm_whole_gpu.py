@@ -15,6 +15,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.group_norm import whole
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm, KernelNorm
 from lib_rocm_sd.ops.group_norm.problem import (
@@ -22,10 +23,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
     ODD,
     ApplyProblem,
     FinalizeProblem,
-    GroupNormInputs,
     GroupNormProblem,
     ImageProblem,
-    NormInputs,
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm

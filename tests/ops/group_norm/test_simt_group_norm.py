@@ -13,13 +13,9 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.group_norm import formula, kernel
 from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
-from lib_rocm_sd.ops.group_norm.problem import (
-    ODD,
-    FinalizeProblem,
-    GroupNormInputs,
-    GroupNormProblem,
-)
+from lib_rocm_sd.ops.group_norm.problem import ODD, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests import executed, simt
 from tests.ops.attention.judge import Errors

@@ -13,14 +13,9 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.group_norm import formula, whole
 from lib_rocm_sd.ops.group_norm import launch as launches
+from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
-from lib_rocm_sd.ops.group_norm.problem import (
-    ADDED,
-    ODD,
-    GroupNormInputs,
-    GroupNormProblem,
-    NormInputs,
-)
+from lib_rocm_sd.ops.group_norm.problem import ADDED, ODD, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig
 from tests import executed, simt

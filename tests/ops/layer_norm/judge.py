@@ -9,8 +9,9 @@ import torch
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
-from lib_rocm_sd.ops.layer_norm.problem import LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
 

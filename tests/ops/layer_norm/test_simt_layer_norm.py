@@ -13,8 +13,9 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.layer_norm import biased, kernel
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormInputs, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormProblem
 from tests import executed, simt
 from tests.ops.layer_norm.judge import (
     apart,

@@ -12,10 +12,11 @@ import torch.nn.functional as F  # noqa: N812 - the name that every torch user k
 from lib_rocm_sd import arch, functional
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear.inputs import LinearInputs, overlap
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
-from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearInputs, LinearProblem, overlap
+from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.trials import recorder
 from tests import executed, simt

@@ -12,10 +12,11 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx, table
 from lib_rocm_sd.ops.linear.formula import reference
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import LinearParams
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.ops.linear.problem import LinearInputs, LinearProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.linear.torch import finished
 from lib_rocm_sd.ops.linear.trial import apart
 from tests import executed, simt

@@ -25,12 +25,13 @@ from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import Op, Variant
-from lib_rocm_sd.ops.conv.problem import ConvInputs, ConvProblem
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.formula import applied
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.linear.formula import computed
+from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.library import LibraryLinear
-from lib_rocm_sd.ops.linear.problem import LinearInputs
 from lib_rocm_sd.ops.linear.torch import finished
 from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import UNITS, Errors

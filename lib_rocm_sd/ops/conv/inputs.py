@@ -1,0 +1,245 @@
+"""The tensors of a convolution: their checks, the problem that they pose, random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.conv.kernel import KINDS
+from lib_rocm_sd.ops.conv.layout import is_in_place
+from lib_rocm_sd.ops.conv.problem import (
+    Band,
+    ConvProblem,
+    out_size,
+    output_shape,
+)
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES, FLOATS
+from lib_rocm_sd.ops.gradients import gradient_refusals, is_wanted
+from lib_rocm_sd.ops.keys import described, key_by, tensor_errors
+from lib_rocm_sd.ops.lazily import torch
+
+
+@dataclass(frozen=True, eq=False)
+class NextNorm:
+    """The GroupNorm that reads a convolution's output: gamma and beta (C), groups, eps."""
+
+    gamma: torch.Tensor
+    beta: torch.Tensor
+    groups: int
+    eps: float
+
+
+MOST_DRAWN = 1 << 21
+"""Random values that one image is made of."""
+
+Finish: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]"
+"""The norm (N, C, 2) from statistics (N, parts, C, 4), gamma and beta (C), groups and eps."""
+
+
+class ConvInputs(NamedTuple):
+    """One call; functional.conv says what each is."""
+
+    x: torch.Tensor
+    weights: ConvWeights
+    norm: torch.Tensor | None = None
+    shortcut: torch.Tensor | None = None
+    next_norm: NextNorm | None = None
+    overflow: torch.Tensor | None = None
+    band: Band | None = None
+    out: torch.Tensor | None = None
+    finish: Finish | None = None
+    """Makes the next norm; None: the variant does. One for the whole image and for its bands."""
+    embedding: torch.Tensor | None = None
+    shortcut_weight: torch.Tensor | None = None
+    """In place of the one that `weights` would have."""
+
+    @property
+    def through(self) -> torch.Tensor | None:
+        """The shortcut's weight (Co, Cs)."""
+        return (
+            self.weights.shortcut_weight if self.shortcut_weight is None else self.shortcut_weight
+        )
+
+
+Result: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+"""y, and the next norm or, of a band, statistics."""
+
+
+def input_refusals(inputs: ConvInputs) -> list[str]:
+    """Why kernels of ours cannot take these tensors."""
+    following = inputs.next_norm
+    wide = following is not None and torch.float64 in (following.gamma.dtype, following.beta.dtype)
+    return gradient_refusals(*_followed(inputs)) + reasons(
+        (wide, "gamma or beta of the next norm in float64")
+    )
+
+
+def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:
+    """What may have a gradient."""
+    i, following = inputs, inputs.next_norm
+    affine = () if following is None else (following.gamma, following.beta)
+    given = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight)
+    return (*given, *i.weights.followed, *affine)
+
+
+def key_of(kind: str, inputs: ConvInputs) -> Hashable:
+    """Beside the problem, what changes the output's shape or whether the call is right."""
+    i = inputs
+    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding, i.shortcut_weight)
+    groups = None if i.next_norm is None else i.next_norm.groups
+    affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
+    wanted = is_wanted(*_followed(i))
+    return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band, wanted))(tensors)
+
+
+def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
+    """ValueError, with shapes, on a caller's mistake."""
+    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding, through = inputs
+    optional = {"norm": norm, "shortcut": shortcut, "out": out, "embedding": embedding}
+    if weights.in_rows:
+        optional |= {"weight": weights.weight, "shortcut_weight": through}
+    given = {name: t for name, t in optional.items() if t is not None}
+    wrong = tensor_errors(x=x, **given) or reasons(
+        (x.ndim != 4 or x.dtype not in FLOATS, "x must be a float (N, H, W, C)"),
+        *((t.device != x.device, f"{name} must be on {x.device}") for name, t in given.items()),
+        (
+            embedding is not None and embedding.dtype not in (x.dtype, torch.float32),
+            f"embedding must be {x.dtype} or float32",
+        ),
+        *(
+            (name.endswith("weight") and t.dtype != x.dtype, f"{name} must be {x.dtype}")
+            for name, t in given.items()
+        ),
+        (through is not None and not weights.in_rows, "packed weights have their shortcut's"),
+    )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {_described(inputs)}")
+    facts = (
+        kind,
+        x.shape,
+        DTYPE_NAMES[x.dtype],
+        weights.weight.shape,
+        None if inputs.through is None else inputs.through.shape,
+        None if norm is None else norm.shape,
+        None if shortcut is None else shortcut.shape,
+        None if next_norm is None else next_norm.groups,
+        None if band is None else band.rows,
+        is_in_place(shortcut, out),
+        None if embedding is None else embedding.shape,
+        weights.in_rows,
+    )
+    try:
+        found = _problem(*facts)
+    except TypeError:  # symbols for sizes cannot be looked up
+        found = _problem.__wrapped__(*facts)
+    if isinstance(found, ConvProblem):
+        return found
+    raise ValueError(f"{'; '.join(found)}: {_described(inputs)}")
+
+
+def _described(inputs: ConvInputs) -> str:
+    i = inputs
+    fused = dict(norm=i.norm, shortcut=i.shortcut, embedding=i.embedding, out=i.out)
+    return described(x=i.x, weight=i.weights.weight, **fused, shortcut_weight=i.through)
+
+
+@lru_cache(maxsize=1024)
+def _problem(
+    kind: str,
+    x: torch.Size,
+    dtype: str,
+    weight: torch.Size,
+    shortcut_weight: torch.Size | None,
+    norm: torch.Size | None,
+    shortcut: torch.Size | None,
+    groups: int | None,
+    band_rows: int | None,
+    in_place: bool,
+    embedding: torch.Size | None,
+    in_rows: bool,
+) -> ConvProblem | list[str]:
+    """What `problem_of` gives for tensors of these shapes, or what is wrong with them. Sizes may be
+    symbols: they are written down where something is wrong and nowhere else, since
+    torch.compile would take them as fixed.
+    """
+    batch, height, width, channels = x
+    made, taken = weight[:2]
+    rows, columns = out_size(kind, height, width)
+    rows = rows if band_rows is None else band_rows
+    wrong = reasons(
+        (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
+        (
+            channels != taken if in_rows else channels % 16 or channels < taken,
+            f"{channels} channels for a weight of {taken}",
+        ),
+        (rows < 1 or columns < 1, f"x is too small for {kind}"),
+        (norm is not None and norm != (batch, channels, 2), "norm must be (N, Ci, 2)"),
+        (
+            shortcut is not None and shortcut[:3] != (batch, rows, columns),
+            "shortcut must be (N, Ho, Wo, C)",
+        ),
+        (
+            groups is not None and (groups < 1 or made % groups != 0),
+            f"{made} channels do not divide into the next norm's {groups} groups",
+        ),
+        (embedding is not None and embedding != (batch, made), "embedding must be (N, Co)"),
+        (
+            in_rows and shortcut_weight not in (None, (made, shortcut[3] if shortcut else 0)),
+            "a shortcut's weight must be (Co, Cs)",
+        ),
+    )
+    if wrong:
+        return wrong
+    how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
+    taken_along = 0 if shortcut is None else shortcut[3]
+    fused = (norm is not None, how, taken_along, groups is not None, in_place)
+    added = embedding is not None
+    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused, added, in_rows)
+
+
+def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:
+    """Random inputs, drawn on the CPU; the same on every device. Large images repeat themselves."""
+    p = problem
+    dtype = DTYPES[p.dtype]
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def image(height: int, width: int, channels: int) -> torch.Tensor:
+        shape = (p.batch, height, width, channels)
+        count = math.prod(shape)
+        values = draw(min(count, MOST_DRAWN)).to(dtype).to(device)
+        return values.repeat(-(-count // MOST_DRAWN))[:count].view(shape)
+
+    taken, out = p.in_channels, p.out_channels
+    rows, columns = p.out_size
+    share = (9 * taken) ** -0.5
+    weight = (draw(out, taken, 3, 3) * share).to(dtype).to(device)
+    weights = ConvWeights(
+        weight.contiguous(memory_format=torch.channels_last) if p.in_rows else weight,
+        draw(out).to(dtype).to(device),
+        (draw(out, p.shortcut_channels) * p.shortcut_channels**-0.5).to(dtype).to(device)
+        if p.shortcut == "conv"
+        else None,
+        in_rows=p.in_rows,
+    )
+    norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
+    groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
+    next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
+    padded = output_shape(p)[3]
+    wide = image(rows, columns, max(p.shortcut_channels, padded if p.in_place else 0))
+    return ConvInputs(
+        image(p.height, p.width, taken),
+        weights,
+        norm if p.norm else None,
+        wide[..., : p.shortcut_channels] if p.shortcut != "none" else None,
+        next_norm if p.statistics else None,
+        out=wide[..., :padded] if p.in_place else None,
+        embedding=draw(p.batch, out).to(dtype).to(device) if p.embedding else None,
+    )
