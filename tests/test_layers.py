@@ -32,6 +32,7 @@ LAYERS = (
     ("shipped", "first_trials", "present"),
     ("cards",),
     ("bench",),
+    ("lab",),
     ("speedtest",),
     (
         *("hosts.gate", "hosts.oldest", "hosts.optional", "hosts.packed"),

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.bench import norms
-from lib_rocm_sd.bench.unet import measure
 from lib_rocm_sd.cards.memory import Shared
 from lib_rocm_sd.engine import memory, timing
 from lib_rocm_sd.graphs import device as graphs
 from lib_rocm_sd.graphs import programs
 from lib_rocm_sd.hosts.webui.steps import Steps
+from lib_rocm_sd.lab import timing as lab_timing
+from lib_rocm_sd.lab import unet as bench_unet
 from lib_rocm_sd.speedtest import guard
 from lib_rocm_sd.vae.store import _Lane
 
@@ -180,7 +180,7 @@ def pinned_memory() -> None:
 WORK: list[Callable[[], object]] = [
     partial(timing.timed, one_call, 2, SECOND),
     partial(timing.queued, one_call, 2, SECOND, 1e-6),
-    partial(norms.timed_with_a_full_queue, one_call, 2, SECOND),
+    partial(lab_timing.timed_with_a_full_queue, one_call, 2, SECOND),
     partial(memory.empty_cache, SECOND),
     partial(guard.clean, SECOND),
     lambda: guard.Peak(SECOND).mib(),
@@ -214,7 +214,7 @@ def test_another_card_than_the_current_one_may_record(cards: Cards) -> None:
 
 
 def test_what_graphs_keep_is_counted_by_card(cards: Cards) -> None:
-    assert (measure._pooled(FIRST), measure._pooled(SECOND)) == (70, 5)
+    assert (bench_unet._pooled(FIRST), bench_unet._pooled(SECOND)) == (70, 5)
 
 
 def test_why_nothing_is_recorded_is_known_by_a_card_without_a_number(

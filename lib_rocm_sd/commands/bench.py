@@ -10,36 +10,15 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench import (
-    attention_backward,
-    call,
-    door,
-    group_norm,
-    layer_norm,
-    linear,
-    norm_gradients,
-    table,
-)
-from lib_rocm_sd.bench.attention import command as attention
-from lib_rocm_sd.bench.progress import say
-from lib_rocm_sd.bench.unet import command as unet
-from lib_rocm_sd.bench.unet.ways import KEYS as UNET_WAYS
-from lib_rocm_sd.bench.vae import command as vae
 from lib_rocm_sd.commands import distributed, speed
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.planner import default_launcher
+from lib_rocm_sd.lab import attention, call, gradients, tables, unet, vae
+from lib_rocm_sd.lab.rows import say
 
 RUNS = attention.RUNS
-TABLES: dict[str, Any] = {
-    "attention_backward": attention_backward,
-    "group_norm": group_norm,
-    "layer_norm": layer_norm,
-    "linear": linear,
-    "norm_gradients": norm_gradients,
-}
-"""Ops that have a table of their own: problems, what each takes, rows, text. `norm_gradients`: both
-norms forward and backward.
-"""
+TABLES = dict(sorted({**tables.TABLES, **gradients.TABLES}.items()))
+"""Ops that have a table of their own. `norm_gradients`: both norms forward and backward."""
 OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed", "distributed")
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
 `speed`: the speed test that the WebUI's tab runs; `distributed`: several GPUs, under torchrun.
@@ -79,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of attention and vae: take the rows of this result, measure none",
     )
     attention.add_arguments(parser.add_argument_group("attention"))
-    vae.add_arguments(parser.add_argument_group("vae"), UNET_WAYS)
+    vae.add_arguments(parser.add_argument_group("vae"), unet.KEYS)
     speed.add_arguments(parser.add_argument_group("speed"))
 
 
@@ -102,11 +81,10 @@ def main(args: argparse.Namespace) -> int:
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
     machine = _machine(device, info, _runs(args))
     if args.op in ("call", "door"):
-        timed = call if args.op == "call" else door
-        return timed.run(args, device, machine, _heading(machine))
+        return call.run(args, device, machine, _heading(machine))
     if args.op in TABLES:
-        op = TABLES[args.op]
-        return table.run(op, args, device, info, launch, machine, _heading(machine))
+        setting = tables.Setting(device, info, launch, args.runs)
+        return tables.run(TABLES[args.op], args, setting, machine, _heading(machine))
     if args.op == "unet":
         return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
     if args.op == "vae":

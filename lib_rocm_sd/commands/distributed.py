@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.bench.unet import models
 from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.cards.batch import guidance_split, image_of
@@ -34,6 +33,7 @@ from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
+from lib_rocm_sd.lab.rows import say
 
 SESSION = DEFAULT.patiently()
 BLOCKS, EAGER = "our blocks", "eager"

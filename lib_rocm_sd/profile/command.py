@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.bench.progress import say
 from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, kind_problem, latents, load
+from lib_rocm_sd.lab.rows import say
 
 PROMPT = "a red circle left of a blue square"
 STEPS = 4

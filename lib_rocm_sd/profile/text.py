@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from lib_rocm_sd.bench import svg
+from lib_rocm_sd.lab import svg
 from lib_rocm_sd.profile.sums import Row, summed
 
 

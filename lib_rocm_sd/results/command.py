@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib_rocm_sd.bench.svg import number
 from lib_rocm_sd.checks import told
+from lib_rocm_sd.lab.svg import number
 from lib_rocm_sd.speedtest.export import escaped, machine_line, printable
 from lib_rocm_sd.speedtest.result import OURS, Document, SpeedRow, files, read, reason_of
 

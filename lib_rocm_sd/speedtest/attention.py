@@ -10,10 +10,9 @@ from functools import partial
 import torch
 
 from lib_rocm_sd import functional
-from lib_rocm_sd.bench.attention.exact import exact
-from lib_rocm_sd.bench.methods import ALLOWANCE, METHODS
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, exact
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem

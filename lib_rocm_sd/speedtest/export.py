@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lib_rocm_sd.bench.svg import number
+from lib_rocm_sd.lab.svg import number
 from lib_rocm_sd.speedtest.result import FIELDS, OURS, WHAT, Document, SpeedRow
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

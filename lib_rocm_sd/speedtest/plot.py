@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lib_rocm_sd.bench import svg
-from lib_rocm_sd.bench.svg import SLIM, WIDE, Layout, number
+from lib_rocm_sd.lab import svg
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.svg import SLIM, WIDE, Layout, number
 from lib_rocm_sd.speedtest.result import OURS, Document, SpeedRow, ours
 
 __all__ = ["SLIM", "WIDE", "bars", "history", "number"]
@@ -32,9 +33,9 @@ def bars(document: Document, layout: Layout = WIDE) -> dict[str, str]:
     return found
 
 
-def _bar(row: SpeedRow) -> svg.Bar:
+def _bar(row: SpeedRow) -> Row:
     figures = (row.unit, row.median, row.p10, row.p90, row.runs)
-    return svg.Bar(row.case, row.method, *figures, row.reason)
+    return Row(row.test, row.case, row.method, *figures, reason=row.reason)
 
 
 def history(documents: Sequence[Document], layout: Layout = WIDE) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.unet.measure import wall_ms
+from lib_rocm_sd.lab.timing import wall_ms
 from lib_rocm_sd.speedtest.guard import FAILED, Guard, Peak, why
 from lib_rocm_sd.speedtest.job import Job, Shares
 from lib_rocm_sd.speedtest.presets import sizes

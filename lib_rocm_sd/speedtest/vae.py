@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd.bench.vae import tilings
 from lib_rocm_sd.bench.vae.coders import FACTOR
-from lib_rocm_sd.bench.vae.measure import no_tf32
-from lib_rocm_sd.bench.vae.text import FLOOR
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.lab import vae_ways as tilings
+from lib_rocm_sd.lab.timing import no_tf32
+from lib_rocm_sd.lab.vae import FLOOR
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
 from lib_rocm_sd.speedtest.job import Job, Shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -14,19 +15,11 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import Arch, table
-from lib_rocm_sd.bench.attention import (
-    exact,
-    measure,
-    plot,
-    result,
-    text,
-    timing,
-)
-from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
-from lib_rocm_sd.bench.attention.measure import AttentionEffort
-from lib_rocm_sd.bench.attention.result import FLASH, OURS, SDPA, AttentionRow, AttentionRun
-from lib_rocm_sd.bench.methods import DoggettxLike
 from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.lab import attention, methods, rows, timing
+from lib_rocm_sd.lab.attention import COLUMNS, FLASH, SDPA, AttentionEffort
+from lib_rocm_sd.lab.methods import AmdLoops, DoggettxLike
+from lib_rocm_sd.lab.rows import OURS, Result, Row
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
@@ -77,13 +70,13 @@ def rows_of(
     problem: AttentionProblem = SMALL,
     effort: AttentionEffort = EFFORT,
     monkeypatch: pytest.MonkeyPatch,
-) -> dict[str, AttentionRow]:
-    monkeypatch.setattr(measure, "ALL", variants)
+) -> dict[str, Row]:
+    monkeypatch.setattr(attention, "ALL", variants)
     monkeypatch.setattr(timing, "MOST_SETS", 3)
     monkeypatch.setattr(timing, "WARM_S", 0.001)
     launch: Any = lambda *words: None  # noqa: E731
-    rows = measure.measure("small", problem, CPU, INFO, launch, effort)
-    return {row.variant: row for row in rows}
+    rows = attention.measure("small", problem, CPU, INFO, launch, effort)
+    return {row.way: row for row in rows}
 
 
 def test_the_cases_are_those_of_the_users() -> None:
@@ -109,14 +102,16 @@ def test_one_list_serves_all() -> None:
 def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
     problem = replace(case.problem, seq_q=5, seq_k=min(case.problem.seq_k, 7), dtype="float32")
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    right = exact.expected(inputs, problem)
+    right = methods.expected(inputs, problem)
     for variant in (DoggettxLike(), SdpaAttention()):
         assert right.error(variant.run(Call(problem, inputs))) <= ATTENTION.tolerance(problem)
 
 
 def test_every_competitor_is_there_or_says_why() -> None:
-    rows = measure.measure("odd", replace(SMALL, dtype="float16"), CPU, identify(CPU), None, EFFORT)
-    found = {row.variant: row for row in rows}
+    rows = attention.measure(
+        "odd", replace(SMALL, dtype="float16"), CPU, identify(CPU), None, EFFORT
+    )
+    found = {row.way: row for row in rows}
     backends = {f"sdpa {name}" for name in ("flash", "efficient", "cudnn", "math")}
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
     others |= {"flash-attention", "flash-attention triton", "triton"}
@@ -124,7 +119,7 @@ def test_every_competitor_is_there_or_says_why() -> None:
     assert set(found) == {*ours, *backends, *others}
     assert found[OURS].reason == "no supported GPU"
     for row in rows:
-        assert row.reason or (row.p10_us <= row.median_us <= row.p90_us and row.runs >= 3)
+        assert row.reason or (row.p10 <= row.median <= row.p90 and row.runs >= 3)
         assert row.reason or (row.error < 8e-3 and row.checked_rows == 34)
     assert {found[name].reason for name in backends} == {"no supported GPU"}
 
@@ -144,8 +139,8 @@ def test_what_is_not_right_is_not_timed(
 ) -> None:
     rows = rows_of(Ours(), Broken(how), SdpaAttention(), monkeypatch=monkeypatch)
     assert rows["broken"].reason.startswith(said)
-    assert math.isnan(rows["broken"].median_us) and rows["broken"].runs == 0
-    assert rows["sdpa"].median_us > 0 and rows[OURS].median_us > 0
+    assert math.isnan(rows["broken"].median) and rows["broken"].runs == 0
+    assert rows["sdpa"].median > 0 and rows[OURS].median > 0
 
 
 def test_of_ours_only_what_auto_takes_unless_all_are_asked_for(
@@ -156,29 +151,29 @@ def test_of_ours_only_what_auto_takes_unless_all_are_asked_for(
     assert (rows[OURS].config or {})["waves_q"] == first.waves_q
     every = replace(EFFORT, every_config=True)
     launch: Any = lambda *words: None  # noqa: E731
-    configs = [row.config for row in measure.measure("small", SMALL, CPU, INFO, launch, every)]
+    configs = [row.config for row in attention.measure("small", SMALL, CPU, INFO, launch, every)]
     assert len(configs) == 2 and configs[0] != configs[1]
-    assert measure.measure("small", SMALL, CPU, INFO, None, EFFORT)[0].reason
+    assert attention.measure("small", SMALL, CPU, INFO, None, EFFORT)[0].reason
 
 
 def test_of_a_competitors_configs_the_fastest_counts() -> None:
-    def row(variant: str, median_us: float, reason: str = "") -> AttentionRow:
-        return AttentionRow("x", {}, variant, {"n": 1}, median_us, reason=reason)
+    def row(variant: str, median: float, reason: str = "") -> Row:
+        return Row(case="x", way=variant, config={"n": 1}, median=median, reason=reason)
 
     slow, fast, failed = row("t", 3.0), row("t", 2.0), row("t", math.nan, "too large")
-    assert measure._fastest([row(OURS, 5.0), row(OURS, 4.0), failed, slow, fast]) == [
+    assert attention.fastest([row(OURS, 5.0), row(OURS, 4.0), failed, slow, fast]) == [
         row(OURS, 5.0),
         row(OURS, 4.0),
         fast,
     ]
-    assert measure._fastest([failed])[0].reason == "too large"
+    assert attention.fastest([failed])[0].reason == "too large"
 
 
 def test_memory_short_for_the_inputs_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*words: Any) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate")
 
-    monkeypatch.setattr(measure, "input_sets", short)
+    monkeypatch.setattr(attention, "input_sets", short)
     rows = rows_of(Ours(), SdpaAttention(), monkeypatch=monkeypatch)
     assert {row.reason for row in rows.values()} == {
         f"inputs and reference: out of memory ({SMALL})"
@@ -188,10 +183,10 @@ def test_memory_short_for_the_inputs_is_a_reason(monkeypatch: pytest.MonkeyPatch
 def test_of_a_large_problem_rows_of_all_heads_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(SMALL, seq_q=1500, seq_k=20)
     inputs = ATTENTION.make_inputs(problem, CPU, 1)
-    whole = exact.expected(inputs, problem)
+    whole = methods.expected(inputs, problem)
     assert whole.rows == 3000
-    monkeypatch.setattr(exact, "WHOLE_FLOPS", {"cpu": 1.0, "cuda": 1.0})
-    some = exact.expected(inputs, problem)
+    monkeypatch.setattr(methods, "WHOLE_FLOPS", {"cpu": 1.0, "cuda": 1.0})
+    some = methods.expected(inputs, problem)
     places = some.places.tolist()
     assert len(set(places)) == len(places) >= 512 and {0, 1499} <= set(places)
     assert len({place % 16 for place in places}) == 16
@@ -209,28 +204,33 @@ def test_inputs_rotate_through_more_than_the_cache(monkeypatch: pytest.MonkeyPat
     size = 2 * 3 * 4 * 40 * (17 + 15 + 15)
     count = timing.sets_needed(size, CPU)
     assert count * size > 2 << 20
-    sets = measure._input_sets(SMALL, CPU)
+    sets = attention.rotating_inputs(SMALL, CPU)
     assert len(sets) == count and len({inputs[0].data_ptr() for inputs in sets}) == count
     assert all(torch.equal(inputs[2], sets[0][2]) for inputs in sets)
     q = sets[-1][0]
     assert q.shape == (2, 17, 3, 40) and q.flatten(2).data_ptr() == q.data_ptr()
 
 
-def some_rows() -> list[AttentionRow]:
+def some_rows() -> list[Row]:
     made = []
     for case in CASES[:2]:
         problem = {**vars(case.problem)}
         for name, time in ((OURS, 10.0), (SDPA, 20.0), (FLASH, 40.0), ("Doggettx-like", 900.0)):
-            spread = (time, time * 0.9, time * 1.1, 50, math.nan, 1.0, 1e-4, 512, 0)
-            made.append(AttentionRow(case.name, problem, name, None, *spread))
-        made.append(
-            AttentionRow(case.name, problem, "xformers", reason="xformers is not installed")
-        )
+            spread: dict[str, Any] = {
+                "median": time,
+                "p10": time * 0.9,
+                "p90": time * 1.1,
+                "runs": 50,
+            }
+            row = Row(case=case.name, problem=problem, way=name, tflops=1.0, **spread)
+            made.append(replace(row, error=1e-4, checked_rows=512, extra_bytes=0))
+        reason = "xformers is not installed"
+        made.append(Row(case=case.name, problem=problem, way="xformers", reason=reason))
     return made
 
 
 def test_the_tables() -> None:
-    lines = text.render("head", some_rows()).splitlines()
+    lines = attention.render("head", some_rows()).splitlines()
     flash = next(line for line in lines if line.startswith("  sdpa flash"))
     assert flash.split()[2:6] == ["40.0", "36.0..44.0", "-", "0.25"]
     assert "  xformers             not timed: xformers is not installed" in lines
@@ -240,13 +240,13 @@ def test_the_tables() -> None:
 
 
 def test_the_tables_can_do_without_ours() -> None:
-    rows = [replace(row, reason="no supported GPU", median_us=math.nan) for row in some_rows()]
-    assert text.render("head", rows).splitlines()[-1].split()[-7:] == ["-"] * 7
-    assert text.render("head", []).splitlines()[0] == "head"
+    rows = [replace(row, reason="no supported GPU", median=math.nan) for row in some_rows()]
+    assert attention.render("head", rows).splitlines()[-1].split()[-7:] == ["-"] * 7
+    assert attention.render("head", []).splitlines()[0] == "head"
 
 
 def test_the_plot_has_a_bar_per_row_and_ends_long_ones() -> None:
-    tree = ElementTree.fromstring(plot.draw(some_rows(), "a <card> & more"))
+    tree = ElementTree.fromstring(attention.draw(some_rows(), "a <card> & more"))
     space = "{http://www.w3.org/2000/svg}"
     white = [each for each in tree.iter(f"{space}rect") if each.attrib["style"] == "fill:white"]
     bars = [each for each in tree.iter(f"{space}rect") if each not in white]
@@ -258,16 +258,18 @@ def test_the_plot_has_a_bar_per_row_and_ends_long_ones() -> None:
     words = [node.text or "" for node in tree.findall(f"{space}text")]
     assert "Attention on a <card> & more, µs a call: less is better" in words
     assert "900 µs" in words and not any("xformers" in word for word in words)
-    assert ElementTree.fromstring(plot.draw([], "CPU")).tag.endswith("svg")
+    assert ElementTree.fromstring(attention.draw([], "CPU")).tag.endswith("svg")
 
 
 def test_a_document_comes_back(tmp_path: Path) -> None:
-    document = AttentionRun({"device": "x"}, tmp_path / "a.json", some_rows())
-    document.write()
-    again = result.read(tmp_path / "a.json")
-    assert not again.complete and again.machine == {"device": "x"}
+    document = Result(COLUMNS, {"device": "x"}, tmp_path / "a.json")
+    document.rows = some_rows()
+    document.write(complete=False)
+    again = rows.read(tmp_path / "a.json", COLUMNS, "no result: {error}")
+    assert not json.loads((tmp_path / "a.json").read_text())["complete"]
+    assert again.machine == {"device": "x"}
     assert str(again.rows) == str(document.rows)
     for damaged in ("[]", '{"rows": 1, "machine": {}}', '{"rows": [{}], "machine": {}}', "{"):
         (tmp_path / "b.json").write_text(damaged, encoding="utf-8")
         with pytest.raises(ValueError, match="no result|Expecting"):
-            result.read(tmp_path / "b.json")
+            rows.read(tmp_path / "b.json", COLUMNS, "no result: {error}")

@@ -12,13 +12,17 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import attention_backward
+from lib_rocm_sd.lab import gradients
+from lib_rocm_sd.lab.gradients import TABLES
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.tables import Setting
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
 from tests.simt.launch import ShimLaunch
 
+TABLE = TABLES["attention_backward"]
 PROBLEM = AttentionProblem(1, 1, 17, 15, 40)
 
 
@@ -37,7 +41,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_problems_are_those_of_the_op() -> None:
-    usual = attention_backward.problems(False, "bfloat16")
+    usual = TABLE.problems(False, "bfloat16")
     assert [label for label, _ in usual] == [label for label, _ in ATTENTION_BACKWARD.usual]
     assert {problem.dtype for _, problem in usual} == {"bfloat16"}
 
@@ -50,7 +54,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         "lib_rocm_sd.ops.attention.ours.MatrixAttention.run",
         lambda self, call: torch.zeros(1, 17, 40).half(),
     )
-    rows = attention_backward.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
     (row,) = [row for row in rows if row.way == "rocm_sd"]
     assert row.reason == "wrong: error 1.0e+00"
 
@@ -60,12 +64,12 @@ def test_ours_is_timed_beside_torchs() -> None:
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = attention_backward.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+        rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
     first, *others = [row for row in rows if not row.reason]
     assert first.way == "rocm_sd" and first.config is not None and others
-    text = attention_backward.render("a card", rows)
+    text = TABLE.render("a card", rows)
     assert "odd: B1 H1 Sq17 Sk15 D40 float16" in text and "queries.waves=4" in text
-    assert f"{first.median_us / others[0].median_us:.2f}" in text
+    assert f"{first.median / others[0].median:.2f}" in text
 
 
 def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
@@ -85,8 +89,8 @@ def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
         output.register_hook(lambda grad: asked.append(switches()))
         return given, output
 
-    row = attention_backward.BackwardRow("", "", attention_backward.FLASH)
-    ways = list(attention_backward._torchs_ways(row, followed))
+    row = Row(way=gradients.FLASH)
+    ways = list(gradients.torchs_ways(row, followed))
     assert [way.row.way for way in ways] == ["sdpa flash", "sdpa flash, same bits"]
     for way in ways:
         inputs: Any = SimpleNamespace(grad=torch.ones(2))
@@ -95,4 +99,4 @@ def test_flash_is_timed_as_it_is_and_with_the_same_bits() -> None:
     assert asked == [before, before, (True, False, False), (True, False, False)]
     assert switches() == before
     other = replace(row, way="sdpa")
-    assert len(list(attention_backward._torchs_ways(other, followed))) == 1
+    assert len(list(gradients.torchs_ways(other, followed))) == 1

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench.attention import command, measure, timing
-from lib_rocm_sd.bench.attention.result import OURS
+from lib_rocm_sd.lab import attention, timing
+from lib_rocm_sd.lab.rows import OURS
 from lib_rocm_sd.ops.attention.cases import CASES, ODD
 from tests.bench.test_bench_attention import Broken
 
@@ -74,9 +74,9 @@ def test_dtypes_are_both_unless_one_is_named() -> None:
 
     words: Any = Words()
     cpu = torch.device("cpu")
-    assert len(command.problems(words, cpu)) == 2 * len(CASES)
+    assert len(attention.problems(words, cpu)) == 2 * len(CASES)
     words.dtype = ["bfloat16"]
-    assert {problem.dtype for _, problem in command.problems(words, cpu)} == {"bfloat16"}
+    assert {problem.dtype for _, problem in attention.problems(words, cpu)} == {"bfloat16"}
 
 
 def test_quick_is_one_dtype_and_on_a_cpu_what_takes_seconds() -> None:
@@ -84,12 +84,12 @@ def test_quick_is_one_dtype_and_on_a_cpu_what_takes_seconds() -> None:
         small, quick, case, dtype = False, True, None, None
 
     words: Any = Words()
-    on_gpu = command.problems(words, torch.device("cuda"))
+    on_gpu = attention.problems(words, torch.device("cuda"))
     assert [label for label, _ in on_gpu] == [case.name for case in CASES if case.usual]
-    on_cpu = command.problems(words, torch.device("cpu"))
-    assert on_cpu and all(problem.flops <= command.QUICK_CPU_FLOPS for _, problem in on_cpu)
+    on_cpu = attention.problems(words, torch.device("cpu"))
+    assert on_cpu and all(problem.flops <= attention.QUICK_CPU_FLOPS for _, problem in on_cpu)
     words.case = ["VAE mid-block, 1024x1024"]
-    assert len(command.problems(words, torch.device("cpu"))) == 1
+    assert len(attention.problems(words, torch.device("cpu"))) == 1
 
 
 def test_a_wrong_kernel_of_ours_fails_the_command(
@@ -97,6 +97,6 @@ def test_a_wrong_kernel_of_ours_fails_the_command(
 ) -> None:
     wrong = Broken("last value")
     wrong.name = OURS
-    monkeypatch.setattr(measure, "ALL", (wrong,))
+    monkeypatch.setattr(attention, "ALL", (wrong,))
     assert bench("--small", "--case", "odd 7", "--runs", "1") == 1
     assert "wrong: error" in capsys.readouterr().out

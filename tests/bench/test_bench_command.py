@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import progress
 from lib_rocm_sd.commands import bench
+from lib_rocm_sd.lab import rows
 
 OPS = (
     "attention",
@@ -66,9 +66,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         return 0
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for module in (bench.attention, bench.call, bench.door, bench.vae):
+    for module in (bench.attention, bench.call, bench.vae):
         monkeypatch.setattr(module, "run", keep)
-    monkeypatch.setattr(bench.table, "run", lambda op, args, *more: keep(args))
+    monkeypatch.setattr(bench.tables, "run", lambda op, args, *more: keep(args))
     return found
 
 
@@ -93,7 +93,7 @@ def test_what_is_asked_for_is_not_made_small(
 
 def test_the_time_left_follows_from_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 10.0, 100.0])
-    told = progress.Countdown([1.0, 2.0, 30.0], lambda: next(times))
+    told = rows.Countdown([1.0, 2.0, 30.0], lambda: next(times))
     for case in ("first", "second", "third"):
         told.next(case)
     assert capsys.readouterr().err.splitlines() == [
@@ -107,5 +107,5 @@ def test_the_time_left_follows_from_what_is_done(capsys: pytest.CaptureFixture[s
     ("seconds", "words"), [(0.2, "about 1 s"), (89, "about 89 s"), (3000, "about 50 min")]
 )
 def test_a_duration_in_words(seconds: float, words: str) -> None:
-    assert progress.duration(seconds) == words
-    assert progress.duration(2 * 3600.0) == "about 2 h"
+    assert rows.duration(seconds) == words
+    assert rows.duration(2 * 3600.0) == "about 2 h"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import door
-from lib_rocm_sd.bench.call import CallRow
+from lib_rocm_sd.lab import call as door
+from lib_rocm_sd.lab.rows import Row
 
 
 def test_every_way_is_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,15 +21,15 @@ def test_every_way_is_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     sides = [row["side"] for row in rows]
-    assert sides[:2] == [door.DIRECT, door.OURS]
+    assert sides[:2] == [door.DIRECT, door.OPERATOR]
     assert len(sides) == (4 if hasattr(torch.library, "custom_op") else 2)
     assert all(row["median_us"] > 0 and side in out for row, side in zip(rows, sides, strict=True))
 
 
 def test_a_door_costs_what_the_direct_call_does_not() -> None:
-    def row(side: str, median_us: float | None) -> CallRow:
-        return CallRow("one", "problem", side, "", median_us, reason="" if median_us else "failed")
+    def row(side: str, median: float = math.nan) -> Row:
+        return Row(case="one", problem="problem", way=side, median=median)
 
-    said = door.told([row(door.DIRECT, 10.0), row(door.OURS, 14.25), row("other", None)])
-    assert said == f"the door of an operator costs a call: {door.OURS} 4.2 us"
-    assert "not timed" in door.told([row(door.DIRECT, None), row(door.OURS, 14.25)])
+    said = door.told([row(door.DIRECT, 10.0), row(door.OPERATOR, 14.25), row("other")])
+    assert said == f"the door of an operator costs a call: {door.OPERATOR} 4.2 us"
+    assert "not timed" in door.told([row(door.DIRECT), row(door.OPERATOR, 14.25)])

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import group_norm, norms
+from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
 from tests.simt.launch import ShimLaunch
 
+TABLE = TABLES["group_norm"]
 PROBLEM = GroupNormProblem(1, 16, 3, 5, "float16", True, True, 4)
 
 
@@ -34,7 +35,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_usual_problems_come_in_both_memory_formats() -> None:
-    usual = group_norm.problems(False, "bfloat16")
+    usual = TABLE.problems(False, "bfloat16")
     assert len({problem for _, problem in usual}) == len(usual) == 2 * len(GROUP_NORM_SILU.usual)
     assert {problem.dtype for _, problem in usual} == {"bfloat16"}
 
@@ -42,7 +43,7 @@ def test_the_usual_problems_come_in_both_memory_formats() -> None:
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = GROUP_NORM_SILU.variants[0]
     monkeypatch.setattr(type(ours), "run", lambda self, call: torch.zeros_like(call.inputs.x))
-    rows = group_norm.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
     found = [row for row in rows if row.way == "rocm_sd"]
     assert len(found) == 4 and all(row.reason == "wrong: error 1.0e+00" for row in found)
 
@@ -52,7 +53,7 @@ def test_ours_and_its_steps_are_timed() -> None:
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = group_norm.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+        rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
     ways = [row.way.strip() for row in rows]
     assert ways == [
         "copy",
@@ -68,4 +69,4 @@ def test_ours_and_its_steps_are_timed() -> None:
     ]
     assert rows.pop().reason == "no supported GPU"
     assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
-    assert "finalize" in norms.render("heading", rows)
+    assert "finalize" in TABLE.render("heading", rows)

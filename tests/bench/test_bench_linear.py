@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import linear
+from lib_rocm_sd.lab import tables
+from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
 from tests.simt.launch import ShimLaunch
 
+TABLE = TABLES["linear"]
 PROBLEM = LinearProblem(5, 40, (24,), residual=True, in_place=True)
 
 
@@ -33,16 +35,16 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_layers_are_those_of_the_op() -> None:
-    usual = linear.problems(False, "bfloat16")
+    usual = TABLE.problems(False, "bfloat16")
     assert [label for label, _ in usual] == [label for label, _ in LINEAR.usual]
     assert {problem.dtype for _, problem in usual} == {"bfloat16"}
-    assert linear.operations(LinearProblem(2, 8, (16,), gate=True)) == 2 * 2 * 8 * 32
+    assert tables.operations(LinearProblem(2, 8, (16,), gate=True)) == 2 * 2 * 8 * 32
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = LINEAR.variants[0]
     monkeypatch.setattr(type(ours), "run", lambda self, call: torch.zeros(5, 24))
-    rows = linear.measure("odd", PROBLEM, CPU, GFX1100, lambda *a, **k: None, 1)
+    rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
     found = [row for row in rows if row.way == "rocm_sd"]
     assert len(found) >= 4 and all(row.reason == "wrong: error 1.0e+00" for row in found)
 
@@ -52,7 +54,7 @@ def test_ours_and_torchs_are_timed_although_the_residual_is_written_over() -> No
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = linear.measure("odd", PROBLEM, CPU, GFX1100, launch, 1)
+        rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
     *rows, tunable = rows
     assert (tunable.way, tunable.reason) == ("torch tunable", "no supported GPU")
     assert {row.way for row in rows} == {"rocm_sd", "torch + rocm_sd", "torch"}
@@ -60,4 +62,4 @@ def test_ours_and_torchs_are_timed_although_the_residual_is_written_over() -> No
     assert told == {"there is no gate (GEGLU), which it is for"}
     timed = [row for row in rows if row.way != "torch + rocm_sd"]
     assert all(row.reason == "" and row.tflops > 0 for row in timed)
-    assert "torch" in linear.render("heading", rows)
+    assert "torch" in TABLE.render("heading", rows)

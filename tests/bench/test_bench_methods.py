@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.bench import methods
 from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.lab import methods
 from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import norm_gradients, norms
+from lib_rocm_sd.lab import gradients
+from lib_rocm_sd.lab.gradients import TABLES
+from lib_rocm_sd.lab.tables import Setting
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
 from tests.simt.launch import ShimLaunch
 
+TABLE = TABLES["norm_gradients"]
 ROWS = LayerNormBackwardProblem((3, 5, 40), added=True)
 IMAGE = GroupNormBackwardProblem(2, 16, 5, 7, groups=4, silu=True)
 
@@ -35,7 +38,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_usual_problems_come_trained_and_frozen_in_the_dtype_that_is_asked_for() -> None:
-    usual = norm_gradients.problems(False, "bfloat16")
+    usual = TABLE.problems(False, "bfloat16")
     assert len({problem for _, problem in usual}) == len(usual)
     assert {(p.dtype, p.affine) for _, p in usual} == {("bfloat16", "bfloat16")}
     for kind in (LayerNormBackwardProblem, GroupNormBackwardProblem):
@@ -46,11 +49,10 @@ def test_the_usual_problems_come_trained_and_frozen_in_the_dtype_that_is_asked_f
 def test_our_operators_find_what_torch_finds(
     problem: LayerNormBackwardProblem | GroupNormBackwardProblem,
 ) -> None:
-    op = norm_gradients.op_of(problem)
+    op = gradients.op_of(problem)
     inputs = op.make_inputs(problem, CPU, 1)
     found = [
-        norm_gradients._passes(op, results)(*inputs)
-        for results in (norm_gradients.operators, norm_gradients.torchs)
+        gradients.passes(results)(inputs) for results in (gradients.operators, gradients.torchs)
     ]
     assert len(found[0]) == len(found[1]) == 3
     for ours, theirs in zip(*found, strict=True):
@@ -64,7 +66,7 @@ def test_ours_is_timed(problem: LayerNormBackwardProblem | GroupNormBackwardProb
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = norm_gradients.measure("odd", problem, CPU, GFX1100, launch, 1)
+        rows = TABLE.measure("odd", problem, Setting(CPU, GFX1100, launch, 1))
     assert [row.way for row in rows] == ["copy", "torch", "rocm_sd", "  backward"]
     assert all(row.reason == "" and row.gigabytes_per_s > 0 for row in rows)
-    assert "  backward" in norms.render("heading", rows)
+    assert "  backward" in TABLE.render("heading", rows)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import layer_norm
+from lib_rocm_sd.lab.tables import TABLES
 
 COMMAND = ("bench", "layer_norm", "--small", "--runs", "1", "--device", "cpu")
 
@@ -40,7 +40,7 @@ def test_an_interrupted_run_leaves_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
-    measure = layer_norm.measure
+    measure = TABLES["layer_norm"].measure
 
     def once(label: str, *more: Any) -> list[Any]:
         if label == "odd 2":
@@ -48,7 +48,7 @@ def test_an_interrupted_run_leaves_what_it_measured(
             raise KeyboardInterrupt
         return measure(label, *more)
 
-    monkeypatch.setattr(layer_norm, "measure", once)
+    monkeypatch.setattr(TABLES["layer_norm"], "measure", once)
     assert __main__.main([*COMMAND, "--json", str(file)]) == 130
     assert written(file) == (False, {"odd 1"})
     said = capsys.readouterr()

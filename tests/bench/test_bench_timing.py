@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench import call
-from lib_rocm_sd.bench.attention import measure, timing
-from lib_rocm_sd.bench.attention.measure import AttentionEffort
-from lib_rocm_sd.bench.attention.result import OURS, SDPA
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.planner import default_launcher
+from lib_rocm_sd.lab import attention, call, timing
+from lib_rocm_sd.lab.attention import SDPA, AttentionEffort
+from lib_rocm_sd.lab.rows import OURS, Row
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.played import GPU, played
 
@@ -46,6 +45,14 @@ def test_the_cache_of_an_amd_card_is_taken_for_large(monkeypatch: pytest.MonkeyP
 # -- what a call costs the CPU
 
 
+def measured(
+    problem: AttentionProblem, device: torch.device, calls: int, **more: float
+) -> list[Row]:
+    with torch.no_grad():
+        sides = call._sides(problem, device, Engine())
+    return call.measure("small", problem, device, sides, calls, **more)
+
+
 def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     real = call._batch
@@ -58,9 +65,8 @@ def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BATCH", 3)
     monkeypatch.setattr(call, "BATCH_S", 1e9)
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
-    engine = Engine()
-    rows = call.measure("small", problem, torch.device("cpu"), engine, 6)
-    assert [row.side for row in rows] == [
+    rows = measured(problem, torch.device("cpu"), 6)
+    assert [row.way for row in rows] == [
         "engine.run",
         "scaled_dot_product_attention",
         "an empty output",
@@ -68,8 +74,8 @@ def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0].variant == "sdpa" and {row.runs for row in rows} == {6}
     assert order == ["ours", "torchs", "output_alone"] * 3
     for row in rows:
-        assert row.p10_us and row.median_us and row.p90_us
-        assert 0 < row.p10_us <= row.median_us <= row.p90_us
+        assert row.p10 and row.median and row.p90
+        assert 0 < row.p10 <= row.median <= row.p90
     lines = call.render("head", rows).splitlines()
     assert len(lines) == 5 and lines[2].split()[6] == "engine.run"
 
@@ -93,8 +99,7 @@ def test_a_call_takes_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(call, "BATCH", 3)
     monkeypatch.setattr(call, "BATCH_S", 1e9)
     problem = AttentionProblem(1, 1, 8, 8, 8, "float32")
-    engine = Engine()
-    rows = call.measure("small", problem, torch.device("cpu"), engine, 10**9, limit_s=0.0)
+    rows = measured(problem, torch.device("cpu"), 10**9, limit_s=0.0)
     assert [row.runs for row in rows] == [3] * 3
 
 
@@ -104,9 +109,8 @@ def test_a_side_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(call.SdpaAttention, "run", fail)
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
-    engine = Engine()
-    rows = call.measure("small", problem, torch.device("cpu"), engine, 1)
-    assert rows[1].reason == "RuntimeError: no kernel" and rows[0].median_us
+    rows = measured(problem, torch.device("cpu"), 1)
+    assert rows[1].reason == "RuntimeError: no kernel" and rows[0].median > 0
     assert "not timed: RuntimeError: no kernel" in call.render("head", rows)
 
 
@@ -120,18 +124,17 @@ def test_ours_is_timed_beside_torchs_on_the_device() -> None:
     launch = default_launcher(GPU, info.arch)
     problem = AttentionProblem(2, 8, 1024, 77, 40)
     effort = AttentionEffort(20, 0.1, names=(OURS, SDPA, "Doggettx"))
-    rows = {row.variant: row for row in measure.measure("x", problem, GPU, info, launch, effort)}
+    rows = {row.way: row for row in attention.measure("x", problem, GPU, info, launch, effort)}
     ours, doggettx = rows[OURS], rows["Doggettx-like"]
     assert not ours.reason and not doggettx.reason and not rows[SDPA].reason
     assert ours.extra_bytes == 0 and (doggettx.extra_bytes or 0) >= problem.score_bytes
-    assert 0.5 < ours.median_us < doggettx.median_us
-    assert ours.median_us <= 1.2 * ours.waiting_us
+    assert 0.5 < ours.median < doggettx.median
+    assert ours.median <= 1.2 * ours.waiting_us
 
 
 @pytest.mark.gpu
 def test_a_call_costs_the_cpu_microseconds() -> None:
     problem = AttentionProblem(2, 8, 64, 64, 160)
-    engine = Engine()
-    ours, torchs, _ = call.measure("small", problem, GPU, engine, 2000)
+    ours, torchs, _ = measured(problem, GPU, 2000)
     assert ours.variant == OURS and not ours.reason and not torchs.reason
-    assert ours.median_us is not None and ours.median_us < 60
+    assert ours.median < 60

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__, first_trials
-from lib_rocm_sd.bench.unet import command, measure, models, ways
-from lib_rocm_sd.bench.unet.attended import Attended
-from lib_rocm_sd.bench.unet.measure import UnetRow
-from lib_rocm_sd.bench.unet.ways import Runner, Way
+from lib_rocm_sd.bench.unet import models
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.lab import unet as bench
+from lib_rocm_sd.lab.modules import Runner, Way, eager
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.unet import Attended
 from lib_rocm_sd.torch_ops import KEEPS_WHOLE
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -32,7 +33,7 @@ def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["complete"] is True and document["machine"]["dtype"] == "bfloat16"
     rows = {row["way"]: row for row in document["rows"]}
-    names = {way.key: way.name for way in ways.WAYS}
+    names = {way.key: way.name for way in bench.WAYS}
     assert list(rows) == [names[key] for key in chosen]
     for row in rows.values():
         assert row["case"] == "small 128x128" and not row["reason"]
@@ -63,12 +64,12 @@ def test_a_way_leaves_the_unet_as_it_was(unet: models.Unet) -> None:
 
     before = facts()
     args, kwargs = unet.arguments(128, 128)
-    for way in ways.WAYS:
+    for way in bench.WAYS:
         if not way.slow:
             with torch.no_grad(), way.make(unet) as runner:
                 assert runner.call(*args, **kwargs)[0].shape == (2, 4, 16, 16)
         assert facts() == before, way.name
-    assert measure.exact(unet, CASE) is not None and facts() == before
+    assert bench.exact(unet, CASE) is not None and facts() == before
 
 
 def test_numbers_of_ours_that_are_none_are_wrong(
@@ -78,7 +79,7 @@ def test_numbers_of_ours_that_are_none_are_wrong(
     def spoiled(unet: models.Unet) -> Iterator[Runner]:
         yield Runner(lambda x, *_, **__: (x * torch.nan,))
 
-    monkeypatch.setattr(command, "WAYS", (Way("auto", "rocm_sd Auto", spoiled),))
+    monkeypatch.setattr(bench, "WAYS", (Way("auto", "rocm_sd Auto", spoiled),))
     assert __main__.main([*TINY, "--ways", "auto"]) == 1
     assert "wrong: the output has NaN" in capsys.readouterr().out
 
@@ -94,11 +95,11 @@ def test_auto_launches_what_a_start_has_tried_and_nothing_else(
     monkeypatch.setattr(first_trials, "places", lambda: ["the card"])
     monkeypatch.setattr(first_trials, "try_all", lambda here, *_: tried.append(here))
     monkeypatch.setattr(engine, "launcher", lambda device: object())
-    with ways.tried_ahead(unet.device):
+    with bench.tried_ahead(unet.device):
         assert is_gated()
     assert not is_gated() and tried == ["the card"]
     monkeypatch.setattr(engine, "launcher", lambda device: None)
-    with ways.tried_ahead(unet.device):
+    with bench.tried_ahead(unet.device):
         assert not is_gated()
     assert tried == ["the card"]
 
@@ -107,19 +108,19 @@ def test_what_fails_is_a_rows_reason(unet: models.Unet) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("too much")
 
-    way = Way("auto", "rocm_sd Auto", ways.eager)
-    row = measure.measure(unet, CASE, way, Runner(fails), 1, None)
-    assert row.reason.startswith("out of memory") and "not measured" in command.line(row)
+    way = Way("auto", "rocm_sd Auto", eager)
+    row = bench.measure(unet, CASE, way, Runner(fails), 1, None)
+    assert row.reason.startswith("out of memory") and "not measured" in bench.TEXT.line(row)
 
 
 def test_a_result_that_is_interrupted_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def rows(*_: Any) -> Iterator[UnetRow]:
-        yield UnetRow("small 128x128", "eager", reason="a try")
+    def rows(*_: Any) -> Iterator[Row]:
+        yield Row(case="small 128x128", way="eager", reason="a try")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_rows", rows)
+    monkeypatch.setattr(bench, "_rows", rows)
     file = tmp_path / "u.json"
     assert __main__.main([*TINY, "--json", str(file)]) == 130
     document = json.loads(file.read_text(encoding="utf-8"))
@@ -147,7 +148,7 @@ def test_compiled_with_ours_has_ours_in_one_graph_for_all_sizes(
     module: Any = unet.module
     whole, before = torch.compile, dict(module.attn_processors)
     monkeypatch.setattr(torch, "compile", compile_once)
-    way = next(way for way in ways.WAYS if way.key == "compiled-ours")
+    way = next(way for way in bench.WAYS if way.key == "compiled-ours")
     with torch.no_grad():
         calls = [unet.arguments(*size) for size in ((64, 96), (96, 64))]
         right = [unet.module(*args, **kwargs)[0] for args, kwargs in calls]

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench.vae import child, coders, command, measure, result, text, ways
+from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.bench.vae.coders import Coder
-from lib_rocm_sd.bench.vae.measure import Reference
-from lib_rocm_sd.bench.vae.result import VaeRow
-from lib_rocm_sd.bench.vae.ways import KEYS, WAYS, Runner, Way
 from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.lab import modules, vae, vae_ways
+from lib_rocm_sd.lab.modules import Runner, Way
+from lib_rocm_sd.lab.rows import Row, read
+from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae import policy
 
@@ -42,12 +43,12 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 def test_the_whole_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(child, "reasons", lambda device: ["triton is not installed"])
+    monkeypatch.setattr(vae, "why_not_compiled", lambda device: ["triton is not installed"])
     file, plot, picture = (tmp_path / name for name in ("v.json", "v.svg", "v.png"))
     options = ["--json", str(file), "--plot", str(plot), "--picture", str(picture)]
     assert __main__.main([*TINY, *options]) == 0
     document = json.loads(file.read_text(encoding="utf-8"))
-    assert document["schema"] == result.SCHEMA and document["complete"] is True
+    assert document["schema"] == vae.SCHEMA and document["complete"] is True
     assert document["machine"]["dtype"] == "bfloat16" and document["machine"]["runs"] == 1
     rows = document["rows"]
     names = [way.name for way in WAYS]
@@ -88,17 +89,17 @@ def test_each_way_meets_a_resolution_of_its_own(tmp_path: Path) -> None:
 
 
 def test_levels_and_ways_are_chosen() -> None:
-    assert [way.key for way in ways.chosen(None, None)] == list(KEYS)
-    assert [way.key for way in ways.chosen(["eager", "auto", "memory"], ["Memory"])] == [
+    assert [way.key for way in vae_ways.chosen(None, None)] == list(KEYS)
+    assert [way.key for way in vae_ways.chosen(["eager", "auto", "memory"], ["Memory"])] == [
         "memory",
         "eager",
     ]
-    assert not ways.chosen(["auto"], ["Memory"])
+    assert not vae_ways.chosen(["auto"], ["Memory"])
 
 
 def options(*words: str) -> Any:
     parser = __main__.argparse.ArgumentParser()  # type: ignore[attr-defined]
-    command.add_arguments(parser)
+    vae.add_arguments(parser)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--runs", type=int)
@@ -106,16 +107,16 @@ def options(*words: str) -> Any:
 
 
 def test_usual_sizes() -> None:
-    found = {way.key: command.sizes(options(), way, "decoder") for way in WAYS}
+    found = {way.key: vae.sizes(options(), way, "decoder") for way in WAYS}
     assert found["memory"] == [512, 1024, 2048, 4096, 8192]
     assert found["auto"] == found["eager"] == found["overlap-blend"] == [512, 1024, 2048, 4096]
     assert found["performance"] == found["own"] == found["compiled"] == [512, 1024, 2048]
-    assert {tuple(command.sizes(options(), way, "encoder")) for way in WAYS} == {(512, 1024, 2048)}
-    quick = {way.key: command.sizes(options("--quick"), way, "decoder") for way in WAYS}
+    assert {tuple(vae.sizes(options(), way, "encoder")) for way in WAYS} == {(512, 1024, 2048)}
+    quick = {way.key: vae.sizes(options("--quick"), way, "decoder") for way in WAYS}
     assert quick["memory"] == [512, 1024] and quick["compiled"] == []
-    assert command.runs(options("--quick")) < command.runs(options())
+    assert vae.runs(options("--quick")) < vae.runs(options())
     asked = options("--sizes", "640", "512", "640")
-    assert all(command.sizes(asked, way, "decoder") == [640, 512] for way in WAYS)
+    assert all(vae.sizes(asked, way, "decoder") == [640, 512] for way in WAYS)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ def test_what_was_measured_before_an_interrupt_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    rest = (Way("channels-last", "stops", interrupting, 64), *WAYS[6:])
-    monkeypatch.setattr(ways, "WAYS", (*WAYS[4:5], *rest))
+    rest = (Way("channels-last", "stops", interrupting, most=64), *WAYS[6:])
+    monkeypatch.setattr(vae_ways, "WAYS", (*WAYS[4:5], *rest))
     file = tmp_path / "v.json"
     assert __main__.main([*TINY, "--json", str(file)]) == 130
     document = json.loads(file.read_text(encoding="utf-8"))
@@ -159,22 +160,23 @@ def test_what_was_measured_before_an_interrupt_is_kept(
 
 def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> None:
     file = tmp_path / "v.json"
-    document = result.VaeRun(file, {"device": "none"})
-    document.add(VaeRow("decoder", 512, "eager", median_ms=3.0))
+    document = vae.VaeResult(vae.COLUMNS, {"device": "none"}, file)
+    document.add(Row(size=512, way="eager", median=3.0))
     partial = json.loads(file.read_text(encoding="utf-8"))
     assert partial["complete"] is False and "goes on" in partial["incomplete"]
     assert partial["rows"][0]["median_ms"] == 3.0 and partial["rows"][0]["error"] is None
-    document.write()
+    document.end()
     assert json.loads(file.read_text(encoding="utf-8"))["complete"] is True
-    machine, rows = result.read(file)
-    assert machine == {"device": "none"} and rows[0].way == "eager" and rows[0].error != 0
+    again = read(file, vae.COLUMNS, vae.REFUSAL)
+    assert again.machine == {"device": "none"}
+    assert again.rows[0].way == "eager" and again.rows[0].error != 0
 
 
 def test_a_result_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "a card", "gfx": "gfx0", "torch": "2", "runs": 5, "timing": "events"}
     file, plot = tmp_path / "v.json", tmp_path / "v.svg"
-    document = result.VaeRun(file, machine)
-    document.add(VaeRow("decoder", 512, "eager", 5, 3.0, peak_mib=100.0, error=1e-3))
+    document = vae.VaeResult(vae.COLUMNS, machine, file)
+    document.add(Row(size=512, way="eager", runs=5, median=3.0, peak_mib=100.0, error=1e-3))
     assert __main__.main(["bench", "vae", "--from", str(file), "--plot", str(plot)]) == 0
     assert "a card" in capsys.readouterr().out and "a card" in plot.read_text(encoding="utf-8")
     file.write_text('{"rows": [{"size": 1}]}', encoding="utf-8")
@@ -192,7 +194,7 @@ def refusals() -> dict[tuple[str, str], list[str]]:
 
 def test_own_convolutions_only_refuses_torchs_and_is_undone() -> None:
     before = refusals()
-    with ways.own_convolutions_only():
+    with vae_ways.own_convolutions_only():
         within = refusals()
     assert refusals() == before
     for (kind, name), why in within.items():
@@ -203,7 +205,7 @@ def test_own_convolutions_only_refuses_torchs_and_is_undone() -> None:
 
 def test_the_modules_memory_format_is_put_back(decoder: Coder) -> None:
     strides = [parameter.stride() for parameter in decoder.module.parameters()]
-    with ways.channels_last(decoder) as runner:
+    with modules.channels_last(decoder) as runner:
         inside = [parameter.stride() for parameter in decoder.module.parameters()]
         runner.call(decoder.random_input(16, 16))
     assert [parameter.stride() for parameter in decoder.module.parameters()] == strides != inside
@@ -227,91 +229,91 @@ def failing(error: Exception) -> Runner:
     ids=["torch", "refusals", "python", "other"],
 )
 def test_a_failure_is_a_row_with_its_reason(decoder: Coder, error: Exception, reason: str) -> None:
-    row = measure.measure(decoder, WAYS[4], failing(error), 64, 8, 1, Reference(None, ""))
+    row = vae_ways.measure(decoder, WAYS[4], failing(error), 64, 8, 1, Reference(None, ""))
     assert row.reason.startswith(reason) and row.runs == 0
 
 
 def test_what_is_wrong_is_not_timed(decoder: Coder) -> None:
-    exact = measure.exact(decoder, 64)
+    exact = vae_ways.exact(decoder, 64)
     bad = Runner(lambda image: decoder.module(image).fill_(float("nan")))
-    row = measure.measure(decoder, WAYS[0], bad, 64, 8, 1, exact)
+    row = vae_ways.measure(decoder, WAYS[0], bad, 64, 8, 1, exact)
     assert row.reason == "wrong: the output has NaN or infinity" and row.runs == 0
     small = Runner(lambda image: decoder.module(image)[:, :, :32])
-    row = measure.measure(decoder, WAYS[0], small, 64, 8, 1, exact)
+    row = vae_ways.measure(decoder, WAYS[0], small, 64, 8, 1, exact)
     assert "(1, 3, 32, 64), expected (1, 3, 64, 64)" in row.reason
-    assert text.complaints([row], "float16") == [f"decoder 64 rocm_sd Auto: {row.reason}"]
+    assert vae.complaints([row], "float16") == [f"decoder 64 rocm_sd Auto: {row.reason}"]
 
 
 def test_a_long_run_is_the_only_one(decoder: Coder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     runner = Runner(lambda image: calls.append(image.shape) or decoder.module(image))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(measure, "LONG_MS", 0.0)
-    monkeypatch.setattr(measure, "FRESH_MOST", 32)
-    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
-    assert len(calls) == 2 and row.runs == 1 and row.median_ms == row.second_ms
+    monkeypatch.setattr(vae_ways, "LONG_MS", 0.0)
+    monkeypatch.setattr(vae_ways, "FRESH_MOST", 32)
+    row = vae_ways.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
+    assert len(calls) == 2 and row.runs == 1 and row.median == row.second_ms
     calls.clear()
-    monkeypatch.setattr(measure, "REFERENCE_MOST", 32)
-    row = measure.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
+    monkeypatch.setattr(vae_ways, "REFERENCE_MOST", 32)
+    row = vae_ways.measure(decoder, WAYS[4], runner, 64, 8, 5, Reference(None, ""))
     assert len(calls) == row.runs == 1
-    assert row.median_ms == row.first_ms and row.first_at == "64x64"
+    assert row.median == row.first_ms and row.first_at == "64x64"
 
 
 def test_bands_are_compared_with_the_whole_frame(
     decoder: Coder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "SMALLEST_BYTES", 1 << 20)
-    with ways.ours(decoder, "Memory") as runner:
-        row = measure.measure(decoder, WAYS[3], runner, 192, 8, 1, measure.exact(decoder, 192))
+    with vae_ways.ours(decoder, "Memory") as runner:
+        row = vae_ways.measure(decoder, WAYS[3], runner, 192, 8, 1, vae_ways.exact(decoder, 192))
     assert "bands" in row.plan and not row.reason and not row.note
     assert (row.steps, row.steps_share) == (0, 0) and row.error < 1e-4
-    assert "0/255 on 0.0000% beside the whole frame" in text.line(row)
-    assert text.complaints([row], "float16") == []
+    assert "0/255 on 0.0000% beside the whole frame" in vae.TEXT.line(row)
+    assert vae.complaints([row], "float16") == []
 
 
 def test_steps_are_counted_after_quantisation() -> None:
     whole = torch.linspace(-1, 1, 3 * 4 * 64).reshape(1, 3, 4, 64)
-    assert measure.steps(whole, whole.clone()) == (0.0, 0.0)
+    assert vae_ways.steps(whole, whole.clone()) == (0.0, 0.0)
     other = whole.clone()
     other[0, 1, 2, 3] += 2 / 255
-    most, share = measure.steps(other, whole)
+    most, share = vae_ways.steps(other, whole)
     assert most == 1 and share == 1 / whole.numel()
-    row = VaeRow("decoder", 1024, "rocm_sd Memory", 1, 1.0, steps=2, steps_share=share)
-    assert "bands differ from the whole frame by 2/255" in text.complaints([row], "float16")[0]
+    row = Row(size=1024, way="rocm_sd Memory", runs=1, median=1.0, steps=2, steps_share=share)
+    assert "bands differ from the whole frame by 2/255" in vae.complaints([row], "float16")[0]
 
 
 def test_an_error_of_ours_is_judged_beside_eagers() -> None:
-    eager = VaeRow("decoder", 512, "eager", error=0.02)
-    near = VaeRow("decoder", 512, "rocm_sd Auto", error=0.03)
-    far = VaeRow("decoder", 512, "rocm_sd Memory", error=0.05)
-    assert text.complaints([eager, near], "float16") == []
-    assert text.complaints([eager, near, far], "float16") == [
+    eager = Row(size=512, way="eager", error=0.02)
+    near = Row(size=512, way="rocm_sd Auto", error=0.03)
+    far = Row(size=512, way="rocm_sd Memory", error=0.05)
+    assert vae.complaints([eager, near], "float16") == []
+    assert vae.complaints([eager, near, far], "float16") == [
         "decoder 512 rocm_sd Memory: error 5.0e-02, at most 4.0e-02 is right"
     ]
-    assert len(text.complaints([near], "float16")) == 1
+    assert len(vae.complaints([near], "float16")) == 1
 
 
 def test_exact_leaves_the_weights_as_they_were() -> None:
     coder = coders.coder("decoder", CPU, torch.bfloat16, small=True)
     before = {name: tensor.clone() for name, tensor in coder.module.state_dict().items()}
-    exact = measure.exact(coder, 32)
+    exact = vae_ways.exact(coder, 32)
     assert exact.image is not None and exact.image.dtype == torch.float32
     assert exact.source == "torch float32"
     after = coder.module.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
-    assert measure.exact(coder, 4096) == Reference(None, "")
+    assert vae_ways.exact(coder, 4096) == Reference(None, "")
 
 
 def test_exact_comes_in_bands_where_torch_has_too_little_memory(
     decoder: Coder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = measure.exact(decoder, 32).image
+    expected = vae_ways.exact(decoder, 32).image
 
     def short(image: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
         patch.setattr(type(decoder.module), "__call__", lambda self, image: short(image))
-        exact = measure.exact(decoder, 32)
+        exact = vae_ways.exact(decoder, 32)
     assert exact.source == "rocm_sd float32 in bands"
     assert exact.image is not None and expected is not None
     assert (exact.image - expected).abs().max() < 1e-4 * expected.abs().max()

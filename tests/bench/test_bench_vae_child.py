@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib_rocm_sd.bench.vae import child, coders, plot, tilings
-from lib_rocm_sd.bench.vae.result import VaeRow
-from lib_rocm_sd.bench.vae.ways import WAYS
+from lib_rocm_sd.bench.vae import coders
+from lib_rocm_sd.lab import vae, vae_plot, vae_ways
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.vae_ways import WAYS
 from tests.clock import Clock
 from tests.waiting import POLL_S
 
@@ -35,20 +36,20 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, goes: Callable[[], bool]) -> None
         if goes():
             clock.turn(seconds)
 
-    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(vae, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
 
 
 def test_a_child_that_takes_too_long_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_clock(monkeypatch, lambda: True)
-    said = list(child.watched(SLEEPS, 3.0, tmp_path / "log"))
+    said = list(vae.watched(SLEEPS, 3.0, tmp_path / "log"))
     assert said[-1] == "not compiled and timed within 3 s" and not any(said[:-1])
 
 
 def test_a_childs_last_words_are_the_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such backend')"]
-    *_, last = child.watched(command, 60, tmp_path / "log")
+    *_, last = vae.watched(command, 60, tmp_path / "log")
     assert last == "its process ended with status 1: no such backend"
 
 
@@ -62,18 +63,18 @@ time.sleep(3600)
 
 
 def test_rows_come_before_the_child_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = child.watched
-    monkeypatch.setattr(child, "reasons", lambda device: [])
+    own = vae.watched
+    monkeypatch.setattr(vae, "why_not_compiled", lambda device: [])
 
     def watched(command: list[str], limit_s: float, log: Path) -> object:
         assert command[1:5] == ["-m", "lib_rocm_sd", "bench", "vae"]
         assert "--in-process" in command and "--small" in command
         written = Path(command[command.index("--json") + 1])
-        set_clock(monkeypatch, lambda: bool(child._rows(written)))
+        set_clock(monkeypatch, lambda: bool(vae.rows_of(written)))
         return own([sys.executable, "-c", WRITES, *command[5:]], limit_s, log)
 
-    monkeypatch.setattr(child, "watched", watched)
-    rows = list(child.measured(["--small"], JOBS, CPU, 4))
+    monkeypatch.setattr(vae, "watched", watched)
+    rows = list(vae.compiled_rows(["--small"], JOBS, CPU, 4))
     assert [(row.role, row.size) for row in rows] == JOBS
     assert rows[0].compile_s == 3.0 and not rows[0].reason
     assert rows[1].reason == "not compiled and timed within 4 s"
@@ -81,15 +82,15 @@ def test_rows_come_before_the_child_has_ended(monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_compiler_there_is_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(child.shutil, "which", lambda name: None)
-    assert child.reasons(CPU) == ["there is no C++ compiler"]
-    rows = list(child.measured([], JOBS, CPU, 1))
+    monkeypatch.setattr(vae.shutil, "which", lambda name: None)
+    assert vae.why_not_compiled(CPU) == ["there is no C++ compiler"]
+    rows = list(vae.compiled_rows([], JOBS, CPU, 1))
     assert [row.reason for row in rows] == ["there is no C++ compiler"] * 2
-    find = child.importlib.util.find_spec
+    find = vae.importlib.util.find_spec
     monkeypatch.setattr(
-        child.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
+        vae.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
-    assert child.reasons(torch.device("cuda")) == ["triton is not installed"]
+    assert vae.why_not_compiled(torch.device("cuda")) == ["triton is not installed"]
 
 
 class Net(nn.Module):
@@ -111,8 +112,8 @@ class Net(nn.Module):
 def tiled(kind: str, net: Net, image: torch.Tensor, margin: int = 8) -> torch.Tensor:
     scale = (2, 1) if net.up else (1, 2)
     if kind == "blend":
-        return tilings.overlap_blend(net, image, scale, 16)
-    return tilings.per_tile_norm(net, image, scale, 16, margin)
+        return vae_ways.overlap_blend(net, image, scale, 16)
+    return vae_ways.per_tile_norm(net, image, scale, 16, margin)
 
 
 def picture_of(*size: int) -> torch.Tensor:
@@ -149,7 +150,7 @@ def test_blended_tiles_are_the_whole_away_from_seams_without_norms(up: bool) -> 
     assert made.shape == whole.shape and gap.max() > 1e-2
     pointwise = nn.Conv2d(4, 3, 1)
     with torch.no_grad():
-        same = tilings.overlap_blend(pointwise, image, (1, 1), 16) - pointwise(image)
+        same = vae_ways.overlap_blend(pointwise, image, (1, 1), 16) - pointwise(image)
     assert same.abs().max() < 1e-5
 
 
@@ -171,25 +172,25 @@ def test_blending_skips_tiles_that_the_one_before_covers() -> None:
         return piece
 
     image = torch.ones(1, 1, 16, 28)
-    out = tilings.overlap_blend(call, image, (1, 1), 16)
+    out = vae_ways.overlap_blend(call, image, (1, 1), 16)
     assert seen == [(16, 16), (16, 16)] and torch.allclose(out, image)
 
 
-def rows() -> list[VaeRow]:
+def rows() -> list[Row]:
     made = [
-        VaeRow("decoder", size, way.name, 5, size * 1.5, peak_mib=size * 2.0, error=1e-3)
+        Row(size=size, way=way.name, runs=5, median=size * 1.5, peak_mib=size * 2.0, error=1e-3)
         for way in WAYS
         for size in (512, 1024)
     ]
     other = [
-        VaeRow("encoder", 512, "eager", 5, 1.0),
-        VaeRow("decoder", 4096, "eager", reason="oom"),
+        Row(role="encoder", size=512, way="eager", runs=5, median=1.0),
+        Row(size=4096, way="eager", reason="oom"),
     ]
     return made + other
 
 
 def test_the_plot_has_a_curve_per_way_and_value() -> None:
-    tree = ElementTree.fromstring(plot.draw(rows(), "a <card> & more"))
+    tree = ElementTree.fromstring(vae_plot.draw(rows(), "a <card> & more"))
     space = "{http://www.w3.org/2000/svg}"
     curves = tree.findall(f"{space}polyline")
     assert len(curves) == 2 * len(WAYS)
@@ -199,40 +200,36 @@ def test_the_plot_has_a_curve_per_way_and_value() -> None:
     assert "VAE decoder, batch 1, a <card> & more" in words and "4096" not in words
 
 
-@pytest.mark.parametrize("shown", [[], [VaeRow("decoder", 64, "eager", 1, 1.0)]])
-def test_the_plot_can_do_without_figures(shown: list[VaeRow]) -> None:
+@pytest.mark.parametrize("shown", [[], [Row(size=64, way="eager", runs=1, median=1.0)]])
+def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
     assert all(math.isnan(row.peak_mib) for row in shown)
-    assert ElementTree.fromstring(plot.draw(shown, "CPU")).tag.endswith("svg")
+    assert ElementTree.fromstring(vae_plot.draw(shown, "CPU")).tag.endswith("svg")
 
 
 def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
-    from lib_rocm_sd.bench.vae import picture
-
     coder = coders.coder("decoder", CPU, torch.float32, small=True)
     latent = coders.structured_latent(192, 128)
-    whole, bands, *tiles = picture.decoded(coder, latent)
+    whole, bands, *tiles = vae_plot.decoded(coder, latent)
     assert whole.pixels is not None and whole.pixels.shape == (192, 128, 3)
     assert whole.pixels.float().std() > 20
     assert "bands" in bands.detail and bands.pixels is not None and bands.pixels.max() <= 4
     assert [panel.title for panel in tiles] == ["overlap-blend tiling", "per-tile GroupNorm tiling"]
     for panel in tiles:
         assert panel.pixels is not None and panel.pixels.float().mean() > 10
-    sheet = picture.sheet("head", [whole, picture.Panel("failed", "why", None)])
-    assert sheet.size == (2 * picture.CELL + 3 * picture.GAP, 608)
+    sheet = vae_plot.sheet("head", [whole, vae_plot.Panel("failed", "why", None)])
+    assert sheet.size == (2 * vae_plot.CELL + 3 * vae_plot.GAP, 608)
 
 
 def test_what_fails_is_an_empty_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
-    from lib_rocm_sd.bench.vae import picture
-
     coder = coders.coder("decoder", CPU, torch.float32, small=True)
 
     def short(*args: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(tilings, "overlap_blend", short)
-    panels = picture.decoded(coder, coders.structured_latent(64, 64))
+    monkeypatch.setattr(vae_ways, "overlap_blend", short)
+    panels = vae_plot.decoded(coder, coders.structured_latent(64, 64))
     assert [panel.detail for panel in panels if panel.pixels is None] == [
         "out of memory: RuntimeError: out of memory"
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.svg import COLOURS, number
+from lib_rocm_sd.lab.svg import COLOURS, number
 from lib_rocm_sd.speedtest.export import machine_line, printable
 from lib_rocm_sd.speedtest.result import OURS, WHAT, Document, SpeedRow
 

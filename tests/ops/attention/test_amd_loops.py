@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch, table
-from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
+from lib_rocm_sd.lab.methods import AmdLoops
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem

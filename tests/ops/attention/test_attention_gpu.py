@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.bench.attention.amd_loops import AmdLoops
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
+from lib_rocm_sd.lab.methods import AmdLoops
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference

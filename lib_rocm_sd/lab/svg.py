@@ -1,4 +1,4 @@
-"""Bars of times as SVG text, and the pieces that other plots are made of.
+"""Rows as bars in SVG text, and the pieces that other plots are made of.
 
 They stand inside a page, light or dark by currentColor. Colours may be set by the CSS variables
 --rocm-sd-plot-1 (ours) to -8. All text is escaped.
@@ -11,23 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-
-@dataclass(frozen=True)
-class Bar:
-    """A method's figure on a case; `median`, `p10` and `p90` are in `unit`, NaN without any.
-
-    `reason`: why there is none.
-    """
-
-    case: str
-    method: str
-    unit: str
-    median: float
-    p10: float
-    p90: float
-    runs: int
-    reason: str = ""
-
+from lib_rocm_sd.lab.rows import Row
 
 COLOURS = (
     "#d1495b",
@@ -63,17 +47,17 @@ WIDE, SLIM = Layout(640, 230, 110, 90), Layout(330, 0, 100, 46)
 
 def chart(
     title: str,
-    bars: Sequence[Bar],
+    bars: Sequence[Row],
     first: str,
     layout: Layout = WIDE,
     limits: Mapping[str, float] | None = None,
 ) -> str:
-    """An SVG with a group of bars per case; `first` is the method that has the first colour.
+    """An SVG with a group of bars per case; `first` is the way that has the first colour.
 
     `limits`: by case, at what a longer bar ends; with them it stands on white, as a file of its own
     does.
     """
-    colours = _colours([bar.method for bar in bars], first)
+    colours = _colours([bar.way for bar in bars], first)
     parts = [title_of(title, layout)]
     y = 34.0
     for case in dict.fromkeys(bar.case for bar in bars):
@@ -84,9 +68,9 @@ def chart(
         y += LINE
         for bar in group:
             if not layout.left:
-                parts.append(text_at(0, y + 13, cut(bar.method, layout.letters)))
+                parts.append(text_at(0, y + 13, cut(bar.way, layout.letters)))
                 y += BAR
-            parts += _bar(bar, y, most, colours[bar.method], layout)
+            parts += _bar(bar, y, most, colours[bar.way], layout)
             y += BAR + GAP
         y += GAP
     label = f"{title}. " + "; ".join(_spoken(bar) for bar in bars if bar.median > 0)
@@ -95,18 +79,18 @@ def chart(
     return drawing(layout.width, y, parts, label)
 
 
-def _bar(bar: Bar, y: float, most: float, colour: str, layout: Layout) -> Iterator[str]:
-    """A method's bar with a whisker from p10 to p90, or why there is none; its name beside it."""
+def _bar(bar: Row, y: float, most: float, colour: str, layout: Layout) -> Iterator[str]:
+    """A row's bar with a whisker from p10 to p90, or why there is none; its name beside it."""
     left = layout.left
     if left:
-        yield text_at(left - 8, y + 13, cut(bar.method, 34), "end")
+        yield text_at(left - 8, y + 13, cut(bar.way, 34), "end")
     if not bar.median > 0:
         reason = cut(bar.reason or "not measured", min(layout.letters, 60))
         yield text_at(left, y + 13, reason, faint=True)
         return
     room = layout.width - left - layout.right
     length = max(min(bar.median / most, MOST_OVER) * room, 1.0)
-    tip = escape(f"{bar.case}, {bar.method}: {_figure(bar)}, {bar.runs} runs")
+    tip = escape(f"{bar.case}, {bar.way}: {_figure(bar)}, {bar.runs} runs")
     yield (
         f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{BAR}" rx="2" '
         f'style="fill:{colour}"><title>{tip}</title></rect>'
@@ -121,7 +105,7 @@ def _bar(bar: Bar, y: float, most: float, colour: str, layout: Layout) -> Iterat
     yield text_at(end + 6, y + 13, _figure(bar))
 
 
-def _figure(bar: Bar) -> str:
+def _figure(bar: Row) -> str:
     return f"{number(bar.median)} {bar.unit}"
 
 
@@ -135,8 +119,8 @@ def number(value: float) -> str:
     return f"{value:.{min(max(digits, 0), 6)}f}"
 
 
-def _spoken(bar: Bar) -> str:
-    return f"{bar.case}, {bar.method}: {_figure(bar)}"
+def _spoken(bar: Row) -> str:
+    return f"{bar.case}, {bar.way}: {_figure(bar)}"
 
 
 def title_of(text: str, layout: Layout) -> str:

@@ -1,0 +1,1 @@
+"""Benchmarks, the speed test, sensors, and the reading of machine code."""

@@ -1,0 +1,384 @@
+"""`bench norm_gradients` and `bench attention_backward`: forward and backward, as in training.
+
+A row of a norm is what autograd runs: the norm, then its gradients, of gamma and beta only where
+the problem wants them. Bytes are those that must be moved: forward a tensor is read and another
+written, backward it and a gradient are read and another is written; twice and five thirds as much
+where a tensor is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
+
+from lib_rocm_sd import torch_ops
+from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.selftest import relative_error
+from lib_rocm_sd.engine.timing import queued
+from lib_rocm_sd.lab import rows as row_text
+from lib_rocm_sd.lab.rows import (
+    OURS,
+    Columns,
+    Row,
+    TextTable,
+    between,
+    field,
+    tiles,
+)
+from lib_rocm_sd.lab.tables import (
+    BYTES_BESIDE,
+    ERROR,
+    JSON,
+    NORM_COLUMNS,
+    NORM_TEXT,
+    US,
+    Beside,
+    Problems,
+    Setting,
+    Table,
+    odd,
+    of_dtype,
+    rendered,
+)
+from lib_rocm_sd.lab.timing import (
+    figured,
+    refusals_of,
+    timed_with_a_full_queue,
+    warm_up,
+    with_times,
+)
+from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
+from lib_rocm_sd.ops.attention.with_lse import MatrixForward
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
+from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
+from lib_rocm_sd.ops.attention_backward.problem import ODD as ODD_BACKWARD
+from lib_rocm_sd.ops.attention_backward.problem import USUAL as USUAL_BACKWARD
+from lib_rocm_sd.ops.attention_backward.torch import SlicedBackward
+from lib_rocm_sd.ops.base import Call, Op
+from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
+from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
+from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
+from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
+from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
+from lib_rocm_sd.report import config_fields
+
+ATTENTION_BESIDE = 1e11
+"""What attention takes beside its operations: for the estimate of the time left."""
+FLASH = "sdpa flash"
+ALLOWANCE = 2.0
+"""Times the op's tolerance that torch's gradients of attention may be off: some round more."""
+OPERATORS = torch_ops.OPS
+"""Registered by the import."""
+
+
+# -- norms forward and backward -------------------------------------------------------------------
+
+
+def op_of(problem: Any) -> Op[Any, Any]:
+    """The op that a problem of a norm's gradients belongs to."""
+    is_group = isinstance(problem, GroupNormBackwardProblem)
+    return GROUP_NORM_BACKWARD if is_group else LAYER_NORM_BACKWARD
+
+
+def _norm_gradients(small: bool, dtype: str) -> Problems:
+    """The usual problems of both norms, GroupNorms also with frozen parameters; or the odd ones."""
+    ops = (LAYER_NORM_BACKWARD, GROUP_NORM_BACKWARD)
+    if small:
+        return odd([problem for op in ops for problem in op.cases])
+    problems: Problems = []
+    for op in ops:
+        for label, problem in op.usual:
+            problems.append((label, replace(problem, dtype=dtype, affine=dtype)))
+            if op is GROUP_NORM_BACKWARD:
+                problems.append((f"{label}, frozen", replace(problems[-1][1], wanted=False)))
+    return problems
+
+
+def _norm_size(problem: Any) -> int:
+    is_group = isinstance(problem, GroupNormBackwardProblem)
+    return int(problem.image_bytes if is_group else problem.tensor_bytes)
+
+
+def _measured_norm_gradients(label: str, problem: Any, setting: Setting) -> list[Row]:
+    """A copy; torch's and our forward and backward pass; our backward pass alone."""
+    op, size = op_of(problem), _norm_size(problem)
+    ours = op.variants[0]
+    with torch.no_grad():
+        rows = Beside(op, label, problem, size, setting, timed_with_a_full_queue)
+        refusals = refusals_of(ours, problem, setting.info, setting.launch)
+        is_added = isinstance(problem, LayerNormBackwardProblem) and problem.added
+        both, backward = (9, 5) if is_added else (5, 3)
+        rows.verify(replace(rows.start, way="torch"), passes(torchs), both * size)
+        row = replace(rows.start, way=OURS)
+        if refusals:
+            rows.rows.append(replace(row, reason="; ".join(refusals)))
+            return rows.finished()
+        rows.verify(row, passes(operators), both * size)
+        (config,) = ours.configs(setting.info.arch, problem)
+
+        def alone(inputs: Any) -> tuple[torch.Tensor, ...]:
+            grads = ours.run(Call(problem, inputs, setting.launch, config))
+            return tuple(grad for grad in grads if grad is not None)
+
+        rows.verify(replace(rows.start, way="  backward"), alone, backward * size)
+    return rows.finished()
+
+
+def passes(results: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any], Any]:
+    """Forward and backward of an op's inputs: the gradients that are wanted. What autograd runs:
+    the norm, then its gradients, of gamma and beta only where the problem wants them.
+    """
+
+    def call(inputs: Any) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            x = inputs.x.detach().requires_grad_()
+            affine = [
+                None if t is None else t.detach().requires_grad_(inputs.affine)
+                for t in _affine(inputs)
+            ]
+            outputs = results(inputs._replace(x=x), affine)
+        grads = [inputs.grad, getattr(inputs, "sum_grad", None)][: len(outputs)]
+        wanted = [x, *(t for t in affine if t is not None and inputs.affine)]
+        return torch.autograd.grad(outputs, wanted, grads)
+
+    return call
+
+
+def _affine(inputs: Any) -> list[torch.Tensor | None]:
+    """gamma and beta: ones and zeros where gradients of such are wanted and there are none. Of
+    beta LayerNorm's gradients know nothing.
+    """
+    x, gamma = inputs.x, inputs.gamma
+    channels = x.shape[1] if isinstance(inputs, GroupNormBackwardInputs) else x.shape[-1]
+    beta = getattr(inputs, "beta", None)
+    if inputs.affine:
+        gamma = x.new_ones(channels) if gamma is None else gamma
+        beta = torch.zeros_like(gamma) if beta is None else beta
+    return [gamma, beta]
+
+
+def torchs(inputs: Any, affine: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """What torch's own modules compute."""
+    x = inputs.x
+    if isinstance(inputs, GroupNormBackwardInputs):
+        output = F.group_norm(x, inputs.groups, affine[0], affine[1], inputs.eps)
+        return (F.silu(output) if inputs.silu else output,)
+    total = x if inputs.added is None else x + inputs.added
+    output = F.layer_norm(total, x.shape[-1:], affine[0], affine[1], inputs.eps)
+    return (output,) if inputs.added is None else (output, total)
+
+
+def operators(inputs: Any, affine: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The same by our operators."""
+    rocm_sd: Any = torch.ops.rocm_sd
+    if isinstance(inputs, GroupNormBackwardInputs):
+        return (rocm_sd.group_norm_silu(inputs.x, *affine, *inputs[4:7]),)
+    if inputs.added is None:
+        return (rocm_sd.layer_norm(inputs.x, *affine, inputs.eps),)
+    both: tuple[torch.Tensor, ...] = rocm_sd.layer_norm_added(
+        inputs.x, inputs.added, *affine, inputs.eps
+    )
+    return both
+
+
+# -- attention forward and backward ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """`both(inputs)`: forward and backward. `backward(inputs)` makes what is called, again and
+    again, for the backward alone.
+    """
+
+    row: Row
+    both: Callable[[AttentionBackwardInputs], Grads]
+    backward: Callable[[AttentionBackwardInputs], Callable[[], Any]]
+
+
+def _measured_attention(label: str, problem: Any, setting: Setting) -> list[Row]:
+    """Every way that is right; ours in the order in which configs would be tried."""
+    with torch.no_grad():
+        sets = input_sets(ATTENTION_BACKWARD, problem, setting.device)
+        q, k, v, output, grad, lse = (t.double() for t in sets[0][:6])
+        mask, scale = sets[0].mask, sets[0].scale
+        wide = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, scale)
+        exact = SlicedBackward().run(Call(ATTENTION_BACKWARD.problem_of(wide), wide))
+        return [
+            way if isinstance(way, Row) else _verified_attention(way, problem, sets, exact, setting)
+            for way in _attention_ways(label, problem, setting)
+        ]
+
+
+def _attention_ways(label: str, problem: AttentionProblem, setting: Setting) -> Iterator[Way | Row]:
+    start = Row(case=label, problem=str(problem), way=OURS)
+    ours, arch = MatrixBackward(), setting.info.arch
+    refusals = refusals_of(ours, problem, setting.info, setting.launch)
+    refusals += (
+        [] if refusals else refusals_of(MatrixForward(), problem, setting.info, setting.launch)
+    )
+    if refusals:
+        yield replace(start, reason="; ".join(refusals))
+    else:
+        for config in ours.configs(arch, problem):
+            row = replace(start, config=config_fields(config))
+            yield _our_way(row, problem, setting, config)
+    for variant in (SdpaAttention(), *(SdpaBackend(name) for name in BACKENDS)):
+        row = replace(start, way=variant.name)
+        refusals = variant.refusals(arch, problem)
+        if refusals:
+            yield replace(row, reason="; ".join(refusals))
+        else:
+            yield from torchs_ways(row, partial(_followed, variant, problem))
+
+
+def _our_way(row: Row, problem: AttentionProblem, setting: Setting, config: Any) -> Way:
+    forward, launch = MatrixForward(), setting.launch
+    tiling = forward.configs(setting.info.arch, problem)[0]
+
+    def backward(inputs: AttentionBackwardInputs) -> Grads:
+        return MatrixBackward().run(Call(problem, inputs, launch, config))
+
+    def both(inputs: AttentionBackwardInputs) -> Grads:
+        output, lse = forward.run(Call(problem, inputs.forward, launch, tiling))
+        return backward(inputs._replace(output=output, lse=lse))
+
+    return Way(row, both, lambda inputs: partial(backward, inputs))
+
+
+def torchs_ways(row: Row, followed: Callable[..., Any]) -> Iterator[Way]:
+    """Flash adds the gradient of q by atomics unless it is told not to, as ours never does."""
+
+    def both(inputs: AttentionBackwardInputs) -> Grads:
+        tensors, output = followed(inputs)
+        of_q, of_k, of_v = torch.autograd.grad(output, tensors, inputs.grad)
+        return of_q, of_k, of_v
+
+    def backward(inputs: AttentionBackwardInputs) -> Callable[[], Any]:
+        tensors, output = followed(inputs)
+        return lambda: torch.autograd.grad(output, tensors, inputs.grad, retain_graph=True)
+
+    yield Way(row, both, backward)
+    if row.way == FLASH:
+        yield Way(
+            replace(row, way=f"{FLASH}, same bits"),
+            partial(_deterministic, both),
+            lambda inputs: partial(_deterministic, backward(inputs)),
+        )
+
+
+def _deterministic(call: Callable[..., Any], *args: Any) -> Any:
+    """`call` where torch has been asked for the same bits every time, and for nothing beside."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    switches: Any = getattr(torch.utils, "deterministic", SimpleNamespace())  # torch 2.2 and later
+    fills = getattr(switches, "fill_uninitialized_memory", True)
+    switches.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        return call(*args)
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        switches.fill_uninitialized_memory = fills
+
+
+def _followed(
+    variant: SdpaAttention, problem: AttentionProblem, inputs: AttentionBackwardInputs
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k and v from which autograd follows, and the output."""
+    q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
+    with torch.enable_grad():
+        call = AttentionInputs(q, k, v, inputs.mask, inputs.scale)
+        return [q, k, v], variant.run(Call(problem, call))
+
+
+def _verified_attention(
+    way: Way,
+    problem: AttentionProblem,
+    sets: Sequence[AttentionBackwardInputs],
+    exact: Grads,
+    setting: Setting,
+) -> Row:
+    """The way's row with figures, or the reason why not."""
+
+    def error() -> float:
+        pairs = zip(way.both(sets[0]), exact, strict=True)
+        return max(relative_error(grad, right) for grad, right in pairs)
+
+    def timed_row() -> Row:
+        alone = way.backward(sets[0])
+        row = _timed_on_a_queue(way.row, lambda n: way.both(sets[n % len(sets)]), setting)
+        backward_us = _timed_on_a_queue(way.row, lambda _: alone(), setting).median
+        tflops = 3.5 * problem.flops / row.median / 1e6
+        return replace(row, backward_us=backward_us, tflops=tflops)
+
+    allowance = 1.0 if way.row.way == OURS else ALLOWANCE
+    return figured(way.row, error, allowance * ATTENTION_BACKWARD.tolerance(problem), timed_row)
+
+
+def _timed_on_a_queue(row: Row, once: Callable[[int], Any], setting: Setting) -> Row:
+    """GPU times with the next call already queued, or plain times on a CPU."""
+    if setting.device.type != "cuda":
+        return with_times(row, once, setting.runs, setting.device)
+    submit_s = warm_up(once, setting.device)
+
+    def timer(call: Callable[[int], None], count: int, where: torch.device) -> list[float]:
+        return queued(call, count, where, submit_s)
+
+    return with_times(row, once, setting.runs, setting.device, timer)
+
+
+def _attention_text(ours_us: float) -> TextTable:
+    """`ours/it`: how long ours takes of its time, both passes."""
+
+    def ratio(row: Row) -> str:
+        share = ours_us / row.median
+        return f"{share:.2f}" if math.isfinite(share) else "-"
+
+    return TextTable(
+        (field("way", -22, "way"),),
+        (
+            *(US, between(17), field("backward", 9, "backward_us", ".1f")),
+            row_text.Column("ours/it", 7, ratio),
+            *(field("TFLOP/s", 7, "tflops", ".1f"), ERROR),
+        ),
+        tiles,
+        indent="  ",
+    )
+
+
+def _rendered_attention(heading: str, rows: Sequence[Row]) -> str:
+    lines = [heading, "us: forward and backward; TFLOP/s: of seven products"]
+    for case, problem in dict.fromkeys((row.case, row.problem) for row in rows):
+        group = [row for row in rows if (row.case, row.problem) == (case, problem)]
+        best = min((row.median for row in group if row.way == OURS), default=math.nan)
+        lines += ["", f"{case}: {problem}", *_attention_text(best).lines(group)]
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Table] = {
+    "attention_backward": Table(
+        partial(of_dtype, ODD_BACKWARD, USUAL_BACKWARD),
+        lambda problem: ATTENTION_BESIDE + 4 * problem.flops,
+        _measured_attention,
+        Columns(f"{JSON} backward_us tflops"),
+        _rendered_attention,
+    ),
+    "norm_gradients": Table(
+        _norm_gradients,
+        lambda problem: BYTES_BESIDE + _norm_size(problem),
+        _measured_norm_gradients,
+        NORM_COLUMNS,
+        rendered(NORM_TEXT),
+    ),
+}
