@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.registry import FAMILIES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", default="", help=f"a name or one of {', '.join(FAMILIES)}; or all")
+    parser.add_argument("--block", default="", help="only the UNet's block of this name, or in it")
     parser.add_argument("--calls", type=int, default=16, help="how many to keep (default: 16)")
     parser.add_argument("--skip", type=int, default=0, help="how many to let pass before")
     parser.add_argument("file", type=Path, help="to be written: NAME.safetensors")
@@ -35,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
         return _refuse(f"no op is called {args.op}; known: {', '.join(sorted(known))}")
     if not command or args.calls < 1 or args.skip < 0:
         return _refuse("give -- and the host's command, --calls of 1 or more, --skip of 0 or more")
-    wish = Wish(str(args.file.resolve()), args.op, args.calls, args.skip)
+    wish = Wish(str(args.file.resolve()), args.op, args.block, args.calls, args.skip)
     environment = {VARIABLE: json.dumps(dataclasses.asdict(wish)), "ROCM_SD_GRAPHS": "0"}
     args.file.unlink(missing_ok=True)
     try:

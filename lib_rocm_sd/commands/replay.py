@@ -76,8 +76,8 @@ def _rows(number: int, call: CapturedCall, device: Any) -> Iterator[dict[str, An
         inputs = call.inputs(cpu)
         judged = partial(_judged, op, inputs, op.reference(inputs))
         about = {"call": number, "op": op.name, "problem": call.problem}
-        where = f"captured: {call.how['variant']}, {call.how['config']}, {call.how['name']}"
-        yield {**about, "by": where, **judged(call.output(cpu))}
+        where = ", ".join(filter(None, map(call.how.get, ("block", "variant", "config", "name"))))
+        yield {**about, "by": f"captured: {where}", **judged(call.output(cpu))}
         for by, output in _computed(op, call, op.problem_of(inputs), device):
             yield {**about, "by": f"{by} on {device}", **judged(output)}
 

@@ -42,17 +42,21 @@ class CallFileError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """Which calls to keep in `file`: so many of `op` after the first `skip`. Empty: of all ops."""
+    """Which calls to keep in `file`: so many of `op`, and of the UNet's block of this name or in
+    it, after the first `skip`. Empty: of all ops, wherever they are made.
+    """
 
     file: str
     op: str = ""
+    block: str = ""
     calls: int = 16
     skip: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedCall:
-    """One call. `how`: by which variant, config and device it was computed. `inputs(device)` and
+    """One call. `how`: in which block, and by which variant, config and device it was computed.
+    `inputs(device)` and
     `output(device)` make its tensors anew each time.
     """
 
@@ -69,11 +73,25 @@ class Capture:
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self._lock = threading.Lock()
+        self._amid = threading.local()
         self._seen = 0
         self._tensors: dict[str, torch.Tensor] = {}
         self._rows: list[dict[str, Any]] = []
         self.why = ""
         """Why no more calls are kept."""
+
+    def within(self, block: str, run: Callable[[], Any]) -> Any:
+        """Run what computes a block of this name."""
+        self._amid.block = block
+        try:
+            return run()
+        finally:
+            self._amid.block = ""
+
+    @property
+    def _block(self) -> str:
+        """Name of the block that this thread computes; empty outside of any."""
+        return getattr(self._amid, "block", "")
 
     def begins(self, op: Op[Any, Any], inputs: Any, route: Any) -> Callable[[Any], None] | None:
         """What is to be told of the output, of a call that is kept: it may write to its inputs."""
@@ -86,6 +104,7 @@ class Capture:
             self._stop(str(error))
             return None
         how = {
+            "block": self._block,
             "variant": route.plan.variant.name if route.plan else "",
             "config": str(route.config),
             "device": str(route.device),
@@ -123,6 +142,8 @@ class Capture:
 
     def _takes(self, op: Op[Any, Any]) -> bool:
         if self.wish.op and self.wish.op not in (op.name, op.family):
+            return False
+        if self.wish.block and not f"{self._block}.".startswith(f"{self.wish.block}."):
             return False
         with self._lock:
             self._seen += 1

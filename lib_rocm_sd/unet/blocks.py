@@ -49,6 +49,7 @@ class TheirsError(Exception):
 class Means:
     """What blocks compute with. `attends(module)`: why this attention is to be called as it is.
     `inner(module, x, given)`: a transformer's block that can be computed as a part of it.
+    `name_of(module)`: its name in the UNet.
     """
 
     weights: UnetWeights
@@ -58,6 +59,7 @@ class Means:
     graphs: Graphs
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
     spot: SpotCheck
+    name_of: Callable[[nn.Module], str]
 
 
 class Inner(NamedTuple):

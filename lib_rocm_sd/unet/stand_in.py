@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
@@ -180,7 +182,9 @@ class BlockStandIn(StandIn):
             raise UnknownModuleError((self._left,))
         calls = begin(self._session, routes, self._means.graphs)
         self._means.spot.is_whole = True
-        made = self.kind.run(reading.parts, asked, self._means, calls)
+        run = partial(self.kind.run, reading.parts, asked, self._means, calls)
+        capture = engine.capture
+        made = run() if capture is None else capture.within(self._means.name_of(self.module), run)
         if routes.left is None:
             routes.left = self.obstacle(routes)
         return made

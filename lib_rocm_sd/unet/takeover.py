@@ -60,7 +60,14 @@ class UnetTakeover:
         self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
         self._prompts = Prompts(hook.ready, session, self.graphs, hook.tells)
         self.spot = SpotCheck(self._differs)
-        shared = (self._embeddings, self._prompts, self.graphs, self._inner, self.spot)
+        shared = (
+            self._embeddings,
+            self._prompts,
+            self.graphs,
+            self._inner,
+            self.spot,
+            self._name_of,
+        )
         self._means = Means(self._weights, hook.attention, *shared)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}

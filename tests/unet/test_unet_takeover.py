@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load, load_file, load_model, save, save_model
 from torch import nn
 
+from lib_rocm_sd.engine import call_file
+from lib_rocm_sd.engine.call_file import Capture, Wish
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.unet import stand_in, weights
 from lib_rocm_sd.unet.takeover import take_over
@@ -292,3 +295,18 @@ def test_taking_over_again_reads_only_what_has_changed(
     assert torch.equal(models.step(unet, inputs), expected)
     taken.take_over()
     assert len(seen) > 20
+
+
+def test_calls_of_one_block_are_captured(
+    unet: Any, inputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = take_over(unet)
+    names = [name for name, module in unet.named_modules() if module in blocks_of(unet)]
+    wanted = names[0].rpartition(".transformer_blocks")[0]
+    file = tmp_path / "calls.safetensors"
+    monkeypatch.setattr(engine, "capture", Capture(Wish(str(file), block=wanted, calls=999)))
+    models.step(unet, inputs)
+    taken.give_back()
+    calls = list(call_file.read(file))
+    assert {call.how["block"] for call in calls} == {wanted}
+    assert {"attention", "linear"} <= {call.op for call in calls}
