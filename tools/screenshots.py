@@ -4,7 +4,8 @@ python -m tools.screenshots [--python PYTHON] [--result FILE] CHECKOUT --ckpt MO
 
 CHECKOUT: AUTOMATIC1111's WebUI or its AMD fork, ready to start with PYTHON. What follows goes to
 it; without a GPU it wants `--use-cpu all --no-half --precision full`. It runs in a data folder of
-its own. The Speed test tab shows FILE, as it shows the last result of its folder after a start.
+its own. On a GPU it first makes pictures until all kernels are tried, so that the page shows what
+runs. The Speed test tab shows FILE, as it shows the last result of its folder after a start.
 Needs playwright, chromium, and a font that has emoji.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from lib_rocm_sd.hosts.ui.speed_tab import TITLE
@@ -22,12 +24,15 @@ from lib_rocm_sd.speedtest.result import read
 from tests.browser.chromium import ARGUMENTS, BROWSERS
 from tests.browser.pages import PARTS, TRANSITION_MS, Visit
 from tests.browser.pictures import keep
+from tools.webui_client import PICTURE, SCRIPT, Client
 from tools.webui_process import started
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "docs/results/speed-test-h200.json"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 900, "height": 800}
 LAUNCHER = "launch.py"
+UNET = "Auto"
+OURS = {SCRIPT: {"args": [True, "Auto", "Auto", 0, UNET]}}
 NEXT_SCRIPT = "#script_list"
 """What comes below the accordion."""
 
@@ -46,15 +51,24 @@ def main(argv: list[str]) -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         started(
-            asked.python, asked.checkout / LAUNCHER, _data(Path(folder), asked.result), asked.flags
+            asked.python,
+            asked.checkout / LAUNCHER,
+            _data(Path(folder), asked.result),
+            ["--api", *asked.flags],
         ) as webui,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        client = Client(webui, time.monotonic())
+        has_card = not client.status()["device"]["reasons"]
+        if has_card:
+            client.settle(lambda: client.make(PICTURE | {"alwayson_scripts": OURS}))
         visit = Visit(browser, webui.address, "dark", WIDE)
         visit.part("accordion").locator(".label-wrap").click()
         for name in PARTS:
             visit.part(name).wait_for(state="visible")
+        if has_card:
+            visit.choose("unet", UNET)
         visit.page.wait_for_timeout(TRANSITION_MS)
         keep(visit, "gradio-app", "real-webui", NEXT_SCRIPT)
         visit.page.set_viewport_size(NARROW)
