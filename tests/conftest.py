@@ -168,11 +168,10 @@ def brief_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What is measured takes as long as it tells this clock, however busy the machine is."""
-    from lib_rocm_sd.engine import measure, timing
+    from lib_rocm_sd.engine import measure
 
     made = Clock()
-    for module in (measure, timing):
-        monkeypatch.setattr(module, "perf_counter", made)
+    monkeypatch.setattr(measure, "perf_counter", made)
     return made
 
 

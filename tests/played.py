@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.engine import timing
+from lib_rocm_sd.engine import measure
 
 GPU = torch.device("cuda", 0)
 RATE = 2e9
@@ -73,10 +73,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
     def play(*words: Any, **options: Any) -> Device:
         made = Device(*words, **options)
         monkeypatch.setattr(torch, "cuda", made)
-        for module in (timing, time):
+        for module in (measure, time):
             monkeypatch.setattr(module, "perf_counter", lambda: made.host / 1e6)
-        timing._cycles_per_s.cache_clear()
+        measure._cycles_per_s.cache_clear()
         return made
 
     yield play
-    timing._cycles_per_s.cache_clear()
+    measure._cycles_per_s.cache_clear()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lib_rocm_sd.cards.memory import Shared
-from lib_rocm_sd.engine import memory, timing
+from lib_rocm_sd.engine import measure as times
+from lib_rocm_sd.engine import memory
 from lib_rocm_sd.graphs import device as graphs
 from lib_rocm_sd.graphs import programs
 from lib_rocm_sd.hosts.webui.steps import Steps
@@ -144,9 +145,9 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
     monkeypatch.setattr(torch, "cuda", made)
     monkeypatch.setattr(torch._C, "_CUDAGraph", SimpleNamespace(replay=print))
     monkeypatch.setattr(graphs, "_current", made.current_device)
-    timing._cycles_per_s.cache_clear()
+    times._cycles_per_s.cache_clear()
     yield made
-    timing._cycles_per_s.cache_clear()
+    times._cycles_per_s.cache_clear()
 
 
 def one_call(number: int) -> None:
@@ -178,8 +179,8 @@ def pinned_memory() -> None:
 
 
 WORK: list[Callable[[], object]] = [
-    partial(timing.timed, one_call, 2, SECOND),
-    partial(timing.queued, one_call, 2, SECOND, 1e-6),
+    partial(times.timed, one_call, 2, SECOND),
+    partial(times.queued, one_call, 2, SECOND, 1e-6),
     partial(lab_timing.timed_with_a_full_queue, one_call, 2, SECOND),
     partial(memory.empty_cache, SECOND),
     partial(guard.clean, SECOND),
@@ -200,7 +201,7 @@ def test_only_the_card_that_is_used_is_touched(work: Callable[[], object], cards
 
 def test_a_card_without_a_number_is_the_current_one(cards: Cards) -> None:
     cards.current = 1
-    timing.queued(one_call, 2, torch.device("cuda"), 1e-6)
+    times.queued(one_call, 2, torch.device("cuda"), 1e-6)
     assert {index for _, index in cards.touched} == {1}
     assert memory.with_index(torch.device("cuda")) == SECOND
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,10 +14,9 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine import measure, selftest
-from lib_rocm_sd.engine.answers import Answers, Ask, Others
+from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
-from lib_rocm_sd.engine.known_times import KnownTimes
+from lib_rocm_sd.engine.measure import KnownTimes, Times
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
@@ -91,7 +90,7 @@ class Planner:
         Raises NotSupportedError when none is left.
         """
         policy, arch = session.policy, self.identify(device).arch
-        barred, times = self._against_ours(device), measure.Times()
+        barred, times = self._against_ours(device), Times()
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
             why = barred if variant.ours else self._against(variant, device)
@@ -387,3 +386,84 @@ def _why(policy: Policy, chosen: Candidate, free: int, measured_at: str) -> str:
         return f"{policy.name}: least workspace, {chosen.workspace_bytes / 2**20:.0f} MiB"
     over = limit(policy, chosen, free)
     return f"{policy.name}: {over[0] if over else 'expected to be fastest'}"
+
+
+Ask = Callable[[Variant[Any, Any]], Sequence[str]]
+"""Why a variant cannot."""
+
+
+class Answers:
+    """`ask`: why a variant cannot run the problem. `further`: what there is beside that, until
+    `close`: it may hold tensors.
+    """
+
+    def __init__(self, op: Op[Any, Any], ask: Ask, further: Ask) -> None:
+        self._op, self._ask = op, ask
+        self._further: Ask | None = further
+        self._said: dict[str, list[str]] = {}
+
+    def refusals(self, variant: Variant[Any, Any]) -> list[str]:
+        """All reasons against `variant`; empty where it can."""
+        said = self._said.get(variant.name)
+        if said is None:
+            said = list(self._ask(variant))
+            if self._further is not None:
+                said += self._further(variant)
+            self._said[variant.name] = said
+        return said
+
+    def accepts(self, variant: Variant[Any, Any]) -> bool:
+        """Whether there is no reason against it."""
+        return not self.refusals(variant)
+
+    def add(self, variant: Variant[Any, Any], why: Sequence[str]) -> None:
+        """It does not run for these reasons either."""
+        self.refusals(variant).extend(why)
+
+    def all(self) -> dict[str, list[str]]:
+        """Refusals of every variant, by name."""
+        return {variant.name: self.refusals(variant) for variant in self._op.variants}
+
+    def close(self) -> None:
+        """The plan is made."""
+        self._further = None
+
+
+class Others(Mapping[str, list[str]]):
+    """Why `chosen` runs and not the others, by their names. Found out when somebody looks: of a
+    hundred plans that a new size of a picture takes, nobody looks at most.
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        chosen: Candidate,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        free_bytes: int,
+    ) -> None:
+        self._answers, self._chosen, self._candidates = answers, chosen, candidates
+        self._policy, self._free = policy, free_bytes
+        self._known: dict[str, list[str]] | None = None
+
+    def _made(self) -> dict[str, list[str]]:
+        if self._known is None:
+            others = [other for other in self._candidates if other is not self._chosen]
+            self._known = {other.variant.name: self._why_not(other) for other in others}
+        return self._known
+
+    def _why_not(self, other: Candidate) -> list[str]:
+        found = self._answers.refusals(other.variant) or limit(self._policy, other, self._free)
+        return found or [f"comes after {self._chosen.variant.name}"]
+
+    def __getitem__(self, name: str) -> list[str]:
+        return self._made()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __repr__(self) -> str:
+        return repr(self._made())

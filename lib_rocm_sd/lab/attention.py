@@ -20,9 +20,8 @@ import torch
 
 from lib_rocm_sd import checks
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.measure import NumberedCall, input_sets, queued, timed
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
-from lib_rocm_sd.engine.timing import NumberedCall, queued, timed
 from lib_rocm_sd.lab import svg, timing
 from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, AmdLoops, Exact, expected
 from lib_rocm_sd.lab.rows import (

@@ -27,7 +27,7 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Call
-from lib_rocm_sd.torch_ops.attention import ATTEND
+from lib_rocm_sd.torch_ops.table import ATTEND
 
 BATCH = 50
 """Calls between two waits: far fewer than a queue holds."""

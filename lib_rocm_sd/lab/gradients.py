@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 from lib_rocm_sd import torch_ops
-from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.measure import input_sets, queued
 from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.engine.timing import queued
 from lib_rocm_sd.lab import rows as row_text
 from lib_rocm_sd.lab.rows import (
     OURS,

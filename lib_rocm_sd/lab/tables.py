@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import input_sets
+from lib_rocm_sd.engine.measure import input_sets, timed
 from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.lab import rows as row_text
 from lib_rocm_sd.lab.rows import (
     Columns,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.engine.measure import NumberedCall, keep_busy, timed
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
-from lib_rocm_sd.engine.timing import NumberedCall, keep_busy, timed
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.ops.base import Launch, Variant
@@ -65,7 +65,7 @@ def timed_with_a_full_queue(
     call: Callable[[int], None], runs: int, device: torch.device
 ) -> list[float]:
     """Times in µs of a call, from `runs` batches, the queue of the GPU being full: what the CPU
-    does between two launches does not count. On a CPU as engine.timing.timed.
+    does between two launches does not count. On a CPU as engine.measure.timed.
     """
     if device.type != "cuda":
         return timed(call, runs, device)

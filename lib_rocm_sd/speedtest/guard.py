@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
-from lib_rocm_sd.engine.timing import timed
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.speedtest.side import Cancelled
 

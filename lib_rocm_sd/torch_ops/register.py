@@ -1,4 +1,4 @@
-"""Makes operators of rows of the table: schema, computation, shapes, gradients.
+"""An operator of torch's as data, and how it becomes one: schema, computation, shapes, gradients.
 
 `Library.define` and `impl` with an autograd kernel of our own: `torch.library.custom_op` and
 `register_autograd` cost the CPU more for each call (`python -m lib_rocm_sd bench door`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +19,43 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.route import by_formula, by_torch
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.followed import wanted
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.gradients import is_transformed
-from lib_rocm_sd.torch_ops.shapes import shapes_of
-from lib_rocm_sd.torch_ops.torch_op import Made, TorchOp
+
+Posed = tuple[Op[Any, Any], Any]
+"""An op of ops/ and its inputs."""
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+Backward = Callable[
+    [Any, tuple[torch.Tensor, ...], Sequence[bool], Sequence[torch.Tensor]],
+    "Sequence[torch.Tensor | None] | None",
+]
+
+
+@dataclass(frozen=True)
+class TorchOp:
+    """`rocm_sd::name` with the arguments and results that `schema` says.
+
+    `posed(*arguments)`: the op that computes it, and that op's inputs. `empty(problem, inputs)`:
+    tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
+    as the operator gives it; x is the first argument. It may hold no memory of an argument.
+    `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
+    `backward(inputs, made, wanted, grads)`: the gradients of the first arguments, the others have
+    none. It is given the op's inputs, of which arguments they are wanted, and the results'
+    gradients; `made`: those results, where the row `keeps` them. None where torch's own operators
+    are to find them. `followed(*arguments)`: called in the operator's place where gradients are
+    wanted; gives its result and what else is kept for `backward`, None where it has nothing more.
+    """
+
+    name: str
+    schema: str
+    posed: Callable[..., Posed]
+    empty: Callable[[Any, Any], Results]
+    result: Callable[[Any, Any, torch.Tensor], Results]
+    kept: Callable[..., Posed] | None = None
+    backward: Backward | None = None
+    keeps: bool = False
+    followed: Callable[..., tuple[torch.Tensor, ...] | None] | None = None
+
 
 NAMESPACE = "rocm_sd"
 KEEPS_WHOLE = hasattr(torch.library, "register_fake")
@@ -48,15 +83,15 @@ def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
     return library
 
 
-def _computing(row: TorchOp) -> Callable[..., Made]:
+def _computing(row: TorchOp) -> Callable[..., Results]:
     """By the engine, as functional.py does it."""
     posed, result = row.kept or row.posed, row.result
 
-    def compute(x: torch.Tensor, *others: Any) -> Made:
+    def compute(x: torch.Tensor, *others: Any) -> Results:
         op, inputs = posed(x, *others)
         return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), inputs, x)
 
-    def apart(x: torch.Tensor, *others: Any) -> Made:
+    def apart(x: torch.Tensor, *others: Any) -> Results:
         if not autocasts():
             return compute(x, *others)
         with torch.autocast(x.device.type, enabled=False):
@@ -66,7 +101,7 @@ def _computing(row: TorchOp) -> Callable[..., Made]:
 
 
 def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
-    def shapes(*arguments: Any) -> Made:
+    def shapes(*arguments: Any) -> Results:
         return shapes_of(row, arguments)
 
     if KEEPS_WHOLE:
@@ -75,37 +110,64 @@ def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
         torch.library.impl_abstract(name, shapes, lib=library)
 
 
-def _followed(row: TorchOp, overload: Any) -> Callable[..., Made]:
+def shapes_of(row: TorchOp, arguments: Sequence[Any]) -> Results:
+    """Empty results. A caller's mistake is the ValueError that the engine raises; sizes may be
+    symbols.
+    """
+    if all(item.device.type == "meta" for item in arguments if isinstance(item, torch.Tensor)):
+        return _on_meta(row, arguments)
+    op, inputs = row.posed(*arguments)
+    return row.result(row.empty(op.problem_of(inputs), inputs), inputs, arguments[0])
+
+
+def _on_meta(row: TorchOp, arguments: Sequence[Any]) -> Results:
+    """By stand-ins on the CPU: an op takes no tensors without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        made = shapes_of(row, [_moved(item, "cpu") for item in arguments])
+    if isinstance(made, torch.Tensor):
+        return _moved(made, "meta")
+    return tuple(_moved(item, "meta") for item in made)
+
+
+def _moved(item: Any, device: str) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+
+
+def _followed(row: TorchOp, overload: Any) -> Callable[..., Results]:
     """Calls the operator below autograd, and has autograd follow where a gradient is wanted."""
     after = _after_autograd
 
-    def follow(keyset: Any, *arguments: Any) -> Made:
+    def follow(keyset: Any, *arguments: Any) -> Results:
         if is_transformed():
             return _by_formula(row, arguments)
         if torch.is_grad_enabled() and wanted(arguments):
-            made: Made = _Recomputed.apply(row, overload, *arguments)
+            made: Results = _Recomputed.apply(row, overload, *arguments)
             return made
-        below: Made = overload.redispatch(keyset & after, *arguments)
+        below: Results = overload.redispatch(keyset & after, *arguments)
         return below
 
     return follow
 
 
-def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Made]:
-    def follow(*arguments: Any) -> Made:
+def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Results]:
+    def follow(*arguments: Any) -> Results:
         if is_transformed():
             return _by_formula(row, arguments)
         if torch.is_grad_enabled() and wanted(arguments):
-            made: Made = _Recomputed.apply(row, overload, *arguments)
+            made: Results = _Recomputed.apply(row, overload, *arguments)
             return made
         with _below_autograd():
-            below: Made = overload(*arguments)
+            below: Results = overload(*arguments)
         return below
 
     return follow
 
 
-def _by_formula(row: TorchOp, arguments: Sequence[Any]) -> Made:
+def _by_formula(row: TorchOp, arguments: Sequence[Any]) -> Results:
     """For torch.func and for tangents, as Engine.run does it."""
     op, inputs = row.posed(*arguments)
     with shielded(arguments[0].device):

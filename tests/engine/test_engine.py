@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine import engine as engine_module
-from lib_rocm_sd.engine import measuring, memory, planner
+from lib_rocm_sd.engine import memory, planner
 from lib_rocm_sd.errors import LaunchError, NotSupportedError
 from lib_rocm_sd.functional import attention
 from lib_rocm_sd.ops.attention.formula import reference
@@ -194,7 +194,7 @@ def test_a_graph_capture_tests_nothing_and_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recording = [True]
-    for module in (planner, engine_module, measuring):
+    for module in (planner, engine_module):
         monkeypatch.setattr(module, "is_recording", lambda device: recording[0])
     engine, report = engine_of(GFX1100)
     ours, theirs = Doubler("ours", 9, ours=True), Doubler("theirs")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine import engine as engine_module
-from lib_rocm_sd.engine import measuring, planner
+from lib_rocm_sd.engine import planner
 from lib_rocm_sd.errors import LaunchError
 from tests.ops.toy_op import (
     CPU,
@@ -86,7 +86,7 @@ def test_out_of_memory_of_the_fallback_is_passed_on() -> None:
 
 def test_a_failure_within_a_graph_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own is planned there, whether barred or not: it must not be tried for ever."""
-    for module in (planner, engine_module, measuring):
+    for module in (planner, engine_module):
         monkeypatch.setattr(module, "is_recording", lambda device: True)
     engine, report = engine_of(GFX1100)
     theirs = Doubler("theirs", work=raising(RuntimeError("not while it is captured")))
@@ -111,7 +111,7 @@ def test_where_nothing_can_be_planned_after_a_fault_the_fault_is_raised(
             raise RuntimeError("the driver is gone")
         return False
 
-    for module in (planner, engine_module, measuring):
+    for module in (planner, engine_module):
         monkeypatch.setattr(module, "is_recording", broken)
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         engine.run(op, X)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.engine import measure, timing
+from lib_rocm_sd.engine import measure
 from lib_rocm_sd.engine.measure import Contender
 from tests.ops.toy_op import Doubler, Doubling, Inputs, X
 from tests.played import GPU, played
@@ -17,26 +17,26 @@ __all__ = ["played"]
 
 def test_a_queued_call_takes_what_the_device_takes(played: Any) -> None:
     device = played(submit_us=30.0, work_us=4.0)
-    assert timing.queued(device.call, 50, GPU, 30e-6) == pytest.approx([4.0] * 50)
+    assert measure.queued(device.call, 50, GPU, 30e-6) == pytest.approx([4.0] * 50)
     assert device.slept[-1] == pytest.approx(1.5 * 50 * 30 + 200)
-    assert timing.timed(device.call, 5, GPU) == pytest.approx([34.0] + [30.0] * 4, abs=5)
+    assert measure.timed(device.call, 5, GPU) == pytest.approx([34.0] + [30.0] * 4, abs=5)
 
 
 def test_too_short_a_sleep_is_made_longer(played: Any) -> None:
     device = played(submit_us=30.0, work_us=4.0)
-    assert timing.queued(device.call, 50, GPU, 1e-6) == pytest.approx([4.0] * 50)
+    assert measure.queued(device.call, 50, GPU, 1e-6) == pytest.approx([4.0] * 50)
     assert len([us for us in device.slept if us > 200]) >= 2
 
 
 def test_long_calls_keep_the_device_busy_by_themselves(played: Any) -> None:
     device = played(submit_us=30.0, work_us=9000.0)
-    assert timing.queued(device.call, 5, GPU, 30e-6) == pytest.approx([9000.0] * 5)
+    assert measure.queued(device.call, 5, GPU, 30e-6) == pytest.approx([9000.0] * 5)
     assert device.host < 0.1e6
 
 
 def test_a_torch_that_cannot_sleep_times_all_the_same(played: Any) -> None:
     device = played(submit_us=30.0, work_us=50.0, with_sleep=False)
-    times = timing.queued(device.call, 5, GPU, 30e-6)
+    times = measure.queued(device.call, 5, GPU, 30e-6)
     assert times[1:] == pytest.approx([50.0] * 4)
 
 

@@ -14,7 +14,8 @@ from lib_rocm_sd.engine.route import tensors_of
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.torch_ops import attention, register
+from lib_rocm_sd.torch_ops import register
+from lib_rocm_sd.torch_ops import table as operators
 from tests import simt
 from tests.ops.attention_backward.judge import drawn, faults
 from tests.ops.toy_op import GFX1100, engine_of
@@ -68,7 +69,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Counting:
     found = Counting()
     user, _ = engine_of(GFX1100, launcher=lambda device, row: found)
     monkeypatch.setattr(register, "engine", Showing(user.engine, found))
-    monkeypatch.setattr(attention, "identify", lambda device: GFX1100)
+    monkeypatch.setattr(operators, "identify", lambda device: GFX1100)
     return found
 
 

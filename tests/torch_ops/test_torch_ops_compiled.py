@@ -16,7 +16,7 @@ from lib_rocm_sd import functional, torch_ops
 from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.torch_ops import attention
+from lib_rocm_sd.torch_ops import table
 from tests.ops.toy_op import GFX1100
 
 if not torch_ops.KEEPS_WHOLE:
@@ -125,7 +125,7 @@ def test_the_log_sum_exp_is_kept_for_gradients_of_halves(monkeypatch: pytest.Mon
         asked.append(device)
         return GFX1100
 
-    monkeypatch.setattr(attention, "identify", identified)
+    monkeypatch.setattr(table, "identify", identified)
 
     def call(x: torch.Tensor) -> torch.Tensor:
         return functional.attention(x, x, x).float().square().mean()

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from lib_rocm_sd.torch_ops import conv, weights
+from lib_rocm_sd.torch_ops import table, weights
 from lib_rocm_sd.torch_ops.weights import KeptWeights
 
 
@@ -74,9 +74,9 @@ def test_inference_tensors_are_not_kept() -> None:
 
 def test_the_operator_keeps_them() -> None:
     x, weight, bias = torch.randn(1, 3, 3, 4), torch.randn(8, 4, 3, 3), torch.randn(8)
-    before = len(conv.KEPT)
+    before = len(table.KEPT)
     first = torch.ops.rocm_sd.conv(x, weight, bias)
-    assert len(conv.KEPT) == before + 1
+    assert len(table.KEPT) == before + 1
     with torch.no_grad():
         weight.zero_()
     made = torch.ops.rocm_sd.conv(x, weight, bias)
