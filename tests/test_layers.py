@@ -16,7 +16,7 @@ NAME = "lib_rocm_sd"
 LAYERS = (
     (
         *("errors", "checks", "arch", "cache", "console", "device", "report", "policy"),
-        *("unet_step", "sensors"),
+        "unet_step",
     ),
     ("triton_kernels",),
     ("ops",),
@@ -33,7 +33,6 @@ LAYERS = (
     ("cards",),
     ("bench",),
     ("lab",),
-    ("speedtest",),
     (
         *("hosts.gate", "hosts.oldest", "hosts.optional", "hosts.packed"),
         *("hosts.sdpa", "hosts.strides", "hosts.trouble"),

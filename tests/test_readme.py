@@ -11,7 +11,7 @@ import pytest
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.doctor.card import FORMAT
-from lib_rocm_sd.speedtest import result as speed_test
+from lib_rocm_sd.lab import speed_result
 from tools import card_table, results_table
 
 ROOT = results_table.ROOT
@@ -212,7 +212,7 @@ def test_every_picture_is_shown() -> None:
 def test_the_picture_of_the_speed_test_names_its_device() -> None:
     """Its figures are a file's, and no AMD card's."""
     caption = _text("docs/usage.md").split("images/speed-test.png)")[1].split("\n\n")[1]
-    measured = speed_test.read(ROOT / "docs/results/speed-test-h200.json")
+    measured = speed_result.read(ROOT / "docs/results/speed-test-h200.json")
     assert "(results/speed-test-h200.json)" in caption
     assert f"**{measured.machine['card']}**" in caption
     assert measured.complete and not any(row.reason for row in measured.rows)

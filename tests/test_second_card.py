@@ -19,7 +19,6 @@ from lib_rocm_sd.graphs import programs
 from lib_rocm_sd.hosts.webui.steps import Steps
 from lib_rocm_sd.lab import timing as lab_timing
 from lib_rocm_sd.lab import unet as bench_unet
-from lib_rocm_sd.speedtest import guard
 from lib_rocm_sd.vae.store import _Lane
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -183,8 +182,8 @@ WORK: list[Callable[[], object]] = [
     partial(times.queued, one_call, 2, SECOND, 1e-6),
     partial(lab_timing.timed_with_a_full_queue, one_call, 2, SECOND),
     partial(memory.empty_cache, SECOND),
-    partial(guard.clean, SECOND),
-    lambda: guard.Peak(SECOND).mib(),
+    partial(lab_timing.clean, SECOND),
+    lambda: lab_timing.Peak(SECOND).mib(),
     times_of_steps,
     copies_beside_the_work,
     a_recording,

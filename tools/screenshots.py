@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lib_rocm_sd.hosts.ui.speed_tab import TITLE
 from lib_rocm_sd.hosts.webui.speedtest import FOLDER
-from lib_rocm_sd.speedtest.result import read
+from lib_rocm_sd.lab.speed_result import read
 from tests.browser.chromium import ARGUMENTS, BROWSERS
 from tests.browser.pages import PARTS, TRANSITION_MS, Visit
 from tests.browser.pictures import keep

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd.demo.standalone import Standalone
-from lib_rocm_sd.speedtest import export, result
-from lib_rocm_sd.speedtest.request import PRESETS, WHAT, Request, parse
-from lib_rocm_sd.speedtest.session import SpeedSession
+from lib_rocm_sd.lab import speed_result, speed_text
+from lib_rocm_sd.lab.speed_result import PRESETS, WHAT, Request, parse
+from lib_rocm_sd.lab.speed_session import SpeedSession
 
 POLL_S = 0.2
 OUT = Path("outputs") / "speedtest"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         session.wait()
     document = session.result(ident)
     assert document is not None
-    print(export.to_markdown(result.of(document)))
+    print(speed_text.to_markdown(speed_result.of(document)))
     progress = session.progress()
     print(f"bench speed: {progress.text}; see {args.out}", file=sys.stderr)
     return {"done": 0, "cancelled": 130}.get(progress.state, 1)

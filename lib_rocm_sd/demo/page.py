@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         page.block_thread()
     finally:
-        from lib_rocm_sd.speedtest.session import session
+        from lib_rocm_sd.lab.speed_session import session
 
         session.cancel()
     return 0
@@ -89,7 +89,7 @@ def make(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
     from lib_rocm_sd.demo.standalone import Standalone
     from lib_rocm_sd.hosts.ui import speed_tab
     from lib_rocm_sd.hosts.ui.speed_view import View
-    from lib_rocm_sd.speedtest.session import session
+    from lib_rocm_sd.lab.speed_session import session
 
     side = Standalone(torch.device(device) if device else None, folder)
     theme = gr.themes.Default(font=FONTS, font_mono=("monospace",))

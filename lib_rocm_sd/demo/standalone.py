@@ -19,9 +19,8 @@ from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.demo import pipeline as tiny
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture, half
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.speedtest.presets import half
-from lib_rocm_sd.speedtest.side import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture
 from lib_rocm_sd.unet.takeover import take_over
 
 

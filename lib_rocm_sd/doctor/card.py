@@ -152,7 +152,7 @@ def why_not(info: DeviceInfo | None) -> str:
 
 def new_document(place: torch.device) -> dict[str, Any]:
     """The JSON document before the first case: the machine, without names and folders."""
-    from lib_rocm_sd.speedtest.machine import machine
+    from lib_rocm_sd.lab.sensors import machine
 
     now = datetime.now(timezone.utc).replace(microsecond=0)
     found: dict[str, Any] = {

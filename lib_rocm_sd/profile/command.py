@@ -53,9 +53,9 @@ def main(args: argparse.Namespace) -> int:
     import torch
 
     from lib_rocm_sd.device import identify
+    from lib_rocm_sd.lab.sensors import Watch, of_device
     from lib_rocm_sd.profile import text
     from lib_rocm_sd.profile.sums import rows_of
-    from lib_rocm_sd.sensors.watch import Watch, of_device
 
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = args.dtype or ("float32" if device.type == "cpu" else "float16")

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib_rocm_sd.checks import told
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import OURS, Document, files, read, reason_of
+from lib_rocm_sd.lab.speed_text import escaped, machine_line, printable
 from lib_rocm_sd.lab.svg import number
-from lib_rocm_sd.speedtest.export import escaped, machine_line, printable
-from lib_rocm_sd.speedtest.result import OURS, Document, SpeedRow, files, read, reason_of
 
 COLUMNS = {
     "attention": (
@@ -171,11 +172,11 @@ def _system(document: Document) -> str:
     return escaped(", ".join(str(fact) for fact in facts if fact))
 
 
-def _figure(document: Document, test: str, case: str, method: str = "") -> SpeedRow | None:
+def _figure(document: Document, test: str, case: str, method: str = "") -> Row | None:
     """Our row, or another method's; None where it has no figure."""
     method = method or OURS[test]
     for row in document.rows:
-        fits = (row.test, row.case, row.method) == (test, case, method)
+        fits = (row.test, row.case, row.way) == (test, case, method)
         if fits and row.unit != "it/s" and not row.reason:
             return row
     return None

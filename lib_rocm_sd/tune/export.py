@@ -21,6 +21,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.engine import measure as tune
 from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.lab.sensors import machine
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.cases import CASES
@@ -30,7 +31,6 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Op
 from lib_rocm_sd.runtime import build, source
-from lib_rocm_sd.speedtest.machine import machine
 
 NOTE = "Measured on this card: every config verified against float64, then timed."
 PROBLEM = re.compile(r"B(\d+) H(\d+) Sq(\d+) Sk(\d+) D(\d+) (\w+)")

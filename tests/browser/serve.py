@@ -112,7 +112,7 @@ class Server:
         """What a test wants to know of the process."""
         from modules import errors, scripts
 
-        from lib_rocm_sd.speedtest.session import session
+        from lib_rocm_sd.lab.speed_session import session
 
         config = self.shared.demo.get_config_file()
         ids = [component["props"].get("elem_id") for component in config["components"]]
@@ -133,7 +133,7 @@ class Server:
 
     def idle(self) -> dict[str, Any]:
         """`state`, when no speed test runs any more."""
-        from lib_rocm_sd.speedtest.session import session
+        from lib_rocm_sd.lab.speed_session import session
 
         session.wait(IDLE_LIMIT_S)
         return self.state()

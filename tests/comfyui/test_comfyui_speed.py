@@ -13,7 +13,8 @@ import torch
 
 from lib_rocm_sd.hosts.comfyui import chart, nodes, speedtest
 from lib_rocm_sd.hosts.comfyui import unet as comfy_unet
-from lib_rocm_sd.speedtest.result import Document, SpeedRow
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import Document
 from tests.comfyui.test_comfyui_nodes import vae_of
 from tests.comfyui.unet_steps import forwards, model_of, step, with_ours
 
@@ -136,9 +137,9 @@ def test_it_is_asked_each_time() -> None:
 def test_the_plot_has_a_bar_for_each_time() -> None:
     """The longest bar is of full length, ours has its colour, and a reason has no bar."""
     made = [
-        SpeedRow("step", "512", "extension off", median=4.0),
-        SpeedRow("step", "512", "rocm_sd", median=1.0),
-        SpeedRow("step", "1024", "rocm_sd", reason="no memory"),
+        Row("step", "512", "extension off", median=4.0),
+        Row("step", "512", "rocm_sd", median=1.0),
+        Row("step", "1024", "rocm_sd", reason="no memory"),
     ]
     plot = chart.of_document(Document({"card": "a card"}, {}, made))
     assert plot.dtype == torch.float32 and plot.min() >= 0 and plot.max() <= 1

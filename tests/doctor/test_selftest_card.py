@@ -48,7 +48,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def have(*cases: CardCase, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
         monkeypatch.setattr(device, "identify", lambda place: GFX1100)
-        monkeypatch.setattr("lib_rocm_sd.speedtest.machine.identify", lambda place: GFX1100)
+        monkeypatch.setattr("lib_rocm_sd.lab.sensors.identify", lambda place: GFX1100)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(selftest_cases, "cases", lambda row: list(cases))
         monkeypatch.setattr(planner, "default_launcher", launcher)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd import __main__
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import Document
 from lib_rocm_sd.results import command as results_cli
-from lib_rocm_sd.speedtest.result import Document, SpeedRow
 from tests.speedtest.speedtest_doubles import document
 
 
@@ -91,9 +92,7 @@ def test_results_that_say_nothing_are_refused(
 
 def test_unknown_cases_make_no_columns(tmp_path: Path) -> None:
     made = document()
-    made.rows = [
-        SpeedRow("vae", f"case {n}", "rocm_sd", "ms", 1.0, 1.0, 1.0, 5) for n in range(1000)
-    ]
+    made.rows = [Row("vae", f"case {n}", "rocm_sd", "ms", 1.0, 1.0, 1.0, 5) for n in range(1000)]
     made.write(tmp_path)
     documents, refused = results_cli.gathered(tmp_path)
     assert not documents and "no figure of ours" in next(iter(refused.values()))

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from lib_rocm_sd.device import DeviceInfo, identify
-from lib_rocm_sd.sensors import amd, nvml, watch
-from lib_rocm_sd.sensors.reading import Quantity, Reading, Summary, summed
-from lib_rocm_sd.sensors.watch import Watch, of_device
+from lib_rocm_sd.lab import sensors
+from lib_rocm_sd.lab.sensors import Quantity, Reading, Summary, Watch, of_device, summed
 
 CARD = "0000:03:00.0"
 CUDA = torch.device("cuda:0")
@@ -47,7 +46,7 @@ def test_a_card_of_amds_is_read(tmp_path: Path) -> None:
         freq1_input="2400000000\n",
         freq2_input="1249000000\n",
     )
-    source = found(amd.source(CARD, tmp_path))
+    source = found(sensors.sysfs_source(CARD, tmp_path))
     assert source.read() == Reading(215.0, 2400.0, 1249.0)
     assert source.origin == f"sysfs, {CARD}, power1_average"
 
@@ -60,33 +59,33 @@ def test_other_drivers_have_other_files(tmp_path: Path) -> None:
         pp_dpm_sclk="0: 500Mhz\n1: 800Mhz *\n2: 2304Mhz\n",
         pp_dpm_mclk="0: 96Mhz *\n1: 1000Mhz\n",
     )
-    source = found(amd.source(CARD, tmp_path))
+    source = found(sensors.sysfs_source(CARD, tmp_path))
     assert source.read() == Reading(30.5, 800.0, 96.0)
     assert source.origin.endswith("power1_input")
-    bare = found(amd.source("0000:04:00.0", card(tmp_path, "0000:04:00.0").parent))
+    bare = found(sensors.sysfs_source("0000:04:00.0", card(tmp_path, "0000:04:00.0").parent))
     assert bare.read() == Reading() and bare.origin == "sysfs, 0000:04:00.0"
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     folder = card(tmp_path, power1_average="a\n", pp_dpm_sclk="S: 19Mhz *\n", freq2_input="\n")
-    source = found(amd.source(CARD, tmp_path))
+    source = found(sensors.sysfs_source(CARD, tmp_path))
     assert source.read() == Reading(None, 19.0, None)
     (folder / "pp_dpm_sclk").unlink()
     assert source.read() == Reading()
 
 
 def test_which_card_it_is(tmp_path: Path) -> None:
-    assert "on Linux only" in str(amd.source(CARD, tmp_path / "no sysfs"))
-    assert amd.source("", tmp_path) == "torch does not say which of 0 AMD cards it is"
+    assert "on Linux only" in str(sensors.sysfs_source(CARD, tmp_path / "no sysfs"))
+    assert sensors.sysfs_source("", tmp_path) == "torch does not say which of 0 AMD cards it is"
     folder = card(tmp_path, power1_average="1000000\n")
     for address, vendor in (("0000:00:00.0", "0x8086"), ("0000:01:00.0", "0x10de")):
         other = card(tmp_path, address, power1_average="9000000\n")
         (other / "vendor").write_text(vendor, encoding="utf-8")
-    assert found(amd.source("", tmp_path)).read().power_w == 1.0
-    assert amd.source("0000:77:00.0", tmp_path) == "sysfs has no 0000:77:00.0"
+    assert found(sensors.sysfs_source("", tmp_path)).read().power_w == 1.0
+    assert sensors.sysfs_source("0000:77:00.0", tmp_path) == "sysfs has no 0000:77:00.0"
     card(tmp_path, "0000:0c:00.0")
-    assert amd.source("", tmp_path) == "torch does not say which of 2 AMD cards it is"
-    assert found(amd.source(folder.name, tmp_path)).read().power_w == 1.0
+    assert sensors.sysfs_source("", tmp_path) == "torch does not say which of 2 AMD cards it is"
+    assert found(sensors.sysfs_source(folder.name, tmp_path)).read().power_w == 1.0
 
 
 class Library:
@@ -96,12 +95,12 @@ class Library:
         self.open = 0
         self.asked: list[bytes] = []
         self.functions = SimpleNamespace()
-        for name in nvml.SIGNATURES:
+        for name in sensors.SIGNATURES:
             setattr(self.functions, name, self._function(name, name in fails, count))
 
     def _function(self, name: str, fails: bool, count: int) -> Callable[..., int]:
         def call(*arguments: Any) -> int:
-            wanted = nvml.SIGNATURES[name]
+            wanted = sensors.SIGNATURES[name]
             assert call.argtypes == wanted and call.restype is ctypes.c_int  # type: ignore[attr-defined]
             assert len(arguments) == len(wanted)
             for given, kind in zip(arguments, wanted, strict=True):
@@ -127,20 +126,20 @@ class Library:
 
 def test_the_development_card_is_read() -> None:
     library = Library()
-    source = found(nvml.source("00000000:3B:00.0", lambda: library.functions))
+    source = found(sensors.nvml_source("00000000:3B:00.0", lambda: library.functions))
     assert source.read() == Reading(345.6, 1980.0, 3201.0)
     assert library.asked == [b"00000000:3B:00.0"] and library.open == 1
     source.close()
     assert library.open == 0
-    assert found(nvml.source("", lambda: library.functions)).read().power_w == 345.6
+    assert found(sensors.nvml_source("", lambda: library.functions)).read().power_w == 345.6
 
 
 def test_nvml_says_why_not() -> None:
     def absent() -> Any:
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
-    assert str(nvml.source("", absent)).startswith("NVML cannot be used: libnvidia-ml")
-    assert str(nvml.source("", SimpleNamespace)).startswith("NVML cannot be used: ")
+    assert str(sensors.nvml_source("", absent)).startswith("NVML cannot be used: libnvidia-ml")
+    assert str(sensors.nvml_source("", SimpleNamespace)).startswith("NVML cannot be used: ")
     for fails, address, told in (
         ("nvmlInit_v2", "", "NVML does not start: error 999"),
         ("nvmlDeviceGetHandleByPciBusId_v2", "1", "NVML does not know 1: error 999"),
@@ -149,15 +148,15 @@ def test_nvml_says_why_not() -> None:
     ):
         library = Library(fails=(fails,))
         given: Any = library.functions
-        assert nvml.source(address, [given].pop) == told
+        assert sensors.nvml_source(address, [given].pop) == told
         assert library.open == 0
     two = Library(count=2)
-    assert "which of 2 NVIDIA cards" in str(nvml.source("", lambda: two.functions))
+    assert "which of 2 NVIDIA cards" in str(sensors.nvml_source("", lambda: two.functions))
 
 
 def test_what_a_card_does_not_support_is_left_out() -> None:
     library = Library(fails=("nvmlDeviceGetPowerUsage",))
-    source = found(nvml.source("", lambda: library.functions))
+    source = found(sensors.nvml_source("", lambda: library.functions))
     assert source.read() == Reading(None, 1980.0, 3201.0)
 
 
@@ -200,8 +199,8 @@ def test_without_numbers_there_is_a_reason() -> None:
 def test_who_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(amd, "source", lambda address: f"sysfs {address}")
-    monkeypatch.setattr(nvml, "source", lambda address: f"nvml {address}")
+    monkeypatch.setattr(sensors, "sysfs_source", lambda address: f"sysfs {address}")
+    monkeypatch.setattr(sensors, "nvml_source", lambda address: f"nvml {address}")
     hip = DeviceInfo(0, "A card", "hip", "gfx1100", None)
     cuda = DeviceInfo(0, "A card", "cuda", None, None)
     assert of_device(CUDA, hip) == "sysfs 0000:3b:00.0"
@@ -210,7 +209,7 @@ def test_who_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_device(CUDA, hip) == "sysfs " and of_device(CUDA, cuda) == "nvml "
     for info in (identify(torch.device("cpu")), DeviceInfo(0, "Z", "zluda", None, None)):
         assert str(of_device(CUDA, info)).endswith("does not tell them")
-    assert watch.EVERY_S > 0
+    assert sensors.EVERY_S > 0
 
 
 @pytest.mark.gpu

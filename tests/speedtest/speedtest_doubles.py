@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.session import DEFAULT
-from lib_rocm_sd.speedtest.result import Document, Pair, SpeedRow
-from lib_rocm_sd.speedtest.side import Attention, Busy, Cancelled, Denoiser, Picture
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Cancelled, Denoiser, Picture
+from lib_rocm_sd.lab.speed_result import Document, Pair
 from tests.waiting import POLL_S, WAIT_S
 
 
@@ -110,7 +111,7 @@ def document(card: str = "Radeon RX 7900 XTX", times: float = 1.0, **facts: Any)
     ):
         unit = "s" if test == "image" else "ms"
         for method, median in ((ours, 2.0 * times), (usual, 3.0 * times)):
-            rows.append(SpeedRow(test, case, method, unit, median, median, median, 5, 100.0, 1e-4))
+            rows.append(Row(test, case, method, unit, median, median, median, 5, 100.0, 1e-4))
     pairs = [Pair("512x512, 20 steps", "a-off.png", "a-on.png", "a-difference.png", 3, 0.1)]
     return Document(
         {**machine, **facts},

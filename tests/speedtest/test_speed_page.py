@@ -17,10 +17,10 @@ image = pytest.importorskip("PIL.Image")
 
 from lib_rocm_sd.hosts.ui import speed_html, speed_pictures
 from lib_rocm_sd.hosts.ui.speed_view import State, View, sizes_of
-from lib_rocm_sd.speedtest import result
-from lib_rocm_sd.speedtest.request import Request
-from lib_rocm_sd.speedtest.result import Document, Pair, SpeedRow
-from lib_rocm_sd.speedtest.session import SpeedSession
+from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import Document, Pair, Request
+from lib_rocm_sd.lab.speed_session import SpeedSession
 from tests.speedtest.speedtest_doubles import Gate, Side, document
 from tests.waiting import WAIT_S
 
@@ -58,8 +58,8 @@ class Reader(HTMLParser):
 
 def hostile() -> Document:
     made = document(HOSTILE, driver=HOSTILE)
-    row = SpeedRow("attention", HOSTILE, HOSTILE, reason=HOSTILE, note=HOSTILE)
-    made.rows += [row, SpeedRow("vae", HOSTILE, HOSTILE, "ms", 1.0, 1.0, 1.0, 1, note=HOSTILE)]
+    row = Row("attention", HOSTILE, HOSTILE, reason=HOSTILE, note=HOSTILE)
+    made.rows += [row, Row("vae", HOSTILE, HOSTILE, "ms", 1.0, 1.0, 1.0, 1, note=HOSTILE)]
     made.notes = [HOSTILE]
     made.request = {"what": [HOSTILE], "preset": HOSTILE, "sizes": []}
     return made
@@ -67,7 +67,7 @@ def hostile() -> Document:
 
 def pages(made: Document) -> dict[str, str]:
     look = speed_html.Look(HOSTILE, "data:,", "data:,", "data:,", 1, 0.5)
-    found = result.History((made,), {HOSTILE: HOSTILE})
+    found = speed_result.History((made,), {HOSTILE: HOSTILE})
     return {
         "results": speed_html.results(made),
         "bars": speed_html.bars(made),
@@ -93,7 +93,7 @@ def test_hostile_texts_stay_texts(name: str) -> None:
 
 def test_the_table_has_each_row_and_marks_ours() -> None:
     made = document()
-    made.rows.append(SpeedRow("vae", "decode 2048x2048", "rocm_sd", reason="out of memory"))
+    made.rows.append(Row("vae", "decode 2048x2048", "rocm_sd", reason="out of memory"))
     found = Reader(speed_html.results(made))
     ours = [tag for tag in found.of("tr") if tag.get("class") == "rocm-sd-speed-ours"]
     assert len(ours) == 5
@@ -112,8 +112,8 @@ def test_a_result_names_its_card() -> None:
 
 def test_more_steps_a_second_are_better() -> None:
     rows = [
-        SpeedRow("image", "64x64", "extension off", "it/s", 5.0, 5.0, 5.0, 1),
-        SpeedRow("image", "64x64", "extension on", "it/s", 10.0, 10.0, 10.0, 1),
+        Row("image", "64x64", "extension off", "it/s", 5.0, 5.0, 5.0, 1),
+        Row("image", "64x64", "extension on", "it/s", 10.0, 10.0, 10.0, 1),
     ]
     found = Reader(speed_html.results(Document({}, {}, rows)))
     assert "2.00x" in found.texts
@@ -136,7 +136,7 @@ def test_the_links_save_the_result() -> None:
     found = Reader(speed_html.exports(made, None)).of("a")
     assert [str(link["download"]).rsplit(".", 1)[1] for link in found] == ["json", "csv", "md"]
     contents = [base64.b64decode(str(link["href"]).partition(",")[2]).decode() for link in found]
-    assert result.parse(contents[0].encode()).as_dict() == made.as_dict()
+    assert speed_result.parse_document(contents[0].encode()).as_dict() == made.as_dict()
     assert contents[1].count("\n") == len(made.rows) + 1
     assert contents[2].startswith("### Speed test")
 
@@ -144,10 +144,10 @@ def test_the_links_save_the_result() -> None:
 def test_two_results_make_a_history() -> None:
     first, second = document(), document(times=0.5)
     second.date = "2030-01-01T00:00:00Z"
-    found = speed_html.history(result.History((first, second), {"a.json": "damaged"}))
+    found = speed_html.history(speed_result.History((first, second), {"a.json": "damaged"}))
     assert "<svg" in found
     assert "a.json" in found
-    assert "<svg" not in speed_html.history(result.History((first,), {}))
+    assert "<svg" not in speed_html.history(speed_result.History((first,), {}))
 
 
 # --- pictures
@@ -325,7 +325,7 @@ def test_a_document_of_the_session_is_one_of_the_page() -> None:
     session = SpeedSession()
     ident = session.start(Request(("image",)), side)
     assert session.wait(WAIT_S)
-    found = result.of(json.loads(json.dumps(session.result(ident))))
+    found = speed_result.of(json.loads(json.dumps(session.result(ident))))
     state = View(session, side).state("")
     assert state.content is not None
     assert state.content.results == speed_html.results(found)
@@ -335,7 +335,7 @@ def test_plots_come_for_a_window_and_for_a_telephone() -> None:
     made = document()
     for page in (
         speed_html.bars(made),
-        speed_html.history(result.History((made, document(times=2.0)), {})),
+        speed_html.history(speed_result.History((made, document(times=2.0)), {})),
     ):
         found = Reader(page)
         widths = {str(svg["viewbox"]).split()[2] for svg in found.of("svg")}

@@ -14,9 +14,9 @@ import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.demo.standalone import Standalone
-from lib_rocm_sd.speedtest import attention, guard, presets, result, vae
-from lib_rocm_sd.speedtest.request import Request, parse
-from lib_rocm_sd.speedtest.session import Busy, SpeedSession
+from lib_rocm_sd.lab import speed_job, speed_parts, speed_result, speed_vae
+from lib_rocm_sd.lab.speed_result import Request, parse
+from lib_rocm_sd.lab.speed_session import Busy, SpeedSession
 from tests.speedtest.speedtest_doubles import Gate, Side
 from tests.waiting import WAIT_S
 
@@ -28,7 +28,7 @@ ATTENTION = Request(("attention",))
 @pytest.fixture(autouse=True)
 def _limits_are_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long because the machine has more to do is not given up."""
-    monkeypatch.setattr(guard, "monotonic", time.process_time)
+    monkeypatch.setattr(speed_job, "monotonic", time.process_time)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_hosts_method_is_verified_before_it_is_timed(session: SpeedSession) 
 def test_slices_of_queries_give_the_same(
     monkeypatch: pytest.MonkeyPatch, session: SpeedSession
 ) -> None:
-    monkeypatch.setitem(attention.SLICE_FLOPS, "cpu", 4e6)
+    monkeypatch.setitem(speed_parts.SLICE_FLOPS, "cpu", 4e6)
     found = run(session, Request(("attention",), "custom", (128,)), Side())
     sdp = [row for row in found["rows"] if row["method"] == "SDP"]
     assert [row["note"] for row in sdp[:1]] == ["in 37 slices of queries"]
@@ -191,7 +191,7 @@ def test_cancel_between_calls(session: SpeedSession) -> None:
 def test_images_off_and_on(session: SpeedSession, tmp_path: Path) -> None:
     side = Side(tmp_path)
     found = run(session, Request(("image",), "custom", (64, 72)), side)
-    steps = presets.CPU_EFFORTS["custom"].steps
+    steps = speed_job.CPU_EFFORTS["custom"].steps
     methods = [(False, False), (True, False), (True, True)]
     assert side.images[:6] == [(n, 64, *method) for n in (2, steps) for method in methods]
     seconds = {r["method"]: r["median"] for r in found["rows"] if r["unit"] == "s"}
@@ -241,19 +241,19 @@ def test_a_vae_that_no_host_would_run_is_not_timed(
     session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(vae.Program, "__call__", lambda *args, **options: calls.append(1))
+    monkeypatch.setattr(speed_vae.Program, "__call__", lambda *args, **options: calls.append(1))
     side = Side()
     side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
     rows = run(session, Request(("vae",)), side)["rows"]
     reasons = {row["method"]: row["reason"] for row in rows}
-    assert reasons == {vae.EAGER: "", "rocm_sd": "no GPU: this is the CPU"}
+    assert reasons == {speed_vae.EAGER: "", "rocm_sd": "no GPU: this is the CPU"}
     assert not calls
 
 
 @pytest.fixture
 def _convs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where our convolutions can be used, though torch computes them here."""
-    monkeypatch.setattr(vae.engine, "usable", lambda *args: [])
+    monkeypatch.setattr(speed_vae.engine, "usable", lambda *args: [])
 
 
 @pytest.mark.usefixtures("_convs_of_ours")
@@ -262,7 +262,7 @@ def test_a_vae_of_unknown_kind(session: SpeedSession) -> None:
     side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
     found = run(session, Request(("vae",)), side)
     reasons = {row["method"]: row["reason"] for row in found["rows"]}
-    assert reasons[vae.EAGER] == ""
+    assert reasons[speed_vae.EAGER] == ""
     assert "cannot be run" in reasons["rocm_sd"]
     assert not side.module._forward_pre_hooks
 
@@ -300,7 +300,7 @@ def test_a_vae_too_large_for_float32_is_checked_at_less(
     session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    exact = vae._Decoder.exact
+    exact = speed_vae._Decoder.exact
 
     def short(self: Any, size: int, ask: Any) -> torch.Tensor:
         tried.append(size)
@@ -308,14 +308,17 @@ def test_a_vae_too_large_for_float32_is_checked_at_less(
             raise torch.cuda.OutOfMemoryError("out of memory")
         return exact(self, size, ask)
 
-    monkeypatch.setattr(vae._Decoder, "exact", short)
+    monkeypatch.setattr(speed_vae._Decoder, "exact", short)
     side = Side()
     side.module = torch.nn.ConvTranspose2d(4, 3, 8, 8)
     found = run(session, Request(("vae",), "custom", (1032,)), side)
     rows = {row["method"]: row for row in found["rows"]}
-    assert rows[vae.EAGER]["median"] > 0 and rows[vae.EAGER]["note"] == "checked at 256x256"
+    assert (
+        rows[speed_vae.EAGER]["median"] > 0
+        and rows[speed_vae.EAGER]["note"] == "checked at 256x256"
+    )
     assert tried[:2] == [512, 256]
-    assert rows[vae.OVERLAP]["median"] > 0 and rows[vae.PER_TILE]["median"] > 0
+    assert rows[speed_vae.OVERLAP]["median"] > 0 and rows[speed_vae.PER_TILE]["median"] > 0
 
 
 @pytest.mark.usefixtures("_convs_of_ours")
@@ -323,7 +326,7 @@ def test_a_vae_is_measured_from_beside_where_it_takes_long(
     session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
-    monkeypatch.setattr(guard, "LONG_S", 0.0)
+    monkeypatch.setattr(speed_job, "LONG_S", 0.0)
     found = run(session, Request(("vae",)), Standalone(torch.device("cpu")))
     assert [row["reason"] for row in found["rows"]] == ["", ""]
     assert all(row["runs"] >= 3 for row in found["rows"])
@@ -364,7 +367,7 @@ def test_a_queue_that_breaks_is_a_refusal(session: SpeedSession) -> None:
 def test_results_are_kept_for_a_while(
     session: SpeedSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib_rocm_sd.speedtest.session.RESULTS_KEPT", 2)
+    monkeypatch.setattr("lib_rocm_sd.lab.speed_session.RESULTS_KEPT", 2)
     idents = [run(session, IMAGE, Side())["id"] for _ in range(3)]
     assert [session.result(ident) is not None for ident in idents] == [False, True, True]
     assert session.result("../../etc/passwd") is None
@@ -372,4 +375,4 @@ def test_results_are_kept_for_a_while(
 
 def test_a_result_as_a_document(session: SpeedSession) -> None:
     found = run(session, IMAGE, Side())
-    assert result.of(found).as_dict() == found
+    assert speed_result.of(found).as_dict() == found

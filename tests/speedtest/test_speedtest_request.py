@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.speedtest import presets
-from lib_rocm_sd.speedtest.request import WHAT, Request, parse
+from lib_rocm_sd.lab import speed_job
+from lib_rocm_sd.lab.speed_result import WHAT, Request, parse
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -68,18 +68,18 @@ def test_names_of_cases_are_those_of_the_table() -> None:
     from lib_rocm_sd.results.command import COLUMNS
 
     request = Request(preset="standard")
-    named = {name for name, _, _ in presets.attention_cases(request, GPU)}
-    custom = presets.attention_cases(Request(preset="custom", sizes=(512, 1024)), GPU)
+    named = {name for name, _, _ in speed_job.attention_cases(request, GPU)}
+    custom = speed_job.attention_cases(Request(preset="custom", sizes=(512, 1024)), GPU)
     assert set(COLUMNS["attention"]) <= named
     assert {name for name, _, _ in custom} <= named
-    steps = {presets.EFFORTS[preset].steps for preset in presets.EFFORTS}
+    steps = {speed_job.EFFORTS[preset].steps for preset in speed_job.EFFORTS}
     assert {int(case.split()[1]) for case in COLUMNS["image"]} == steps
 
 
 def test_cases_are_those_of_stable_diffusion() -> None:
-    cases = {name: p for name, _, p in presets.attention_cases(Request(preset="standard"), GPU)}
+    cases = {name: p for name, _, p in speed_job.attention_cases(Request(preset="standard"), GPU)}
     assert str(cases["SD1.5 512x512 self"]) == "B2 H8 Sq4096 Sk4096 D40 float16"
     assert str(cases["SDXL 1024x1024 self"]) == "B2 H10 Sq4096 Sk4096 D64 float16"
     assert str(cases["VAE 1024x1024 middle"]) == "B1 H1 Sq16384 Sk16384 D512 float16"
-    odd = presets.attention_cases(Request(preset="custom", sizes=(72,)), CPU)
+    odd = speed_job.attention_cases(Request(preset="custom", sizes=(72,)), CPU)
     assert [p.seq_q for _, _, p in odd] == [81, 81, 25]

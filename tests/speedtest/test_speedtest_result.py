@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from lib_rocm_sd.speedtest import export, machine, plot, result
-from lib_rocm_sd.speedtest.result import Document, SpeedRow
+from lib_rocm_sd.lab import sensors, speed_result, speed_text
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import Document
 from tests.speedtest.speedtest_doubles import document
 
 EVIL = "|`<script>alert(1)</script>`[x](http://e.example) www.e.example @all #1\n=1+1 \u202e_y_"
@@ -24,13 +25,14 @@ EVIL = "|`<script>alert(1)</script>`[x](http://e.example) www.e.example @all #1\
 def test_a_document_survives_its_file(tmp_path: Path) -> None:
     made = document(vram_mib=24560, power_w=12.5, driver=None)
     path = made.write(tmp_path / "new" / "folder")
-    assert result.read(path).as_dict() == made.as_dict()
+    assert speed_result.read(path).as_dict() == made.as_dict()
     assert [file.name for file in path.parent.iterdir()] == [f"{made.stem}.json"]
     assert re.fullmatch(r"rocm_sd-speedtest-\d{8}T\d{6}Z-[0-9a-f]{12}", made.stem)
 
 
 def test_what_was_not_measured_is_null() -> None:
-    row = SpeedRow("vae", "decode", "rocm_sd", reason="out of memory at 2048x2048").as_dict()
+    made = Row("vae", "decode", "rocm_sd", reason="out of memory at 2048x2048")
+    row = speed_result.COLUMNS.as_json(made)
     assert row["median"] is None and row["peak_mib"] is None
     assert json.dumps(row, allow_nan=False)
 
@@ -40,7 +42,7 @@ def changed(**changes: Any) -> bytes:
 
 
 def row(**changes: Any) -> bytes:
-    return changed(rows=[{**document().rows[0].as_dict(), **changes}])
+    return changed(rows=[{**speed_result.COLUMNS.as_json(document().rows[0]), **changes}])
 
 
 def pair(**changes: Any) -> bytes:
@@ -96,16 +98,16 @@ def pair(**changes: Any) -> bytes:
 )  # fmt: skip
 def test_refused(data: bytes, words: str) -> None:
     with pytest.raises(ValueError) as refusal:
-        result.parse(data)
+        speed_result.parse_document(data)
     assert words in str(refusal.value)
     assert len(str(refusal.value)) < 700
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
-    path.write_bytes(b" " * (result.MOST_BYTES + 1))
+    path.write_bytes(b" " * (speed_result.MOST_BYTES + 1))
     with pytest.raises(ValueError, match="larger than 1 MiB"):
-        result.read(path)
+        speed_result.read(path)
 
 
 def test_history_is_of_this_machine_alone(tmp_path: Path) -> None:
@@ -119,19 +121,19 @@ def test_history_is_of_this_machine_alone(tmp_path: Path) -> None:
     damaged = tmp_path / "rocm_sd-speedtest-damaged.json"
     damaged.write_text('{"format": "rocm_sd speed test 1"')
     (tmp_path / "foreign.json").write_text("{}")
-    found = result.history(tmp_path, document().machine)
+    found = speed_result.history(tmp_path, document().machine)
     assert [d.date for d in found.documents] == sorted(dates)
     assert found.skipped[f"{other.stem}.json"] == "of another machine"
     assert found.skipped[damaged.name].startswith("not JSON")
     assert len(found.skipped) == 2
-    assert result.history(tmp_path / "none", {}).documents == ()
-    assert result.history(None, {}).documents == ()
+    assert speed_result.history(tmp_path / "none", {}).documents == ()
+    assert speed_result.history(None, {}).documents == ()
 
 
 def test_csv() -> None:
     made = document(card=EVIL)
-    made.rows.append(SpeedRow("vae", "=cmd()", "-x", reason="+y\n@z"))
-    rows = list(csv.DictReader(io.StringIO(export.to_csv(made))))
+    made.rows.append(Row("vae", "=cmd()", "-x", reason="+y\n@z"))
+    rows = list(csv.DictReader(io.StringIO(speed_text.to_csv(made))))
     assert len(rows) == len(made.rows)
     assert rows[0]["median"] == "2.0" and rows[0]["case"] == "SD1.5 512x512 self"
     assert rows[-1]["case"] == "'=cmd()" and rows[-1]["method"] == "'-x"
@@ -139,7 +141,7 @@ def test_csv() -> None:
 
 
 def test_markdown() -> None:
-    text = export.to_markdown(document(power_limit_w=355.0))
+    text = speed_text.to_markdown(document(power_limit_w=355.0))
     assert "Card Radeon RX 7900 XTX; gfx id gfx1100;" in text and "Power limit, W 355.0" in text
     assert "| SD1.5 512x512 self | rocm_sd | 2.00 ms | 2.00 to 2.00 | 5 | 100 |" in text
     assert (
@@ -150,9 +152,9 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_texts() -> None:
-    made = Document({"card": EVIL, "os": EVIL}, {}, [SpeedRow("vae", EVIL, EVIL, reason=EVIL)])
+    made = Document({"card": EVIL, "os": EVIL}, {}, [Row("vae", EVIL, EVIL, reason=EVIL)])
     made.notes.append(EVIL)
-    text = export.to_markdown(made)
+    text = speed_text.to_markdown(made)
     for piece in ("<script", "`", "](", "http:", "www.", "@", " #1", "\u202e", "_y_", "\n="):
         assert piece not in text.replace("### Speed test", ""), piece
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -161,19 +163,19 @@ def test_markdown_of_hostile_texts() -> None:
 
 def test_plots_are_svg_and_escaped() -> None:
     made = document()
-    made.rows.append(SpeedRow("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
-    found = plot.bars(made)
+    made.rows.append(Row("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
+    found = speed_text.drawn_bars(made)
     assert set(found) == {"attention", "vae", "step", "image"}
-    for svg in (*found.values(), plot.history([made, document(times=0.5)])):
+    for svg in (*found.values(), speed_text.drawn_history([made, document(times=0.5)])):
         ElementTree.fromstring(svg)
         assert "<script" not in svg and "currentColor" in svg
     assert "2.00 ms" in found["vae"] and "it/s" not in found["image"]
 
 
 def test_history_is_in_percent_of_the_first() -> None:
-    svg = plot.history([document(), document(times=0.5), document(times=3.0)])
+    svg = speed_text.drawn_history([document(), document(times=0.5), document(times=3.0)])
     assert "vae, decode 512x512: 300 % now" in svg
-    assert plot.history([document()]) == plot.history([]) == ""
+    assert speed_text.drawn_history([document()]) == speed_text.drawn_history([]) == ""
     assert svg.count("<circle") == 12
 
 
@@ -182,7 +184,7 @@ def test_history_is_in_percent_of_the_first() -> None:
     [(0.01234, "0.0123"), (1.0, "1.00"), (99.96, "100.0"), (1234.5, "1234"), (math.nan, "")],
 )
 def test_numbers(value: float, text: str) -> None:
-    assert plot.number(value) == text
+    assert speed_text.number(value) == text
 
 
 def test_the_machine_tells_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,23 +192,23 @@ def test_the_machine_tells_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     import platform
 
     monkeypatch.setattr(platform, "release", lambda: "6.8.0-alices-laptop")
-    found = machine.machine(torch.device("cpu"))
+    found = sensors.machine(torch.device("cpu"))
     assert found["card"] == "CPU" and found["torch"] == torch.__version__
     assert found["kernel"] == "6.8.0"
     text = json.dumps(found)
     assert platform.node() not in text and str(Path.home()) not in text and "alice" not in text
     assert not re.search(rf"\b{re.escape(getpass.getuser())}\b", text)
-    assert result.parse(changed(machine=found)).machine == found
+    assert speed_result.parse_document(changed(machine=found)).machine == found
 
 
 def test_power_and_clocks_from_the_driver(tmp_path: Path) -> None:
     for card, vendor in (("card0", "0x8086"), ("card1", "0x1002"), ("card1-DP-1", "0x1002")):
         device = tmp_path / card / "device"
-        sensors = device / "hwmon" / "hwmon3"
-        sensors.mkdir(parents=True)
+        monitor = device / "hwmon" / "hwmon3"
+        monitor.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
-        (sensors / "power1_average").write_text("17000000\n")
-        (sensors / "power1_cap").write_text("355000000\n")
+        (monitor / "power1_average").write_text("17000000\n")
+        (monitor / "power1_cap").write_text("355000000\n")
         (device / "pp_dpm_sclk").write_text("0: 500Mhz *\n1: 2525Mhz\n")
         (device / "pp_dpm_mclk").write_text("garbage")
     other = tmp_path / "pci" / "0000:0a:00.0"
@@ -215,8 +217,8 @@ def test_power_and_clocks_from_the_driver(tmp_path: Path) -> None:
     (other / "power1_input").write_text("9000000")
     (tmp_path / "card2").mkdir()
     (tmp_path / "card2" / "device").symlink_to(other)
-    assert machine.power_and_clocks(0, tmp_path, "0000:0a:00.0")["power_w"] == 9.0
-    found = machine.power_and_clocks(0, tmp_path, "0000:ff:00.0")
+    assert sensors.power_and_clocks(0, tmp_path, "0000:0a:00.0")["power_w"] == 9.0
+    found = sensors.power_and_clocks(0, tmp_path, "0000:ff:00.0")
     assert found == {
         "power_w": 17.0,
         "power_limit_w": 355.0,
@@ -225,12 +227,16 @@ def test_power_and_clocks_from_the_driver(tmp_path: Path) -> None:
     }
 
 
-def test_the_address_of_a_card() -> None:
+def test_the_address_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    old = SimpleNamespace(total_memory=1)
-    new = SimpleNamespace(pci_domain_id=0, pci_bus_id=10, pci_device_id=0)
-    assert machine._pci(old) == "" and machine._pci(new) == "0000:0a:00.0"
+    told = [
+        SimpleNamespace(total_memory=1),
+        SimpleNamespace(pci_domain_id=0, pci_bus_id=10, pci_device_id=0),
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told[device.index])
+    first, second = (sensors._address(torch.device("cuda", index)) for index in (0, 1))
+    assert first == "" and second == "0000:0a:00.0"
 
 
 def tool(folder: Path, body: str) -> None:
@@ -249,17 +255,17 @@ def test_power_and_clocks_from_a_tool(tmp_path: Path, monkeypatch: pytest.Monkey
         }
     }
     tool(tmp_path, f"echo '{json.dumps(answer)}'")
-    found = machine.power_and_clocks(0, tmp_path)
+    found = sensors.power_and_clocks(0, tmp_path)
     assert found == {"power_w": 21.0, "power_limit_w": 300.0, "clock_mhz": 2124.0}
-    assert machine.power_and_clocks(5, tmp_path) == {}
+    assert sensors.power_and_clocks(5, tmp_path) == {}
     tool(tmp_path, "echo '[[['")
-    assert machine.power_and_clocks(0, tmp_path) == {}
+    assert sensors.power_and_clocks(0, tmp_path) == {}
 
 
 def test_a_tool_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(machine, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sensors, "LIMIT_S", 0.2)
     tool(tmp_path, "exec sleep 20")
-    assert machine.power_and_clocks(0, tmp_path) == {}
+    assert sensors.power_and_clocks(0, tmp_path) == {}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.speedtest.request import Request
-from lib_rocm_sd.speedtest.session import SpeedSession
-from lib_rocm_sd.speedtest.side import Denoiser
+from lib_rocm_sd.lab.speed_job import Denoiser
+from lib_rocm_sd.lab.speed_result import Request
+from lib_rocm_sd.lab.speed_session import SpeedSession
 from tests.speedtest.speedtest_doubles import Side
 from tests.waiting import WAIT_S
 

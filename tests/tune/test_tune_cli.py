@@ -16,6 +16,7 @@ from lib_rocm_sd import __main__ as command
 from lib_rocm_sd.doctor import card as selftest_card
 from lib_rocm_sd.engine import planner
 from lib_rocm_sd.errors import LaunchError
+from lib_rocm_sd.lab import sensors
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.formula import reference
@@ -23,7 +24,6 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.speedtest import machine
 from lib_rocm_sd.tune import export as tune_export
 from lib_rocm_sd.tune import file as tuned_file
 from tests.clock import Clock
@@ -67,7 +67,7 @@ def card(
     monkeypatch.setattr(tune_export, "BUDGET_S", 0.1)
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
     monkeypatch.setattr(selftest_card, "gpu", lambda index: (CPU, GFX1100))
-    monkeypatch.setattr(machine, "identify", lambda place: GFX1100)
+    monkeypatch.setattr(sensors, "identify", lambda place: GFX1100)
     monkeypatch.setattr(planner, "default_launcher", lambda place, row: object())
     monkeypatch.setattr(build, "build_all", lambda specs, row: None)
     monkeypatch.setattr(build, "is_cached", lambda spec, row: False)

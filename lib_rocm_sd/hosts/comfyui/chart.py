@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document
+from lib_rocm_sd.lab.speed_text import machine_line, printable
 from lib_rocm_sd.lab.svg import COLOURS, number
-from lib_rocm_sd.speedtest.export import machine_line, printable
-from lib_rocm_sd.speedtest.result import OURS, WHAT, Document, SpeedRow
 
 WIDTH, LINE, PAD, NAME, BAR = 1024, 22, 16, 330, 430
 """Width of the picture, line height, border, start and longest length of the bars, in pixels."""
@@ -39,16 +40,16 @@ def of_text(text: str) -> torch.Tensor:
     return drawn([(line, 0.0, INK, "") for line in text.splitlines()])
 
 
-def _bars(rows: Sequence[SpeedRow], ours: str) -> list[Line]:
+def _bars(rows: Sequence[Row], ours: str) -> list[Line]:
     most = max([row.median for row in rows if not row.reason], default=0.0)
     made = []
     for row in rows:
-        colour = COLOURS[0] if row.method == ours else COLOURS[1]
+        colour = COLOURS[0] if row.way == ours else COLOURS[1]
         if row.reason or not most > 0:
-            made.append((row.method, 0.0, FAINT, row.reason))
+            made.append((row.way, 0.0, FAINT, row.reason))
         else:
             said = f"{number(row.median)} {row.unit}"
-            made.append((row.method, row.median / most, colour, said))
+            made.append((row.way, row.median / most, colour, said))
     return made
 
 

@@ -10,8 +10,8 @@ import torch
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import chart, host, speedtest
-from lib_rocm_sd.speedtest import export
-from lib_rocm_sd.speedtest.side import Busy
+from lib_rocm_sd.lab import speed_text
+from lib_rocm_sd.lab.speed_job import Busy
 
 
 def run(preset: str, level: str, model: Any, vae: Any) -> tuple[torch.Tensor, str, str]:
@@ -27,4 +27,4 @@ def run(preset: str, level: str, model: Any, vae: Any) -> tuple[torch.Tensor, st
         said = f"The speed test did not run: {why}"
         return chart.of_text(said), json.dumps({"reason": why}), said
     content = json.dumps(document.as_dict(), indent=1, ensure_ascii=False)
-    return chart.of_document(document), content, export.to_markdown(document)
+    return chart.of_document(document), content, speed_text.to_markdown(document)

@@ -22,12 +22,11 @@ from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
 from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given
+from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab.speed_job import Attention, Denoiser, Picture
+from lib_rocm_sd.lab.speed_result import Document, Request
+from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.speedtest import result
-from lib_rocm_sd.speedtest.request import Request
-from lib_rocm_sd.speedtest.result import Document
-from lib_rocm_sd.speedtest.session import session as speed
-from lib_rocm_sd.speedtest.side import Attention, Denoiser, Picture
 
 FOLDER = "rocm-sd-speed-test"
 BATCH, TOKENS, FACTOR = 2, 77, 8
@@ -203,7 +202,7 @@ def run(model: Any, vae: Any, level: str, preset: str) -> Document:
         speed.wait()
     content = speed.result(ident)
     assert content is not None
-    return result.of(content)
+    return speed_result.of(content)
 
 
 def _get_ready(device: torch.device) -> None:

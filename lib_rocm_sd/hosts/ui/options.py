@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lib_rocm_sd.cards.devices import numbers_of
+from lib_rocm_sd.lab.speed_result import shown
 from lib_rocm_sd.policy import LEVELS
-from lib_rocm_sd.speedtest.request import shown
 
 TITLE = "ROCm SD Optimization"
 LEVEL_LABEL = "Optimization Level"

@@ -11,11 +11,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.speedtest import plot
-from lib_rocm_sd.speedtest.export import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
-from lib_rocm_sd.speedtest.image import AMPLIFIED
-from lib_rocm_sd.speedtest.request import WHAT
-from lib_rocm_sd.speedtest.result import OURS, Document, History, SpeedRow
+from lib_rocm_sd.lab import speed_text, svg
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_parts import AMPLIFIED
+from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, History
+from lib_rocm_sd.lab.speed_text import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
 
 TITLES = {
     "attention": "Attention",
@@ -91,13 +91,11 @@ def _when(document: Document) -> str:
     return text_of(", ".join(str(part) for part in parts if part))
 
 
-def _table(rows: Sequence[SpeedRow], test: str) -> str:
+def _table(rows: Sequence[Row], test: str) -> str:
     """Scrolls inside itself where the window is narrow, by keyboard, too."""
     head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
     ours = {
-        (row.case, row.unit): row.median
-        for row in rows
-        if row.method == OURS[test] and not row.reason
+        (row.case, row.unit): row.median for row in rows if row.way == OURS[test] and not row.reason
     }
     body = []
     for case in dict.fromkeys(row.case for row in rows):
@@ -110,10 +108,10 @@ def _table(rows: Sequence[SpeedRow], test: str) -> str:
     )
 
 
-def _line(row: SpeedRow, ours: float | None, test: str) -> str:
-    kind = ' class="rocm-sd-speed-ours"' if row.method == OURS[test] else ""
+def _line(row: Row, ours: float | None, test: str) -> str:
+    kind = ' class="rocm-sd-speed-ours"' if row.way == OURS[test] else ""
     note = f' title="{text_of(row.note)}"' if row.note else ""
-    start = f'<tr{kind}><th scope="row"{note}>{text_of(row.method)}</th>'
+    start = f'<tr{kind}><th scope="row"{note}>{text_of(row.way)}</th>'
     if row.reason:
         reason = f'<td colspan="{len(HEAD) - 1}" class="rocm-sd-speed-reason">'
         return f"{start}{reason}{text_of(row.reason)}</td></tr>"
@@ -121,13 +119,13 @@ def _line(row: SpeedRow, ours: float | None, test: str) -> str:
     return f"{start}{cells}</tr>"
 
 
-def _cells(row: SpeedRow, ours: float | None) -> Iterator[str]:
-    yield f"{plot.number(row.median)} {row.unit}"
+def _cells(row: Row, ours: float | None) -> Iterator[str]:
+    yield f"{speed_text.number(row.median)} {row.unit}"
     ratio = math.nan
     if ours and row.median > 0:
         ratio = ours / row.median if row.unit == "it/s" else row.median / ours
-    yield f"{plot.number(ratio)}x" if math.isfinite(ratio) else ""
-    yield f"{plot.number(row.p10)} to {plot.number(row.p90)}"
+    yield f"{speed_text.number(ratio)}x" if math.isfinite(ratio) else ""
+    yield f"{speed_text.number(row.p10)} to {speed_text.number(row.p90)}"
     yield str(row.runs)
     yield f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else ""
     yield f"{row.error:.1e}" if math.isfinite(row.error) else ""
@@ -135,14 +133,16 @@ def _cells(row: SpeedRow, ours: float | None) -> Iterator[str]:
 
 def bars(document: Document) -> str:
     """The bar plots, one under the other."""
-    wide, slim = (plot.bars(document, layout) for layout in (plot.WIDE, plot.SLIM))
+    wide, slim = (speed_text.drawn_bars(document, layout) for layout in (svg.WIDE, svg.SLIM))
     return "\n".join(_plot(wide[test], slim[test]) for test in wide)
 
 
 def history(found: History) -> str:
     """The history plot, or why there is none; files that were left out, with reasons."""
     count = len(found.documents)
-    wide, slim = (plot.history(found.documents, layout) for layout in (plot.WIDE, plot.SLIM))
+    wide, slim = (
+        speed_text.drawn_history(found.documents, layout) for layout in (svg.WIDE, svg.SLIM)
+    )
     parts = [_plot(wide, slim)] if wide else []
     if not wide:
         parts.append(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.hosts.ui.speed_html import Look
-from lib_rocm_sd.speedtest.job import Shot
-from lib_rocm_sd.speedtest.result import PICTURE, Document
+from lib_rocm_sd.lab.speed_job import Shot
+from lib_rocm_sd.lab.speed_result import PICTURE, Document
 
 MOST_SIDE = 768
 """Pixels; the full-size files lie beside the result."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from lib_rocm_sd.hosts.ui.speed_html import TITLES, notice
 from lib_rocm_sd.hosts.ui.speed_view import Content, View
-from lib_rocm_sd.speedtest.request import LEAST_SIZE, MOST_SIZE, MOST_SIZES, STEP, WHAT
-from lib_rocm_sd.speedtest.session import SpeedSession
-from lib_rocm_sd.speedtest.side import HostSide
+from lib_rocm_sd.lab.speed_job import HostSide
+from lib_rocm_sd.lab.speed_result import LEAST_SIZE, MOST_SIZE, MOST_SIZES, STEP, WHAT
+from lib_rocm_sd.lab.speed_session import SpeedSession
 
 TITLE = "Speed test"
 TAB_ID = "rocm_sd_speed_test"

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.hosts.ui import speed_html, speed_pictures
-from lib_rocm_sd.speedtest import result
-from lib_rocm_sd.speedtest.export import to_markdown
-from lib_rocm_sd.speedtest.request import parse
-from lib_rocm_sd.speedtest.result import FILES, Document, history
-from lib_rocm_sd.speedtest.session import Busy, Progress, SpeedSession
-from lib_rocm_sd.speedtest.side import HostSide
+from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab.speed_job import HostSide
+from lib_rocm_sd.lab.speed_result import FILES, Document, history, parse
+from lib_rocm_sd.lab.speed_session import Busy, Progress, SpeedSession
+from lib_rocm_sd.lab.speed_text import to_markdown
 
 NOTHING_YET = "No test has run yet. Choose what to measure, then press Run."
 MOST_FILES_TRIED = 5
@@ -104,7 +103,7 @@ class View:
         """Document of the running or the last test; the newest file where this process had none."""
         if progress.id:
             found = self.session.result(progress.id)
-            return None if found is None else result.of(found)
+            return None if found is None else speed_result.of(found)
         return _newest(self._directory())
 
     def _directory(self) -> Path | None:
@@ -147,9 +146,9 @@ def sizes_of(text: str) -> list[Any]:
 
 def _newest(directory: Path | None) -> Document | None:
     """The newest result in a folder, by the date in its name; None where none can be read."""
-    for path in list(reversed(result.files(directory, FILES)))[:MOST_FILES_TRIED]:
+    for path in list(reversed(speed_result.files(directory, FILES)))[:MOST_FILES_TRIED]:
         try:
-            return result.read(path)
+            return speed_result.read(path)
         except (OSError, ValueError):
             continue
     return None

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect
 
 from lib_rocm_sd.hosts.webui import guard, public, trials
 from lib_rocm_sd.hosts.webui import speedtest as a1111_speedtest
-from lib_rocm_sd.speedtest import request as requests
-from lib_rocm_sd.speedtest.session import Busy, Progress, session
+from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab.speed_session import Busy, Progress, session
 
 ROOT = "/rocm-sd/v1"
 MOST_BODY_BYTES = 16384
@@ -63,7 +63,7 @@ async def post_bench(request: Request) -> JSONResponse:
     """Start a speed test. Of the body's "what", "preset" and "sizes" each may be left out."""
     content = _json(await _body(request))
     try:
-        asked = requests.parse(content)
+        asked = speed_result.parse(content)
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     loop = asyncio.get_running_loop()

@@ -14,8 +14,8 @@ from lib_rocm_sd.hosts.ui.options import Options
 from lib_rocm_sd.hosts.webui import host, several, state, unet
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.method import autocast
+from lib_rocm_sd.lab.speed_job import Denoiser
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.speedtest.side import Denoiser
 
 BATCH, TOKENS, FACTOR = 2, 77, 8
 """The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""

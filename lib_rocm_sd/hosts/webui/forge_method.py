@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.speedtest.side import Attention
+from lib_rocm_sd.lab.speed_job import Attention
 
 
 def method(packed: Any, spatial: Any) -> Attention:

@@ -11,7 +11,7 @@ from lib_rocm_sd.hosts.webui.forge_method import method
 from lib_rocm_sd.hosts.webui.functions import Function, given, packed, spatial
 from lib_rocm_sd.hosts.webui.kinds import Kind
 from lib_rocm_sd.hosts.webui.seam import Seam
-from lib_rocm_sd.speedtest.side import Attention
+from lib_rocm_sd.lab.speed_job import Attention
 
 
 class ForgeSeam(Seam):

@@ -12,7 +12,7 @@ from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 
 from lib_rocm_sd.hosts.webui import host
-from lib_rocm_sd.speedtest.request import shown
+from lib_rocm_sd.lab.speed_result import shown
 
 NO_API = (
     "over HTTP something is started and ended only where the WebUI runs with --api; its page does "

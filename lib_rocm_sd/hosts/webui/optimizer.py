@@ -12,8 +12,8 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import attention, host
 from lib_rocm_sd.hosts.webui.method import Method
 from lib_rocm_sd.hosts.webui.seam import Seam
+from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
-from lib_rocm_sd.speedtest.side import Attention
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is

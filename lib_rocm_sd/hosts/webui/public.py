@@ -21,10 +21,10 @@ from lib_rocm_sd.hosts.webui.coder import float32_reason
 from lib_rocm_sd.hosts.webui.several import session as a1111_several
 from lib_rocm_sd.hosts.webui.unet import explained
 from lib_rocm_sd.hosts.webui.unet import session as a1111_unet
+from lib_rocm_sd.lab.speed_session import Progress, session
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.speedtest.session import Progress, session
 
 NOT_YET = "it was not checked yet"
 _WINDOWS = re.compile(

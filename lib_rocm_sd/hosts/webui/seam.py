@@ -10,7 +10,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import background, host
 from lib_rocm_sd.hosts.webui.background import ATTENTION
-from lib_rocm_sd.speedtest.side import Attention
+from lib_rocm_sd.lab.speed_job import Attention
 
 
 class Seam(ABC):

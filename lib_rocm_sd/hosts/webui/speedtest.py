@@ -39,17 +39,9 @@ from lib_rocm_sd.hosts.webui import (
     vae as a1111_vae,
 )
 from lib_rocm_sd.hosts.webui.steps import Steps
+from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Busy, Cancelled, Denoiser, Picture
+from lib_rocm_sd.lab.speed_session import session
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.speedtest.session import session
-from lib_rocm_sd.speedtest.side import (
-    PROMPT,
-    SEED,
-    Attention,
-    Busy,
-    Cancelled,
-    Denoiser,
-    Picture,
-)
 
 JOB = "rocm_sd speed test"
 FOLDER = "rocm-sd-speed-test"

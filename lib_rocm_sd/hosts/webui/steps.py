@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.hosts.webui import host
-from lib_rocm_sd.speedtest.side import Cancelled
+from lib_rocm_sd.lab.speed_job import Cancelled
 
 
 class Steps:

@@ -27,11 +27,11 @@ class Bench:
         self.go = threading.Event()
         self.reason = ""
         self.sides: list[Any] = []
-        module = webui.library("speedtest.session")
+        module = webui.library("lab.speed_session")
         module.PARTS = dict.fromkeys(module.PARTS, self.rows)
         module.machine = lambda device: {"card": "a card", "os": "Linux"}
         self.session = module.session
-        self.row = webui.library("speedtest.result").SpeedRow
+        self.row = webui.library("lab.rows").Row
         self.busy_error = module.Busy
         webui.library("hosts.webui.speedtest").side = self
         self.device = webui.devices.device

@@ -17,7 +17,7 @@ class Test:
 
     def __init__(self, webui: WebUI) -> None:
         self.webui = webui
-        self.session = webui.library("speedtest.session").session
+        self.session = webui.library("lab.speed_session").session
         self.side = webui.library("hosts.webui.speedtest").side
         self.view = webui.library("hosts.ui.speed_view").View(self.session, self.side)
 

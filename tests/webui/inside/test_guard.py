@@ -76,7 +76,7 @@ def test_without_api_nothing_is_started_or_ended(start: Start, gpu: FakeGpu, arg
         assert client.post(CHECK, json={}, headers=headers).status_code == 403
         assert "--api; its page does it without" in answer.json()["detail"]
     assert not bench.session.running
-    ident = bench.session.start(webui.library("speedtest.request").parse({}), bench)
+    ident = bench.session.start(webui.library("lab.speed_result").parse({}), bench)
     try:
         answer = client.get(f"{BENCH}/{ident}", headers=headers)
         assert answer.json()["state"] == "running"

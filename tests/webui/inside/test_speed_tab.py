@@ -144,8 +144,8 @@ def test_the_pictures_are_those_of_a_generation(start: Start, gpu: FakeGpu) -> N
     test = Test(webui)
     document = test.run("image")
     shot = test.session.shots(document["id"])[0]
-    side = webui.library("speedtest.side")
-    steps = webui.library("speedtest.presets").CPU_EFFORTS["quick"].steps
+    side = webui.library("lab.speed_job")
+    steps = webui.library("lab.speed_job").CPU_EFFORTS["quick"].steps
     wanted = {
         "prompt": side.PROMPT, "seed": side.SEED, "steps": steps, "cfg_scale": 7.0,
         "width": 64, "height": 64,
@@ -182,7 +182,7 @@ def test_a_page_opened_later_shows_the_same(start: Start, gpu: FakeGpu) -> None:
     first = test.view.state("")
     assert test.view.state(first.token).content is None
     again = webui.library("hosts.ui.speed_view").View(
-        webui.library("speedtest.session").SpeedSession(), test.side
+        webui.library("lab.speed_session").SpeedSession(), test.side
     )
     shown = again.state("")
     assert shown.content.results == first.content.results

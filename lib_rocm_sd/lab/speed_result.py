@@ -1,4 +1,4 @@
-"""The result of a speed test: a JSON document, and its earlier ones. Importable without torch."""
+"""The speed test as asked for, and its result: a JSON document, and earlier ones. No torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,95 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.speedtest.request import WHAT
+from lib_rocm_sd.lab.rows import Columns, Row
+
+WHAT = ("attention", "vae", "step", "image")
+PRESETS = ("quick", "standard", "custom")
+LEAST_SIZE, MOST_SIZE, STEP = 64, 8192, 8
+MOST_SIZES = 8
+SHOWN = 40
+"""Characters of a wrong value that a message repeats."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """`what`: parts of WHAT. `sizes`: a side of the picture in pixels each, with "custom" only."""
+
+    what: tuple[str, ...] = WHAT
+    preset: str = "quick"
+    sizes: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; `parse` takes it back."""
+        return {"what": list(self.what), "preset": self.preset, "sizes": list(self.sizes)}
+
+
+def parse(mapping: object) -> Request:
+    """The request that JSON or a form's fields describe; what is left out has its default.
+
+    Raises ValueError, in words for people, for anything else.
+    """
+    if not isinstance(mapping, Mapping):
+        raise ValueError("a speed test is asked for with an object")  # noqa: TRY004
+    unknown = [key for key in mapping if key not in ("what", "preset", "sizes")]
+    if unknown:
+        raise ValueError(f"unknown: {shown(unknown[0])}; known are what, preset and sizes")
+    preset = mapping.get("preset", "quick")
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ValueError(f"preset is {shown(preset)}: it has to be one of {', '.join(PRESETS)}")
+    what = _what(mapping.get("what", WHAT))
+    sizes = _sizes(mapping.get("sizes", ()))
+    if preset == "custom" and not sizes:
+        raise ValueError("with the preset custom, sizes has to name at least one")
+    if preset != "custom" and sizes:
+        raise ValueError("sizes is for the preset custom only")
+    return Request(what, preset, sizes)
+
+
+def _what(given: object) -> tuple[str, ...]:
+    parts = _asked_list(given, "what")
+    for part in parts:
+        if not isinstance(part, str) or part not in WHAT:
+            raise ValueError(f"what has {shown(part)}: it is made of {', '.join(WHAT)}")
+    if not parts:
+        raise ValueError(f"what is empty: choose at least one of {', '.join(WHAT)}")
+    return tuple(part for part in WHAT if part in parts)
+
+
+def _sizes(given: object) -> tuple[int, ...]:
+    sizes = _asked_list(given, "sizes")
+    if len(sizes) > MOST_SIZES:
+        raise ValueError(f"{len(sizes)} sizes are too many: at most {MOST_SIZES}")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int):
+            text = f"a size is {shown(size)}: it has to be a whole number of pixels"
+            raise ValueError(text)  # noqa: TRY004
+        if not LEAST_SIZE <= size <= MOST_SIZE:
+            limits = f"{LEAST_SIZE} to {MOST_SIZE}"
+            raise ValueError(f"a size is {shown(size)}: it has to be from {limits} pixels")
+        if size % STEP:
+            raise ValueError(f"a size is {size}: it has to be a multiple of {STEP}")
+    return tuple(sorted(set(sizes)))
+
+
+def _asked_list(given: object, name: str) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise ValueError(f"{name} is {shown(given)}: it has to be a list")  # noqa: TRY004
+    return list(given)
+
+
+def shown(value: object) -> str:
+    """A value from outside as a message may repeat it: short, on one line."""
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        return "a number with very many digits"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
 
 FORMAT = "rocm_sd speed test 1"
 UNITS = ("ms", "it/s", "s")
@@ -23,37 +106,9 @@ MOST_BYTES = 1 << 20
 MOST_ROWS, MOST_NOTES, MOST_TEXT, MOST_DIGITS = 2000, 100, 500, 18
 ID = re.compile(r"[0-9a-f]{12}")
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+COLUMNS = Columns("test case method=way unit median p10 p90 runs peak_mib error reason note")
+"""Of a row of the document."""
 PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
-
-
-@dataclass(frozen=True)
-class SpeedRow:
-    """One method on one case; what was not measured is NaN.
-
-    `median`, `p10`, `p90` are in `unit`, of `runs` runs. `peak_mib`: the most device memory during
-    a run over what was held before. `error`: max |out - exact| / max |exact|. `reason`: why there
-    are no figures.
-    """
-
-    test: str
-    case: str
-    method: str
-    unit: str = "ms"
-    median: float = math.nan
-    p10: float = math.nan
-    p90: float = math.nan
-    runs: int = 0
-    peak_mib: float = math.nan
-    error: float = math.nan
-    reason: str = ""
-    note: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: NaN is null."""
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
 
 
 @dataclass(frozen=True)
@@ -76,7 +131,7 @@ class Document:
 
     machine: dict[str, Any]
     request: dict[str, Any]
-    rows: list[SpeedRow] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     pictures: list[Pair] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = False
@@ -91,7 +146,7 @@ class Document:
             "date": self.date,
             "machine": dict(self.machine),
             "request": dict(self.request),
-            "rows": [row.as_dict() for row in self.rows],
+            "rows": [COLUMNS.as_json(row) for row in self.rows],
             "pictures": [asdict(pair) for pair in self.pictures],
             "notes": list(self.notes),
             "complete": self.complete,
@@ -172,10 +227,10 @@ def read(path: Path) -> Document:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
-    return parse(data)
+    return parse_document(data)
 
 
-def parse(data: bytes) -> Document:
+def parse_document(data: bytes) -> Document:
     """The document of a file's bytes, trusting nothing. ValueError with a reason."""
     try:
         content = json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer)
@@ -192,7 +247,7 @@ def parse(data: bytes) -> Document:
 
 def of(content: dict[str, Any]) -> Document:
     """The document that `Document.as_dict` gave."""
-    return parse(json.dumps(content).encode())
+    return parse_document(json.dumps(content).encode())
 
 
 def _refuse(word: str) -> float:
@@ -216,7 +271,7 @@ def _document(content: dict[str, Any]) -> Document:
         raise ValueError("complete is neither true nor false")  # noqa: TRY004
     return Document(
         machine=_flat(content, "machine"),
-        request=_request(content),
+        request=_stored_request(content),
         rows=[_row(item) for item in _items(content, "rows", MOST_ROWS)],
         pictures=[_pair(item) for item in _items(content, "pictures", MOST_ROWS)],
         notes=[_checked(item, "a note") for item in _items(content, "notes", MOST_NOTES)],
@@ -249,7 +304,7 @@ def _flat(content: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _request(content: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_request(content: Mapping[str, Any]) -> dict[str, Any]:
     found = content.get("request")
     if not isinstance(found, dict):
         raise ValueError("request is not an object")  # noqa: TRY004
@@ -258,10 +313,11 @@ def _request(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"what": what, "preset": _text(found, "preset"), "sizes": sizes}
 
 
-def _row(item: object) -> SpeedRow:
+def _row(item: object) -> Row:
     if not isinstance(item, dict):
         raise ValueError("a row is not an object")  # noqa: TRY004
-    texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "method", "unit")}
+    texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "unit")}
+    texts["way"] = _text(item, "method")
     texts |= {key: _text(item, key) for key in ("reason", "note") if key in item}
     if texts["test"] not in WHAT or texts["unit"] not in UNITS:
         raise ValueError("a row's test or unit is not known")
@@ -270,7 +326,7 @@ def _row(item: object) -> SpeedRow:
         value = item.get(key)
         figures[key] = math.nan if value is None else _number(value, key, 1e12)
     runs = int(_number(item.get("runs", 0), "runs", 1e9))
-    row = SpeedRow(**texts, **figures, runs=runs)
+    row = Row(**texts, **figures, runs=runs)
     if not row.reason and not row.median > 0:
         raise ValueError("a row has neither a figure above 0 nor a reason")
     if row.p10 > row.median or row.p90 < row.median:
@@ -310,11 +366,10 @@ def _checked(value: object, name: str) -> str:
     return value
 
 
-def ours(rows: Sequence[SpeedRow], test: str) -> list[SpeedRow]:
+def ours(rows: Sequence[Row], test: str) -> list[Row]:
     """The measured rows of our method in one test."""
-    return [row for row in rows if row.test == test and row.method == OURS[test] and not row.reason]
+    return [row for row in rows if row.test == test and row.way == OURS[test] and not row.reason]
 
 
 OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "step": "rocm_sd", "image": "extension on"}
 """Our method's name in each test."""
-FIELDS = tuple(item.name for item in fields(SpeedRow))

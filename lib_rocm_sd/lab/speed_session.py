@@ -12,25 +12,21 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.engine.selftest import describe
-from lib_rocm_sd.speedtest import attention, image, step, vae
-from lib_rocm_sd.speedtest.guard import FAILED, clean
-from lib_rocm_sd.speedtest.job import Job, Part, Shot
-from lib_rocm_sd.speedtest.machine import machine
-from lib_rocm_sd.speedtest.request import WHAT, Request
-from lib_rocm_sd.speedtest.result import Document, Pair
-from lib_rocm_sd.speedtest.side import Busy, Cancelled, HostSide
-
-__all__ = ["Busy", "Progress", "SpeedSession", "session"]
+from lib_rocm_sd.lab import speed_parts, speed_vae
+from lib_rocm_sd.lab.sensors import machine
+from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, Job, Part, Shot
+from lib_rocm_sd.lab.speed_result import WHAT, Document, Pair, Request
+from lib_rocm_sd.lab.timing import clean
 
 STATES = ("idle", "running", "done", "cancelled", "failed")
 RESULTS_KEPT = 20
 RUNNING = "a speed test is running"
 
 PARTS: dict[str, Part] = {
-    "attention": attention.rows,
-    "vae": vae.rows,
-    "step": step.rows,
-    "image": image.rows,
+    "attention": speed_parts.attention_rows,
+    "vae": speed_vae.rows,
+    "step": speed_parts.step_rows,
+    "image": speed_parts.image_rows,
 }
 
 
@@ -218,7 +214,7 @@ class _Keeper:
             assert self.directory is not None
             self.directory.mkdir(parents=True, exist_ok=True)
             names[name] = f"{self.document.stem}-{place}-{name}.png"
-            image.plain(picture).save(self.directory / names[name])
+            speed_parts.plain(picture).save(self.directory / names[name])
         return Pair(shot.case, **names, largest=shot.largest, mean=round(shot.mean, 4))
 
 

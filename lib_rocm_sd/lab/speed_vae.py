@@ -1,4 +1,4 @@
-"""The VAE's decoder: our program, the host's module, tilings; each verified, then timed.
+"""The speed test's VAE: the decoder as our program, the host's module, tilings; each verified.
 
 Verified: compared with the same module in float32, up to CHECKED_SIZE at the very size, beyond at
 CHECKED_INSTEAD; at less where float32 does not fit into memory. Tilings change the picture by their
@@ -25,14 +25,21 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import vae_ways as tilings
-from lib_rocm_sd.lab.timing import no_tf32
+from lib_rocm_sd.lab.rows import Row, spread
+from lib_rocm_sd.lab.speed_job import (
+    FAILED,
+    LONG_S,
+    Cancelled,
+    Guard,
+    Job,
+    Shares,
+    sizes,
+    why,
+)
+from lib_rocm_sd.lab.speed_result import OURS
+from lib_rocm_sd.lab.timing import Peak, clean, no_tf32
 from lib_rocm_sd.lab.vae import FLOOR
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.speedtest.guard import FAILED, LONG_S, Guard, Peak, clean, spread, why
-from lib_rocm_sd.speedtest.job import Job, Shares
-from lib_rocm_sd.speedtest.presets import sizes
-from lib_rocm_sd.speedtest.result import OURS, SpeedRow
-from lib_rocm_sd.speedtest.side import Cancelled
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 
@@ -86,7 +93,7 @@ class _Decoder:
         return self._exact[size]
 
 
-def rows(job: Job) -> Iterator[SpeedRow]:
+def rows(job: Job) -> Iterator[Row]:
     """One row per size and method. Raises Cancelled."""
     wanted = sizes(job.request, job.device)
     try:
@@ -101,7 +108,7 @@ def rows(job: Job) -> Iterator[SpeedRow]:
         raise
     except FAILED as failure:
         for size in wanted:
-            yield SpeedRow("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
+            yield Row("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
         return
     shares = Shares(job.effort.parts_s["vae"], len(wanted) * len(methods))
     for size in wanted:
@@ -111,7 +118,7 @@ def rows(job: Job) -> Iterator[SpeedRow]:
             if method.name in (OVERLAP, PER_TILE) and size <= tilings.TILE:
                 continue
             if method.name == OURS["vae"] and lacking:  # no host would run ours
-                yield SpeedRow("vae", _case(size), OURS["vae"], reason=lacking)
+                yield Row("vae", _case(size), OURS["vae"], reason=lacking)
                 continue
             job.told(shares.fraction, f"VAE, {_picture(size)}: {method.name}")
             row = _row(method, decoder, size, job, share_s, eager_error)
@@ -196,8 +203,8 @@ def _ours(decoder: _Decoder, session: Session) -> _Method:
 
 def _row(
     method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float, eager_error: float
-) -> SpeedRow:
-    row = SpeedRow("vae", _case(size), method.name)
+) -> Row:
+    row = Row("vae", _case(size), method.name)
     try:
         method.get_ready(size, job.guard())
         row = _verified(row, method, decoder, size, job, eager_error)
@@ -211,8 +218,8 @@ def _row(
 
 
 def _verified(
-    row: SpeedRow, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
-) -> SpeedRow:
+    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
+) -> Row:
     """The row with its error, and a reason where that is too large."""
     at, right = _right(decoder, size, job)
     made = job.patient().beside(
@@ -247,8 +254,8 @@ def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
 
 
 def _timed(
-    row: SpeedRow, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
-) -> SpeedRow:
+    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
+) -> Row:
     """A first run from beside, since it may search or compile; a second for the peak; the rest."""
     device, latent = decoder.device, decoder.latent(size)
     guard = job.patient()
@@ -271,4 +278,4 @@ def _timed(
     expected_s = 0.0 if method.stops else each_s
     times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=expected_s)
     notes = [row.note, method.plan()]
-    return replace(row, **spread(times), note="; ".join(note for note in notes if note))
+    return replace(row, **spread(times, 1e-3), note="; ".join(note for note in notes if note))

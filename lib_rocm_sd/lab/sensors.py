@@ -1,0 +1,517 @@
+"""What a card tells of its power and clocks while something runs, and what a result says of the
+machine: card and versions, no name of a user, a host or a folder.
+
+AMD cards on Linux: what the driver writes into sysfs. Of a card's folder
+/sys/bus/pci/devices/<address>: hwmon/hwmon*/power1_average in uW or, where the driver has no mean,
+power1_input; freq1_input (core) and freq2_input (memory) in Hz, or the line of pp_dpm_sclk and
+pp_dpm_mclk that is marked with a star (the kernel's Documentation/gpu/amdgpu). The development
+card: NVIDIA's management library, which comes with the driver. Its signatures are as nvml.h has
+them; power is a mean over a second on Ampere and newer (but not GA100).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lib_rocm_sd import __version__
+from lib_rocm_sd.device import DeviceInfo, identify
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """None where the card does not tell."""
+
+    power_w: float | None = None
+    core_mhz: float | None = None
+    memory_mhz: float | None = None
+
+
+class Source(Protocol):
+    """Reads one card. `origin`: where from, in words. A reading may fail as OSError."""
+
+    origin: str
+
+    def read(self) -> Reading:
+        """What it tells now."""
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Mean, least and most of several readings."""
+
+    mean: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of the readings taken while something ran. `reason` says why there are none.
+    `origin`: where the numbers come from.
+    """
+
+    readings: int = 0
+    power_w: Quantity | None = None
+    core_mhz: Quantity | None = None
+    memory_mhz: Quantity | None = None
+    origin: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"power and clocks: {self.reason}"
+        named = (
+            ("power", self.power_w, "W"),
+            ("core clock", self.core_mhz, "MHz"),
+            ("memory clock", self.memory_mhz, "MHz"),
+        )
+        lines = [
+            f"{name:<14} {found.mean:>8.0f} {unit:<3} ({found.least:.0f} to {found.most:.0f})"
+            for name, found, unit in named
+            if found is not None
+        ]
+        return "\n".join([*lines, f"{self.readings} readings of {self.origin}"])
+
+
+def summed(readings: Sequence[Reading], origin: str) -> Summary:
+    """Summary of these readings. A quantity that no reading has is left out."""
+
+    def quantity(name: str) -> Quantity | None:
+        values = [value for each in readings if (value := getattr(each, name)) is not None]
+        if not values:
+            return None
+        return Quantity(sum(values) / len(values), min(values), max(values))
+
+    power, core, memory = map(quantity, ("power_w", "core_mhz", "memory_mhz"))
+    if not (power or core or memory):
+        return Summary(origin=origin, reason=f"{origin} tells neither power nor clocks")
+    return Summary(len(readings), power, core, memory, origin)
+
+
+PCI = Path("/sys/bus/pci/devices")
+VENDOR = "0x1002"
+POWER = ("power1_average", "power1_input")
+CLOCKS = {"core_mhz": ("freq1_input", "pp_dpm_sclk"), "memory_mhz": ("freq2_input", "pp_dpm_mclk")}
+_CURRENT = re.compile(r"^\s*\w+:\s*(\d+)\s*mhz\s*\*\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+class Sysfs:
+    """Reads one card; `folder` is its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        monitors = sorted((folder / "hwmon").glob("hwmon*"))
+        self._monitor = monitors[0] if monitors else folder / "hwmon"
+        power = next((name for name in POWER if _number(self._monitor / name) is not None), "")
+        self._power = self._monitor / power if power else None
+        self.origin = f"sysfs, {folder.name}" + (f", {power}" if power else "")
+
+    def read(self) -> Reading:
+        """OSError is not raised: what cannot be read is None."""
+        power = None if self._power is None else _number(self._power)
+        clocks = {name: self._clock(*files) for name, files in CLOCKS.items()}
+        return Reading(None if power is None else power / 1e6, **clocks)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _clock(self, monitor: str, states: str) -> float | None:
+        hertz = _number(self._monitor / monitor)
+        if hertz is not None:
+            return hertz / 1e6
+        found = _CURRENT.search(_text(self._folder / states))
+        return float(found.group(1)) if found else None
+
+
+def sysfs_source(address: str, root: Path = PCI) -> Sysfs | str:
+    """The sensor source for the card with this PCI address, or for the only card if the address is
+    empty; a str says why there is none.
+    """
+    if not root.is_dir():
+        return "there is no sysfs: an AMD card tells it on Linux only"
+    if address:
+        folder = root / address
+        return Sysfs(folder) if folder.is_dir() else f"sysfs has no {address}"
+    cards = [each for each in sorted(root.iterdir()) if _is_card(each)]
+    if len(cards) != 1:
+        return f"torch does not say which of {len(cards)} AMD cards it is"
+    return Sysfs(cards[0])
+
+
+def _is_card(folder: Path) -> bool:
+    names = (_text(name).strip() for name in (folder / "hwmon").glob("hwmon*/name"))
+    return _text(folder / "vendor").strip() == VENDOR and "amdgpu" in names
+
+
+def _number(file: Path) -> float | None:
+    with suppress(ValueError):
+        return float(_text(file))
+    return None
+
+
+def _text(file: Path) -> str:
+    """Empty where it cannot be read: a sleeping card answers with an error."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+LIBRARIES = ("nvml.dll",) if sys.platform == "win32" else ("libnvidia-ml.so.1",)
+CORE, MEMORY = 0, 2
+"""nvmlClockType_t: NVML_CLOCK_GRAPHICS and NVML_CLOCK_MEM."""
+_UINT = ctypes.POINTER(ctypes.c_uint)
+_HANDLE = ctypes.c_void_p
+SIGNATURES: dict[str, list[Any]] = {
+    "nvmlInit_v2": [],
+    "nvmlShutdown": [],
+    "nvmlDeviceGetCount_v2": [_UINT],
+    "nvmlDeviceGetHandleByIndex_v2": [ctypes.c_uint, ctypes.POINTER(_HANDLE)],
+    "nvmlDeviceGetHandleByPciBusId_v2": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
+    "nvmlDeviceGetPowerUsage": [_HANDLE, _UINT],
+    "nvmlDeviceGetClockInfo": [_HANDLE, ctypes.c_int, _UINT],
+}
+"""Arguments; each returns nvmlReturn_t, an int, 0 for success."""
+
+
+def loaded() -> Any:
+    """The library; OSError where there is none."""
+    failed = OSError("NVML has no name on this system")
+    for name in LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+class Nvml:
+    """Reads one card through `library`, which is ready; see `source`."""
+
+    origin = "NVML"
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+
+    def read(self) -> Reading:
+        """What a card does not support is None."""
+        library, handle = self._library, self._handle
+        power = _asked(library.nvmlDeviceGetPowerUsage, handle)
+        core, memory = (
+            _asked(library.nvmlDeviceGetClockInfo, handle, kind) for kind in (CORE, MEMORY)
+        )
+        return Reading(None if power is None else power / 1000, core, memory)
+
+    def close(self) -> None:
+        """As many shutdowns as there were starts; others in this process are counted too."""
+        self._library.nvmlShutdown()
+
+
+def nvml_source(address: str, load: Callable[[], Any] = loaded) -> Nvml | str:
+    """The sensor source for the card with this PCI address, or for the only card if the address is
+    empty; a str says why there is none.
+    """
+    try:
+        library = load()
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+    except (OSError, AttributeError) as error:
+        return f"NVML cannot be used: {error}"
+    started = library.nvmlInit_v2()
+    if started:
+        return f"NVML does not start: error {started}"
+    found = _handle(library, address)
+    if isinstance(found, str):
+        library.nvmlShutdown()
+        return found
+    return Nvml(library, found)
+
+
+def _handle(library: Any, address: str) -> Any:
+    """The card's, or why there is none."""
+    handle, count = _HANDLE(), ctypes.c_uint(0)
+    if address:
+        given = address.encode()
+        failed = library.nvmlDeviceGetHandleByPciBusId_v2(given, ctypes.byref(handle))
+        return f"NVML does not know {address}: error {failed}" if failed else handle
+    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    if failed or count.value != 1:
+        return f"torch does not say which of {count.value} NVIDIA cards it is"
+    failed = library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+    return f"NVML does not give its card: error {failed}" if failed else handle
+
+
+def _asked(function: Any, *arguments: Any) -> float | None:
+    value = ctypes.c_uint(0)
+    failed = function(*arguments, ctypes.byref(value))
+    return None if failed else float(value.value)
+
+
+EVERY_S = 0.05
+
+
+class Watch:
+    """What was read so far."""
+
+    def __init__(self, source: Source | str) -> None:
+        self._source = source
+        self._readings: list[Reading] = []
+        self._stop = threading.Event()
+
+    def summary(self) -> Summary:
+        """Summary of all readings, or why there are none."""
+        if isinstance(self._source, str):
+            return Summary(reason=self._source)
+        return summed(self._readings, self._source.origin)
+
+    @contextmanager
+    def looking(self, every_s: float = EVERY_S) -> Iterator[None]:
+        """Within this, a thread looks at once and then every so often, and once at the end."""
+        source = self._source
+        if isinstance(source, str):
+            yield
+            return
+        thread = threading.Thread(target=self._look, args=(source, every_s), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+            source.close()
+
+    def _look(self, source: Source, every_s: float) -> None:
+        while True:
+            last = self._stop.is_set()
+            self._readings.append(source.read())
+            if last:
+                return
+            self._stop.wait(every_s)
+
+
+def of_device(device: torch.device, info: DeviceInfo) -> Source | str:
+    """What reads `device`, or why there is nothing: AMD through sysfs, NVIDIA through NVML."""
+    if info.backend == "hip":
+        return sysfs_source(_address(device))
+    if info.backend == "cuda" and info.name:
+        return nvml_source(_address(device, 8).upper())
+    return f"{info.name or info.backend} does not tell them"
+
+
+def _address(device: torch.device, digits: int = 4) -> str:
+    """PCI domain, of so many digits, bus and device; empty where torch does not say."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(device)
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    numbers = [getattr(properties, name, None) for name in names]
+    known = [number for number in numbers if isinstance(number, int)]
+    if len(known) < 3:
+        return ""
+    domain, bus, place = known
+    return f"{domain:0{digits}x}:{bus:02x}:{place:02x}.0"
+
+
+MOST_TEXT = 200
+LIMIT_S = 2.0
+"""How long tools that tell power and clocks are waited for, all together."""
+TOOLS = (
+    ("amd-smi", "metric", "--power", "--clock", "--json"),
+    ("rocm-smi", "--showpower", "--showmaxpower", "--showclocks", "--showdriverversion", "--json"),
+)
+CARDS = Path("/sys/class/drm")
+MODULE = Path("/sys/module/amdgpu/version")
+ROCM = Path("/opt/rocm/.info/version")
+VERSION = re.compile(r"\d+(\.\d+)*")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Flat and JSON-able: card, gfx, backend, driver, rocm, torch, os, python, power and clocks.
+
+    What is not known is None.
+    """
+    import torch
+
+    info = identify(device)
+    found: dict[str, Any] = {
+        "card": info.name,
+        "gfx": info.gfx,
+        "backend": info.backend,
+        "gfx_note": "; ".join(info.notes)[:MOST_TEXT] or None,
+        "supported": not info.reasons,
+        "vram_mib": None,
+        "driver": _first_line(MODULE) if info.backend == "hip" else None,
+        "rocm": torch.version.hip or _first_line(ROCM),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "os": _system(),
+        "kernel": _version(platform.release()),
+        "python": platform.python_version(),
+        "rocm_sd": __version__,
+        "power_w": None,
+        "power_limit_w": None,
+        "clock_mhz": None,
+        "memory_clock_mhz": None,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["vram_mib"] = int(properties.total_memory) >> 20
+        if info.backend in ("hip", "zluda"):
+            found |= power_and_clocks(info.index, pci=_address(device))
+    return found
+
+
+def _system() -> str:
+    """The system and its version, such as "Linux, Ubuntu 24.04", "Windows 11"."""
+    name = platform.system()
+    if name != "Linux":
+        return f"{name} {platform.release()}".strip()
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return name
+    about = f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip()
+    return f"{name}, {about}"[:60] if about else name
+
+
+def _version(text: str) -> str | None:
+    """The leading numbers: what follows may be anything, also a name."""
+    found = VERSION.match(text)
+    return found.group() if found else None
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return _version(path.read_text(encoding="utf-8", errors="replace").strip())
+    except OSError:
+        return None
+
+
+def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str, Any]:
+    """What the driver's files tell, the rest from amd-smi or rocm-smi, in LIMIT_S.
+
+    Which card it is tells `pci`, else the number `index`.
+    """
+    found = _of_driver(index, cards, pci)
+    end = time.monotonic() + LIMIT_S
+    for tool in TOOLS:
+        if all(found.get(key) is not None for key in ("power_w", "clock_mhz")):
+            break
+        for key, value in _of_tool(tool, index, end - time.monotonic()).items():
+            if found.get(key) is None:
+                found[key] = value
+    return found
+
+
+def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
+    """From the files of Linux's amdgpu."""
+    devices = []
+    for card in sorted(cards.glob("card[0-9]*")):
+        if re.fullmatch(r"card\d+", card.name) and _said(card / "device" / "vendor") == "0x1002":
+            devices.append(card / "device")
+    devices.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
+    named = [device for device in devices if device.resolve().name == pci]
+    device = named[0] if named else devices[index] if index < len(devices) else None
+    if device is None:
+        return {}
+    sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
+    power = _whole(sensors / "power1_average") or _whole(sensors / "power1_input")
+    limit = _whole(sensors / "power1_cap")
+    return {
+        "power_w": round(power / 1e6, 1) if power else None,
+        "power_limit_w": round(limit / 1e6, 1) if limit else None,
+        "clock_mhz": _highest(device / "pp_dpm_sclk"),
+        "memory_clock_mhz": _highest(device / "pp_dpm_mclk"),
+    }
+
+
+def _said(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _whole(path: Path) -> int | None:
+    text = _said(path)
+    return int(text) if re.fullmatch(r"\d{1,12}", text) else None
+
+
+def _highest(path: Path) -> int | None:
+    """The highest of a table of clocks in MHz."""
+    clocks = [int(mhz) for mhz in re.findall(r"(\d{1,5})\s*mhz", _said(path), re.IGNORECASE)]
+    return max(clocks, default=None)
+
+
+def _of_tool(command: Sequence[str], index: int, limit_s: float) -> dict[str, Any]:
+    program = shutil.which(command[0])
+    if program is None or limit_s <= 0:
+        return {}
+    try:
+        ran = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=False,
+        )
+        content = json.loads(ran.stdout.decode("utf-8", "replace"))
+    except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired):
+        return {}
+    return _of_json(content, index)
+
+
+WORDS = (
+    ("power_limit_w", re.compile(r"(max|limit|cap).*power|power.*(max|limit|cap)")),
+    ("power_w", re.compile(r"(average|current|socket).*power")),
+    ("memory_clock_mhz", re.compile(r"(mclk|mem_0).*(clk|clock|mhz|speed)")),
+    ("clock_mhz", re.compile(r"(sclk|gfx_0).*(clk|clock|mhz|speed)")),
+)
+"""Which of our facts a path of keys in a tool's JSON is."""
+
+
+def _of_json(content: object, index: int) -> dict[str, Any]:
+    """Numbers under telling names, whatever the layout of a tool's version is."""
+    cards = content.get("gpu_data", content) if isinstance(content, dict) else content
+    if isinstance(cards, dict):
+        card = cards.get(f"card{index}")
+    else:
+        card = cards[index] if isinstance(cards, list) and index < len(cards) else None
+    found: dict[str, Any] = {}
+    for path, text in _leaves(card, ""):
+        number = re.search(r"\d+(\.\d+)?", text)
+        key = next((key for key, words in WORDS if words.search(path)), None)
+        if key and number and key not in found:
+            found[key] = float(number.group())
+    return found
+
+
+def _leaves(content: object, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    if isinstance(content, dict) and depth < 6:
+        unit = content.get("unit")
+        for key, item in content.items():
+            if not (key == "unit" and isinstance(unit, str)):
+                yield from _leaves(item, f"{path} {key}".lower(), depth + 1)
+    elif isinstance(content, (str, int, float)) and not isinstance(content, bool):
+        yield path, str(content)

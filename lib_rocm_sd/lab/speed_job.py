@@ -1,0 +1,384 @@
+"""What the parts of a speed test share: the program around it, what a request comes to, how much
+time they have, and whether to go on. Knows neither gradio nor a WebUI.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.errors import RocmSdError
+from lib_rocm_sd.lab import timing
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.speed_result import WHAT, Request
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+
+PROMPT = "a red circle left of a blue square"
+SEED = 0
+"""Seed of every whole image, so that the images of two machines show the same."""
+
+Attention = Callable[..., Any]
+"""q (B, Sq, H, D), k and v (B, Sk, H, D), strided views: the output (B, Sq, H*D)."""
+
+
+class Busy(RocmSdError):  # noqa: N818 - nothing went wrong
+    """No test can start now; `str()` says why."""
+
+
+class Cancelled(RocmSdError):  # noqa: N818 - nothing went wrong
+    """The test was cancelled."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A whole image (PIL.Image.Image, RGB). `seconds`: from prompt to image, `it_per_s` of its
+    steps alone (NaN: not known). `peak_mib`: the most device memory (NaN: the device cannot tell).
+    """
+
+    image: Any
+    seconds: float
+    it_per_s: float
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """A host's UNet. `call(*args, **kwargs)` is a step, with what `arguments(size)` gives for two
+    latents of size x size pixels. Within `theirs()` nothing of this extension works. Within
+    `ours()` the UNet's blocks are ours, or entering it raises ValueError with a reason. `dtype`: of
+    the latents, such as "float16". `note`: what else is to be known of the steps.
+    """
+
+    call: Callable[..., Any]
+    arguments: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+    theirs: Callable[[], AbstractContextManager[Any]]
+    ours: Callable[[], AbstractContextManager[Any]]
+    dtype: str
+    note: str = ""
+
+
+class HostSide(Protocol):
+    """The program around a speed test. All but `busy` is called in the test's own thread.
+
+    One that is not a WebUI may have a `host_name`.
+    """
+
+    @property
+    def device(self) -> torch.device:
+        """What the host computes on."""
+        ...
+
+    @property
+    def session(self) -> Session:
+        """By which level, and with how much memory, ours runs."""
+        ...
+
+    def busy(self) -> str:
+        """Why no test may start now, such as that a picture is being made; empty if one may."""
+        ...
+
+    def queue(self) -> AbstractContextManager[Any]:
+        """What keeps the host from making pictures meanwhile; held while the test runs.
+
+        Entering it raises Busy where that cannot be had at once.
+        """
+        ...
+
+    def attention_methods(self) -> dict[str, Attention]:
+        """The host's own attention, by its name; empty where that cannot be called alone."""
+        ...
+
+    def vae(self) -> Any:
+        """The host's decoder module on `device`, or None. Raises ValueError with a reason."""
+        ...
+
+    def unet(self) -> Denoiser | None:
+        """The host's UNet, on `device`. Raises ValueError with a reason."""
+        ...
+
+    def image(
+        self,
+        steps: int,
+        size: int,
+        enabled: bool,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+        unet: bool = False,
+    ) -> Picture:
+        """PROMPT with SEED at size x size pixels, with this extension on or off, and where it is on
+        with the UNet's blocks ours or not.
+
+        `progress` is told 0 to 1. Raises Cancelled soon after `cancelled()` is true, ValueError
+        with a reason ("no checkpoint is loaded"); "out of memory" is passed on.
+        """
+        ...
+
+    def output_directory(self) -> Path | None:
+        """Where results are kept, whether it exists or not; None for nowhere."""
+        ...
+
+
+GPU_SIZES = {"quick": (512,), "standard": (512, 1024)}
+CPU_SIZES = {"quick": (64,), "standard": (64, 128)}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`parts_s`: about how long each part takes on a GPU. `runs`: most timed calls of a row.
+
+    `limit_s`: a row that takes longer is given up; a first run may search for convolutions for a
+    minute. `pictures`: timed of each method. `steps` of a picture.
+    """
+
+    parts_s: dict[str, float]
+    runs: int
+    limit_s: float
+    pictures: int
+    steps: int
+
+
+def _parts(*seconds: float) -> dict[str, float]:
+    return dict(zip(WHAT, seconds, strict=True))
+
+
+EFFORTS = {
+    "quick": Effort(_parts(6.0, 6.0, 4.0, 18.0), 20, 90.0, 2, 8),
+    "standard": Effort(_parts(45.0, 40.0, 15.0, 95.0), 50, 120.0, 5, 20),
+    "custom": Effort(_parts(50.0, 60.0, 20.0, 150.0), 50, 180.0, 3, 20),
+}
+CPU_EFFORTS = {
+    "quick": Effort(_parts(0.5, 0.5, 0.5, 2.0), 5, 10.0, 1, 2),
+    "standard": Effort(_parts(3.0, 3.0, 3.0, 10.0), 20, 30.0, 3, 8),
+    "custom": Effort(_parts(3.0, 3.0, 3.0, 10.0), 5, 30.0, 1, 4),
+}
+
+
+def effort(request: Request, device: torch.device) -> Effort:
+    """How much is measured; on a CPU little, since nothing is learned there."""
+    return (CPU_EFFORTS if device.type == "cpu" else EFFORTS)[request.preset]
+
+
+def sizes(request: Request, device: torch.device) -> tuple[int, ...]:
+    """Sides of pictures in pixels."""
+    known = CPU_SIZES if device.type == "cpu" else GPU_SIZES
+    return request.sizes or known[request.preset]
+
+
+def half(device: torch.device) -> torch.dtype:
+    """What a host computes in: float16, on a CPU float32."""
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def attention_cases(
+    request: Request, device: torch.device
+) -> list[tuple[str, int, AttentionProblem]]:
+    """Name, side of the picture in pixels, problem: of SD 1.5's, SDXL's UNet and of the VAE."""
+    dtype = str(half(device)).removeprefix("torch.")
+    found = []
+    for size in sizes(request, device):
+        fine, middle, coarse = ((-(-size // step)) ** 2 for step in (8, 16, 32))
+        picture = f"{size}x{size}"
+        cases = {
+            f"SD1.5 {picture} self": AttentionProblem(2, 8, fine, fine, 40, dtype),
+            f"SD1.5 {picture} text": AttentionProblem(2, 8, fine, 77, 40, dtype),
+            f"SDXL {picture} self": AttentionProblem(2, 10, middle, middle, 64, dtype),
+            f"SD1.5 {picture} self, half": AttentionProblem(2, 8, middle, middle, 80, dtype),
+            f"SDXL {picture} self, half": AttentionProblem(2, 20, coarse, coarse, 64, dtype),
+            f"SDXL {picture} text": AttentionProblem(2, 10, middle, 77, 64, dtype),
+            f"VAE {picture} middle": AttentionProblem(1, 1, fine, fine, 512, dtype),
+        }
+        chosen = list(cases.items())
+        chosen = chosen if request.preset == "standard" else chosen[:3]
+        found += [(name, size, problem) for name, problem in chosen]
+    return found
+
+
+FAILED = (*timing.FAILED, LookupError, ArithmeticError, AssertionError, ImportError)
+"""What a method, or a host, may die of: the reason of a row, not the end of the test."""
+CHUNK_S = 0.25
+"""About how long calls are timed without asking whether to go on."""
+LONG_S = 0.7
+"""A call that takes longer is waited for from beside, so that Cancel need not wait for it."""
+POLL_S = 0.05
+BESIDE = "rocm_sd speed test, kernels"
+
+T = TypeVar("T")
+
+
+class TooLongError(RuntimeError):
+    """A call did not end within its limit."""
+
+
+class Guard:
+    """Asked between calls. `limit_s`: how long a row may take altogether.
+
+    `long`: calls may take long, so it is worth to be asked within them.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool], limit_s: float = math.inf) -> None:
+        self.cancelled = cancelled
+        self.limit_s = limit_s
+        self.long = False
+        self.end = monotonic() + limit_s
+
+    def check(self) -> None:
+        """Raises Cancelled, TooLongError."""
+        if self.cancelled():
+            raise Cancelled("cancelled")
+        if monotonic() > self.end:
+            raise TooLongError(f"not finished within {self.limit_s:.0f} s")
+
+    def stop(self) -> bool:
+        """Whether `check` would raise."""
+        return self.cancelled() or monotonic() > self.end
+
+    def beside(self, work: Callable[[], T], limited: bool = False) -> T:
+        """The result of `work`, which cannot be stopped: once cancelled, nobody waits for it.
+
+        What it compiles and tests is kept by the engine all the same. `limited`: nor is it waited
+        for beyond the row's limit.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with torch.no_grad():
+                    results.append(work())
+            except FAILED as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name=BESIDE, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL_S)
+            if limited or self.cancelled():
+                self.check()
+        if errors:
+            raise errors[0]
+        if not results:
+            raise RuntimeError("kernels could not be made ready")
+        return results[0]
+
+    def timed(
+        self, call: Callable[[int], None], runs: int, device: torch.device, expected_s: float
+    ) -> list[float]:
+        """Times in µs of `runs` calls that take about `expected_s` each."""
+        if expected_s < LONG_S:
+            return timed(call, runs, device)
+        return self.beside(lambda: timed(call, runs, device), limited=True)
+
+    def times_us(
+        self,
+        call: Callable[[int], None],
+        device: torch.device,
+        share_s: float,
+        most: int,
+        least: int = 3,
+        expected_s: float = 0.0,
+    ) -> list[float]:
+        """Sorted times of as many calls as `share_s` has room for, `least` to `most`.
+
+        Fewer where the row's limit ends them. The call has been run before: the first is like the
+        others.
+        """
+        times: list[float] = []
+        begin, runs = monotonic(), 1
+        while len(times) < most:
+            if not times or self.cancelled():
+                self.check()
+            count = min(runs, most - len(times))
+            times += self.timed(call, count, device, times[-1] / 1e6 if times else expected_s)
+            past_s = monotonic() - begin
+            if (len(times) >= least and past_s >= share_s) or monotonic() > self.end:
+                break
+            each_s = max(past_s / len(times), 1e-7)
+            runs = max(1, int(min(CHUNK_S, share_s - past_s) / each_s))
+        return sorted(times)
+
+
+def why(failure: BaseException, at: str) -> str:
+    """The reason of a row that was not measured, in one line. `at`: where memory was short."""
+    if isinstance(failure, (TooLongError, ValueError)) and str(failure).strip():
+        return str(failure).strip().splitlines()[0]
+    return timing.why(failure, f"out of memory at {at}")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A pair of pictures in memory. `difference`: amplified, an image like the others."""
+
+    case: str
+    off: Picture
+    on: Picture
+    difference: Any
+    largest: int
+    mean: float
+
+
+@dataclass
+class Job:
+    """One test. `told(fraction, text)`: progress. `shots`: pictures made so far."""
+
+    request: Request
+    side: HostSide
+    cancelled: Callable[[], bool]
+    told: Callable[[float, str], None]
+    shots: list[Shot] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return self.side.device
+
+    @property
+    def effort(self) -> Effort:
+        return effort(self.request, self.side.device)
+
+    def guard(self) -> Guard:
+        """For one row."""
+        return Guard(self.cancelled, self.effort.limit_s)
+
+    def patient(self) -> Guard:
+        """A guard for calls that may take long."""
+        guard = self.guard()
+        guard.long = True
+        return guard
+
+    def clean(self) -> None:
+        """After a row. A cancelled test does not wait for the device: its end cleans up."""
+        if not self.cancelled():
+            timing.clean(self.device)
+
+
+class Shares:
+    """Deals a part's time out to its rows: what one leaves, the next ones have."""
+
+    def __init__(self, part_s: float, rows: int) -> None:
+        self.end = time.monotonic() + part_s
+        self.left = rows
+        self.rows = rows
+
+    def next_s(self) -> float:
+        """The next row's share."""
+        share_s = max(0.0, self.end - time.monotonic()) / max(self.left, 1)
+        self.left -= 1
+        return share_s
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the rows that were begun."""
+        return min(1.0, (self.rows - self.left) / max(self.rows, 1))
+
+
+Part = Callable[[Job], Iterator[Row]]

@@ -1,1 +1,0 @@
-"""What a card tells of its power and clocks while something runs."""
