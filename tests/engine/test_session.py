@@ -98,7 +98,7 @@ def test_a_convolutions_key_holds_all_that_its_problem_depends_on() -> None:
     assert len(set(keys)) == len(keys)
     wrong = inputs._replace(next_norm=replace(inputs.next_norm, groups=5))
     with pytest.raises(ValueError, match="32 channels do not divide into the next norm's 5 groups"):
-        op.key_of(wrong)
+        functional.engine.run(op, wrong)
 
 
 @pytest.mark.parametrize("bad", [None, "meta", "sparse"])

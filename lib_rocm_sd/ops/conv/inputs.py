@@ -19,8 +19,8 @@ from lib_rocm_sd.ops.conv.problem import (
 )
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES, FLOATS
-from lib_rocm_sd.ops.gradients import gradient_refusals, is_wanted
-from lib_rocm_sd.ops.keys import described, key_by, tensor_errors
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.lazily import torch
 
 
@@ -87,14 +87,29 @@ def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:
     return (*given, *i.weights.followed, *affine)
 
 
-def key_of(kind: str, inputs: ConvInputs) -> Hashable:
-    """Beside the problem, what changes the output's shape or whether the call is right."""
-    i = inputs
-    tensors = (i.x, i.weights.weight, i.norm, i.shortcut, i.out, i.embedding, i.shortcut_weight)
-    groups = None if i.next_norm is None else i.next_norm.groups
-    affine = None if i.next_norm is None else (i.next_norm.gamma.dtype, i.next_norm.beta.dtype)
-    wanted = is_wanted(*_followed(i))
-    return key_by(lambda _: (problem_of(kind, i), groups, affine, i.band, wanted))(tensors)
+def key_of(inputs: ConvInputs) -> Hashable:
+    """All that the problem of a kind, its checks and the refusals depend on, without the checks
+    themselves. Written out, because a picture asks it thousands of times.
+    """
+    x, weights, norm, shortcut, following, _, band, out, _, embedding, own = inputs
+    weight, through = weights.weight, weights.shortcut_weight
+    return (
+        *(x.shape, x.stride()[-1:], x.dtype, x.device),
+        *(weight.shape, weight.stride()[-1:], weight.dtype, weight.device, weights.in_rows),
+        None if through is None else through.shape,
+        norm is None or (norm.shape, norm.stride()[-1:], norm.dtype, norm.device),
+        shortcut is None
+        or (shortcut.shape, shortcut.stride()[-1:], shortcut.dtype, shortcut.device),
+        out is None
+        or (out.shape, out.stride()[-1:], out.dtype, out.device, is_in_place(shortcut, out)),
+        embedding is None
+        or (embedding.shape, embedding.stride()[-1:], embedding.dtype, embedding.device),
+        own is None or (own.shape, own.stride()[-1:], own.dtype, own.device),
+        following is None or (following.groups, following.gamma.dtype, following.beta.dtype),
+        band,
+        torch.is_grad_enabled()
+        and tuple(t is not None and t.requires_grad for t in _followed(inputs)),
+    )
 
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:

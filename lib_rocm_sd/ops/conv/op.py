@@ -23,7 +23,7 @@ def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
         title="Convolution",
         variants=(MatrixConv(kind), LibraryConv(kind), PlanarConv(kind), TorchConv(kind)),
         problem_of=partial(conv_inputs.problem_of, kind),
-        key_of=partial(conv_inputs.key_of, kind),
+        key_of=conv_inputs.key_of,
         reference=partial(formula.reference, kind),
         make_inputs=conv_inputs.make_inputs,
         tolerance=problems.tolerance,

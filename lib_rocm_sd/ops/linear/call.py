@@ -35,24 +35,38 @@ def inputs_of(
         raise ValueError(
             f"{len(weights)} weights and {len(biases)} biases: 1 to {MOST_WEIGHTS}, as many of each"
         )
-    given = {"x": x, "residual": residual, "out": out}
-    known = {name: item for name, item in given.items() if item is not None}
-    wrong = tensor_errors(**known)
-    lead = () if wrong else x.shape[:-1]
-    wrong = wrong or [
-        f"{name} must be ({', '.join(map(str, lead))}, ..)"
-        for name, item in known.items()
-        if item.ndim != x.ndim or item.shape[:-1] != lead or not item.ndim
-    ]
-    if wrong:
-        raise ValueError(f"{'; '.join(wrong)}: {described(**known)}")
+    lead = x.shape[:-1] if isinstance(x, torch.Tensor) else None
+    for item in (x, residual, out):
+        if item is not None and (
+            not isinstance(item, torch.Tensor)
+            or item.layout != torch.strided
+            or item.is_meta
+            or not item.ndim
+            or item.shape[:-1] != lead
+        ):
+            raise ValueError(_unlike(x, residual, out))
     rows = None if residual is None else _rows(residual)
     into = None if out is None else rows if out is residual else _rows(out)
     if out is not None and into is not None and into.data_ptr() != out.data_ptr():
         raise ValueError(f"out is no rows in memory: {described(out=out)} {out.stride()}")
+    if len(weights) == 1:
+        return LinearInputs(_rows(x), weights[0], biases[0], rows, into, gate=gate)
     flat = [item for pair in zip(weights, biases, strict=True) for item in pair]
     first, first_bias, others, more = placed(flat)
     return LinearInputs(_rows(x), first, first_bias, rows, into, *others, gate, more)
+
+
+def _unlike(x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None) -> str:
+    """Why these are not rows that go together."""
+    given = {"x": x, "residual": residual, "out": out}
+    known = {name: item for name, item in given.items() if item is not None}
+    lead = () if tensor_errors(**known) else x.shape[:-1]
+    wrong = tensor_errors(**known) or [
+        f"{name} must be ({', '.join(map(str, lead))}, ..)"
+        for name, item in known.items()
+        if item.ndim != x.ndim or item.shape[:-1] != lead or not item.ndim
+    ]
+    return f"{'; '.join(wrong)}: {described(**known)}"
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
