@@ -113,45 +113,17 @@ class Ledger:
 
     # -- choosing
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen: list[pytest.Item] = []
-        left: list[pytest.Item] = []
-        for item in items:
-            entry = executed.entry_of(item)
-            if entry is not None:
-                self.collected.add(entry)
-                item.user_properties.append(("executed", tuple(entry)))
-            if entry is None or self.is_executed(entry, executed.turn_of(item, entry)):
-                chosen.append(item)
-            else:
-                left.append(item)
-        if left:
-            self.config.hook.pytest_deselected(items=left)
-            items[:] = chosen
-
     def is_executed(self, entry: Entry, turn: int) -> bool:
         if self.everything:
             return entry not in self.done
         return self.named or entry not in self.known or due(turn, self.day)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """A key would not change with a source that its mark does not name."""
-        compiled.used.clear()
-        yield
-        mark = executed.mark_of(item)
-        if mark is not None and not (mark.kwargs["parts"] or mark.kwargs["noted"]):
-            unnamed = compiled.used - {Path(name).name for name in mark.kwargs["sources"]}
-            assert not unnamed, f"compiled, but not named by executed.known: {unnamed}"
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """A test that is known by what it launches ends here, if that is known."""
-        mark = executed.mark_of(pyfuncitem)
-        if mark is None or not mark.kwargs["noted"]:
+        """A test that is known by what it executes ends here, if that is known."""
+        if executed.mark_of(pyfuncitem) is None:
             return None
-        entry = executed.noted_of(pyfuncitem, mark, self.noted)
+        entry = executed.entry_of(pyfuncitem, self.noted)
         if entry is None:
             return None
         is_new = self.is_executed(entry, executed.turn_of(pyfuncitem, entry))
@@ -173,11 +145,6 @@ class Ledger:
     def pytest_configure_node(self, node: Any) -> None:
         done = [tuple(entry) for entry in self.done]
         node.workerinput["ledger"] = {"day": self.day, "done": done}
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        found = getattr(node, "workeroutput", {}).get("ledger", ())
-        self.collected |= set(map(Entry._make, found))
 
     # -- the results
 
@@ -209,8 +176,6 @@ class Ledger:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if self.worker:
-            output = self.config.workeroutput  # type: ignore[attr-defined]
-            output["ledger"] = [tuple(entry) for entry in self.collected]
             return
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if self.records and ended and not self.config.option.collectonly:

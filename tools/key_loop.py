@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import cache
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.machine import disassemble, paths
@@ -38,7 +37,6 @@ def compiler_version(arch: Arch | None = None) -> str:
     return version[0] if version else "clang"
 
 
-@cache
 def built(
     arch: Arch, dtype: str, head_dim: int, config: AttentionConfig
 ) -> tuple[KernelSpec, bytes]:

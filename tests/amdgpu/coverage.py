@@ -13,57 +13,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import compiled, executed
-from tests.amdgpu import cases, loader
+from tests import compiled, executed, noted
+from tests.amdgpu import cases, executor, loader
 from tests.amdgpu.case import Case
 from tests.amdgpu.decode import Instruction
 from tests.amdgpu.judge import Outcome, execute, specs_of
 from tests.amdgpu.launch import built
 from tests.amdgpu.lines import lines_of, text_at
 
-OPS = ("attention", "attention_backward", "conv", "group_norm", "layer_norm", "linear")
 SHARED = ("group_norm_silu.hip", "conv_sum.hip", "pack.hip")
 """Of kernels that run beside others."""
-LAUNCHED_BY = {
-    "attention": ("attention",),
-    "attention and lse": ("attention", "attention_backward"),
-    "attention backward": ("attention", "attention_backward"),
-    "softmax": ("attention",),
-    "conv": ("conv", "group_norm"),
-    "finish": ("conv", "group_norm"),
-    "layer norm": ("layer_norm",),
-    "linear": ("linear",),
-    "linear gate": ("linear",),
-}
-"""Packages of lib_rocm_sd.ops; group_norm where nothing is said."""
 Reached = dict[KernelSpec, frozenset[int]]
 Run = tuple[Instruction, ...]
 
 
 @cache
-def parts(case: Case) -> tuple[str, tuple[object, ...]]:
-    """What decides about a case: the name of its group, and all that its key is made of."""
-    specs = sorted(specs_of(case), key=repr)
-    sources = [(spec, executed.kernel(spec.source)) for spec in specs]
-    others = set(OPS) - {*LAUNCHED_BY.get(case.op, ("group_norm",))}
-    without = tuple(sorted(f"lib_rocm_sd.ops.{name}" for name in others))
-    python = executed.python("tests.amdgpu.judge", without=without)
-    made = (case, case.arch, python, _decoder(), *sources)
-    return f"{case.gfx} {case.op}", made
-
-
-@cache
-def _decoder() -> str:
-    try:
-        return version("tinygrad")
-    except PackageNotFoundError:
-        return ""
+def _codes() -> noted.Codes:
+    return noted.Codes(executed.read_codes())
 
 
 def kernel_of(case: Case) -> tuple[str, str, KernelSpec]:
@@ -86,7 +57,8 @@ def _entry(case: Case, make: Callable[[], Outcome]) -> Reached:
         found = [[*spec.__dict__.values(), sorted(here)] for spec, here in reached.items()]
         (folder / "reached.json").write_text(json.dumps(found), encoding="utf-8")
 
-    key = compiled.hash_of("reached", parts(case), executed.version_of(case.compiled_by))
+    steps = noted.steps_of(_codes(), lambda: execute(case))
+    key = compiled.hash_of("reached", noted.plain(case), executor.VERSION, steps)
     text = (compiled.entry(key, write) / "reached.json").read_text(encoding="utf-8")
     return {
         KernelSpec(source, entry, tuple((name, value) for name, value in defines)): frozenset(here)

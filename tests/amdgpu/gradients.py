@@ -1,7 +1,4 @@
-"""Gradients of norms as machine code: what is executed, and how it is judged.
-
-Not in judge.py and cases.py: what the ledger knows of all other cases hangs on these.
-"""
+"""Gradients of norms as machine code: what is executed, and how it is judged."""
 
 from __future__ import annotations
 
@@ -27,10 +24,6 @@ from tests.ops.running import compute
 LAYER, GROUP = LAYER_NORM_BACKWARD.name, GROUP_NORM_BACKWARD.name
 OPS: dict[str, Op[Any, Any]] = {LAYER: LAYER_NORM_BACKWARD, GROUP: GROUP_NORM_BACKWARD}
 KERNELS = {LAYER: layer_norm_kernel, GROUP: group_norm_kernel}
-SOURCES = (
-    *("layer_norm_backward.hip", "group_norm_backward.hip", "norm_gradients.hip"),
-    *("group_norm_silu.hip", "group_norm_whole.hip"),
-)
 LAYOUTS = ("plain", "misaligned")
 
 

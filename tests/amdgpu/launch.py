@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,11 +45,17 @@ def missing(gfx: str = "gfx1100", name: str = "clang") -> str | None:
     return "; ".join(found.refusals(arch)) or None
 
 
-@cache
 def built(
     spec: KernelSpec, arch: Arch, kernels_dir: Path = KERNELS_DIR, name: str = "clang"
 ) -> bytes:
     """The code object of a kernel. Raises CompileError."""
+    if compiled.noting is not None:
+        return compiled.noting.compile(spec, arch, kernels_dir)
+    return _built(spec, arch, kernels_dir, name)
+
+
+@cache
+def _built(spec: KernelSpec, arch: Arch, kernels_dir: Path, name: str) -> bytes:
     found = compiler(name)
     assert found is not None
     return compiled.code(found, spec, arch, kernels_dir)
@@ -92,40 +98,6 @@ def _regions(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
             yield address + start, size
 
 
-class Noted(Exception):  # noqa: N818 - nothing went wrong
-    """Launches were noted, not executed, up to the end of a `knows`."""
-
-
-noting: Callable[..., None] | None = None
-"""Is told of each launch: who launches, the spec, packed arguments, grid, block, seed, schedule and
-groups. Nothing is executed then.
-"""
-
-
-class Address(NamedTuple):
-    """An argument: `place` bytes behind the `first` of a tensor's memory, which has `size`."""
-
-    first: int
-    size: int
-    place: int
-
-
-def _packed(params: ctypes.Structure, regions: Sequence[tuple[int, int]]) -> Any:
-    """Its arguments: numbers, lists of them, and an Address for each address."""
-
-    def packed(value: Any) -> Any:
-        if isinstance(value, ctypes.Array):
-            return [packed(each) for each in value]
-        if isinstance(value, ctypes.Structure):
-            return [packed(getattr(value, name)) for name, *_ in value._fields_]
-        for first, size in regions:
-            if isinstance(value, int) and first <= value < first + size:
-                return Address(first, size, value - first)
-        return value
-
-    return packed(params)
-
-
 @dataclass
 class CodeLaunch:
     """Executes kernels as `arch` would.
@@ -157,11 +129,13 @@ class CodeLaunch:
     @contextmanager
     def knows(self, *tensors: torch.Tensor | None) -> Iterator[None]:
         """Shows kernels the storages of these tensors, and of all made within the `with`."""
+        if compiled.noting is not None:
+            compiled.noting.begin()
         self._allocations.tensors = [tensor for tensor in tensors if tensor is not None]
         with self._allocations:
             yield
-        if noting is not None:
-            raise Noted
+        if compiled.noting is not None:
+            compiled.noting.end()
 
     def __call__(
         self,
@@ -173,8 +147,8 @@ class CodeLaunch:
     ) -> None:
         how = (self.seed, self.schedule, self.groups(spec.entry, grid))
         regions = list(_regions(self._allocations.tensors))
-        if noting is not None and self.changed is None:
-            noting(self, spec, _packed(params, regions), grid, block, *how)
+        if compiled.noting is not None and self.changed is None:
+            compiled.noting.launch_code(self, spec, params, regions, grid, block, *how)
             return
         code = built(spec, self.arch, self.kernels_dir, self.compiled_by)
         wrong = codeobject.refusals(code, spec.entry, self.arch)

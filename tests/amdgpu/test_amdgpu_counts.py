@@ -10,20 +10,27 @@ import pytest
 pytest.importorskip("tinygrad", reason="tinygrad, which decodes instructions, is not installed")
 
 from lib_rocm_sd.arch import by_gfx
-from tests import executed
-from tests.compiled import CHECKOUT
+from tests import executed, noted
+from tests.amdgpu import executor, judge
 from tools import machine_code
 
 TABLE = machine_code.RESULTS / "amd-machine-code.json"
 DOCUMENT = json.loads(TABLE.read_text(encoding="utf-8"))
 ROWS = [machine_code.Counted(**row) for row in DOCUMENT["rows"]]
 WANTED = [each for gfx in machine_code.GPUS for each in machine_code.typical(gfx)]
-SOURCES = ("attention.hip", "softmax.hip", *executed.CONV, str(TABLE.relative_to(CHECKOUT)))
 MORE = 1.03
 """A change that makes a kernel execute more vector instructions than this commits a new table."""
 
 
-@executed.known(*SOURCES, by="clang")
+def parts(codes: noted.Codes, wanted: Any) -> object:
+    """What is launched, and what the table says of it."""
+    case = wanted[0]
+    steps = noted.steps_of(codes, lambda: judge.execute(case))
+    rows = [row for row in ROWS if (row.arch, row.case) == (case.gfx, str(case.problem))]
+    return executor.VERSION, steps, noted.plain(rows), MORE
+
+
+@executed.known(by="clang", parts=parts)
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda each: f"{each[0].gfx} {each[0].problem}")
 def test_no_kernel_executes_more_than_the_table_says_or_spills(wanted: Any) -> None:
     gfx = wanted[0].gfx

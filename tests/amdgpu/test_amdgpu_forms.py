@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("tinygrad", reason="it decodes instructions")
 
 from lib_rocm_sd.arch import by_gfx
-from tests import executed
-from tests.amdgpu import forms
+from lib_rocm_sd.ops.base import KernelSpec
+from tests import executed, noted
+from tests.amdgpu import decode, forms
 from tests.amdgpu.cases import shipped_specs
 from tests.amdgpu.decode import FAMILIES
 from tests.amdgpu.launch import built, missing
@@ -21,11 +22,18 @@ from tests.amdgpu.test_amdgpu_kernels import GPUS
 EACH = 8
 
 
-def parts(gfx: str) -> tuple[str, tuple[object, ...]]:
-    """All that is compiled, our decoder with this test, and theirs."""
-    chosen = sorted(shipped_specs(gfx), key=repr)
-    decoder = executed.python("tests.amdgpu.test_amdgpu_forms")
-    return gfx, (gfx, chosen, executed.kernels(), decoder, version("tinygrad"))
+def chosen(gfx: str) -> list[KernelSpec]:
+    """One kernel of each entry."""
+    every = sorted(shipped_specs(gfx), key=repr)
+    return list({spec.entry: spec for spec in every}.values())
+
+
+def parts(codes: noted.Codes, gfx: str) -> object:
+    """What is decoded, our decoder, and theirs."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    of = [codes.of(spec, arch) for spec in chosen(gfx)]
+    return of, executed.texts(forms, decode), version("tinygrad")
 
 
 @executed.known(by="clang", parts=parts)
@@ -41,7 +49,7 @@ def test_forms_and_fields_are_tinygrads(gfx: str) -> None:
     assert arch is not None
     family = FAMILIES[gfx]
     compared: Counter[tuple[str, str]] = Counter()
-    for spec in {spec.entry: spec for spec in sorted(shipped_specs(gfx), key=repr)}.values():
+    for spec in chosen(gfx):
         for ins in load(built(spec, arch), spec.entry).instructions:
             if ins.raw is None or compared[ins.form, ins.name] == EACH:
                 continue

@@ -7,20 +7,11 @@ import pytest
 from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed, simt
 from tests.amdgpu import coverage, gradients
-from tests.amdgpu.gradients import GROUP, KERNELS, LAYER, SOURCES
+from tests.amdgpu.gradients import GROUP, KERNELS, LAYER
 from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import missing
 
 GPUS = ("gfx1030", "gfx1100", "gfx1201", "gfx942")
-
-
-def parts(gfx: str, op: str, mistake: str = "") -> tuple[str, tuple[object, ...]]:
-    """What decides: cases and their judge without the ops that these do not launch, the kernels."""
-    others = ("attention", "conv", "linear")
-    without = tuple(f"lib_rocm_sd.ops.{name}" for name in others)
-    here = executed.python("tests.amdgpu.test_amdgpu_gradients", without=without)
-    made = (gfx, op, mistake, here, executed.tables(), *map(executed.kernel, SOURCES))
-    return f"{gfx} {op}", made
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +21,7 @@ def compilers(gfx: str) -> None:
         pytest.skip(reason)
 
 
-@executed.known(by="clang", parts=parts)
+@executed.known(by="clang")
 @pytest.mark.parametrize("op", gradients.ALL)
 @pytest.mark.parametrize("gfx", GPUS)
 def test_machine_code_is_right(gfx: str, op: str) -> None:
@@ -59,7 +50,7 @@ PLANTED = {
 }
 
 
-@executed.known(by="clang", parts=parts)
+@executed.known(by="clang")
 @pytest.mark.parametrize(("op", "mistake"), [(LAYER, LAYER), (GROUP, GROUP), (LAYER, "sums")])
 @pytest.mark.parametrize("gfx", GPUS)
 def test_a_planted_mistake_is_seen(gfx: str, op: str, mistake: str) -> None:

@@ -22,7 +22,6 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.vae.program import Program
-from tests import executed
 from tests.amdgpu import launch
 from tests.amdgpu.memory import Memory
 from tests.amdgpu_host import NAMES, Gpu, standing_in
@@ -78,7 +77,6 @@ def test_strided_views_and_masks(gpu: Gpu, mask: str) -> None:
 
 
 @pytest.mark.slow
-@executed.known(by="clang", parts=executed.whole)
 @needs_half
 @pytest.mark.parametrize("gpu", ["gfx1201", "gfx942"], indirect=True)
 def test_a_decode_by_our_program(gpu: Gpu) -> None:
@@ -94,7 +92,6 @@ def test_a_decode_by_our_program(gpu: Gpu) -> None:
 
 
 @pytest.mark.slow
-@executed.known(by="clang", parts=executed.whole)
 @pytest.mark.parametrize("gpu", ["gfx1201"], indirect=True)
 def test_the_self_test_of_a_card(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

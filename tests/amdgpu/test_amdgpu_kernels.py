@@ -44,13 +44,13 @@ def by_clang(gfx: str, step: int = 1) -> list[Case]:
     return [case for make in cases.ALL.values() for case in list(make(gfx))[::step]]
 
 
-@executed.known(by="clang", noted=True, together=kernel_of)
+@executed.known(by="clang", together=kernel_of, once=True)
 @named([case for gfx in GPUS for case in by_clang(gfx)])
 def test_machine_code_is_right(case: Case) -> None:
     check(case)
 
 
-@executed.known(by="clang", noted=True, together=kernel_of)
+@executed.known(by="clang", together=kernel_of, once=True)
 @named([case for gfx in SIMILAR for case in by_clang(gfx, 3)])
 def test_machine_code_of_a_similar_gpu_is_right(case: Case) -> None:
     check(case)
@@ -62,14 +62,14 @@ def by_ziglang(gfx: str) -> list[Case]:
     return [replace(case, compiled_by="ziglang") for case in chosen]
 
 
-@executed.known(by="ziglang", noted=True, together=kernel_of)
+@executed.known(by="ziglang", together=kernel_of, once=True)
 @named([case for gfx in GPUS for case in by_ziglang(gfx)])
 def test_machine_code_of_another_compiler_is_right(case: Case) -> None:
     """By the clang inside ziglang, which is another than the one in PATH."""
     check(case)
 
 
-@executed.known(by="ziglang", noted=True, together=kernel_of)
+@executed.known(by="ziglang", together=kernel_of, once=True)
 @named([replace(case, compiled_by="ziglang") for gfx in NEWER for case in by_clang(gfx)])
 def test_machine_code_of_a_newer_gpu_is_right(case: Case) -> None:
     check(case)
@@ -87,8 +87,8 @@ def spec_parts(codes: noted.Codes, gfx: str, spec: KernelSpec) -> object:
     """What decides about how much of a kernel is executed."""
     arch = by_gfx(gfx)
     assert arch is not None
-    made = [str(case) for case in coverage.launching(gfx, spec)]
-    return codes.of(spec, arch), executor.VERSION, coverage.UNREACHABLE, made
+    launching = noted.plain(coverage.launching(gfx, spec))
+    return codes.of(spec, arch), executor.VERSION, noted.plain(coverage.UNREACHABLE), launching
 
 
 def spec_turn(gfx: str, spec: KernelSpec) -> object:
@@ -96,7 +96,7 @@ def spec_turn(gfx: str, spec: KernelSpec) -> object:
     return gfx, "clang", spec
 
 
-@executed.known(by="clang", noted=spec_parts, together=spec_turn)
+@executed.known(by="clang", parts=spec_parts, together=spec_turn)
 @pytest.mark.parametrize(("gfx", "spec"), list(shipped()))
 def test_nearly_all_of_a_shipped_kernel_is_executed(gfx: str, spec: KernelSpec) -> None:
     """By all cases together, which have been right: see coverage.py."""

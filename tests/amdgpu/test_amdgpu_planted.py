@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from tests import executed, simt
-from tests.amdgpu import mistakes, patch
+from tests import compiled, executed, noted, simt
+from tests.amdgpu import executor, mistakes, patch
 from tests.amdgpu.case import Case
 from tests.amdgpu.errors import UnsupportedError
 from tests.amdgpu.gradients import specs_of
 from tests.amdgpu.judge import execute
 from tests.amdgpu.launch import built, compiler, missing
+from tests.compiled import hash_of, text_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -41,6 +42,8 @@ def faults(case: Case, name: str, old: str, new: str, occurrence: int = 0) -> st
 
 def unchanged(case: Case, kernels_dir: Path) -> bool:
     """Whether the mistake is in none of the kernels that the case launches."""
+    if compiled.noting is not None:
+        return False
 
     def text(spec: KernelSpec, folder: Path = KERNELS_DIR) -> bytes:
         return patch.text(built(spec, case.arch, folder), spec.entry)
@@ -48,7 +51,7 @@ def unchanged(case: Case, kernels_dir: Path) -> bool:
     return all(text(spec) == text(spec, kernels_dir) for spec in specs_of(case))
 
 
-@executed.known("attention.hip", *executed.CONV, by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", GPUS)
 def test_what_is_not_changed_is_right(gfx: str) -> None:
     assert execute(attention(gfx)).faults == ()
@@ -69,7 +72,7 @@ def each_barrier() -> Iterator[Any]:
             yield pytest.param(gfx, name, number, marks=marks)
 
 
-@executed.known("attention.hip", by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize(("gfx", "name", "number"), each_barrier())
 def test_a_removed_barrier_is_a_race(gfx: str, name: str, number: int) -> None:
     """Whichever form has it: waves with queries of their own, shared ones, tiles in parts. A form
@@ -241,11 +244,18 @@ def each_place() -> Iterator[Any]:
             yield pytest.param(place, id=str(place))
 
 
-def place_parts(place: mistakes.Place) -> tuple[str, tuple[object, ...]]:
-    """What decides about a planted mistake: all kernels, the executor, the cases."""
-    modules = ("tests.amdgpu.judge", "tests.amdgpu.mistakes")
-    made = (place, executed.kernels(), executed.python(*modules))
-    return f"{place.name} {place.kind}", made
+def place_parts(codes: noted.Codes, place: mistakes.Place) -> object:
+    """The kernels with the mistake, and what each case launches of those without it."""
+    kernels_dir = place.planted()
+    cases = [case for gfx in GPUS_OF_PLACES for case in mistakes.CASES[place.name](gfx)]
+    sources = sorted({spec.source for case in cases for spec in specs_of(case)})
+    texts = [hash_of(text_of(kernels_dir / source)) for source in sources]
+    return executor.VERSION, texts, [launched(codes, case) for case in cases]
+
+
+@cache
+def launched(codes: noted.Codes, case: Case) -> list[object]:
+    return noted.steps_of(codes, lambda: execute(case))
 
 
 @executed.known(by="clang", parts=place_parts)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import executed
-from tests.amdgpu import assembled, cases, loader, rdna2
+from tests import executed, noted
+from tests.amdgpu import assembled, cases, loader, rdna2, rdna2_opcodes, rdna2_text
 from tests.amdgpu.assembled import Machine, assemble
 from tests.amdgpu.decode import FAMILIES, decode
 from tests.amdgpu.errors import HazardError, OutOfBoundsError, UnsupportedError
@@ -104,9 +105,12 @@ def specs(source: str) -> list[KernelSpec]:
     return sorted((each for each in cases.shipped_specs(GFX) if each.source == source), key=repr)
 
 
-def parts(source: str, **_: object) -> tuple[str, tuple[object, ...]]:
-    python = executed.python("tests.amdgpu.rdna2_text", "tests.amdgpu.loader")
-    return source, (python, executed.kernel(source), specs(source))
+def parts(codes: noted.Codes, source: str, by: str = "clang") -> object:
+    """What is decoded, and our decoder."""
+    arch = by_gfx(GFX)
+    assert arch is not None
+    decoded = [codes.of(spec, arch, by=by) for spec in specs(source)]
+    return decoded, executed.texts(rdna2, rdna2_opcodes, rdna2_text, loader)
 
 
 def check(source: str, compiled_by: str) -> None:
@@ -127,7 +131,7 @@ def test_kernels_are_decoded_as_llvm_assembles_them(source: str) -> None:
     check(source, "clang")
 
 
-@executed.known(by="ziglang", parts=parts)
+@executed.known(by="ziglang", parts=partial(parts, by="ziglang"))
 @pytest.mark.parametrize("source", SOURCES)
 def test_another_compilers_kernels_are_decoded_as_llvm_assembles_them(source: str) -> None:
     check(source, "ziglang")

@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("drawn", found)
 
 
-@executed.known(by="clang", noted=True, together=lambda drawn: kernel_of(drawn))
+@executed.known(by="clang", together=lambda drawn: kernel_of(drawn), once=True)
 def test_machine_code_is_right_in_any_order(drawn: Case) -> None:
     check(drawn)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import executed
 from tests.browser.chromium import launched
 from tests.browser.pages import Visit
 from tests.browser.served import Served
@@ -20,22 +18,10 @@ Open = Callable[..., Visit]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them start servers and a browser. A WebUI is started on one day for all that a file
-    looks at.
-    """
+    """All of them start servers and a browser."""
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
-            continue
-        item.add_marker(pytest.mark.slow)
-        environment = getattr(getattr(item, "callspec", None), "params", {}).get("webui")
-        if environment is not None:
-            together = partial(_file, item.path.relative_to(CHECKOUT).as_posix())
-            known = executed.known(by=environment.name, parts=executed.page, together=together)
-            item.add_marker(known)
-
-
-def _file(name: str, /, **params: object) -> str:
-    return name
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

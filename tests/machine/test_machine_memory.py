@@ -11,7 +11,7 @@ from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.machine import disassemble
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
-from tests import executed
+from tests import executed, noted
 from tests.machine.test_machine_real import ONE_OF_EACH, compiled_here
 
 NEVER = re.compile(r"flat_|buffer_gl[01]_inv|(global|buffer)_inv$|buffer_wbinvl1")
@@ -30,10 +30,9 @@ def _first_of_each(arch: Arch) -> list[KernelSpec]:
     return list(found.values())
 
 
-def _parts(gfx: str) -> tuple[str, tuple[object, ...]]:
-    """What is shipped decides, too."""
-    module = executed.python("tests.machine.test_machine_memory")
-    return gfx, (gfx, *_first_of_each(table()[gfx]), executed.kernels(), module)
+def _parts(codes: noted.Codes, gfx: str) -> object:
+    arch = table()[gfx]
+    return NEVER.pattern, [codes.of(spec, arch) for spec in _first_of_each(arch)]
 
 
 @executed.known(by="clang", parts=_parts)

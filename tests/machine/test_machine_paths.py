@@ -9,7 +9,6 @@ from lib_rocm_sd.machine import paths
 from lib_rocm_sd.machine.classify import Kind
 from lib_rocm_sd.machine.listing import Function, Instruction
 from lib_rocm_sd.machine.mix import Mix
-from tests import executed
 
 ARCH = table()["gfx1030"]
 EXP, ADD, DOT = "v_exp_f32_e32", "v_add_f32_e32", "v_dot2_f32_f16"
@@ -95,7 +94,6 @@ def test_loops_inside_are_not_counted_and_where_nothing_is_loaded_the_cheapest_w
     assert (inner.of(Kind.MATRIX), inner.of(Kind.VECTOR)) == (1, 0)
 
 
-@executed.known("attention.hip", by="clang")
 @pytest.mark.parametrize(("gfx", "apart"), [("gfx1100", 0.06), ("gfx942", 0.15)])
 def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None:
     pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")

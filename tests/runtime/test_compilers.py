@@ -96,7 +96,7 @@ def test_libamd_comgr_compiles_what_it_knows(gfx: str) -> None:
     assert (kernel.lds_bytes, kernel.wave_size) == (512, row.wave_size)
 
 
-@executed.known("attention.hip", by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", ROWS)
 def test_the_attention_kernel_compiles_for_every_row_without_spills(gfx: str) -> None:
     row = arch.table()[gfx]

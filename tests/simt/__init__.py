@@ -136,6 +136,13 @@ def _identity(sanitize: str | None) -> str:
     return compiled.hash_of(file_identity("shim", Path(find_clang(sanitize) or "")), texts)
 
 
+@lru_cache(maxsize=1)
+def version() -> str:
+    """Of the shim's own sources, comments aside."""
+    files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
+    return compiled.hash_of(*(source.bare(path.read_text(encoding="utf-8")) for path in files))
+
+
 def _runtime(sanitize: str | None) -> list[str]:
     """The shim's own object files, never instrumented."""
     command = [*LANGUAGE, "-O2", *_cpu_flags(), *SANITIZERS[sanitize][1], "-c"]
@@ -153,7 +160,6 @@ def compile_shim(
     `sanitize`: None, "address,undefined" or "thread". `kernels_dir` holds the source file; its
     common/ is used where it has one. Raises SimtError with clang's log.
     """
-    compiled.used.add(spec.source)
     path = kernels_dir / spec.source
     defines = {**arch.defines(), **dict(spec.defines), "SIMT_SHIM": 1}
     command = [
@@ -166,6 +172,10 @@ def compile_shim(
         f"-DSIMT_ENTRY={spec.entry}",
         *("-I.", f"-I{SIMT_DIR}"),
     ]
+
+    if compiled.noting is not None:
+        how = [each for each in command if each not in _cpu_flags() and str(SIMT_DIR) not in each]
+        return Path(compiled.hash_of(how, compiled.text_of(path)))
 
     def make(made: Path) -> None:
         (made / "kernel.hip").write_text(source.flatten(str(path)), encoding="utf-8")
@@ -225,6 +235,10 @@ def run(
     pointer. Odd seeds keep waves as far apart as barriers allow, even seeds interleave them. Raises
     SimtError with the program's message: a divergence, a sanitizer's report, a crash, too long.
     """
+    if compiled.noting is not None:
+        regions = [(region.address, region.nbytes) for region in memory]
+        compiled.noting.launch_shim(program.name, params, regions, grid, block, seed)
+        return
     job = _job(bytes(params), memory, (grid, block, seed))
     result = _run([str(program)], job, timeout_s)
     if result.returncode != 0 or len(result.stdout) != sum(region.nbytes for region in memory):

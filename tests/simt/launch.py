@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
+from tests import compiled
 from tests.poison import poisoned
 from tests.simt import Region, compile_shim, missing, run
 
@@ -62,6 +63,8 @@ class ShimLaunch:
 
     def knows(self, *tensors: torch.Tensor | None) -> AbstractContextManager[Any]:
         """Shows kernels the storages of these tensors, and of all made within the `with`."""
+        if compiled.noting is not None:
+            compiled.noting.begin()
         self._allocations.tensors = [tensor for tensor in tensors if tensor is not None]
         return self._allocations
 

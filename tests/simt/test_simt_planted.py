@@ -11,7 +11,7 @@ from tests.simt.attention import Setting, compare, draw, random_mask
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("attention.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 TILES, SOFTMAX = "common/attention_tiles.h", "common/attention_softmax.h"

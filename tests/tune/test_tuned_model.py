@@ -14,13 +14,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
 
 from lib_rocm_sd.arch import table
+from lib_rocm_sd.machine import mix, pairs, paths
 from lib_rocm_sd.machine.pairs import PerPair
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
 from lib_rocm_sd.runtime.codeobject import KernelResources
 from lib_rocm_sd.tune import file as tuned_file
-from tests import executed
+from tests import executed, noted
+from tests.amdgpu import executor
 from tests.amdgpu.launch import missing
 from tools import key_loop
 from tools import tuned as model
@@ -69,7 +71,15 @@ def test_whose_machine_code_is_executed() -> None:
     assert "for gfx1100, executed" in model.counted_as(table()["gfx1102"])
 
 
-@executed.known("attention.hip", by="clang")
+def form_parts(codes: noted.Codes, gfx: str) -> object:
+    """What the model counts, and how."""
+    row = table()[gfx]
+    specs = [kernel.spec("bfloat16", 40, "none", each) for each in kernel.configs(row, 40)]
+    how = executed.texts(model, key_loop, mix, pairs, paths)
+    return executor.VERSION, [codes.of(spec, row) for spec in specs], how
+
+
+@executed.known(by="clang", parts=form_parts)
 @pytest.mark.parametrize("gfx", ["gfx1201", "gfx1030"])
 def test_a_form_from_source_to_table(
     gfx: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +112,15 @@ def kept(gfx: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return (found[0], found[0]["entries"]) if found else ({}, [])
 
 
-@executed.known("attention.hip", by="clang")
+def kept_parts(codes: noted.Codes, gfx: str) -> object:
+    """What is compiled, and the numbers that are kept of it."""
+    row, (section, entries) = table()[gfx], kept(gfx)
+    forms = [(each["form"], kernel.AttentionConfig(**each["config"])) for each in entries]
+    specs = [kernel.spec(f["dtype"], f["head_dim"], "none", config) for f, config in forms]
+    return section, [codes.of(spec, row) for spec in specs]
+
+
+@executed.known(by="clang", parts=kept_parts)
 @pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
 def test_what_is_kept_spills_nothing_when_compiled(gfx: str) -> None:
     reason = missing(gfx)

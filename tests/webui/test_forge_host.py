@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import executed
 from tests.webui.environments import FORGE
 from tests.webui.inside_run import run_inside
 
 
 @pytest.mark.slow
-@executed.known(by=FORGE.name, parts=executed.page)
 def test_forges(tmp_path: Path) -> None:
     output = run_inside("forge", FORGE, tmp_path)
     assert " passed" in output and " skipped" not in output

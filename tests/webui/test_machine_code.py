@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import executed
 from tests.webui.environments import A1111
 from tests.webui.inside_run import run_inside
 
 
 @pytest.mark.slow
-@executed.known(by="clang", parts=executed.whole)
 def test_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("tinygrad", reason="tinygrad, which decodes AMD's instructions, is missing")

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import executed
 from tests.webui.environments import A1111
 from tests.webui.inside_run import check
 
 
 @pytest.mark.slow
-@executed.known(by=A1111.name, parts=executed.page)
 def test_webui(tmp_path: Path) -> None:
     check(A1111, tmp_path, "-k", "unet")

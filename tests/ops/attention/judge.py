@@ -17,6 +17,7 @@ import torch
 
 from lib_rocm_sd.ops.attention.formula import expand_mask, reference, scale_of
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from tests import compiled
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Largest relative error of rounding once."""
@@ -139,6 +140,8 @@ def measure(
     scale: float | None = None,
 ) -> torch.Tensor:
     """The fields of Numbers as one tensor on the device, so that nothing waits for it."""
+    if compiled.noting is not None:
+        return torch.zeros(6, dtype=torch.float64)
     exact = reference(AttentionInputs(q, k, v, mask, scale))
     finite = exact.isfinite()
     theirs = torchs_own(q, k, v, mask, scale).double()

@@ -57,7 +57,7 @@ def told(results: Iterable[Result]) -> str:
 
 
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
-@(executed.known("attention.hip", by="shim") if USUAL else executed.always)
+@(executed.known(by="shim") if USUAL else executed.always)
 @pytest.mark.parametrize(("place", "kind"), SHIM, ids=str)
 def test_under_the_shim(place: Place, kind: Kind) -> None:
     """Each problem a seed of its own, each config its own kernel, waves in any order."""

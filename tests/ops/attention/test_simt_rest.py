@@ -13,7 +13,7 @@ from tests.simt.attention import Setting, attend, compare, draw
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("attention.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 REST = "nvidia/attention_rest.h"

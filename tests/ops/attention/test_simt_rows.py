@@ -13,7 +13,7 @@ from tests import executed, simt
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("tests/simt/kernels/rows.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 ROWS = 64

@@ -22,7 +22,7 @@ from tests.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("softmax.hip", "pack.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 PROBLEM = AttentionProblem(1, 1, 70, 131, 512, "float16", "none")

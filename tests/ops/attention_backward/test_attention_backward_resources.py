@@ -13,7 +13,7 @@ from lib_rocm_sd.runtime.compiler import Compiler
 from tests import compiled, executed
 
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942", "gfx950")
-pytestmark = executed.known("attention_backward.hip", "attention.hip", by=executed.NEWEST)
+pytestmark = executed.known(by=executed.NEWEST)
 
 
 def newest(gfx: str) -> Compiler:

@@ -23,7 +23,7 @@ from tests.simt.attention import UNITS, Setting, draw, random_mask
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("attention_backward.hip", "attention.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 PLAIN = AttentionProblem(1, 2, 33, 77, 40)

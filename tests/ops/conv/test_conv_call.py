@@ -121,7 +121,7 @@ class Preparing(ShimLaunch):
         return lambda: self(spec, grid, block, params, device)
 
 
-@executed.known(*executed.CONV, by="shim")
+@executed.known(by="shim")
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 @pytest.mark.parametrize("kind", [MatrixConv, LibraryConv])

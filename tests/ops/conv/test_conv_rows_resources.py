@@ -16,7 +16,7 @@ AMD = [gfx for gfx, arch in table().items() if arch.is_amd]
 PLAIN = ConvForm("3x3", norm=True, statistics=True, in_rows=True)
 
 
-@executed.known(*executed.CONV, by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", ONE_OF_EACH)
 def test_what_a_unet_launches_spills_nothing_and_two_waves_fit_a_simd(gfx: str) -> None:
     arch = table()[gfx]

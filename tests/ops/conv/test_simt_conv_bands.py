@@ -18,7 +18,7 @@ from tests.simt.attention import UNITS
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known(*executed.CONV, by="shim"),
+    executed.known(by="shim"),
 ]
 
 PADDED = "3x3 stride 2 padded"

@@ -24,7 +24,7 @@ from tests.simt.launch import ShimLaunch
 CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known(*executed.CONV, by="shim"),
+    executed.known(by="shim"),
 ]
 
 THROUGH = ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, embedding=True)

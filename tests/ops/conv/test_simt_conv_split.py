@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def shim(test: Any) -> Any:
     """Skipped without the shim, left out while nothing changes."""
     skip = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
-    return skip(executed.known(*executed.CONV, by="shim")(test))
+    return skip(executed.known(by="shim")(test))
 
 
 PLAIN = ConvProblem("3x3", 2, 3, 18, DEEP, 40, norm=True, statistics=True, embedding=True)

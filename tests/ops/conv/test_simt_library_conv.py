@@ -19,7 +19,7 @@ from tests.ops.running import compute
 from tests.simt.launch import ShimLaunch
 
 pytestmark = [
-    executed.known(*executed.CONV, by="shim"),
+    executed.known(by="shim"),
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
     pytest.mark.skipif(
         tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3),

@@ -153,7 +153,7 @@ def test_an_image_that_is_not_held_is_not_launched() -> None:
         launches.launch_whole(lambda *words: None, CONFIGS[0], *first)
 
 
-@executed.known("group_norm_whole.hip", by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942"])
 def test_the_kernels_compile_without_spills(gfx: str) -> None:
     """With the registers that `fits` counts on."""

@@ -14,10 +14,9 @@ from tests import executed, simt
 from tests.ops.gradients import Setting, displaced, draw, same
 from tests.simt.attention import UNITS
 
-SOURCES = ("group_norm_backward.hip", "norm_gradients.hip")
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known(*SOURCES, "group_norm_silu.hip", "group_norm_whole.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 OP = GROUP_NORM_BACKWARD

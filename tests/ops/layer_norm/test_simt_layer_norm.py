@@ -32,7 +32,7 @@ from tests.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("layer_norm.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 SMALL = LayerNormProblem((21, 320), added=True)

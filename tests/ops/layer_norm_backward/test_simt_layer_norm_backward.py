@@ -17,7 +17,7 @@ from tests.simt.attention import UNITS
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),
-    executed.known("layer_norm_backward.hip", "norm_gradients.hip", by="shim"),
+    executed.known(by="shim"),
 ]
 
 OP = LAYER_NORM_BACKWARD

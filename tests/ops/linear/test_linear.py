@@ -143,7 +143,7 @@ def test_the_memory_beside_the_output_is_that_of_the_parts_of_k() -> None:
     assert ours.workspace(LinearProblem(2, 1280, (1280,))) > 0
 
 
-@executed.known("linear.hip", by="shim")
+@executed.known(by="shim")
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 @pytest.mark.parametrize(
     "problem",
@@ -192,7 +192,7 @@ def test_auto_takes_ours_first_for_several_weights_on_few_rows() -> None:
     assert not first(text, "gfx942") and first(replace(text, columns=(320,) * 4), "gfx942")
 
 
-@executed.known("linear.hip", by="shim")
+@executed.known(by="shim")
 @pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 def test_auto_takes_torchs_product_and_our_gate_first() -> None:
     launch = ShimLaunch(arch.by_gfx("gfx1100"))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ def check(arch: Arch, specs: list[kernel.KernelSpec]) -> None:
         assert codeobject.waves_per_simd(arch, found, found.max_block) >= 2, what
 
 
-@executed.known("linear.hip", by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", ONE_OF_EACH)
 def test_nothing_that_is_shipped_or_searched_spills_and_two_waves_fit_a_simd(gfx: str) -> None:
     arch = table()[gfx]
@@ -32,7 +32,7 @@ def test_nothing_that_is_shipped_or_searched_spills_and_two_waves_fit_a_simd(gfx
     check(arch, searched)
 
 
-@executed.known("linear.hip", by="clang")
+@executed.known(by="clang")
 @pytest.mark.parametrize("gfx", ONE_OF_EACH)
 def test_bfloat16_and_a_gate_over_parts_of_k_spill_nothing(gfx: str) -> None:
     arch = table()[gfx]

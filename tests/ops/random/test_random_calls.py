@@ -16,22 +16,12 @@ from tests.ops.random.solve import CPU, GPU, call_of, solve
 from tests.simt.attention import UNITS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NORMS = ("group_norm_silu.hip", "group_norm_whole.hip")
-SOURCES = {
-    "linear": ("linear.hip",),
-    "conv": executed.CONV,
-    "layer_norm": ("layer_norm.hip",),
-    "layer_norm_backward": ("layer_norm_backward.hip", "norm_gradients.hip"),
-    "group_norm": NORMS,
-    "group_norm_backward": ("group_norm_backward.hip", "norm_gradients.hip", *NORMS),
-    "attention_backward": ("attention_backward.hip",),
-}
 AT_A_TIME = 8
 SHIM = [
     pytest.param(
         family,
         gfx,
-        marks=executed.known(*SOURCES[family], by="shim") if USUAL else executed.always,
+        marks=executed.known(by="shim") if USUAL else executed.always,
         id=f"{family} {gfx}",
     )
     for family in FAMILIES

@@ -34,21 +34,19 @@ def test_infotext_names_what_ran(start: Start, gpu: FakeGpu) -> None:
     assert 'ROCm SD: "Auto, left to the WebUI: ' in webui.txt2img().info
 
 
-@pytest.mark.parametrize(
-    ("enable", "level"), [(True, "Auto"), (True, "Performance"), (True, "Memory"), (False, "Auto")]
-)
-def test_infotext_round_trip(start: Start, gpu: FakeGpu, enable: bool, level: str) -> None:
+def test_infotext_round_trip(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
-    info = webui.txt2img(enable, level).info
-    for tab in ("txt2img", "img2img"):
-        controls = script(webui, tab).controls
-        updates = webui.infotext_utils.paste(tab, info)
-        pasted = [value_of(updates[control]) for control in controls[:5]]
-        assert not any(control in updates for control in controls[5:])  # they change no picture
-        unet = webui.library("hosts.ui.options").UNET_DEFAULT if enable else None
-        assert pasted == [enable, level if enable else None, None, None, unet]
-        names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE"]
-        assert script(webui, tab).paste_field_names == names
+    for enable, level in [(True, "Auto"), (True, "Performance"), (True, "Memory"), (False, "Auto")]:
+        info = webui.txt2img(enable, level).info
+        for tab in ("txt2img", "img2img"):
+            controls = script(webui, tab).controls
+            updates = webui.infotext_utils.paste(tab, info)
+            pasted = [value_of(updates[control]) for control in controls[:5]]
+            assert not any(control in updates for control in controls[5:])  # they change no picture
+            unet = webui.library("hosts.ui.options").UNET_DEFAULT if enable else None
+            assert pasted == [enable, level if enable else None, None, None, unet]
+            names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE"]
+            assert script(webui, tab).paste_field_names == names
 
 
 def value_of(update: Any) -> Any:
@@ -78,13 +76,13 @@ API_ARGS: dict[str, tuple[list[Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "expected"), API_ARGS.values(), ids=API_ARGS)
 @pytest.mark.parametrize("name", [TITLE, TITLE.lower()])
-def test_api(start: Start, gpu: FakeGpu, args: list[Any], expected: str, name: str) -> None:
+def test_api(start: Start, gpu: FakeGpu, name: str) -> None:
     webui = start(gpu=gpu)
-    info = webui.by_api({name: {"args": args}})
-    assert f'ROCm SD: "{expected}' in info or f"ROCm SD: {expected}" in info
-    assert not webui.errors_reported
+    for args, expected in API_ARGS.values():
+        info = webui.by_api({name: {"args": args}})
+        assert f'ROCm SD: "{expected}' in info or f"ROCm SD: {expected}" in info, args
+        assert not webui.errors_reported, args
 
 
 def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
@@ -96,31 +94,30 @@ def test_api_without_arguments(start: Start, gpu: FakeGpu) -> None:
 BUDGET = "VAE memory budget (MiB, 0 = Auto)"
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["maybe", "Auto"], "Enable is 'maybe', expected true or false; True is used"),
-        ([True, "Turbo"], "Optimization Level is 'Turbo', expected one of Auto, Performance"),
-        ([True, 3], "Optimization Level is 3, expected one of"),
-        ([{"a": 1}, ["x"]], "Enable is {'a': 1}"),
-        ([True, "Auto", "On"], "VAE is 'On', expected one of Off, Auto, Always banded; Auto is"),
-        ([True, "Auto", "Auto", -1], f"{BUDGET} is -1, expected 0 or more; 0 is used"),
-        ([True, "Auto", "Auto", "9" * 9000], f"{BUDGET} is '{'9' * 39}…, expected"),
-        (["x" * 9000], f"Enable is '{'x' * 39}…, expected true"),
-        ([True, ["x" * 9000]], f"Optimization Level is ['{'x' * 38}…, expected"),
-        ([True, "Auto", "Auto", 0, "On"], "UNet is 'On', expected one of Off, Auto; "),
-        ([True, "Auto", "Auto", "lots"], "VAE memory budget (MiB, 0 = Auto) is 'lots', expected"),
-        ([True, "Auto", "Auto", float("nan")], "VAE memory budget (MiB, 0 = Auto) is nan"),
-        ([True, "Auto", "Auto", True], "VAE memory budget (MiB, 0 = Auto) is True, expected"),
-    ],
-)
-def test_bad_arguments(
-    start: Start, gpu: FakeGpu, capsys: Any, args: list[Any], message: str
-) -> None:
+BAD_ARGS: list[tuple[list[Any], str]] = [
+    (["maybe", "Auto"], "Enable is 'maybe', expected true or false; True is used"),
+    ([True, "Turbo"], "Optimization Level is 'Turbo', expected one of Auto, Performance"),
+    ([True, 3], "Optimization Level is 3, expected one of"),
+    ([{"a": 1}, ["x"]], "Enable is {'a': 1}"),
+    ([True, "Auto", "On"], "VAE is 'On', expected one of Off, Auto, Always banded; Auto is"),
+    ([True, "Auto", "Auto", -1], f"{BUDGET} is -1, expected 0 or more; 0 is used"),
+    ([True, "Auto", "Auto", "9" * 9000], f"{BUDGET} is '{'9' * 39}…, expected"),
+    (["x" * 9000], f"Enable is '{'x' * 39}…, expected true"),
+    ([True, ["x" * 9000]], f"Optimization Level is ['{'x' * 38}…, expected"),
+    ([True, "Auto", "Auto", 0, "On"], "UNet is 'On', expected one of Off, Auto; "),
+    ([True, "Auto", "Auto", "lots"], "VAE memory budget (MiB, 0 = Auto) is 'lots', expected"),
+    ([True, "Auto", "Auto", float("nan")], "VAE memory budget (MiB, 0 = Auto) is nan"),
+    ([True, "Auto", "Auto", True], "VAE memory budget (MiB, 0 = Auto) is True, expected"),
+]
+
+
+def test_bad_arguments(start: Start, gpu: FakeGpu, capsys: Any) -> None:
     webui = start(gpu=gpu)
-    info = webui.by_api({TITLE: {"args": args}})
-    assert 'ROCm SD: "Auto, attention: rocm_sd"' in info
-    assert capsys.readouterr().out.count(f"ROCm SD: {message}") == 1
+    for args, message in BAD_ARGS:
+        capsys.readouterr()
+        info = webui.by_api({TITLE: {"args": args}})
+        assert 'ROCm SD: "Auto, attention: rocm_sd"' in info, args
+        assert capsys.readouterr().out.count(f"ROCm SD: {message}") == 1, args
 
 
 def test_tensors_are_never_printed(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
