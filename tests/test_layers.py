@@ -21,7 +21,6 @@ LAYERS = (
     ("triton_kernels",),
     ("ops",),
     ("runtime",),
-    ("machine",),
     ("engine",),
     ("trials",),
     ("functional", "followed", "graphs", "calls", "ranges"),
@@ -33,6 +32,7 @@ LAYERS = (
     ("cards",),
     ("bench",),
     ("lab",),
+    ("machine",),
     (
         *("hosts.gate", "hosts.oldest", "hosts.optional", "hosts.packed"),
         *("hosts.sdpa", "hosts.strides", "hosts.trouble"),

@@ -20,7 +20,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine import listing, pairs
+from lib_rocm_sd.lab import listing, loops
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import codeobject
 from tests.amdgpu import launch
@@ -47,7 +47,7 @@ class Row:
     scratch_bytes: int = 0
     lds_bytes: int = 0
     waves_per_simd: int = 0
-    per_pair: pairs.PerPair | None = None
+    per_pair: loops.PerPair | None = None
     failure: str = ""
 
 
@@ -82,7 +82,7 @@ def ours_of(arch: Arch, head_dim: int, config: attention_kernel.AttentionConfig)
         one_pass = executed_pass(arch, "float16", head_dim, config)
     except CompileError as error:
         return replace(row, failure=str(error))
-    per_pair = pairs.of(one_pass, arch, config.block_q * config.block_k)
+    per_pair = loops.per_pair(one_pass, arch, config.block_q * config.block_k)
     spec = attention_kernel.spec("float16", head_dim, "none", config)
     return _with_resources(row, arch, launch.built(spec, arch), spec.entry, 0, per_pair)
 
@@ -103,14 +103,14 @@ def tritons_of(arch: Arch, head_dim: int, config: triton_attention.TritonConfig)
 
 def tritons_loop(
     made: triton_attention.Made, arch: Arch, config: triton_attention.TritonConfig
-) -> pairs.PerPair:
+) -> loops.PerPair:
     """What stands in the loop. Raises ValueError."""
     (function,) = listing.from_assembly(made.assembly)
-    return pairs.in_loop(function, arch, config.block_m * config.block_n // config.num_warps)
+    return loops.pairs_in_loop(function, arch, config.block_m * config.block_n // config.num_warps)
 
 
 def _with_resources(
-    row: Row, arch: Arch, code: bytes, entry: str, lds_bytes: int, per_pair: pairs.PerPair
+    row: Row, arch: Arch, code: bytes, entry: str, lds_bytes: int, per_pair: loops.PerPair
 ) -> Row:
     (found,) = (each for each in codeobject.resources(code) if each.name == entry)
     kernel = replace(found, lds_bytes=found.lds_bytes + lds_bytes)
@@ -146,7 +146,7 @@ that the cost model puts first among those that spill nothing, of equals the one
 instructions; where another of these has fewer of them, that one too ("fewest"). Its tiles are
 powers of two: it computes head_dim 40 as 32 and 16 columns, 80 as 64 and 16.
 `cycles` (of a SIMD, for 1024 pairs) and `bound` (on the use of the matrix units, for padding too)
-are estimates of the cost model (lib_rocm_sd/machine/rates.py), the same for both. A ratio below 1
+are estimates of the cost model (lib_rocm_sd/lab/cycles.py), the same for both. A ratio below 1
 is in favour of `{ours}`. No comparison of times follows from any of this."""
 _COLUMNS = (
     ("matrix", "matrix"),

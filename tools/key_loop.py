@@ -8,10 +8,9 @@ import re
 from collections import Counter
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.machine import disassemble, paths
-from lib_rocm_sd.machine.classify import Kind, work_of
-from lib_rocm_sd.machine.mix import Mix
-from lib_rocm_sd.machine.paths import Chunks
+from lib_rocm_sd.lab import listing, loops
+from lib_rocm_sd.lab.cycles import Kind, Mix, work_of
+from lib_rocm_sd.lab.loops import Chunks
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
@@ -111,7 +110,7 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
     """
     spec, code = built(arch, dtype, head_dim, config)
     made = build.CodeObject(code, compiler_for(arch), False, 0.0)
-    function = disassemble.listing(spec, arch, made).function(spec.entry)
+    function = listing.listing(spec, arch, made).function(spec.entry)
     waves = config.block // arch.wave_size
     padded = (head_dim + 15) // 16 * 16
     row_bytes = 2 * config.block_k // waves
@@ -120,5 +119,5 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
         Chunks(config.block_k // config.chunk_k, 2 * config.chunk_k * head_dim // waves),
     ]
     whole = all(each.passes == 1 for each in chunks)
-    one_wave = paths.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
+    one_wave = loops.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
     return one_wave.times(waves)

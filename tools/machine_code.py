@@ -25,7 +25,7 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.commands.support import as_table
-from lib_rocm_sd.machine.classify import Kind
+from lib_rocm_sd.lab.cycles import Kind
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem

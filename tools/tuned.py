@@ -26,9 +26,9 @@ from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine import pairs
-from lib_rocm_sd.machine.disassemble import NoListingError
-from lib_rocm_sd.machine.mix import Mix
+from lib_rocm_sd.lab import loops
+from lib_rocm_sd.lab.cycles import Mix
+from lib_rocm_sd.lab.listing import NoListingError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
@@ -52,7 +52,7 @@ class Candidate:
     config: AttentionConfig
     needs: codeobject.KernelResources
     waves_per_simd: int
-    per_pair: pairs.PerPair
+    per_pair: loops.PerPair
 
     @property
     def spills(self) -> int:
@@ -117,7 +117,7 @@ def _compiled(
 ) -> list[Candidate]:
     """Compiled for the row itself, until the rest has more cycles than one that fits."""
     estimates = {
-        config: pairs.of(mix, arch, config.block_q * config.block_k)
+        config: loops.per_pair(mix, arch, config.block_q * config.block_k)
         for config, mix in mixes.items()
     }
     found: list[Candidate] = []

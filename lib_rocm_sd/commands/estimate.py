@@ -11,9 +11,9 @@ from typing import Any
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.lab.listing import NoListingError
 from lib_rocm_sd.machine.cards import CARDS
 from lib_rocm_sd.machine.decoder import decoder
-from lib_rocm_sd.machine.disassemble import NoListingError
 from lib_rocm_sd.machine.estimate import ASSUMPTIONS, Estimate, Target, estimates, target_of
 
 SUBJECTS = ("vae", "unet")

@@ -22,18 +22,112 @@ from lib_rocm_sd.commands.support import (
     kernel_modules_of,
 )
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine import report
-from lib_rocm_sd.machine.analysis import analysed
-from lib_rocm_sd.machine.disassemble import NoListingError, listing
+from lib_rocm_sd.lab.cycles import ASSUMPTIONS, FAMILIES, Cycles
+from lib_rocm_sd.lab.listing import NoListingError, listing
+from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.ops.base import KernelSpec, reasons
 from lib_rocm_sd.runtime import build, codeobject
+
+Fields = dict[str, Any]
+
+
+def loop_rows(work: KernelWork) -> tuple[Fields, list[Fields]]:
+    """What is in no loop, and the loops, outer before inner. What is zero, empty or false is left
+    out; `parent` is a place in the list.
+    """
+    loops = []
+    for index, loop in enumerate(work.loops):
+        row: Fields = {"depth": loop.depth}
+        row |= {} if loop.parent is None else {"parent": loop.parent}
+        row |= {"hot": True} if index == work.hot else {}
+        row |= loop.mix.as_dict()
+        conditional = loop.conditional.as_dict()
+        row |= {"conditional": conditional} if conditional else {}
+        loops.append({**row, "estimate": _cycles_shown(loop.cycles) | _usual(loop.usual)})
+    return work.straight.as_dict(), loops
+
+
+def _cycles_shown(cycles: Cycles) -> Fields:
+    each = {name: value for name, value in asdict(cycles).items() if name != "co_executes"}
+    shown = {f"{name}_cycles": round(value) for name, value in each.items() if value}
+    bounds = {name: round(value, 3) for name, value in cycles.bounds().items()}
+    return {**shown, **bounds, **({"limited_by": cycles.limited_by} if bounds else {})}
+
+
+def _usual(cycles: Cycles) -> Fields:
+    bounds = cycles.bounds()
+    return {"bound_usual": round(bounds["bound"], 3)} if bounds else {}
+
+
+LOOP_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("matrix", "matrix"),
+    ("transc.", "transcendental"),
+    ("vector", "vector"),
+    ("dual", "dual_pairs"),
+    ("scalar", "scalar"),
+    ("s.memory", "scalar_memory"),
+    ("LDS", "lds"),
+    ("LDS bytes", "lds_bytes"),
+    ("global", "global"),
+    ("global bytes", "global_bytes"),
+    ("scratch", "scratch"),
+    ("branch", "branch"),
+    ("control", "control"),
+)
+ESTIMATE_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("est. bound", "bound"),
+    ("est. serial", "bound_serial"),
+    ("est. overlapped", "bound_overlapped"),
+    ("est. usual", "bound_usual"),
+    ("limited by", "limited_by"),
+)
+
+
+def loop_cells(loop: Fields, index: int) -> list[object]:
+    """One loop as cells under `loop_heads`."""
+    counts = [loop.get(name, 0) for _, name in LOOP_COLUMNS]
+    estimates = [loop["estimate"].get(name, "") for _, name in ESTIMATE_COLUMNS]
+    mark = "hot" if loop.get("hot") else ""
+    return [f"{'  ' * (loop['depth'] - 1)}{index}", mark, *counts, *estimates]
+
+
+def loop_heads() -> list[object]:
+    """The heads of the table of loops."""
+    columns = (*LOOP_COLUMNS, *ESTIMATE_COLUMNS)
+    return ["loop", "", *(head for head, _ in columns)]
+
+
+def notes(arches: Sequence[Arch]) -> list[str]:
+    """What the numbers mean, and where the rates come from."""
+    families = dict.fromkeys(arch.family for arch in arches if arch.family in FAMILIES)
+    return [
+        "Instructions of one wave per pass through a loop, loops inside it apart; bytes of all its"
+        " lanes. Both halves of a dual-issue pair count.",
+        "Estimates, not measurements:",
+        *(f"  {line}" for line in ASSUMPTIONS),
+        *(
+            f"  {family}: {_rates(family)}; sources {FAMILIES[family].sources}, see"
+            " lib_rocm_sd/lab/cycles.py"
+            for family in families
+        ),
+    ]
+
+
+def _rates(family: str) -> str:
+    rates = FAMILIES[family]
+    matrix = ", ".join(f"{pattern} {cycles}" for pattern, cycles in rates.matrix_cycles)
+    return (
+        f"cycles per SIMD {matrix}, vector {rates.vector_cycles}, transcendental"
+        f" {rates.transcendental_cycles}; bytes per clock and CU: LDS {rates.lds_bytes_per_cycle},"
+        f" cache {rates.cache_bytes_per_cycle}"
+    )
 
 
 @dataclass(frozen=True)
 class InspectedKernel:
     """One config on one arch: a row of the table. `failure` is empty when it compiled.
 
-    `straight` and `loops` are machine.report's rows; `listing`: what read the machine code;
+    `straight` and `loops` are those of loop_rows; `listing`: what read the machine code;
     `listing_failure`: why nothing could, or why it was not understood.
     """
 
@@ -101,7 +195,7 @@ def main(args: argparse.Namespace) -> int:
         for module in modules:
             rows += [row for spec in module.searched_specs(arch) for row in inspected(spec, arch)]
             print(f"{arch.gfx}: done", file=sys.stderr, flush=True)
-    said = "\n".join(report.notes(arches))
+    said = "\n".join(notes(arches))
     if args.json:
         print(said, file=sys.stderr)
         print("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]")
@@ -170,7 +264,7 @@ def _with_loops(
     except NoListingError as error:
         return replace(row, listing_failure=str(error))
     try:
-        straight, loops = report.rows_of(analysed(text.function(spec.entry), arch))
+        straight, loops = loop_rows(analysed(text.function(spec.entry), arch))
     except ValueError as error:
         why = f"the machine code was not understood: {error}"
         return replace(row, listing=text.made_by, listing_failure=why, failure=why)
@@ -257,13 +351,13 @@ def _loops_shown(rows: Sequence[InspectedKernel]) -> str:
     made = [row for row in rows if not row.failure]
     names = _differing(made)
     cells = [
-        [*_named(row, names), *report.loop_cells(loop, index)]
+        [*_named(row, names), *loop_cells(loop, index)]
         for row in made
         for index, loop in enumerate(row.loops)
     ]
     why = dict.fromkeys(f"{row.arch}: {row.listing_failure}" for row in made if row.listing_failure)
     said = [f"no instructions counted for {reason}" for reason in why]
-    heads: list[object] = ["arch", "kernel", *names, *report.loop_heads()]
+    heads: list[object] = ["arch", "kernel", *names, *loop_heads()]
     return "\n".join([*([as_table([heads, *cells])] if cells else []), *said])
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.machine.analysis import KernelWork, LoopWork, analysed
+from lib_rocm_sd.lab.cycles import Cycles, rates_of
+from lib_rocm_sd.lab.listing import listing
+from lib_rocm_sd.lab.loops import KernelWork, LoopWork, analysed
 from lib_rocm_sd.machine.cards import HALF_OPERATIONS, Card
 from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, Launch
-from lib_rocm_sd.machine.disassemble import listing
-from lib_rocm_sd.machine.rates import Cycles, rates_of
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.base import KernelSpec

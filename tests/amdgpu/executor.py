@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lib_rocm_sd.machine.classify import Kind, work_of
+from lib_rocm_sd.lab.cycles import Kind, work_of
 from tests.amdgpu import limits, loader
 from tests.amdgpu.atomics import compile_atomic
 from tests.amdgpu.control import BARRIER, END, SPLIT, compile_control

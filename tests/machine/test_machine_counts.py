@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 
 from lib_rocm_sd.arch import amd_table
-from lib_rocm_sd.machine.analysis import analysed
-from lib_rocm_sd.machine.classify import Kind, UnknownInstructionError, work_of
-from lib_rocm_sd.machine.listing import Function, Instruction
-from lib_rocm_sd.machine.mix import Mix, mix_of
-from lib_rocm_sd.machine.rates import FAMILIES, UnknownRateError, cycles_of, rates_of
+from lib_rocm_sd.lab.cycles import (
+    FAMILIES,
+    Kind,
+    Mix,
+    UnknownInstructionError,
+    UnknownRateError,
+    cycles_of,
+    mix_of,
+    rates_of,
+    work_of,
+)
+from lib_rocm_sd.lab.listing import Function, Instruction
+from lib_rocm_sd.lab.loops import analysed
 
 ARCHES = amd_table()
 

@@ -10,12 +10,12 @@ import pytest
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.commands import estimate as estimate_cli
-from lib_rocm_sd.machine.analysis import KernelWork, analysed
+from lib_rocm_sd.lab.cycles import rates_of
+from lib_rocm_sd.lab.listing import Function, Instruction
+from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.machine.cards import CARDS, HALF_OPERATIONS
 from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, decoder
 from lib_rocm_sd.machine.estimate import Target, estimates
-from lib_rocm_sd.machine.listing import Function, Instruction
-from lib_rocm_sd.machine.rates import rates_of
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.kernel import ConvForm
 

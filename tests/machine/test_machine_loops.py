@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lib_rocm_sd.machine.listing import (
+from lib_rocm_sd.lab.listing import (
     Function,
     Instruction,
     ListingError,
     from_assembly,
     from_disassembly,
 )
-from lib_rocm_sd.machine.loops import ControlFlowError, blocks_of, loops_of, straight_blocks
+from lib_rocm_sd.lab.loops import ControlFlowError, blocks_of, loops_of, straight_blocks
 
 NESTED = """
 	.text

@@ -8,7 +8,7 @@ import pytest
 
 from lib_rocm_sd import shipped
 from lib_rocm_sd.arch import Arch, table
-from lib_rocm_sd.machine import disassemble
+from lib_rocm_sd.lab import listing
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
 from tests import executed, noted
@@ -42,7 +42,7 @@ def test_nothing_is_read_by_flat_instructions_and_no_barrier_empties_a_cache(gfx
     specs = _first_of_each(arch)
     assert len(specs) > 12
     for spec in specs:
-        text = disassemble.listing(spec, arch, build.build(spec, arch))
+        text = listing.listing(spec, arch, build.build(spec, arch))
         names = {name for each in text.function(spec.entry).instructions for name in each.mnemonics}
         assert not sorted(filter(NEVER.match, names)), spec
         assert any(name.startswith("global_") for name in names), spec

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lib_rocm_sd.arch import table
-from lib_rocm_sd.machine import paths
-from lib_rocm_sd.machine.classify import Kind
-from lib_rocm_sd.machine.listing import Function, Instruction
-from lib_rocm_sd.machine.mix import Mix
+from lib_rocm_sd.lab import loops
+from lib_rocm_sd.lab.cycles import Kind, Mix
+from lib_rocm_sd.lab.listing import Function, Instruction
 
 ARCH = table()["gfx1030"]
 EXP, ADD, DOT = "v_exp_f32_e32", "v_add_f32_e32", "v_dot2_f32_f16"
@@ -19,15 +18,15 @@ WAVE_BYTES = 128
 
 def function(code: tuple[tuple[str, int] | str, ...]) -> Function:
     """Of mnemonics, a branch with where it leads."""
-    pairs = [(each, None) if isinstance(each, str) else each for each in code]
-    return Function("kernel", tuple(Instruction((name,), target) for name, target in pairs))
+    loops = [(each, None) if isinstance(each, str) else each for each in code]
+    return Function("kernel", tuple(Instruction((name,), target) for name, target in loops))
 
 
 def passed(
-    *code: tuple[str, int] | str, loads: int = 0, chunks: tuple[paths.Chunks, ...] = ()
+    *code: tuple[str, int] | str, loads: int = 0, chunks: tuple[loops.Chunks, ...] = ()
 ) -> Mix:
     """One pass of a loop that has to execute LOAD so often."""
-    return paths.usual_pass(function(code), ARCH, loads * WAVE_BYTES, chunks)
+    return loops.usual_pass(function(code), ARCH, loads * WAVE_BYTES, chunks)
 
 
 def test_the_shorter_side_of_a_branch_counts() -> None:
@@ -48,19 +47,19 @@ def test_a_way_loads_what_it_has_to_and_no_more() -> None:
     code = (EXP, ("s_cbranch_scc0", 3), LOAD, ("s_cbranch_scc0", 6), LOAD, LOAD, (AGAIN, 0), END)
     for loads, found in ((0, 0), (1, 1), (2, 2), (3, 3)):
         assert passed(*code, loads=loads).of(Kind.GLOBAL) == found
-    with pytest.raises(paths.NoWayError, match="no way"):
+    with pytest.raises(loops.NoWayError, match="no way"):
         passed(*code, loads=4)
 
 
 def test_a_loop_over_chunks_is_passed_as_often_as_is_said() -> None:
     code = (EXP, READ, LOAD, DOT, (AGAIN, 1), ADD, READ, LOAD, (AGAIN, 6), (AGAIN, 0), END)
-    chunks = (paths.Chunks(8, WAVE_BYTES), paths.Chunks(3, WAVE_BYTES))
+    chunks = (loops.Chunks(8, WAVE_BYTES), loops.Chunks(3, WAVE_BYTES))
     mix = passed(*code, loads=11, chunks=chunks)
     assert (mix.of(Kind.MATRIX), mix.of(Kind.LDS), mix.of(Kind.GLOBAL)) == (8, 11, 11)
     assert mix.of(Kind.VECTOR) == mix.of(Kind.TRANSCENDENTAL) == 1
-    again = passed(*code, loads=0, chunks=(paths.Chunks(2, 0),))  # the second is not usual
+    again = passed(*code, loads=0, chunks=(loops.Chunks(2, 0),))  # the second is not usual
     assert (again.of(Kind.MATRIX), again.of(Kind.LDS)) == (2, 2)
-    with pytest.raises(paths.NoWayError, match="2 loops over chunks"):
+    with pytest.raises(loops.NoWayError, match="2 loops over chunks"):
         passed(*code, chunks=(*chunks, *chunks))
 
 
@@ -71,14 +70,14 @@ def test_a_loop_that_loads_keys_is_passed_until_they_are_loaded() -> None:
 
 
 def test_no_loop_over_keys() -> None:
-    with pytest.raises(paths.NoWayError, match="0 outer loops"):
+    with pytest.raises(loops.NoWayError, match="0 outer loops"):
         passed(ADD, (AGAIN, 0), END)
-    with pytest.raises(paths.NoWayError, match="2 outer loops"):
+    with pytest.raises(loops.NoWayError, match="2 outer loops"):
         passed(EXP, (AGAIN, 0), EXP, (AGAIN, 2), END)
 
 
 def usual(*code: tuple[str, int] | str) -> list[Mix]:
-    return paths.usual_passes(function(code), ARCH)
+    return loops.Ways(function(code), ARCH, 0).usual_passes()
 
 
 def test_a_pass_is_the_cheapest_on_which_something_is_loaded() -> None:
@@ -97,7 +96,7 @@ def test_loops_inside_are_not_counted_and_where_nothing_is_loaded_the_cheapest_w
 @pytest.mark.parametrize(("gfx", "apart"), [("gfx1100", 0.06), ("gfx942", 0.15)])
 def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None:
     pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
-    from lib_rocm_sd.machine import pairs
+    from lib_rocm_sd.lab import loops
     from lib_rocm_sd.ops.attention import kernel as attention_kernel
     from tests.amdgpu.launch import missing
     from tools import key_loop
@@ -112,7 +111,9 @@ def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None
             count(arch, "float16", head_dim, config)
             for count in (key_loop.usual_pass, key_loop.executed_pass)
         ]
-        usual, counted = (pairs.of(mix, arch, config.block_q * config.block_k) for mix in mixes)
+        usual, counted = (
+            loops.per_pair(mix, arch, config.block_q * config.block_k) for mix in mixes
+        )
         assert usual.matrix == counted.matrix
         assert usual.transcendental == pytest.approx(counted.transcendental, rel=0.05)
         assert usual.estimated_cycles == pytest.approx(counted.estimated_cycles, rel=apart)

@@ -9,12 +9,12 @@ import pytest
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import Arch, table
-from lib_rocm_sd.commands import inspect as inspect_cli
+from lib_rocm_sd.commands import inspect
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.machine import disassemble
-from lib_rocm_sd.machine.analysis import KernelWork, analysed
-from lib_rocm_sd.machine.classify import Kind
-from lib_rocm_sd.machine.listing import Function, Instruction, ListingError
+from lib_rocm_sd.lab import listing
+from lib_rocm_sd.lab.cycles import Kind
+from lib_rocm_sd.lab.listing import Function, Instruction, ListingError
+from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
@@ -44,8 +44,8 @@ def _made(gfx: str) -> tuple[Arch, KernelSpec, build.CodeObject]:
 def _listed(gfx: str) -> KernelWork:
     arch, spec, made = _made(gfx)
     try:
-        text = disassemble.listing(spec, arch, made)
-    except disassemble.NoListingError as error:
+        text = listing.listing(spec, arch, made)
+    except listing.NoListingError as error:
         pytest.skip(str(error))
     return analysed(text.function(spec.entry), arch)
 
@@ -74,13 +74,13 @@ def test_the_matrix_instructions_of_attention_are_those_of_its_tiles(gfx: str) -
 def test_every_way_to_text_gives_the_same(gfx: str) -> None:
     arch, spec, made = _made(gfx)
     works = {}
-    for name, path, read in disassemble._ways(spec, arch, made):
+    for name, path, read in listing._ways(spec, arch, made):
         try:
             functions = read()
         except (ListingError, CompileError):
             continue
-        listing = disassemble.Listing(tuple(functions), name)
-        works[name, path] = analysed(listing.function(spec.entry), arch)
+        text = listing.Listing(tuple(functions), name)
+        works[name, path] = analysed(text.function(spec.entry), arch)
     if len(works) < 2:
         pytest.skip(f"only one way to read code for {gfx} here: {list(works)}")
     first, *others = works.values()
@@ -91,20 +91,20 @@ def test_without_a_way_to_text_the_reasons_are_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     arch, spec, made = _made("gfx1100")
-    monkeypatch.setattr(disassemble, "_refused", {})
-    monkeypatch.setattr(disassemble, "_ways", lambda *which: [])
-    with pytest.raises(disassemble.NoListingError, match="no llvm-objdump"):
-        disassemble.listing(spec, arch, made)
+    monkeypatch.setattr(listing, "_refused", {})
+    monkeypatch.setattr(listing, "_ways", lambda *which: [])
+    with pytest.raises(listing.NoListingError, match="no llvm-objdump"):
+        listing.listing(spec, arch, made)
     tried = []
 
     def fails() -> None:
         tried.append(1)
         raise ListingError("not for this chip")
 
-    monkeypatch.setattr(disassemble, "_ways", lambda *which: [("a tool", tmp_path, fails)])
+    monkeypatch.setattr(listing, "_ways", lambda *which: [("a tool", tmp_path, fails)])
     for _ in range(2):
-        with pytest.raises(disassemble.NoListingError, match="a tool .*: not for this chip"):
-            disassemble.listing(spec, arch, made)
+        with pytest.raises(listing.NoListingError, match="a tool .*: not for this chip"):
+            listing.listing(spec, arch, made)
     assert tried == [1]
 
 
@@ -113,7 +113,7 @@ def test_an_objdump_that_fails_says_why(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\necho 'LLVM ERROR: Disassembly not yet supported'\nexit 1\n")
     path.chmod(0o755)
     with pytest.raises(ListingError, match="LLVM ERROR: Disassembly not yet supported"):
-        disassemble._by_objdump(path, b"")
+        listing._by_objdump(path, b"")
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_inspect_prints_the_loops(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("_one_attention")
 @pytest.mark.parametrize(
     ("error", "exit_status"),
-    [(disassemble.NoListingError(["nothing here"]), 0), (None, 1)],
+    [(listing.NoListingError(["nothing here"]), 0), (None, 1)],
 )
 def test_inspect_says_what_it_could_not_count(
     monkeypatch: pytest.MonkeyPatch,
@@ -158,12 +158,12 @@ def test_inspect_says_what_it_could_not_count(
     _made("gfx1201")
     unknown = Function("attention_forward", (Instruction(("v_unheard_of_b32",)),))
 
-    def listing(*which: object) -> disassemble.Listing:
+    def listed(*which: object) -> listing.Listing:
         if error is not None:
             raise error
-        return disassemble.Listing((unknown,), "a tool")
+        return listing.Listing((unknown,), "a tool")
 
-    monkeypatch.setattr(inspect_cli, "listing", listing)
+    monkeypatch.setattr(inspect, "listing", listed)
     assert __main__.main(["inspect", "--op", "attention", "--arch", "gfx1201"]) == exit_status
     said = capsys.readouterr().out
     assert ("nothing here" if error else "'v_unheard_of_b32' is not in the table") in said

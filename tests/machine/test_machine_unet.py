@@ -14,11 +14,11 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.commands import estimate as estimate_cli
 from lib_rocm_sd.commands.estimate_unet import HEADING, PICTURES
+from lib_rocm_sd.lab.listing import Function, Instruction
+from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.machine import unet
-from lib_rocm_sd.machine.analysis import KernelWork, analysed
 from lib_rocm_sd.machine.cards import CARDS
 from lib_rocm_sd.machine.estimate import Target
-from lib_rocm_sd.machine.listing import Function, Instruction
 from lib_rocm_sd.machine.unet import KINDS, Counted, counted, layout_bytes
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.unet_step import (

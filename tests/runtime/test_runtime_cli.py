@@ -12,7 +12,7 @@ import pytest
 
 from lib_rocm_sd import __main__, arch
 from lib_rocm_sd.commands import compile as compile_cli
-from lib_rocm_sd.commands import inspect as inspect_cli
+from lib_rocm_sd.commands import inspect
 from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, compilers
@@ -26,7 +26,7 @@ SPECS = [KernelSpec(SCALE, "scale", (("THREADS", threads),)) for threads in (64,
 def _small_op(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> None:
     """The only op is the test kernel, in two sizes."""
     module = SimpleNamespace(shipped_specs=lambda row: SPECS, searched_specs=lambda row: SPECS)
-    monkeypatch.setattr(inspect_cli, "kernel_modules_of", lambda choice: [module])
+    monkeypatch.setattr(inspect, "kernel_modules_of", lambda choice: [module])
     monkeypatch.setattr(compile_cli, "shipped", lambda row, names: dict.fromkeys(SPECS, "small"))
     build.forget_failures()
 

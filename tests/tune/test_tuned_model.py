@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
 
 from lib_rocm_sd.arch import table
-from lib_rocm_sd.machine import mix, pairs, paths
-from lib_rocm_sd.machine.pairs import PerPair
+from lib_rocm_sd.lab import cycles, loops
+from lib_rocm_sd.lab.loops import PerPair
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
@@ -75,7 +75,7 @@ def form_parts(codes: noted.Codes, gfx: str) -> object:
     """What the model counts, and how."""
     row = table()[gfx]
     specs = [kernel.spec("bfloat16", 40, "none", each) for each in kernel.configs(row, 40)]
-    how = executed.texts(model, key_loop, mix, pairs, paths)
+    how = executed.texts(model, key_loop, cycles, loops)
     return executor.VERSION, [codes.of(spec, row) for spec in specs], how
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import Arch, amd_table, table
-from lib_rocm_sd.machine import pairs
+from lib_rocm_sd.lab import loops
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -53,12 +53,12 @@ def test_few_groups_take_a_narrow_config_on_the_development_card_only() -> None:
     usual, narrow = kernel.configs(table()["sm_90"], 512)[:2]
     assert (first("sm_90", many), first("sm_90", few)) == (usual, narrow)
     assert narrow.block_q < usual.block_q
-    pairs, single = kernel.configs(table()["sm_90"], 64)[:2]
+    loops, single = kernel.configs(table()["sm_90"], 64)[:2]
     half_filled, filled = (
         AttentionProblem(2, 20, 1024, 1024, 64),
         AttentionProblem(2, 10, 4096, 4096, 64),
     )
-    assert (first("sm_90", filled), first("sm_90", half_filled)) == (pairs, single)
+    assert (first("sm_90", filled), first("sm_90", half_filled)) == (loops, single)
     assert first("gfx942", few) == first("gfx942", many)
 
 
@@ -87,7 +87,7 @@ def test_groups_keep_the_keys_for_several_tiles_of_queries(
 def cycles(arch: Arch, config: kernel.AttentionConfig) -> float:
     """Estimated, of a SIMD, for 1024 of the pairs of a prompt's 77 keys."""
     mix = key_loop.executed_group(arch, "float16", 40, config, 77)
-    return pairs.of(mix, arch, config.block_q * 77).estimated_cycles
+    return loops.per_pair(mix, arch, config.block_q * 77).estimated_cycles
 
 
 @pytest.mark.skipif(launch.missing() is not None, reason=str(launch.missing()))

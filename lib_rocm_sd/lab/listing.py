@@ -1,0 +1,235 @@
+"""A kernel's machine code as text, and that as functions of instructions with resolved branches.
+
+By llvm-objdump, by libamd_comgr, or, where neither knows the chip, as the assembly of the clang
+that made it. In a disassembly a branch has a distance, in assembly a label.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import build, compilers, process, source
+from lib_rocm_sd.runtime.clang import OLDEST, Clang
+from lib_rocm_sd.runtime.library_compilers import LibraryCompiler
+
+
+class ListingError(ValueError):
+    """Text that is no listing, or not of the form expected."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`mnemonics`: one, or both halves of a dual-issue pair. `target`: where a branch leads, as an
+    index into the function's instructions.
+    """
+
+    mnemonics: tuple[str, ...]
+    target: int | None = None
+
+    @property
+    def mnemonic(self) -> str:
+        return self.mnemonics[0]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel, its instructions in the order of their addresses."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+
+_BRANCH = re.compile(r"s_(branch|cbranch_\w+)$")
+_LABEL = re.compile(r"(?:[0-9A-Fa-f]+ )?<?([\w.$]+)>?:\s*(?:;.*)?$")
+_DISASSEMBLED = re.compile(r"\s+(\S.*?)\s*//\s*([0-9A-Fa-f]+):((?: [0-9A-Fa-f]{8})+)")
+_NOT_CODE = re.compile(r"\s*$|\s*\.\.\.\s*$|.*file format |Disassembly of section ")
+
+
+def from_disassembly(text: str) -> list[Function]:
+    """The functions of a disassembled code object. Raises ListingError."""
+    found: list[tuple[str, list[tuple[int, str]]]] = []
+    for line in text.splitlines():
+        instruction = _DISASSEMBLED.match(line)
+        if instruction and found:
+            found[-1][1].append((int(instruction[2], 16), instruction[1]))
+        elif label := _LABEL.match(line):
+            found.append((label[1], []))
+        elif not _NOT_CODE.match(line):
+            raise ListingError(f"a line that is no instruction: {line.strip()!r}")
+    if not any(rows for _, rows in found):
+        raise ListingError("no instructions")
+    return [_resolved(name, rows) for name, rows in found if rows]
+
+
+def _resolved(name: str, rows: list[tuple[int, str]]) -> Function:
+    index = {address: number for number, (address, _) in enumerate(rows)}
+    made = []
+    for address, text in rows:
+        mnemonics = _mnemonics(text)
+        target = None
+        if _BRANCH.match(mnemonics[0]):
+            target = index.get(address + 4 + 4 * _distance(text))
+            if target is None:
+                raise ListingError(f"{name}: {text!r} leads out of the function")
+        made.append(Instruction(mnemonics, target))
+    last = max(
+        (at for at, row in enumerate(made) if row.mnemonic.startswith("s_endpgm")), default=0
+    )
+    if any(instruction.mnemonic.startswith((".", "<")) for instruction in made[:last]):
+        raise ListingError(f"{name}: some words were not decoded")
+    return Function(name, tuple(made))
+
+
+def _distance(text: str) -> int:
+    """Distance of a branch, in words of 4 bytes from the next instruction on."""
+    operand = text.split()[-1]
+    try:
+        value = int(operand, 0)
+    except ValueError as error:
+        raise ListingError(f"{text!r} has no distance") from error
+    return value - 0x10000 if value >= 0x8000 else value
+
+
+def _mnemonics(text: str) -> tuple[str, ...]:
+    return tuple(half.split()[0] for half in text.split(" :: "))
+
+
+def from_assembly(text: str) -> list[Function]:
+    """The functions in a compiler's assembly. Raises ListingError."""
+    names = set(re.findall(r"^\s*\.type\s+([\w.$]+),@function", text, re.MULTILINE))
+    found = list(_assembled(text, names))
+    if not found:
+        raise ListingError("no functions in the assembly")
+    return found
+
+
+def _assembled(text: str, names: set[str]) -> Iterator[Function]:
+    name = ""
+    rows: list[str] = []
+    labels: dict[str, int] = {}
+    for line in text.splitlines():
+        label = _LABEL.match(line)
+        if label and label[1] in names:
+            name, rows, labels = label[1], [], {}
+        elif label and label[1].startswith(".Lfunc_end") and name:
+            yield Function(name, tuple(_jumped(row, labels) for row in rows))
+            name = ""
+        elif label:
+            labels[label[1]] = len(rows)
+        elif name and re.match(r"\s+[a-z]", line):
+            rows.append(line.split(";")[0].strip())
+
+
+def _jumped(text: str, labels: dict[str, int]) -> Instruction:
+    mnemonics = _mnemonics(text)
+    if not _BRANCH.match(mnemonics[0]):
+        return Instruction(mnemonics)
+    label = text.split()[-1]
+    if label not in labels:
+        raise ListingError(f"{text!r} leads to a label that is not there")
+    return Instruction(mnemonics, labels[label])
+
+
+_EXE = ".exe" if sys.platform == "win32" else ""
+_NEWEST = 24
+_LIMIT_S = 120.0
+_MOST_TEXT_BYTES = 1 << 28
+
+
+class NoListingError(Exception):
+    """Nothing here makes text of this code object; `reasons` says what was tried."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The functions of a code object, and what read them out of it: the kind of tool."""
+
+    functions: tuple[Function, ...]
+    made_by: str
+
+    def function(self, name: str) -> Function:
+        """Raises ListingError where there is none of this name."""
+        for function in self.functions:
+            if function.name == name:
+                return function
+        raise ListingError(f"no function {name} in what {self.made_by} says")
+
+
+_Way = tuple[str, Path, Callable[[], list[Function]]]
+_refused: dict[tuple[str, str], str] = {}
+
+
+def listing(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Listing:
+    """`made` as text, by the first way that can. What failed for a chip once is not tried again in
+    this process. Raises NoListingError.
+    """
+    reasons: list[str] = []
+    for name, path, read in _ways(spec, arch, made):
+        key = (f"{name} {path}", arch.gfx)
+        if key not in _refused:
+            try:
+                return Listing(tuple(read()), name)
+            except (ListingError, CompileError) as error:
+                _refused[key] = f"{name} ({path}): {error}"
+        reasons.append(_refused[key])
+    raise NoListingError(reasons or ["no llvm-objdump, no libamd_comgr and no clang was found"])
+
+
+def _ways(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Iterator[_Way]:
+    every = list(compilers.in_order(arch))
+    clangs = [compiler for compiler in every if isinstance(compiler, Clang)]
+    for path in _objdumps(clangs):
+        yield "llvm-objdump", path, partial(_by_objdump, path, made.code)
+    for compiler in every:
+        if isinstance(compiler, LibraryCompiler) and compiler.name == "comgr":
+            yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, made.code)
+    own = (each for each in clangs if each.name == made.compiler and not each.refusals(arch))
+    for clang in islice(own, 1):  # another version's assembly is other code
+        yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
+
+
+def _objdumps(clangs: list[Clang]) -> list[Path]:
+    """Each llvm-objdump: those beside a clang first, then in PATH, the newest first."""
+    found = [
+        folder / f"llvm-objdump{_EXE}"
+        for clang in clangs
+        for folder in (clang.path.parent, clang.path.resolve().parent)
+    ]
+    names = [f"llvm-objdump-{version}" for version in range(_NEWEST, OLDEST - 1, -1)]
+    found += [Path(path) for path in map(shutil.which, [*names, "llvm-objdump"]) if path]
+    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())[::-1]
+
+
+def _by_objdump(path: Path, code: bytes) -> list[Function]:
+    with process.work_folder() as folder:
+        file = folder / "kernel.co"
+        file.write_bytes(code)
+        done = process.run([path, "-d", file], _LIMIT_S, output_limit_bytes=_MOST_TEXT_BYTES)
+    if done.trouble:
+        said = re.search(r"(?:LLVM ERROR|error): .*", done.output)
+        raise ListingError(f"{done.trouble}: {said[0] if said else done.output[:200]}")
+    return from_disassembly(done.output)
+
+
+def _by_comgr(comgr: LibraryCompiler, arch: Arch, code: bytes) -> list[Function]:
+    return from_disassembly(comgr.disassemble(code, arch))
+
+
+def _by_compiler(clang: Clang, spec: KernelSpec, arch: Arch) -> list[Function]:
+    defines = {**arch.defines(), **dict(spec.defines)}
+    text = source.flatten(spec.source)
+    return from_assembly(clang.assembly(text, arch, defines, spec.source))
