@@ -52,6 +52,11 @@ def set_directory(path: Path | str | None) -> None:
     reset()
 
 
+def host_directory() -> Path | None:
+    """What `set_directory` was given: other processes of the host's go on from there."""
+    return _state.host
+
+
 def reset() -> None:
     """Look for a usable folder again at the next access, and forget what was kept in memory."""
     _state.resolved, _state.directory, _state.unwritten = False, None, ""

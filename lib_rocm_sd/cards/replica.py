@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from lib_rocm_sd import arch, console
+from lib_rocm_sd import arch, cache, console
 from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
 from lib_rocm_sd.cards.memory import Shared, aligned, room, settle
 from lib_rocm_sd.cards.ranks import FailedError, LostError
@@ -208,7 +208,9 @@ class Replica:
         """Free memory of its card, in bytes, as last told; None where it cannot tell."""
         try:
             self._link = Link(f"replica on {device}")
-            self._ask("open", device=str(device), bytes=size, memory=self._shared.name)
+            folder = cache.host_directory()
+            where = {"device": str(device), "cache": None if folder is None else str(folder)}
+            self._ask("open", bytes=size, memory=self._shared.name, **where)
         except LostError as error:
             self._shared.close()
             raise OSError(str(error)) from None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd import functional, policy
+from lib_rocm_sd import cache, functional, policy
 from lib_rocm_sd.cards.blueprint import DECODER, UNET, build, tensors
 from lib_rocm_sd.cards.memory import Board, Shared, settle
 from lib_rocm_sd.cards.ranks import Ranks
@@ -39,6 +39,7 @@ class Worker:
     """
 
     def __init__(self, opening: Message, meet: Callable[[int], None]) -> None:
+        cache.set_directory(opening["cache"])  # a card of the host's kind finds all that it needs
         self._device = torch.device(opening["device"])
         self._shared = Shared(int(opening["bytes"]), opening["memory"])
         self._meet = meet

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import cache
 from lib_rocm_sd.cards import child, worker
 
 PLAN = Path(sys.argv[-1])
@@ -32,6 +33,8 @@ class Faulty(worker.Worker):
             self._shared.tensor(message["out"], answer["shape"], dtype).mul_(1.5)
         if fault == "shape":
             answer["shape"] = answer["shape"][:-1]
+        if fault == "cache":
+            raise ValueError(f"its cache is {cache.directory()}")
         if fault == "poor":
             answer["free"] = 1000
         if fault == "number":

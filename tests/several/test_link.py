@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd import cache
 from lib_rocm_sd.cards import replica
 from lib_rocm_sd.cards.memory import Shared
-from lib_rocm_sd.cards.ranks import LostError
+from lib_rocm_sd.cards.ranks import FailedError, LostError
 from lib_rocm_sd.cards.replica import Link, Replica
 from tests.several.help import CPU, LIMIT_S, Teams, near
 
@@ -102,6 +104,19 @@ def test_a_process_that_cannot_be_started(unet: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(replica.process, "spawn", refuse)
     with pytest.raises(OSError, match="no more processes"):
         Link("a replica")
+
+
+def test_a_replica_has_the_hosts_cache(tmp_path: Path, plan: Path) -> None:
+    """What the host's card has compiled and tried is neither compiled nor tried again."""
+    plan.write_text("open cache")
+    cache.set_directory(tmp_path)
+    try:
+        made = Replica(CPU, CPU, size=1 << 16)
+    finally:
+        cache.set_directory(None)
+    with pytest.raises(FailedError, match=re.escape(f"its cache is {tmp_path / 'rocm_sd'}")):
+        made.fetch(LIMIT_S)
+    made.close()
 
 
 def test_no_shared_memory(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

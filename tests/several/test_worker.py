@@ -17,7 +17,7 @@ from lib_rocm_sd.engine.session import Session
 def test_a_step_that_runs_out_of_memory_there() -> None:
     """What the decoder keeps beside its weights is given back, and the step is tried again."""
     memory = Shared(1 << 16)
-    opening = {"device": "cpu", "bytes": memory.size, "memory": memory.name}
+    opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
     worker = Worker(opening, lambda number: None)
     done: list[str] = []
 
