@@ -21,6 +21,10 @@ WARM = 2
 """Calls of a way that are not counted: they compile, choose and record."""
 MEASURED = 2
 MOST_WAYS = 4
+MOST_WAIT = 2.0
+"""A call that took longer than so many times what calls of its way take counts as that: a live
+preview, or another program, came between.
+"""
 _SMOOTH = 0.3
 
 
@@ -96,7 +100,13 @@ class Shares:
         known.calls[way] = known.calls.get(way, 0) + 1
         if known.calls[way] <= self.warm:
             return
-        known.times[way] = _smooth(known.times.get(way), ms)
+        before = known.times.get(way)
+        if before is None:
+            known.times[way] = ms
+        elif known.calls[way] <= self.warm + self.measured:
+            known.times[way] = min(before, ms)  # one of them may still have recorded something
+        else:
+            known.times[way] = _smooth(before, min(ms, MOST_WAIT * before))
         for card, (rows, own_ms) in enumerate(zip(way, each, strict=False)):
             if rows and own_ms > 0:
                 known.speeds[card] = _smooth(known.speeds.get(card), rows / own_ms)

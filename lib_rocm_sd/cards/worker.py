@@ -265,7 +265,9 @@ def _mirror(theirs: dict[str, Any]) -> None:
     torch.backends.cudnn.deterministic = theirs["deterministic"]
     torch.backends.cudnn.allow_tf32 = theirs["conv_tf32"]
     torch.backends.cuda.matmul.allow_tf32 = theirs["matmul_tf32"]
-    torch.use_deterministic_algorithms(theirs["algorithms"], warn_only=True)
+    if theirs["algorithms"] != torch.are_deterministic_algorithms_enabled():
+        # Imports torch's compiler, which takes four seconds; a step of the host's waits.
+        torch.use_deterministic_algorithms(theirs["algorithms"], warn_only=True)
 
 
 def _replace_attention(unet: nn.Module, session: Session) -> None:

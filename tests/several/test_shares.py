@@ -51,6 +51,21 @@ def test_a_slow_card_is_not_used() -> None:
     assert shares.alone("kind", 2) == "one card takes 20.0 ms, and several take 50.0"
 
 
+def test_a_call_that_records_or_is_held_up_decides_nothing() -> None:
+    """Of those measured first the shortest counts, of later ones no more than twice as long."""
+    shares = Shares()
+    played(shares, 2, {0: 30.0, 1: 30.0}, ONCE)
+    for ms in (*[1000.0] * WARM, *[200.0] * (MEASURED - 1), 40.0):
+        assert shares.way("kind", 2, [True, True]) == (1, 1)
+        shares.took("kind", (1, 1), ms)
+    assert shares.way("kind", 2, [True, True]) == (1, 1)
+    shares.took("kind", (1, 1), 1000.0)
+    assert shares.way("kind", 2, [True, True]) == (1, 1)
+    for _ in range(3):
+        shares.took("kind", (1, 1), 100.0)
+    assert shares.way("kind", 2, [True, True]) == (2, 0)
+
+
 def test_unlike_cards_get_their_shares() -> None:
     found = played(Shares(), 8, {0: 10.0, 1: 30.0}, 4 * ONCE)
     assert found[ONCE] == (4, 4) and found[-1] == (6, 2)

@@ -10,7 +10,7 @@ import torch
 
 from lib_rocm_sd.cards.blueprint import UNET
 from lib_rocm_sd.cards.memory import Shared
-from lib_rocm_sd.cards.worker import CopiedUnet, Worker
+from lib_rocm_sd.cards.worker import CopiedUnet, Worker, _mirror, switches
 from lib_rocm_sd.engine.session import Session
 
 
@@ -36,3 +36,15 @@ def test_a_step_that_runs_out_of_memory_there() -> None:
     memory.tensor(0, (3,), torch.float32).fill_(2)
     assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
     assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
+
+
+def test_a_switch_that_stands_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting this one imports torch's compiler, while a step of the host's waits."""
+    calls: list[bool] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, warn_only: calls.append(mode)
+    )
+    _mirror(switches())
+    assert not calls
+    _mirror({**switches(), "algorithms": True})
+    assert calls == [True]
