@@ -330,6 +330,7 @@ class Subject:
         self.leaves: list[nn.Module] = []
         """Modules with weights."""
         self.manner = manner()
+        self._known: list[list[Any]] = []
         self._watch: Watch | None = None
         self._blueprint: Blueprint | None = None
         self._slots: list[tuple[dict[str, Any], str]] = []
@@ -346,17 +347,26 @@ class Subject:
         self.manner, around = self._manner(), self._surroundings()
         same = self._watch is not None and self._watch.same() and around == self._around
         if same and not self.reasons:
-            facts = self._facts()
-            if facts == self.facts:
+            columns = self._columns()
+            if columns == self._known:
                 return
-            self.facts = facts
+            self._know(columns)
         if not same or self._kinds() != self._read_kinds:
             self._read()
             self._around = around
-            self.facts = [] if self.reasons else self._facts()
+            self._know([] if self.reasons else self._columns())
 
-    def _facts(self) -> list[Fact]:
-        return [(id(t), version_of(t), t.data_ptr()) for t in self.tensors()]
+    def _know(self, columns: list[list[Any]]) -> None:
+        self._known, self.facts = columns, list(zip(*columns, strict=True))
+
+    def _columns(self) -> list[list[Any]]:
+        """The facts as columns: in each step, so without a tuple for each tensor."""
+        tensors = self.tensors()
+        return [
+            list(map(id, tensors)),
+            list(map(version_of, tensors)),
+            list(map(torch.Tensor.data_ptr, tensors)),
+        ]
 
     def _kinds(self) -> list[tuple[Hashable, ...]]:
         return [(t.dtype, t.shape) for t in self.tensors()]
