@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -304,6 +305,7 @@ def _lay_out(packages: Mapping[str, Sequence[str]]) -> None:
                 setattr(sys.modules[parent], last, package)
 
 
+_VERSION = attrgetter("_version")
 Fact = tuple[int, int | None, int]
 """A tensor's identity, version and place: another one where its values may be others."""
 
@@ -360,13 +362,14 @@ class Subject:
         self._known, self.facts = columns, list(zip(*columns, strict=True))
 
     def _columns(self) -> list[list[Any]]:
-        """The facts as columns: in each step, so without a tuple for each tensor."""
+        """The facts as columns. It is made in each step: no line of Python for each tensor."""
         tensors = self.tensors()
-        return [
-            list(map(id, tensors)),
-            list(map(version_of, tensors)),
-            list(map(torch.Tensor.data_ptr, tensors)),
-        ]
+        versions: list[int | None]
+        try:
+            versions = list(map(_VERSION, tensors))
+        except RuntimeError:  # some count none
+            versions = list(map(version_of, tensors))
+        return [list(map(id, tensors)), versions, list(map(torch.Tensor.data_ptr, tensors))]
 
     def _kinds(self) -> list[tuple[Hashable, ...]]:
         return [(t.dtype, t.shape) for t in self.tensors()]
