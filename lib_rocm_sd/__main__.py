@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "doctor": (
-        "lib_rocm_sd.doctor.command",
+        "lib_rocm_sd.commands.doctor",
         "what this machine has, what would run on it, and why not more",
     ),
     "compile": (
@@ -40,19 +40,19 @@ COMMANDS = {
     ),
     "bench": ("lib_rocm_sd.commands.bench", "measure the kernels on this machine's GPU"),
     "profile": (
-        "lib_rocm_sd.profile.command",
+        "lib_rocm_sd.commands.profile",
         "where a picture's time goes, by kind of work and by part of the model",
     ),
     "demo": (
-        "lib_rocm_sd.demo.command",
+        "lib_rocm_sd.commands.demo",
         "the same pictures without and with the kernels, side by side",
     ),
     "tune": (
-        "lib_rocm_sd.tune.command",
+        "lib_rocm_sd.commands.tune",
         "which configs run first; measure them on this GPU, and export that as a contribution",
     ),
     "results": (
-        "lib_rocm_sd.results.command",
+        "lib_rocm_sd.commands.results",
         "the results of speed tests that owners of cards contributed, as a table",
     ),
     "scaling": (

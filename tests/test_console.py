@@ -128,7 +128,7 @@ def test_values_are_formatted_only_for_a_level_that_is_shown() -> None:
 def test_a_command_escapes(tmp_path: Path) -> None:
     program = (
         "from lib_rocm_sd import __main__\n"
-        "from lib_rocm_sd.results import command\n"
+        "from lib_rocm_sd.commands import results as command\n"
         f"command.rendered = lambda *_: {FOLDER!r}\n"
         f"raise SystemExit(__main__.main(['results', {str(tmp_path)!r}]))\n"
     )

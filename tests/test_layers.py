@@ -41,7 +41,7 @@ LAYERS = (
     ("hosts.webui", "hosts.comfyui", "hosts.diffusers"),
     ("hosts.a1111",),
     ("distributed",),
-    ("tune", "doctor", "demo", "profile", "results", "commands"),
+    ("commands",),
     ("__main__",),
 )
 """From the ground up: a module may import from its own layer and from those before it. Each name is

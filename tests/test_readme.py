@@ -10,7 +10,7 @@ import pytest
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import amd_table
-from lib_rocm_sd.doctor.card import FORMAT
+from lib_rocm_sd.commands.selftest import FORMAT
 from lib_rocm_sd.lab import speed_result
 from tools import card_table, results_table
 

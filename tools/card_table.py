@@ -12,7 +12,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lib_rocm_sd.arch import Arch, amd_table
-from lib_rocm_sd.doctor.card import FORMAT
+from lib_rocm_sd.commands.selftest import FORMAT
 
 CARDS = Path(__file__).resolve().parent.parent / "docs" / "cards.md"
 BEGIN = "<!-- cards: written by `python tools/card_table.py --write` -->"

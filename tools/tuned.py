@@ -25,6 +25,7 @@ from typing import Any
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.commands import support as cli_support
+from lib_rocm_sd.commands import tune
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab import loops
 from lib_rocm_sd.lab.cycles import Mix
@@ -33,7 +34,6 @@ from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.runtime import codeobject, source
-from lib_rocm_sd.tune import file as tuned_file
 from tests.amdgpu.errors import ExecutionError
 from tools import key_loop
 
@@ -261,8 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(cli_support.as_table([heads, *rows]))
     if args.write:
         for gfx, entries in made.items():
-            content = tuned_file.with_section(gfx, section_of(table()[gfx], entries))
-            tuned_file.write(tuned.path_of(gfx, attention_kernel.OP), content)
+            content = tune.with_section(gfx, section_of(table()[gfx], entries))
+            tune.write(tuned.path_of(gfx, attention_kernel.OP), content)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: choices, a plain table.
+"""What the commands share: choices, a plain table, and what says who somebody is left out.
 
 Needs no torch.
 """
@@ -6,7 +6,10 @@ Needs no torch.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.arch import Arch, amd_table, table
@@ -78,3 +81,36 @@ def as_table(rows: Sequence[Sequence[object]]) -> str:
         for row in cells
     ]
     return "\n".join(lines)
+
+
+def anonymous(value: Any, home: str | None = None, user: str | None = None) -> Any:
+    """`value` with, in every string, the home folder as ~ and the user's name in paths as USER."""
+    home = _home() if home is None else home
+    user = _user() if user is None else user
+    if isinstance(value, str):
+        return _hidden(value, home, user)
+    if isinstance(value, dict):
+        return {key: anonymous(item, home, user) for key, item in value.items()}
+    if isinstance(value, list):
+        return [anonymous(item, home, user) for item in value]
+    return value
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:
+        return ""
+
+
+def _user() -> str:
+    return os.environ.get("USERNAME") or os.environ.get("USER") or os.environ.get("LOGNAME") or ""
+
+
+def _hidden(text: str, home: str, user: str) -> str:
+    if len(home) > 1:
+        for form in (home, home.replace("\\", "/"), home.replace("\\", "\\\\")):
+            text = re.sub(re.escape(form) + r"(?![\w.-])", "~", text, flags=re.IGNORECASE)
+    if user:
+        text = re.sub(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)", "USER", text)
+    return text

@@ -14,7 +14,7 @@ pytest.importorskip("tinygrad", reason="tinygrad, which decodes AMD's instructio
 
 from lib_rocm_sd import __main__ as command
 from lib_rocm_sd import arch, device, report
-from lib_rocm_sd.doctor import cases as selftest_cases
+from lib_rocm_sd.commands import selftest_cases
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.ops.attention.formula import reference

@@ -17,16 +17,8 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 image = pytest.importorskip("PIL.Image")
 
-from lib_rocm_sd.demo import (
-    command as demo,
-)
-from lib_rocm_sd.demo import (
-    comparison as demo_report,
-)
-from lib_rocm_sd.demo import (
-    sheet as demo_sheet,
-)
-from lib_rocm_sd.demo.pipeline import ROOT
+from lib_rocm_sd.commands import demo, demo_pictures
+from lib_rocm_sd.commands.little_model import ROOT
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.vae.program import Program
@@ -62,7 +54,7 @@ def test_the_report_says_what_ran_and_how_long(finished: Path) -> None:
     assert [row["prompt"] for row in found["pictures"]] == PROMPTS
     assert all(row["without_s"] > 0 and row["with_s"] > 0 for row in found["pictures"])
     assert found["agree"] is True
-    assert found["largest_difference"] <= demo_report.AGREE_FLOAT32
+    assert found["largest_difference"] <= demo_pictures.AGREE_FLOAT32
     assert found["patched"] == {"replaced": 16, "left_alone": {}}
     assert attention_calls(found) == 2 * (2 * 14 + 1)
     assert found["device"]["backend"] == "cpu"
@@ -73,7 +65,7 @@ def test_the_report_says_what_ran_and_how_long(finished: Path) -> None:
 
 def test_without_a_gpu_it_says_that_the_speed_means_nothing(finished: Path) -> None:
     text = (finished / "report.txt").read_text(encoding="utf-8")
-    assert demo_report.NO_GPU in text
+    assert demo_pictures.NO_GPU in text
     assert "not active" in text
     assert "torch's own attention" in text
     assert "they agree" in text
@@ -105,18 +97,18 @@ def test_the_report_names_the_vae(finished: Path) -> None:
 
 def test_the_sheet_shows_both_sides_and_the_difference(finished: Path) -> None:
     sheet = np.asarray(image.open(finished / "demo.png").convert("RGB"))
-    cell, gap = demo_sheet.CELL, demo_sheet.GAP
-    step = cell + demo_sheet.CAPTION + gap
-    assert sheet.shape == (demo_sheet.HEAD + 3 * step, 3 * cell + 4 * gap, 3)
+    cell, gap = demo_pictures.CELL, demo_pictures.GAP
+    step = cell + demo_pictures.CAPTION + gap
+    assert sheet.shape == (demo_pictures.HEAD + 3 * step, 3 * cell + 4 * gap, 3)
     for row in range(3):  # two prompts, and the VAE alone
-        top = demo_sheet.HEAD + row * step + demo_sheet.CAPTION - 6
+        top = demo_pictures.HEAD + row * step + demo_pictures.CAPTION - 6
         columns = [
             sheet[top : top + cell, gap + i * (cell + gap) : gap + i * (cell + gap) + cell]
             for i in range(3)
         ]
         assert columns[0].std() > 5
         assert abs(columns[0].astype(int) - columns[1]).max() <= 3
-        assert columns[2].max() <= demo_report.AGREE_FLOAT32 * demo_sheet.AMPLIFIED
+        assert columns[2].max() <= demo_pictures.AGREE_FLOAT32 * demo_pictures.AMPLIFIED
 
 
 def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,12 +211,12 @@ def test_without_diffusers_it_names_the_command_that_installs_it(tmp_path: Path)
 # --- what the numbers mean
 
 
-def sides(without: int, with_: int, reference: int | None = None) -> demo_report.Sides:
+def sides(without: int, with_: int, reference: int | None = None) -> demo.Sides:
     def flat(value: int) -> np.ndarray[Any, Any]:
         return np.full((8, 8, 3), value, np.uint8)
 
     whole = None if reference is None else flat(reference)
-    return demo_report.Sides("a circle", flat(without), flat(with_), 3.0, 2.0, whole)
+    return demo.Sides("a circle", flat(without), flat(with_), 3.0, 2.0, whole)
 
 
 def decodes(**changed: Any) -> dict[str, Any]:
@@ -254,7 +246,7 @@ def decodes(**changed: Any) -> dict[str, Any]:
     ids=str,
 )
 def test_what_a_vae_may_differ_by(changed: dict[str, Any], agree: bool) -> None:
-    assert demo_report.vae_agrees(decodes(**changed)) is agree
+    assert demo_pictures.vae_agrees(decodes(**changed)) is agree
 
 
 OURS = {"rows": [{"variant": "rocm_sd"}]}
@@ -263,12 +255,12 @@ THEIRS: dict[str, Any] = {"rows": [{"variant": "sdpa"}]}
 
 @pytest.mark.parametrize(("with_", "agree"), [(102, True), (103, False), (97, False)])
 def test_float32_may_differ_by_two(with_: int, agree: bool) -> None:
-    assert demo_report.comparison([sides(100, with_)], "cpu", THEIRS, True)["agree"] is agree
+    assert demo.comparison([sides(100, with_)], "cpu", THEIRS, True)["agree"] is agree
 
 
 @pytest.mark.parametrize(("with_", "agree"), [(104, True), (105, False)])
 def test_half_may_differ_as_much_as_half_does(with_: int, agree: bool) -> None:
-    found = demo_report.comparison([sides(100, with_, 96)], "hip", OURS, False)
+    found = demo.comparison([sides(100, with_, 96)], "hip", OURS, False)
     assert found["agree"] is agree
     assert found["pictures"][0]["half_vs_float32_mean"] == 4
 
@@ -276,12 +268,12 @@ def test_half_may_differ_as_much_as_half_does(with_: int, agree: bool) -> None:
 @pytest.mark.parametrize(
     ("backend", "ran", "said"),
     [
-        ("cpu", THEIRS, demo_report.NO_GPU),
-        ("hip", THEIRS, demo_report.NOT_OURS),
-        ("hip", OURS, demo_report.TINY),
+        ("cpu", THEIRS, demo_pictures.NO_GPU),
+        ("hip", THEIRS, demo_pictures.NOT_OURS),
+        ("hip", OURS, demo_pictures.TINY),
     ],
 )
 def test_when_the_speed_means_something(backend: str, ran: dict[str, Any], said: str) -> None:
-    found = demo_report.comparison([sides(1, 1)], backend, ran, True)
+    found = demo.comparison([sides(1, 1)], backend, ran, True)
     assert found["speed"] == said
     assert found["ratio"] == 1.5

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lib_rocm_sd.demo import command as demo
-from lib_rocm_sd.demo import page as demo_page
-from lib_rocm_sd.demo.pipeline import ROOT
+from lib_rocm_sd.commands import demo
+from lib_rocm_sd.commands.little_model import ROOT
 
 START_S = 120
 
@@ -29,33 +28,33 @@ def arguments(*words: str) -> argparse.Namespace:
 def taken() -> tuple[socket.socket, int]:
     """A port that somebody listens on."""
     found = socket.socket()
-    found.bind((demo_page.ADDRESS, 0))
+    found.bind((demo.ADDRESS, 0))
     found.listen()
     return found, found.getsockname()[1]
 
 
 def test_the_address_is_this_machine_alone() -> None:
-    assert demo_page.ADDRESS == "127.0.0.1"
+    assert demo.ADDRESS == "127.0.0.1"
 
 
 def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     listening, port = taken()
     with listening:
-        monkeypatch.setattr(demo_page, "FIRST_PORT", port)
-        monkeypatch.setattr(demo_page, "LAST_PORT", port)
-        found = demo_page.free_port(None)
+        monkeypatch.setattr(demo, "FIRST_PORT", port)
+        monkeypatch.setattr(demo, "LAST_PORT", port)
+        found = demo.free_port(None)
         assert found != port
         with pytest.raises(OSError):
-            demo_page.free_port(port)
-    assert demo_page.free_port(port) == port
+            demo.free_port(port)
+    assert demo.free_port(port) == port
 
 
 @pytest.mark.parametrize("port", [-1, 70000])
 def test_an_impossible_port_is_told(
     port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo_page, "_missing", str)
-    assert demo_page.main(arguments(f"--port={port}", "--out", str(tmp_path))) == 2
+    monkeypatch.setattr(demo, "_missing", str)
+    assert demo.serve(arguments(f"--port={port}", "--out", str(tmp_path))) == 2
     assert f"port {port} cannot be had" in capsys.readouterr().err
 
 
@@ -63,7 +62,7 @@ def test_without_gradio_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert demo_page.main(arguments("--out", str(tmp_path))) == 2
+    assert demo.serve(arguments("--out", str(tmp_path))) == 2
     assert "install.py demo --ui" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from diffusers.models.attention_processor import Attention
 from safetensors import safe_open
 
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 from tests.demo.tiny_model import pipeline
 from tools import shapes, tiny_tokenizer, train_tiny_sd
 
@@ -34,7 +34,7 @@ def scenes(count: int) -> shapes.Scenes:
 
 
 def test_it_is_small_and_in_half_precision() -> None:
-    files = [file for file in demo.MODEL.rglob("*") if file.is_file()]
+    files = [file for file in little_model.MODEL.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 16_000_000
     weights = [file for file in files if file.suffix == ".safetensors"]
     assert len(weights) == 3
@@ -54,10 +54,12 @@ def test_its_head_dims_are_those_of_stable_diffusion(pipeline: Any) -> None:
 
 
 def test_its_tensors_have_the_names_of_stable_diffusion() -> None:
-    with safe_open(str(demo.MODEL / "text_encoder" / "model.safetensors"), "pt") as tensors:
+    with safe_open(str(little_model.MODEL / "text_encoder" / "model.safetensors"), "pt") as tensors:
         names = set(tensors.keys())
     assert "text_model.encoder.layers.0.self_attn.q_proj.weight" in names
-    with safe_open(str(demo.MODEL / "vae" / "diffusion_pytorch_model.safetensors"), "pt") as file:
+    with safe_open(
+        str(little_model.MODEL / "vae" / "diffusion_pytorch_model.safetensors"), "pt"
+    ) as file:
         assert "decoder.mid_block.attentions.0.to_q.weight" in set(file.keys())
 
 
@@ -72,7 +74,7 @@ def test_the_text_states_have_a_mean(pipeline: Any) -> None:
 
 
 def test_the_log_of_its_training_lies_beside_it() -> None:
-    log = json.loads((demo.MODEL / "training.json").read_text(encoding="utf-8"))
+    log = json.loads((little_model.MODEL / "training.json").read_text(encoding="utf-8"))
     losses = log["losses"]["denoiser"]
     assert losses[-1]["loss"] < 0.1 < losses[0]["loss"]
     assert log["arguments"]["seed"] == 0
@@ -189,7 +191,7 @@ def pictures(pipeline: Any) -> dict[str, np.ndarray[Any, Any]]:
     made = pipeline(
         list(PROMPTS),
         num_inference_steps=12,
-        guidance_scale=demo.GUIDANCE,
+        guidance_scale=little_model.GUIDANCE,
         generator=[torch.Generator().manual_seed(seed) for seed in range(len(PROMPTS))],
         output_type="np",
     ).images
@@ -277,8 +279,8 @@ def test_a_step_of_training_makes_a_pipeline(tmp_path: Path) -> None:
     torch.random.set_rng_state(state)
     log = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert len(log["losses"]["autoencoder"]) == len(log["losses"]["denoiser"]) == 1
-    made = demo.load(tmp_path, torch.float32)
+    made = little_model.load(tmp_path, torch.float32)
     image = made("a red circle", num_inference_steps=1, output_type="np").images[0]
     assert image.shape == (SIZE, SIZE, 3)
     names = {file.relative_to(tmp_path) for file in tmp_path.rglob("*")}
-    assert names == {file.relative_to(demo.MODEL) for file in demo.MODEL.rglob("*")}
+    assert names == {file.relative_to(little_model.MODEL) for file in little_model.MODEL.rglob("*")}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 
 
 @pytest.fixture(scope="module")
@@ -15,4 +15,4 @@ def pipeline() -> Any:
     """Skips where diffusers or transformers is missing."""
     for package in ("diffusers", "transformers"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    return demo.load(demo.MODEL, torch.float32)
+    return little_model.load(little_model.MODEL, torch.float32)

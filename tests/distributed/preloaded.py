@@ -11,6 +11,6 @@ with contextlib.suppress(ImportError):
     import diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion  # noqa: F401
     import transformers  # noqa: F401
 
-import lib_rocm_sd.demo.pipeline
+import lib_rocm_sd.commands.little_model
 import lib_rocm_sd.distributed
 import lib_rocm_sd.hosts.diffusers.pipeline  # noqa: F401

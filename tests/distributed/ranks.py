@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.__main__ import main
 from lib_rocm_sd.cards import meeting
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.distributed import (
     Group,
     for_each,
@@ -33,7 +33,7 @@ PROMPTS = ("a red circle", "a blue square", "a green triangle", "a star")
 
 
 def little(dtype: torch.dtype = torch.float32) -> Any:
-    pipeline = demo.load(demo.MODEL, dtype)
+    pipeline = little_model.load(little_model.MODEL, dtype)
     for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         part.eval().requires_grad_(False)
     return pipeline

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import arch, device
-from lib_rocm_sd.doctor import command as doctor
-from lib_rocm_sd.doctor import text as doctor_text
+from lib_rocm_sd.commands import doctor
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
@@ -131,7 +130,7 @@ def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
     monkeypatch.setattr(TorchConv, "run", fail)
     findings = doctor.examine()
     assert findings["broken"] == []
-    assert "nothing can run this" in doctor_text.render(findings)
+    assert "nothing can run this" in doctor.render(findings)
     broken = examined(reference, share=1.1)["broken"]
     assert any("NotSupportedError" in line for line in broken)
 
@@ -139,7 +138,7 @@ def test_what_nothing_can_run_is_broken_on_a_known_gpu_only(
 def test_text_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(argparse.Namespace(json=True, self_test=False, out=None, gpu=None)) == 0
     findings = json.loads(capsys.readouterr().out)
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert torch.__version__ in text
     assert "sdpa" in text
     assert text.endswith("without a supported GPU our kernel has nothing to run on")
@@ -152,7 +151,7 @@ def test_a_compiler_that_was_not_verified_is_labelled() -> None:
     about: dict[str, Any] = {"name": "clang", "gfx": "gfx1201", "file": None, "reasons": []}
     about["note"] = "not verified"
     findings["compilers"] = [about, about | {"gfx": "gfx1100", "note": ""}]
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert "clang for gfx1201: ready, not verified\n" in text
     assert "clang for gfx1100: ready\n" in text
 
@@ -166,7 +165,7 @@ def test_a_working_kernel_is_healthy(examined: Callable[..., dict[str, Any]]) ->
     (vae,) = findings["vae"]
     assert vae["usable"]
     assert {problem["variant"] for problem in vae["problems"]} == {"rocm_sd"}
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert "convolutions run on our kernels" in text
     assert "healthy: our kernels run attention and VAE" in text
 
@@ -181,7 +180,7 @@ def test_a_wrong_convolution_is_broken_and_attention_still_ours(
     assert findings["work"][0]["usable"]
     assert not findings["vae"][0]["usable"]
     assert findings["vae"][0]["problems"][0]["variant"] == "torch"
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert "convolutions run on torch's: self-test failed" in text
     assert "healthy" not in text
 
@@ -191,7 +190,7 @@ def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> No
     assert "our kernel cannot be used: self-test failed" in findings["broken"][0]
     (row,) = findings["work"]
     assert {problem["variant"] for problem in row["problems"]} == {torchs_best()}
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert "rocm_sd FAILED 1.0e-01 / 2.0e-03" in text
     assert "broken: cpu: our kernel cannot be used" in text
 
@@ -204,7 +203,7 @@ def test_no_compiler_is_broken_and_says_what_each_said(
 
     findings = examined(work)
     assert "CompileError" in findings["broken"][0]
-    assert "FAILED (" in doctor_text.render(findings)
+    assert "FAILED (" in doctor.render(findings)
 
 
 def test_too_little_memory_is_a_finding_not_a_crash(
@@ -215,7 +214,7 @@ def test_too_little_memory_is_a_finding_not_a_crash(
 
     findings = examined(work)
     assert any("HIP out of memory" in line for line in findings["broken"])
-    assert doctor_text.render(findings)
+    assert doctor.render(findings)
 
 
 def test_without_torch_it_says_so_and_ends_with_1(tmp_path: Path) -> None:
@@ -236,14 +235,14 @@ def test_without_torch_it_says_so_and_ends_with_1(tmp_path: Path) -> None:
     ]
     assert findings["work"] == findings["vae"] == []
     assert findings["compilers"]
-    assert "not tried without torch" in doctor_text.render(findings)
+    assert "not tried without torch" in doctor.render(findings)
 
 
 def test_gpus_that_only_the_driver_lists_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kfd_gpus", lambda: ["gfx1201", "gfx906"])
     findings = doctor.examine()
     assert {found["gfx"] for found in findings["compilers"]} == {"gfx1201"}
-    text = doctor_text.render(findings)
+    text = doctor.render(findings)
     assert "the system's driver lists: gfx1201, gfx906" in text
     assert "is this torch a ROCm build?" in text
 
@@ -271,7 +270,7 @@ def test_switches_of_the_environment_are_shown(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_home_and_user_are_hidden(text: str, home: str, user: str, expected: str) -> None:
-    assert doctor_text.anonymous({"a": [text]}, home, user) == {"a": [expected]}
+    assert doctor.anonymous({"a": [text]}, home, user) == {"a": [expected]}
 
 
 def test_the_findings_hold_neither_home_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:

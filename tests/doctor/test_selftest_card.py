@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__ as command
 from lib_rocm_sd import arch, device
-from lib_rocm_sd.doctor import card as selftest_card
-from lib_rocm_sd.doctor import cases as selftest_cases
-from lib_rocm_sd.doctor.cases import CardCase
+from lib_rocm_sd.commands import selftest as selftest_card
+from lib_rocm_sd.commands import selftest_cases
+from lib_rocm_sd.commands.selftest_cases import CardCase
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
@@ -270,7 +270,7 @@ def test_trials_come_first_and_after_a_fault_nothing_runs_here(
 
     card(toy("rocm_sd"))
     monkeypatch.setattr("lib_rocm_sd.trials.place.of", lambda place, launch: object())
-    monkeypatch.setattr("lib_rocm_sd.doctor.trials.again", again)
+    monkeypatch.setattr("lib_rocm_sd.commands.selftest.try_again", again)
     code, document = run(tmp_path / "out.json")
     assert code == (selftest_card.PASSED if outcome == "passed" else selftest_card.FAILED)
     assert [row["outcome"] for row in document["verdicts"]] == [outcome]

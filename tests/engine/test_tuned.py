@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd.arch import KERNELS_DIR, amd_table, table
+from lib_rocm_sd.commands import tune
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.tune import file as tuned_file
 from lib_rocm_sd.vae import ahead
 
 ROOT = KERNELS_DIR.parent
@@ -31,8 +31,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "measured": {"times": [{"problem": "B1 H1 Sq8 Sk8 D64", "time_us": 1.5, "default_us": 2.0}]},
 }
 ABOUT: dict[str, dict[str, Any]] = {
-    "modelled": {name: "said" for name in tuned_file.ABOUT["modelled"]},
-    "measured": {name: "said" for name in tuned_file.ABOUT["measured"]},
+    "modelled": {name: "said" for name in tune.ABOUT["modelled"]},
+    "measured": {name: "said" for name in tune.ABOUT["measured"]},
 }
 
 
@@ -61,7 +61,7 @@ def have(folder: Path) -> Callable[..., Path]:
 
     def write(*sections: Any) -> Path:
         path = tuned.path_of(GFX, "attention")
-        tuned_file.write(path, tuned_file.new(GFX, list(sections)))
+        tune.write(path, tune.new(GFX, list(sections)))
         return path
 
     return write
@@ -146,7 +146,7 @@ def half(text: str) -> bytes:
     return text.encode()[: len(text) // 2]
 
 
-GOOD = tuned_file.text_of(tuned_file.new(GFX, [section(SPACE[1])]))
+GOOD = tune.text_of(tune.new(GFX, [section(SPACE[1])]))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,7 @@ def test_the_reason_is_shown(
     have: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import install
-    from lib_rocm_sd.doctor import command as doctor
-    from lib_rocm_sd.doctor import text as doctor_text
+    from lib_rocm_sd.commands import doctor
     from lib_rocm_sd.ops.attention.ours import MatrixAttention
     from lib_rocm_sd.ops.attention.problem import AttentionProblem
     from lib_rocm_sd.runtime import build
@@ -203,14 +202,14 @@ def test_the_reason_is_shown(
     assert "attention.json is ignored: it is damaged" in said and "are ready" in said
     found = doctor._tuned(ROW)
     assert found["default"] == 12 and "is damaged" in found["reasons"][0]
-    assert "is damaged" in "\n".join(doctor_text._tuned({"tuned": [found]}))
+    assert "is damaged" in "\n".join(doctor._tuned_text({"tuned": [found]}))
     notes = MatrixAttention().notes(ROW, AttentionProblem(1, 1, 8, 8, DIM))
     assert len(notes) == 1 and "is damaged" in notes[0]
 
 
 def test_a_table_needs_no_torch(have: Callable[..., Path]) -> None:
     code = (
-        "import sys; from lib_rocm_sd.tune import file; "
+        "import sys; from lib_rocm_sd.commands import tune; "
         "from lib_rocm_sd.arch import table; from lib_rocm_sd.ops.attention import kernel as k; "
         "print(len(k.shipped_specs(table()['gfx1100'])), k.table_reasons(table()['gfx1100'])); "
         "assert 'torch' not in sys.modules"
@@ -226,7 +225,7 @@ def test_a_table_needs_no_torch(have: Callable[..., Path]) -> None:
 def problems_with(source: str, *, about: Any = None, facts: Any = None) -> list[str]:
     one = section(SPACE[1], source, **(about or {}))
     one["entries"][0] |= facts or {}
-    return tuned_file.problems(tuned_file.text_of(tuned_file.new(GFX, [one])).encode())
+    return tune.problems(tune.text_of(tune.new(GFX, [one])).encode())
 
 
 def test_a_good_table_has_no_problems() -> None:
@@ -268,8 +267,8 @@ def test_a_good_table_has_no_problems() -> None:
 def test_what_may_not_be_kept(source: str, about: Any, facts: Any, words: str) -> None:
     if facts is None:
         one = {**section(SPACE[1], source), **about}
-        content = tuned_file.text_of(tuned_file.new(GFX, [one]))
-        found = tuned_file.problems(content.encode())
+        content = tune.text_of(tune.new(GFX, [one]))
+        found = tune.problems(content.encode())
     else:
         found = problems_with(source, about=about, facts=facts)
     assert found and any(words in reason for reason in found), found
@@ -277,26 +276,26 @@ def test_what_may_not_be_kept(source: str, about: Any, facts: Any, words: str) -
 
 def test_a_form_stands_once_and_a_folder_is_its_gpus() -> None:
     twice = section(SPACE[1], entries=[entry(SPACE[1]), entry(SPACE[2])])
-    content = tuned_file.text_of(tuned_file.new(GFX, [twice])).encode()
-    assert any("twice" in reason for reason in tuned_file.problems(content))
-    assert "it is for" in tuned_file.problems(GOOD.encode(), "gfx1201")[0]
-    assert "no row" in tuned_file.problems(GOOD.replace(GFX, "gfx9999").encode())[0]
-    assert "no sections" in tuned_file.problems(json.dumps(tuned_file.new(GFX, [])).encode())[0]
-    more = json.dumps({**tuned_file.new(GFX, [section(SPACE[1])]), "by": "me"})
-    assert "it has 'by'" in tuned_file.problems(more.encode())[0]
+    content = tune.text_of(tune.new(GFX, [twice])).encode()
+    assert any("twice" in reason for reason in tune.problems(content))
+    assert "it is for" in tune.problems(GOOD.encode(), "gfx1201")[0]
+    assert "no row" in tune.problems(GOOD.replace(GFX, "gfx9999").encode())[0]
+    assert "no sections" in tune.problems(json.dumps(tune.new(GFX, [])).encode())[0]
+    more = json.dumps({**tune.new(GFX, [section(SPACE[1])]), "by": "me"})
+    assert "it has 'by'" in tune.problems(more.encode())[0]
 
 
 def test_a_section_replaces_that_of_the_same_origin_only(have: Callable[..., Path]) -> None:
     have(section(SPACE[1]), section(SPACE[2], "measured", card="one"))
-    content = tuned_file.with_section(GFX, section(SPACE[3], "measured", card="two"))
+    content = tune.with_section(GFX, section(SPACE[3], "measured", card="two"))
     assert [each["source"] for each in content["sections"]] == ["measured", "measured", "modelled"]
-    content = tuned_file.with_section(GFX, section(SPACE[3], "measured", card="one"))
+    content = tune.with_section(GFX, section(SPACE[3], "measured", card="one"))
     assert len(content["sections"]) == 2
-    content = tuned_file.with_section(GFX, section(SPACE[3]))
+    content = tune.with_section(GFX, section(SPACE[3]))
     assert len(content["sections"]) == 2
     modelled = content["sections"][1]
     assert modelled["entries"][0]["config"] == kernel.fields_of(SPACE[3])
-    assert json.loads(tuned_file.text_of(content)) == content
+    assert json.loads(tune.text_of(content)) == content
 
 
 def test_what_is_stale_is_not_written_again(have: Callable[..., Path]) -> None:
@@ -305,7 +304,7 @@ def test_what_is_stale_is_not_written_again(have: Callable[..., Path]) -> None:
     measured["entries"].append(other)
     measured["entries"][0]["config"] = {"block_k": 3}
     have(measured, section(SPACE[1], "measured", card="two", defines=["OLD"]))
-    content = tuned_file.with_section(GFX, section(SPACE[3]))
+    content = tune.with_section(GFX, section(SPACE[3]))
     assert [len(each["entries"]) for each in content["sections"]] == [1, 1]
     assert content["sections"][0]["entries"][0]["form"]["head_dim"] == 40
     assert content["sections"][1]["source"] == "modelled"
@@ -322,7 +321,7 @@ def tables() -> list[Path]:
 def test_a_kept_table_is_whole_and_not_stale(path: Path) -> None:
     gfx = path.parent.name
     assert path.name == "attention.json" and gfx in table()
-    assert tuned_file.problems(path.read_bytes(), gfx) == []
+    assert tune.problems(path.read_bytes(), gfx) == []
     assert kernel.table_reasons(table()[gfx]) == []
     for dtype in kernel.DTYPES:
         for head_dim in kernel.SHIPPED_HEAD_DIMS:

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 from diffusers.models import attention_processor as theirs
 
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from tests.demo.tiny_model import pipeline
 
@@ -62,8 +62,8 @@ def picture(pipeline: Any, steps: int = STEPS) -> np.ndarray[Any, Any]:
     return pipeline(
         PROMPT,
         num_inference_steps=steps,
-        guidance_scale=demo.GUIDANCE,
-        latents=demo.latents(pipeline, seed=0),
+        guidance_scale=little_model.GUIDANCE,
+        latents=little_model.latents(pipeline, seed=0),
         output_type="np",
     ).images[0]
 
@@ -334,8 +334,8 @@ def test_the_pictures_agree_through_the_real_engine(pipeline: Any) -> None:
 
 
 def test_half_precision_differs_no_more_than_half_itself_does(exact: Exact) -> None:
-    whole = picture(demo.load(demo.MODEL, torch.float32))
-    pipeline = demo.load(demo.MODEL, torch.bfloat16)
+    whole = picture(little_model.load(little_model.MODEL, torch.float32))
+    pipeline = little_model.load(little_model.MODEL, torch.bfloat16)
     plain = picture(pipeline)
     with host.patched(pipeline):
         ours = picture(pipeline)
@@ -345,8 +345,8 @@ def test_half_precision_differs_no_more_than_half_itself_does(exact: Exact) -> N
 @pytest.mark.gpu
 def test_our_kernel_makes_the_same_pictures() -> None:
     device = torch.device("cuda")
-    whole = picture(demo.load(demo.MODEL, torch.float32).to(device))
-    pipeline = demo.load(demo.MODEL, torch.float16).to(device)
+    whole = picture(little_model.load(little_model.MODEL, torch.float32).to(device))
+    pipeline = little_model.load(little_model.MODEL, torch.float16).to(device)
     plain = picture(pipeline)
     report.begin()
     with host.patched(pipeline, wait=True):

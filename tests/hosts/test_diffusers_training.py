@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.demo.pipeline import MODEL
+from lib_rocm_sd.commands.little_model import MODEL
 from lib_rocm_sd.engine.session import Session
 from tests.following import BACKWARD, FORWARD, PLAIN, Card, card, ran, session, told
 

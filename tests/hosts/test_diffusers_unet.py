@@ -16,7 +16,7 @@ from tests.vae.vae_models import needs_half
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers import unet as unet_host
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -69,14 +69,14 @@ def test_the_blocks_are_ours_inside_the_with(pipeline: Pipeline, inputs: Any) ->
 def test_whole_pictures_of_the_little_model_agree() -> None:
     """In fp16; their greatest difference is that of 3 of 255."""
     pytest.importorskip("transformers")
-    little = demo.load(demo.MODEL, torch.float16)
+    little = little_model.load(little_model.MODEL, torch.float16)
 
     def picture() -> Any:
         return little(
             "a red circle left of a blue square",
             num_inference_steps=2,
-            guidance_scale=demo.GUIDANCE,
-            latents=demo.latents(little, seed=0).half(),
+            guidance_scale=little_model.GUIDANCE,
+            latents=little_model.latents(little, seed=0).half(),
             output_type="pt",
         ).images
 

@@ -14,7 +14,7 @@ from tests.vae.vae_models import error
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from lib_rocm_sd.demo import pipeline as demo
+from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers import vae as diffusers_vae
@@ -31,7 +31,9 @@ class Pipeline:
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """With the little model's VAE, its weights wanting no gradients; no events yet."""
-    vae = diffusers.AutoencoderKL.from_pretrained(demo.MODEL / "vae", low_cpu_mem_usage=False)
+    vae = diffusers.AutoencoderKL.from_pretrained(
+        little_model.MODEL / "vae", low_cpu_mem_usage=False
+    )
     monkeypatch.setattr(report.report, "_events", {})
     return Pipeline(vae.eval().requires_grad_(False))
 

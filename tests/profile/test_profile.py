@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import __main__, functional
-from lib_rocm_sd.demo.pipeline import MODEL
-from lib_rocm_sd.profile import command, text
-from lib_rocm_sd.profile.blocks import parts_named
-from lib_rocm_sd.profile.sums import Row, rows_of, summed
+from lib_rocm_sd.commands import profile, profile_sums
+from lib_rocm_sd.commands.little_model import MODEL
+from lib_rocm_sd.commands.profile_sums import WorkRow, parts_named, rows_of, summed
 
 OURS = "rocm_sd | attention | attention: B1 | rocm_sd"
 
@@ -52,26 +51,26 @@ def test_the_innermost_part_and_the_outermost_call_count() -> None:
     on_gpu = Event("kernel", None, device_type="DeviceType.CUDA")
     events = [unet, down, ours, within, linear, addmm, alone, shape, launch, loose, on_gpu]
     assert set(rows_of(events)) == {
-        Row("UNet down 0", "attention", "rocm_sd", 1, 2.0, 8.0),
-        Row("UNet down 0", "linear", "torch", 1, 2.0, 0.25),
-        Row("UNet down 0", "between operators", "", 0, 1.0, 0.0),
-        Row("UNet, the rest", "between operators", "", 0, 2.0, 0.0),
-        Row("UNet, the rest", "other operators", "torch", 2, 2.0, 0.0),
-        Row("outside of the parts", "between operators", "", 0, 1.0, 0.0),
+        WorkRow("UNet down 0", "attention", "rocm_sd", 1, 2.0, 8.0),
+        WorkRow("UNet down 0", "linear", "torch", 1, 2.0, 0.25),
+        WorkRow("UNet down 0", "between operators", "", 0, 1.0, 0.0),
+        WorkRow("UNet, the rest", "between operators", "", 0, 2.0, 0.0),
+        WorkRow("UNet, the rest", "other operators", "torch", 2, 2.0, 0.0),
+        WorkRow("outside of the parts", "between operators", "", 0, 1.0, 0.0),
     }
     assert rows_of(events)[0].gpu_ms == 8.0
 
 
 def test_rows_are_summed_and_drawn() -> None:
     rows = [
-        Row("UNet", "attention", "rocm_sd", 2, 1.0, 6.0),
-        Row("UNet", "linear", "torch", 3, 1.0, 1.0),
-        Row("VAE & more", "attention", "torch", 1, 1.0, 3.0),
+        WorkRow("UNet", "attention", "rocm_sd", 2, 1.0, 6.0),
+        WorkRow("UNet", "linear", "torch", 3, 1.0, 1.0),
+        WorkRow("VAE & more", "attention", "torch", 1, 1.0, 3.0),
     ]
     assert summed(rows, "kind") == [(("attention",), 3, 2.0, 9.0), (("linear",), 3, 1.0, 1.0)]
-    table = text.render("a picture", rows)
+    table = profile_sums.render("a picture", rows)
     assert "90.0%" not in table and "60.0%" in table and "70.0%" in table
-    drawing = ElementTree.fromstring(text.drawn("a picture", rows))
+    drawing = ElementTree.fromstring(profile_sums.drawn("a picture", rows))
     widths = [float(each.get("width", 0)) for each in drawing.iter() if each.tag.endswith("rect")]
     assert widths[1] == pytest.approx(6 * widths[2], abs=0.5)  # after the white ground
     assert widths[3] == pytest.approx(3 * widths[2], abs=0.5)
@@ -137,8 +136,8 @@ def test_a_picture_is_profiled_and_its_files_are_written(
 ) -> None:
     for package in ("diffusers", "transformers"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.setattr(command, "load", lambda model, dtype: Pipeline())
-    files = {name: tmp_path / f"a.{name}" for name in command.FILES}
+    monkeypatch.setattr(profile, "load", lambda model, dtype: Pipeline())
+    files = {name: tmp_path / f"a.{name}" for name in profile.FILES}
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     words += ["--device", "cpu", "--steps", "3", "--without"]
     assert __main__.main(["profile", *words]) == 0
@@ -200,8 +199,13 @@ def test_what_cannot_be_profiled_is_said_in_a_sentence(
 
 
 def test_a_picture_has_the_device_in_a_line_of_its_own_and_no_kind_without_time() -> None:
-    rows = [Row("VAE decode", "norm", "torch", 2, 3.0, 1.5), Row("", "copy", "torch", 1, 9.0, 1e-9)]
-    shapes = ElementTree.fromstring(text.drawn("tiny-sd, 4 steps; a card, torch 2.11", rows))
+    rows = [
+        WorkRow("VAE decode", "norm", "torch", 2, 3.0, 1.5),
+        WorkRow("", "copy", "torch", 1, 9.0, 1e-9),
+    ]
+    shapes = ElementTree.fromstring(
+        profile_sums.drawn("tiny-sd, 4 steps; a card, torch 2.11", rows)
+    )
     words = [shape.text for shape in shapes if shape.tag.endswith("text")]
     assert words[:2] == ["tiny-sd, 4 steps", "a card, torch 2.11"]
     assert "norm" in words and "copy" not in words and "1.50 ms" in words
@@ -227,7 +231,7 @@ def test_bad_options_are_named(
 
 
 def test_what_a_picture_waits_for_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = command._told()
+    tell = profile._told()
     for message in ("kernels are compiled", "kernels are tried", "kernels are compiled"):
         tell(message)
     assert capsys.readouterr().err == (

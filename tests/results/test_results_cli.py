@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd import __main__
+from lib_rocm_sd.commands import results
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document
-from lib_rocm_sd.results import command as results_cli
 from tests.speedtest.speedtest_doubles import document
 
 
@@ -36,17 +36,17 @@ def test_the_newest_of_a_machine_counts(tmp_path: Path) -> None:
         made = document(times=times)
         made.date = f"{date}T00:00:00Z"
         made.write(tmp_path)
-    (found,), refused = results_cli.gathered(tmp_path)
+    (found,), refused = results.gathered(tmp_path)
     assert found.date.startswith("2026-03") and not refused
 
 
 def test_the_reference_is_the_card_with_most_figures(tmp_path: Path) -> None:
     poor = document("A card")
     del poor.rows[2:]
-    text = results_cli.rendered([poor, document("Radeon RX 7600")])
+    text = results.rendered([poor, document("Radeon RX 7600")])
     assert "in % of Radeon RX 7600 (gfx1100)'s" in text
     with pytest.raises(ValueError, match="no card's name contains 'H200'"):
-        results_cli.rendered([poor], "H200")
+        results.rendered([poor], "H200")
 
 
 def test_foreign_damaged_and_hostile_files_are_refused(
@@ -86,7 +86,7 @@ def test_results_that_say_nothing_are_refused(
     made = document()
     made.machine |= facts
     made.write(tmp_path)
-    documents, refused = results_cli.gathered(tmp_path)
+    documents, refused = results.gathered(tmp_path)
     assert not documents and words in next(iter(refused.values()))
 
 
@@ -94,13 +94,13 @@ def test_unknown_cases_make_no_columns(tmp_path: Path) -> None:
     made = document()
     made.rows = [Row("vae", f"case {n}", "rocm_sd", "ms", 1.0, 1.0, 1.0, 5) for n in range(1000)]
     made.write(tmp_path)
-    documents, refused = results_cli.gathered(tmp_path)
+    documents, refused = results.gathered(tmp_path)
     assert not documents and "no figure of ours" in next(iter(refused.values()))
 
 
 def test_hostile_texts_are_text(tmp_path: Path) -> None:
     evil = "<img src=x>|[a](http://x.example)`@all`"
-    text = results_cli.rendered([document(evil, gfx=evil, os=evil, torch=evil)])
+    text = results.rendered([document(evil, gfx=evil, os=evil, torch=evil)])
     for piece in ("<img", "](", "`", "@", "http:"):
         assert piece not in text
     for line in text.splitlines():
@@ -108,21 +108,21 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
 
 
 def test_writing_between_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results"
-    results.mkdir()
+    folder = tmp_path / "results"
+    folder.mkdir()
     readme = tmp_path / "R.md"
     readme.write_text("before\n\nafter\n")
-    assert __main__.main(["results", str(results), "--write", str(readme)]) == 2
+    assert __main__.main(["results", str(folder), "--write", str(readme)]) == 2
     assert "markers" in capsys.readouterr().err
-    readme.write_text(f"before\n{results_cli.BEGIN}\nold\n{results_cli.END}\nafter\n")
-    assert __main__.main(["results", str(results), "--write", str(readme)]) == 0
-    assert results_cli.NOTHING in readme.read_text() and "old" not in readme.read_text()
-    document().write(results)
+    readme.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+    assert __main__.main(["results", str(folder), "--write", str(readme)]) == 0
+    assert results.NOTHING in readme.read_text() and "old" not in readme.read_text()
+    document().write(folder)
     for _ in range(2):
-        assert __main__.main(["results", str(results), "--write", str(readme)]) == 0
+        assert __main__.main(["results", str(folder), "--write", str(readme)]) == 0
     text = readme.read_text()
     assert text.count("Radeon RX 7900 XTX (gfx1100) |") == 3 and text.endswith("after\n")
-    assert results_cli.NOTHING not in text
+    assert results.NOTHING not in text
 
 
 def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,5 +133,5 @@ def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_needs_no_torch() -> None:
     import subprocess
 
-    code = "import sys; import lib_rocm_sd.results.command; sys.exit('torch' in sys.modules)"
+    code = "import sys; import lib_rocm_sd.commands.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

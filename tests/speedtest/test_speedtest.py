@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.demo.standalone import Standalone
+from lib_rocm_sd.commands.standalone import Standalone
 from lib_rocm_sd.lab import speed_job, speed_parts, speed_result, speed_vae
 from lib_rocm_sd.lab.speed_result import Request, parse
 from lib_rocm_sd.lab.speed_session import Busy, SpeedSession

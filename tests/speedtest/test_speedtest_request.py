@@ -65,7 +65,7 @@ def test_long_strings_are_cut_in_messages() -> None:
 
 
 def test_names_of_cases_are_those_of_the_table() -> None:
-    from lib_rocm_sd.results.command import COLUMNS
+    from lib_rocm_sd.commands.results import COLUMNS
 
     request = Request(preset="standard")
     named = {name for name, _, _ in speed_job.attention_cases(request, GPU)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import torch_ops
-from lib_rocm_sd.demo.pipeline import MODEL
+from lib_rocm_sd.commands.little_model import MODEL
 from lib_rocm_sd.engine.session import DEFAULT
 from tests.torch_ops.training import curve
 

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd import cache, first_trials
 from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.commands import doctor, selftest
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.doctor import trials as doctor_trials
 from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
 from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -167,23 +167,23 @@ def test_the_doctor_tries_each_class_also_after_a_fault_and_shows_what_came_of_i
     said: list[str] = []
     written: list[list[dict[str, Any]]] = []
     listed = [scaling.subject(2.0), scaling.subject(3.0)]
-    found = doctor_trials.again(place, said.append, written.append, listed=listed)
-    assert doctor_trials.dangerous(found)
+    found = selftest.try_again(place, said.append, written.append, listed=listed)
+    assert selftest.dangerous(found)
     assert "save your work" in said[0]
     assert [line[:19] for line in said[1:]] == ["   1 of 2  FAULTED ", "   2 of 2  FAULTED "]
     assert [len(rows) for rows in written] == [1, 2]
 
     monkeypatch.setenv("ROCM_SD_FAKE_HIP", "right:0")
-    doctor_trials.again(place, said.append, written.append, listed=listed[:1])
-    rows = doctor_trials.kept([DeviceInfo(0, "Fake RX 7900 XTX", "hip", GFX, place.arch)])
-    wrong, right = doctor_trials.text(rows)  # and no halt, since the last that was asked passed
+    selftest.try_again(place, said.append, written.append, listed=listed[:1])
+    rows = doctor.latest_verdicts([DeviceInfo(0, "Fake RX 7900 XTX", "hip", GFX, place.arch)])
+    wrong, right = doctor._trials(rows)  # and no halt, since the last that was asked passed
     assert "FAULTED  scaling, rocm_sd: Scaling(count=128, factor=3.0" in wrong
     assert "Memory access fault" in wrong
     assert right.startswith(CARD)
     assert "passed  scaling" in right
     assert "of 1.0e-06 allowed" in right
-    assert doctor_trials.kept([DeviceInfo(0, "Another card", "hip", GFX, place.arch)]) == []
-    assert list(doctor_trials.text([])) == ["none was made on the devices above"]
+    assert doctor.latest_verdicts([DeviceInfo(0, "Another card", "hip", GFX, place.arch)]) == []
+    assert list(doctor._trials([])) == ["none was made on the devices above"]
 
 
 @pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx942"])

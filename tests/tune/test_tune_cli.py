@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__ as command
-from lib_rocm_sd.doctor import card as selftest_card
+from lib_rocm_sd.commands import selftest, tune_measured
+from lib_rocm_sd.commands import tune as tuned_file
 from lib_rocm_sd.engine import planner
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.lab import sensors
@@ -24,15 +25,13 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.tune import export as tune_export
-from lib_rocm_sd.tune import file as tuned_file
 from tests.clock import Clock
 from tests.ops.toy_op import CPU, GFX1100, NO_GPU
 from tests.vae.vae_models import needs_half
 
 pytestmark = [pytest.mark.usefixtures("fresh_cache"), needs_half]
 
-SLOTS = (tune_export.Slot("float16", 40), tune_export.Slot("bfloat16", 64))
+SLOTS = (tune_measured.Slot("float16", 40), tune_measured.Slot("bfloat16", 64))
 DELAYS = {40: (4e-3, 1e-3, 8e-3, 8e-3), 64: (1e-3, 4e-3, 4e-3, 4e-3)}
 """Seconds by the config's place in the search space."""
 USUAL_S = 1e-3
@@ -50,7 +49,7 @@ def card(
     def take(config: kernel.AttentionConfig, head_dim: int) -> None:
         clock.turn(DELAYS[head_dim][min(spaces[head_dim].index(config), 3)])
 
-    def problems(slot: tune_export.Slot) -> list[AttentionProblem]:
+    def problems(slot: tune_measured.Slot) -> list[AttentionProblem]:
         return [AttentionProblem(1, 1, seq, 8, slot.head_dim, slot.dtype) for seq in (8, 16)]
 
     def have(work: Work | None = None) -> Path:
@@ -62,11 +61,11 @@ def card(
         monkeypatch.setattr(MatrixAttention, "run", run)
         return tmp_path / "table.json"
 
-    monkeypatch.setattr(tune_export, "SLOTS", SLOTS)
-    monkeypatch.setattr(tune_export.Slot, "problems", problems)
-    monkeypatch.setattr(tune_export, "BUDGET_S", 0.1)
+    monkeypatch.setattr(tune_measured, "SLOTS", SLOTS)
+    monkeypatch.setattr(tune_measured.Slot, "problems", problems)
+    monkeypatch.setattr(tune_measured, "BUDGET_S", 0.1)
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(selftest_card, "gpu", lambda index: (CPU, GFX1100))
+    monkeypatch.setattr(selftest, "gpu", lambda index: (CPU, GFX1100))
     monkeypatch.setattr(sensors, "identify", lambda place: GFX1100)
     monkeypatch.setattr(planner, "default_launcher", lambda place, row: object())
     monkeypatch.setattr(build, "build_all", lambda specs, row: None)
@@ -209,7 +208,7 @@ def test_interrupted_and_gone_on_with(
 def test_without_a_card(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(selftest_card, "gpu", lambda index: (None, NO_GPU))
+    monkeypatch.setattr(selftest, "gpu", lambda index: (None, NO_GPU))
     assert tune("--measure", "--export", tmp_path / "x.json") == 2
     assert "nothing can be measured here: no GPU" in capsys.readouterr().err
 
@@ -277,18 +276,18 @@ def test_the_least_time_for_all_problems_together() -> None:
     one, two, three = space[:3]
     short, long = (AttentionProblem(1, 1, seq, 8, 64) for seq in (8, 4096))
     rows = {short: {one: 10.0, two: 20.0, three: 1.0}, long: {one: 1100.0, two: 1000.0}}
-    assert tune_export.best(rows) == two
-    assert tune_export.best({}) is None
-    assert tune_export.best({short: {one: 1.0}, long: {two: 1.0}}) is None
+    assert tune_measured.best(rows) == two
+    assert tune_measured.best({}) is None
+    assert tune_measured.best({short: {one: 1.0}, long: {two: 1.0}}) is None
 
 
 def test_every_shipped_head_dim_has_problems() -> None:
     for dtype in kernel.DTYPES:
         for head_dim in kernel.SHIPPED_HEAD_DIMS:
-            problems = tune_export.Slot(dtype, head_dim).problems()
+            problems = tune_measured.Slot(dtype, head_dim).problems()
             assert problems and all(
                 (each.head_dim, each.dtype, each.mask) == (head_dim, dtype, "none")
                 for each in problems
             )
-            assert all(tune_export.PROBLEM.fullmatch(str(each)) for each in problems)
+            assert all(tune_measured.PROBLEM.fullmatch(str(each)) for each in problems)
             assert math.prod(problem.seq_q for problem in problems) > 0

@@ -14,13 +14,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
 
 from lib_rocm_sd.arch import table
+from lib_rocm_sd.commands import tune
 from lib_rocm_sd.lab import cycles, loops
 from lib_rocm_sd.lab.loops import PerPair
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
 from lib_rocm_sd.runtime.codeobject import KernelResources
-from lib_rocm_sd.tune import file as tuned_file
 from tests import executed, noted
 from tests.amdgpu import executor
 from tests.amdgpu.launch import missing
@@ -96,9 +96,9 @@ def test_a_form_from_source_to_table(
     chosen = model.best(found)
     assert chosen is not None
     entry = model.entry_of("bfloat16", 40, chosen, len(found))
-    content = tuned_file.with_section(gfx, model.section_of(row, [entry]))
-    tuned_file.write(tuned.path_of(gfx, "attention"), content)
-    assert tuned_file.problems(tuned.path_of(gfx, "attention").read_bytes(), gfx) == []
+    content = tune.with_section(gfx, model.section_of(row, [entry]))
+    tune.write(tuned.path_of(gfx, "attention"), content)
+    assert tune.problems(tuned.path_of(gfx, "attention").read_bytes(), gfx) == []
     assert kernel.ordered(row, "bfloat16", 40)[0] == chosen.config
     assert (entry["bound"] > 0) == (row.matrix != "dot2")  # RDNA2 has no products of bfloat16
     assert model.rows_of(gfx, [entry])[0][0] == gfx

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.demo.pipeline import MODEL
+from lib_rocm_sd.commands.little_model import MODEL
 
 RANK, RATE = 4, 5e-3
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -204,7 +204,7 @@ def test_loading_leaves_sys_path_alone(start: Start, tmp_path: Path) -> None:
     folder = webui.data / "extensions" / "rocm-sd"
     assert Path(webui.library("hosts.webui.register").__file__).is_relative_to(folder)
     assert webui.library("arch").table()
-    webui.library("doctor.command")  # a module that nothing had imported yet
+    webui.library("commands.doctor")  # a module that nothing had imported yet
     assert not webui.errors_reported
 
 

@@ -1,7 +1,7 @@
 """`python -m lib_rocm_sd results DIR`: contributed results of the speed test as README's table.
 
-The files come from strangers: each is read as result.py reads it, and what is not right is refused
-with a reason. Nothing in them can become more than text in the table. Needs no torch.
+The files come from strangers: each is read as speed_result.py reads it, and what is not right is
+refused with a reason. Nothing in them can become more than text in the table. Needs no torch.
 """
 
 from __future__ import annotations

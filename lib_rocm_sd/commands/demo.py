@@ -1,6 +1,7 @@
-"""python -m lib_rocm_sd demo: the same prompts without and with the extension, side by side.
+"""`python -m lib_rocm_sd demo`: the same prompts without and with the extension, side by side.
 
-Loads models/tiny-sd through diffusers and writes demo.png, report.json and report.txt.
+Loads models/tiny-sd through diffusers and writes demo.png, report.json and report.txt. `--ui`: the
+Speed test tab alone, as a page of this machine, with the little model.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import sys
 import time
@@ -18,8 +20,102 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.checks import device_problem
-from lib_rocm_sd.demo.comparison import Sides, comparison, difference, summary, versions
-from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, ROOT, latents, load
+from lib_rocm_sd.commands import demo_pictures
+from lib_rocm_sd.commands.demo_pictures import Sides, comparison, difference, summary, versions
+from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, ROOT, latents, load
+
+ADDRESS = "127.0.0.1"
+FIRST_PORT, LAST_PORT = 7870, 7899
+"""Tried in this order where no port is asked for; the WebUI's own is 7860."""
+STYLE = ROOT / "style.css"
+FOLDER = "speedtest"
+FONTS = ("system-ui", "sans-serif")
+"""Fonts of the machine itself: gradio fetches its own from elsewhere."""
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve the page until interrupted. 2 where it cannot be served."""
+    problem = _missing()
+    if problem:
+        return _refuse(problem)
+    try:
+        port = free_port(args.port)
+    except (OSError, OverflowError) as error:
+        asked = args.port or f"{FIRST_PORT} to {LAST_PORT}"
+        return _refuse(f"port {asked} cannot be had: {getattr(error, 'strerror', None) or error}")
+    page, options = page_of(args.device, args.out / FOLDER)
+    page.launch(
+        server_name=ADDRESS,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        inbrowser=not args.no_browser,
+        **options,
+    )
+    print(f"Speed test: http://{ADDRESS}:{port} (Ctrl+C ends it)", flush=True)
+    try:
+        page.block_thread()
+    finally:
+        from lib_rocm_sd.lab.speed_session import session
+
+        session.cancel()
+    return 0
+
+
+def _refuse(problem: str) -> int:
+    print(f"demo --ui: {problem}", file=sys.stderr)
+    return 2
+
+
+def _missing() -> str:
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        name = error.name or "gradio"
+        return f"this needs {name}: use `python3 install.py demo --ui`, which installs it"
+    return ""
+
+
+def free_port(asked: int | None) -> int:
+    """`asked`, or the first free of ours, or any. OSError where that cannot be had."""
+    candidates = [asked] if asked is not None else [*range(FIRST_PORT, LAST_PORT + 1), 0]
+    for port in candidates:
+        try:
+            with socket.socket() as probe:
+                if os.name != "nt":
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((ADDRESS, port))
+                return int(probe.getsockname()[1])
+        except OSError:
+            if port == candidates[-1]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def page_of(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The page as a gr.Blocks, and what its launch takes beside address and port."""
+    import gradio as gr
+    import torch
+
+    from lib_rocm_sd.commands.standalone import Standalone
+    from lib_rocm_sd.hosts.ui import speed_tab
+    from lib_rocm_sd.hosts.ui.speed_view import View
+    from lib_rocm_sd.lab.speed_session import session
+
+    side = Standalone(torch.device(device) if device else None, folder)
+    theme = gr.themes.Default(font=FONTS, font_mono=("monospace",))
+    looks = {"theme": theme, "css": STYLE.read_text(encoding="utf-8")}
+    newest = int(gr.__version__.split(".")[0]) >= 6
+    with gr.Blocks(title=TITLE, analytics_enabled=False, **({} if newest else looks)) as page:
+        gr.HTML(f"<h2>{TITLE}</h2>")
+        speed_tab.content(gr, page, View(session, side))
+    return page, looks if newest else {"show_api": False}
+
+
+TITLE = "ROCm SD: speed test"
+
 
 PROMPTS = (
     "a red circle left of a blue square",
@@ -70,16 +166,13 @@ def main(args: argparse.Namespace) -> int:
         print(f"demo: {problem}", file=sys.stderr)
         return 2
     if args.ui:
-        from lib_rocm_sd.demo import page as demo_page
-
-        return demo_page.main(args)
+        return serve(args)
     sides, vae, findings = run(args)
     findings["seconds"] = round(time.perf_counter() - started, 1)
-    from lib_rocm_sd.demo import sheet as demo_sheet
 
     text = summary(findings)
     shown = sides if vae is None else [*sides, vae]
-    demo_sheet.draw(shown, findings).save(args.out / "demo.png", optimize=True)
+    demo_pictures.draw(shown, findings).save(args.out / "demo.png", optimize=True)
     as_json = json.dumps(findings, indent=2, ensure_ascii=False)
     (args.out / "report.json").write_text(as_json + "\n", encoding="utf-8")
     (args.out / "report.txt").write_text(text + "\n", encoding="utf-8")
@@ -129,7 +222,6 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
 
     from lib_rocm_sd import device as devices
     from lib_rocm_sd import report
-    from lib_rocm_sd.demo import vae as demo_vae
     from lib_rocm_sd.engine.engine import engine
     from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
@@ -150,7 +242,7 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     sides = _all(generate, lambda: patched(pipeline, wait=True), args.prompts, repeats)
     ran = report.snapshot()
     say("the VAE alone: whole and in bands, in float32 and in half precision")
-    vae_side, vae = demo_vae.examine(pipeline, [side.without for side in sides], dtype)
+    vae_side, vae = demo_pictures.examine(pipeline, [side.without for side in sides], dtype)
     if dtype != torch.float32:
         sides = _with_references(sides, pipeline.to(torch.float32), generate)
     findings = {

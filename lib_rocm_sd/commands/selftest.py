@@ -10,27 +10,29 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import __version__, checks, device
-from lib_rocm_sd.doctor import text as doctor_text
-from lib_rocm_sd.doctor import trials
+from lib_rocm_sd import __version__, checks, device, first_trials
+from lib_rocm_sd.commands.support import anonymous
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.report import config_fields
-from lib_rocm_sd.trials.verdicts import MOST_TEXT, without_folders
+from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
 
 if TYPE_CHECKING:
     import torch
 
+    from lib_rocm_sd.commands.selftest_cases import CardCase
     from lib_rocm_sd.device import DeviceInfo
-    from lib_rocm_sd.doctor.cases import CardCase
     from lib_rocm_sd.ops.base import Launch
-    from lib_rocm_sd.trials.verdicts import Verdict
+    from lib_rocm_sd.trials.conductor import Conductor
+    from lib_rocm_sd.trials.place import Place
+    from lib_rocm_sd.trials.subject import Subject
 
 FORMAT = "rocm_sd self-test 1"
 UNSAFE = (
@@ -38,6 +40,11 @@ UNSAFE = (
 )
 PASSED, FAILED, NOT_RUN = 0, 1, 2
 """Exit codes."""
+
+RISK = (
+    "First each kernel is tried in a process of its own. One that is at fault may freeze the "
+    "screen for some seconds, or until the machine is restarted: save your work."
+)
 
 Say = Callable[[str], None]
 
@@ -84,7 +91,7 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
     path = out or Path(f"rocm_sd-selftest-{info.gfx}-{document['date'][:10]}.json")
     try:
         verdicts = try_all(place, info, document, path, say)
-        if trials.dangerous(verdicts):
+        if dangerous(verdicts):
             say(UNSAFE)
             document["complete"] = True
             _write(path, document)
@@ -125,10 +132,58 @@ def try_all(
         return []  # the cases say why
 
     def told(rows: list[dict[str, Any]]) -> None:
-        document["verdicts"] = doctor_text.anonymous(rows)
+        document["verdicts"] = anonymous(rows)
         _write(path, document)
 
-    return [] if here is None else trials.again(here, say, told)
+    return [] if here is None else try_again(here, say, told)
+
+
+def try_again(
+    here: Place,
+    say: Say,
+    told: Callable[[list[dict[str, Any]]], None],
+    conductor: Callable[..., Conductor] | None = None,
+    listed: Sequence[Subject] | None = None,
+) -> list[Verdict]:
+    """Try each class that is tried ahead, and what other levels launch, also after a fault; `told`
+    gets all verdicts so far.
+
+    `conductor` and `listed` are for tests.
+    """
+    from lib_rocm_sd.trials.conductor import Conductor, resume
+
+    if listed is None:
+        listed = [
+            *first_trials.all_classes(here.arch),
+            *first_trials.further_classes(here.arch),
+        ]
+    found: list[Verdict] = []
+
+    def one(subject: Subject, verdict: Verdict) -> None:
+        found.append(verdict)
+        told([each.as_dict() for each in found])
+        say(f"{len(found):4} of {len(listed)}  {verdict_line(verdict.as_dict())}")
+
+    say(RISK)
+    resume(here)
+    (conductor or Conductor)(here).run(listed, force=True, told=one)
+    return found
+
+
+def dangerous(found: Iterable[Verdict]) -> bool:
+    """Whether anything would be risked by launching more in this process."""
+    return any(verdict.outcome in DANGEROUS for verdict in found)
+
+
+def verdict_line(row: dict[str, Any]) -> str:
+    """One verdict."""
+    if row["subject"] == "halt":
+        return str(row["reason"])
+    if row["outcome"] != verdicts.PASSED:
+        return f"{row['outcome'].upper()}  {row['subject']}: {row['reason']}"
+    notes = f" ({'; '.join(row['notes'])})" if row["notes"] else ""
+    error = row["error"] or 0.0
+    return f"passed  {row['subject']}: {error:.1e} of {row['tolerance']:.1e} allowed{notes}"
 
 
 def gpu(index: int | None) -> tuple[torch.device | None, DeviceInfo | None]:
@@ -167,7 +222,7 @@ def new_document(place: torch.device) -> dict[str, Any]:
         "verdicts": [],
         "rows": [],
     }
-    clean: dict[str, Any] = doctor_text.anonymous(found)
+    clean: dict[str, Any] = anonymous(found)
     return clean
 
 
@@ -177,7 +232,7 @@ def run(
     """Every case on `place`, each told by `say`; `document` grows and is written before each case,
     so that where the machine stops the file says at which. Raises OSError where it cannot be.
     """
-    from lib_rocm_sd.doctor import cases as selftest_cases
+    from lib_rocm_sd.commands import selftest_cases
     from lib_rocm_sd.engine.planner import default_launcher
 
     assert info.arch is not None
@@ -264,7 +319,7 @@ def _short(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    hidden: str = doctor_text.anonymous(text)
+    hidden: str = anonymous(text)
     return without_folders(hidden)[:MOST_TEXT]
 
 

@@ -17,8 +17,8 @@ import torch
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.commands.support import anonymous
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.doctor import text as doctor_text
 from lib_rocm_sd.engine import measure as tune
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.lab.sensors import machine
@@ -134,7 +134,7 @@ def measure(card: Gpu, launch: Launch | None, problem: AttentionProblem, say: Sa
     for config in card.variant.configs(card.arch, problem):
         reason = _wrong(card, launch, problem, config)
         if reason:
-            say(f"  left out: {config}: {doctor_text.anonymous(reason)}")
+            say(f"  left out: {config}: {anonymous(reason)}")
         else:
             contenders.append(tune.Contender(card.variant, config, launch))
     times, failures = tune.measure(card.op, problem, card.place, contenders, BUDGET_S)
@@ -205,5 +205,5 @@ def section_of(card: Gpu, entries: list[dict[str, Any]]) -> dict[str, Any]:
         "defines": [name for name, _ in defines],
         "entries": entries,
     }
-    clean: dict[str, Any] = doctor_text.anonymous(section)
+    clean: dict[str, Any] = anonymous(section)
     return clean

@@ -1,6 +1,7 @@
-"""python -m lib_rocm_sd doctor: what this machine has, what would run on it, and why not more.
+"""`python -m lib_rocm_sd doctor`: what this machine has, what would run on it, and why not more.
 
-Nothing here is needed to be present, torch included: what is missing is said to be missing.
+Nothing here is needed to be present, torch included: what is missing is said to be missing. Nothing
+of ours is launched in this process that a child did not find right.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, arch, cache, device
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.commands import selftest
+from lib_rocm_sd.commands.support import anonymous
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.doctor import text as doctor_text
-from lib_rocm_sd.doctor import trials
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import torch_build
 from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials.verdicts import Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +36,28 @@ if TYPE_CHECKING:
     from lib_rocm_sd.engine.engine import Engine
     from lib_rocm_sd.ops.base import Op
     from lib_rocm_sd.trials.gate import Gate
+
+WAIT_S = 300.0
+
+
+def latest_verdicts(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:
+    """The latest verdict of each class on the cards that torch has."""
+    names = {f"{info.name} ({info.gfx})" for info in infos}
+    found: dict[tuple[str, str], Verdict] = {}
+    for _, verdict in verdicts.every():
+        if verdict.device in names:
+            key = (verdict.device, verdict.subject)
+            found[key] = max(found.get(key, verdict), verdict, key=lambda each: each.date)
+    return [verdict.as_dict() for verdict in found.values()]
+
+
+def _trials(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """For people: what went wrong first."""
+    if not rows:
+        yield "none was made on the devices above"
+    for row in sorted(rows, key=lambda row: row["outcome"] == verdicts.PASSED):
+        yield f"{row['device']}, {row['date'][:10]}: {selftest.verdict_line(row)}"
+
 
 EXAMPLE_GFX = "gfx1100"
 """Whose compilers and kernels are looked at on a machine without a supported GPU."""
@@ -74,14 +99,12 @@ def main(args: argparse.Namespace) -> int:
     2: bad usage. With --self-test: 0 passed, 1 failed, 2 not run.
     """
     if args.self_test:
-        from lib_rocm_sd.doctor import card as selftest_card
-
-        return selftest_card.main(args.out, args.gpu, args.json)
+        return selftest.main(args.out, args.gpu, args.json)
     if args.out is not None or args.gpu is not None:
         print("doctor: --out and --gpu go with --self-test", file=sys.stderr)
         return 2
     findings = examine()
-    print(json.dumps(findings, indent=1) if args.json else doctor_text.render(findings))
+    print(json.dumps(findings, indent=1) if args.json else render(findings))
     return 1 if findings["broken"] else 0
 
 
@@ -108,12 +131,12 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
         "cache": _cache(),
         "work": work,
         "vae": vae,
-        "trials": trials.kept(infos),
+        "trials": latest_verdicts(infos),
         "kernels": [_kernels(row_arch) for row_arch in arches],
         "tuned": [_tuned(row_arch) for row_arch in arches],
         "broken": broken,
     }
-    return doctor_text.anonymous(findings)
+    return anonymous(findings)
 
 
 def _system() -> dict[str, str]:
@@ -276,7 +299,7 @@ def _settled(
     for _ in range(MOST_LOOKS):
         trouble: list[str] = []
         rows = _work(found, engine, trouble), _vae(found, engine, trouble)
-        if gate is None or not gate.state().running or not gate.wait(trials.WAIT_S):
+        if gate is None or not gate.state().running or not gate.wait(WAIT_S):
             break
         if engine is not None:
             engine.renew()
@@ -393,3 +416,138 @@ def _line(error: BaseException) -> str:
     """A short form of an error: class and message, at most six lines of it."""
     lines = str(error).strip().splitlines()[:6]
     return f"{type(error).__name__}: {' / '.join(line.strip() for line in lines)}"
+
+
+CHOSEN_BY = {
+    "measured": "measured by an owner",
+    "modelled": "modelled from machine code, not measured",
+    "default": "default",
+}
+"""The origins of a choice in kernels/tuned, in words."""
+
+
+def render(findings: dict[str, Any]) -> str:
+    """The findings as text, section by section, the verdict last."""
+    sections = (
+        ("Machine", _machine(findings)),
+        ("Devices", _devices_text(findings)),
+        ("Compilers", _compilers_text(findings)),
+        ("Cache", _cache_text(findings)),
+        ("Attention", _work_text(findings)),
+        ("VAE decode and encode", _vae_text(findings)),
+        ("Trials in a process of their own", _trials(findings["trials"])),
+        ("Verdict", _verdict(findings)),
+    )
+    blocks = ["\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in sections]
+    return "\n\n".join(blocks)
+
+
+def _machine(findings: dict[str, Any]) -> Iterator[str]:
+    system, torch = findings["system"], findings["torch"]
+    yield f"rocm_sd {findings['rocm_sd']} on {system['os']}"
+    yield f"Python {system['python']}, {system['executable']}"
+    if torch["version"] is None:
+        yield f"no torch: {torch['reason']}"
+    else:
+        built = f"HIP {torch['hip']}, CUDA {torch['cuda']}"
+        yield f"torch {torch['version']} ({built}), {torch['path']}"
+    library = findings["hip_library"]
+    yield f"HIP runtime: {library['path'] or library['reason']}"
+    for name, value in findings["environment"].items():
+        yield f"{name}={value}"
+
+
+def _devices_text(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["devices"]:
+        what = f"{row['backend']} {row['index']}: {row['name']}"
+        gfx = f" ({row['gfx']})" if row["gfx"] else ""
+        yield f"{what}{gfx}: {'supported' if row['supported'] else '; '.join(row['reasons'])}"
+        yield from (f"  note: {note}" for note in row["notes"])
+    gpus = findings["driver_gpus"]
+    yield f"AMD GPUs that the system's driver lists: {', '.join(gpus) or 'none'}"
+    if gpus and not any(row["backend"] == "hip" for row in findings["devices"]):
+        yield "  torch uses none of them: is this torch a ROCm build?"
+
+
+def _compilers_text(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["compilers"]:
+        ready = f"ready, {row['note']}" if row["note"] else "ready"
+        state = "; ".join(row["reasons"]) or ready
+        where = f" ({row['file']})" if row["file"] else ""
+        yield f"{row['name']} for {row['gfx']}: {state}{where}"
+    for row in findings["kernels"]:
+        reason = f" ({row['reason']})" if row.get("reason") else ""
+        each = (f"{name} {n['compiled']} of {n['shipped']}" for name, n in row["ops"].items())
+        yield f"kernels for {row['gfx']} compiled: {', '.join(each)}{reason}"
+
+
+def _tuned_text(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["tuned"]:
+        counts = (f"{row[name]} {words}" for name, words in CHOSEN_BY.items() if row[name])
+        yield f"configs that run first on {row['gfx']}: {', '.join(counts)}"
+        yield from (f"  {reason}" for reason in row["reasons"])
+
+
+def _cache_text(findings: dict[str, Any]) -> Iterator[str]:
+    row = findings["cache"]
+    if row["directory"] is None:
+        yield "no folder can be used: kernels are compiled anew at every start"
+    else:
+        yield f"{row['directory']}: {row['files']} files, {row['bytes'] / 2**20:.1f} MiB"
+    yield from row["reasons"]
+
+
+def _work_text(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["work"]:
+        yield f"{row['device']}: {row['status']}"
+        yield from _problems(row)
+    if not findings["work"]:
+        yield "not tried without torch"
+    yield from _tuned_text(findings)
+
+
+def _vae_text(findings: dict[str, Any]) -> Iterator[str]:
+    for row in findings["vae"]:
+        if row["usable"]:
+            yield f"{row['device']}: its convolutions run on our kernels"
+        else:
+            why = "; ".join(row["why"]) or "see the verdict"
+            yield f"{row['device']}: its convolutions run on torch's: {why}"
+        yield from _problems(row)
+    if not findings["vae"]:
+        yield "not tried without torch"
+
+
+def _problems(row: dict[str, Any]) -> Iterator[str]:
+    """What runs each problem, why nothing else does, and the self-tests."""
+    told: dict[str, None] = {}
+    for problem in row["problems"]:
+        why = f" ({problem['why']})" if problem["variant"] else ""
+        runs = problem["variant"] or "nothing can run this"
+        yield f"  {problem['name']}, {problem['problem']}: {runs}{why}"
+        for variant, reasons in problem.get("reasons", {}).items():
+            told[f"  not {variant}: {'; '.join(reasons)}"] = None
+    yield from told
+    yield "  self-tests, error against float64 / tolerance:"
+    for problem in row["problems"]:
+        tests = (f"{name} {_test(test)}" for name, test in problem["self_tests"].items())
+        yield f"    {problem['problem']}: {', '.join(tests)}"
+
+
+def _test(test: dict[str, Any]) -> str:
+    if test["error"] is None:
+        return f"FAILED ({test['reason']})"
+    result = f"{test['error']:.1e} / {test['tolerance']:.1e}"
+    return f"FAILED {result}" if test["reason"] else result
+
+
+def _verdict(findings: dict[str, Any]) -> Iterator[str]:
+    yield from (f"broken: {line}" for line in findings["broken"])
+    if findings["broken"]:
+        return
+    parts = {"attention": findings["work"], "VAE": findings["vae"]}
+    ours = [name for name, rows in parts.items() if any(row["usable"] for row in rows)]
+    if ours:
+        yield f"healthy: our kernels run {' and '.join(ours)}"
+    else:
+        yield "nothing is broken; without a supported GPU our kernel has nothing to run on"

@@ -1,4 +1,4 @@
-"""python -m lib_rocm_sd profile: a picture, and where its time goes."""
+"""`python -m lib_rocm_sd profile`: a picture, and where its time goes, as tables and as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd import __version__, checks
-from lib_rocm_sd.demo.pipeline import GUIDANCE, MODEL, kind_problem, latents, load
+from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, kind_problem, latents, load
 from lib_rocm_sd.lab.rows import say
 
 PROMPT = "a red circle left of a blue square"
@@ -52,10 +52,9 @@ def main(args: argparse.Namespace) -> int:
         return 2
     import torch
 
+    from lib_rocm_sd.commands.profile_sums import drawn, render, rows_of
     from lib_rocm_sd.device import identify
     from lib_rocm_sd.lab.sensors import Watch, of_device
-    from lib_rocm_sd.profile import text
-    from lib_rocm_sd.profile.sums import rows_of
 
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = args.dtype or ("float32" if device.type == "cpu" else "float16")
@@ -71,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     machine |= {"torch": torch.__version__, "rocm_sd": __version__}
     machine |= {"model": args.model.name, "dtype": dtype, "steps": args.steps}
     machine |= {"unet": args.unet, "without": args.without}
-    print(text.render(_heading(machine), rows), told, sep="\n\n")
+    print(render(_heading(machine), rows), told, sep="\n\n")
     if args.json:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}
         document["sensors"] = asdict(told)
@@ -79,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     if args.trace:
         found.export_chrome_trace(args.trace)
     if args.plot:
-        Path(args.plot).write_text(text.drawn(_heading(machine), rows), encoding="utf-8")
+        Path(args.plot).write_text(drawn(_heading(machine), rows), encoding="utf-8")
     return 0
 
 
@@ -131,7 +130,7 @@ def _profiled(pipeline: Any, args: argparse.Namespace, device: Any) -> Any:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from lib_rocm_sd.profile.blocks import parts_named
+    from lib_rocm_sd.commands.profile_sums import parts_named
     from lib_rocm_sd.ranges import ranges
 
     activities = [ProfilerActivity.CPU]

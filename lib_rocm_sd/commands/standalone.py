@@ -16,7 +16,7 @@ import torch
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.bench.unet import models as unets
 from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.demo import pipeline as tiny
+from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture, half
@@ -112,7 +112,7 @@ class Standalone:
             image = pipeline(
                 PROMPT,
                 num_inference_steps=steps,
-                guidance_scale=tiny.GUIDANCE,
+                guidance_scale=little_model.GUIDANCE,
                 height=size,
                 width=size,
                 generator=torch.Generator("cpu").manual_seed(SEED),
@@ -126,10 +126,12 @@ class Standalone:
 
     def _loaded(self) -> Any:
         if self._pipeline is None:
-            if not (tiny.MODEL / "model_index.json").is_file():
+            if not (little_model.MODEL / "model_index.json").is_file():
                 raise ValueError("the little model is missing")
             try:
-                self._pipeline = tiny.load(tiny.MODEL, half(self.device)).to(self.device)
+                self._pipeline = little_model.load(little_model.MODEL, half(self.device)).to(
+                    self.device
+                )
             except ImportError as error:
                 raise _missing(error) from error
         return self._pipeline

@@ -1,12 +1,24 @@
-"""What the demo found: differences, times, and what they mean."""
+"""What the demo shows: differences, times, and what they mean; a picture with a row per prompt:
+without, with, and their difference made visible; and a look at the VAE alone: torch's and ours,
+whole and in bands, single and half. Imports torch and Pillow where they are needed.
+"""
 
 from __future__ import annotations
 
+import copy
 import platform
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import report
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image, ImageDraw
 
 AGREE_FLOAT32 = 2
 """Most that a pixel may differ in float32, of 255."""
@@ -189,3 +201,155 @@ def _ran(findings: dict[str, Any]) -> list[str]:
     modules = findings["patched"]["replaced"]
     lines.insert(0, f"{modules} attention modules go through the engine")
     return [f"{'Ran' if not index else '':10s} {line}" for index, line in enumerate(lines)]
+
+
+# -- the picture ----------------------------------------------------------------------------------
+
+
+AMPLIFIED = 32
+CELL, GAP, HEAD, CAPTION = 256, 16, 118, 30
+INK, PAPER, FAINT = (24, 26, 30), (255, 255, 255), (112, 116, 124)
+
+
+def draw(sides: Sequence[Sides], findings: dict[str, Any]) -> Image.Image:
+    """The sheet. `findings` is the demo's report."""
+    from PIL import Image, ImageDraw
+
+    width = 3 * CELL + 4 * GAP
+    sheet = Image.new("RGB", (width, HEAD + len(sides) * (CELL + CAPTION + GAP)), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    _head(pen, findings, width)
+    for row, side in enumerate(sides):
+        top = HEAD + row * (CELL + CAPTION + GAP)
+        pen.text((GAP, top), side.prompt, fill=INK, font=_font(15))
+        for column, pixels in enumerate((side.without, side.with_, _visible(side))):
+            picture = Image.fromarray(pixels).resize((CELL, CELL), Image.Resampling.LANCZOS)
+            sheet.paste(picture, (GAP + column * (CELL + GAP), top + CAPTION - 6))
+    return sheet
+
+
+def _head(pen: ImageDraw.ImageDraw, findings: dict[str, Any], width: int) -> None:
+    device = findings["device"]
+    name = f"{device['name']} ({device['gfx'] or device['backend']}), {findings['dtype']}"
+    lines = [f"{name}. Extension: {findings['status']}"]
+    lines.append(
+        f"Largest difference of any pixel: {findings['largest_difference']}/255. "
+        + findings["speed"]
+    )
+    top = 10
+    for line in lines:
+        for part in textwrap.wrap(line, width // 7):
+            pen.text((GAP, top), part, fill=FAINT, font=_font(13))
+            top += 18
+    titles = (
+        f"without, {findings['median_without_s']:.2f} s",
+        f"with, {findings['median_with_s']:.2f} s",
+        f"difference x {AMPLIFIED}",
+    )
+    for column, title in enumerate(titles):
+        pen.text((GAP + column * (CELL + GAP), HEAD - 28), title, fill=INK, font=_font(17))
+
+
+def _visible(side: Sides) -> Any:
+    gap = abs(side.without.astype("int16") - side.with_.astype("int16"))
+    return (gap * AMPLIFIED).clip(0, 255).astype("uint8")
+
+
+def _font(size: int) -> Any:
+    """The font that comes with Pillow; before 10.1 it has one size."""
+    from PIL import ImageFont
+
+    try:
+        return ImageFont.load_default(size)
+    except TypeError:
+        return ImageFont.load_default()
+
+
+SMALL = 256
+"""Pictures up to this size are put together, four to one, so that there is more than one band."""
+
+
+def examine(
+    pipeline: Any, pictures: Sequence[Any], dtype: torch.dtype
+) -> tuple[Sides | None, dict[str, Any]]:
+    """Encode pictures, uint8 (height, width, 3), and decode them in all ways.
+
+    Gives torch's and ours, made in bands, and what the report says; without pictures where the VAE
+    is left alone. `pipeline` is not changed.
+    """
+    import torch
+
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
+
+    image = _together(pictures).to(pipeline.device)
+    half = dtype if dtype != torch.float32 else torch.bfloat16
+    single = copy.deepcopy(pipeline.vae).float()
+    with torch.no_grad(), patched(SimpleNamespace(vae=single), vae="whole", wait=True) as patch:
+        latent = single.encode(image).latent_dist.mean
+    names = list(patch.vae.programs)
+    findings: dict[str, Any] = {
+        "programs": names,
+        "left_alone": {role: list(why) for role, why in patch.vae.left_alone.items()},
+        "size": list(image.shape[2:]),
+    }
+    if "decoder" not in names:
+        return None, {**findings, "agree": True}
+    with torch.no_grad():
+        theirs = single.encode(image).latent_dist.mean
+    findings["encoder_error"] = float((latent - theirs).abs().max() / theirs.abs().max())
+    ways = {of: _decoded(pipeline.vae, theirs, of) for of in (torch.float32, half)}
+    exact = ways[torch.float32]["torch"]
+    findings["convolutions"] = sorted(
+        {row["variant"] for row in report.snapshot()["rows"] if row["op"].startswith("conv")}
+    )
+    findings["bands"] = ways[dtype]["plan"]
+    findings["decodes"] = [_row(of, made, exact) for of, made in ways.items()]
+    findings["agree"] = vae_agrees(findings)
+    caption = "the VAE alone, the same latent decoded by torch, and by our program in bands"
+    shown = (ways[dtype][way][0].round().to(torch.uint8) for way in ("torch", "banded"))
+    without, with_ = (picture.permute(1, 2, 0).numpy() for picture in shown)
+    return Sides(caption, without, with_, 0.0, 0.0), findings
+
+
+def _together(pictures: Sequence[Any]) -> torch.Tensor:
+    """(1, 3, height, width) in -1..1: the first picture, or the first four as one."""
+    import torch
+
+    images = [torch.from_numpy(picture).permute(2, 0, 1).float() for picture in pictures[:4]]
+    image = images[0]
+    if len(images) == 4 and max(image.shape) <= SMALL:
+        image = torch.cat([torch.cat(images[:2], 2), torch.cat(images[2:], 2)], 1)
+    return image[None] / 127.5 - 1
+
+
+def _decoded(vae: Any, latent: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """What torch, our whole frame and our bands make of `latent`, on the CPU, in 0..255."""
+    import torch
+
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
+
+    vae = copy.deepcopy(vae).to(dtype)
+    made: dict[str, Any] = {}
+    for way in ("torch", "whole", "banded"):
+        chosen = False if way == "torch" else way
+        with torch.no_grad(), patched(SimpleNamespace(vae=vae), vae=chosen, wait=True) as patch:
+            image = vae.decode(latent.to(dtype)).sample
+            plans = {role: program.last_plan for role, program in patch.vae.programs.items()}
+        made[way] = ((image.float() / 2 + 0.5).clamp(0, 1) * 255).cpu()
+        made["plan"] = str(plans.get("decoder"))
+    return made
+
+
+def _row(dtype: torch.dtype, made: dict[str, Any], exact: torch.Tensor) -> dict[str, Any]:
+    """One dtype's differences, of 255; those of bands after rounding, as a picture is stored."""
+    bands = (made["banded"].round() - made["whole"].round()).abs()
+    gaps = {way: (made[way] - exact).abs() for way in ("torch", "whole", "banded")}
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "bands_largest": int(bands.max()),
+        "bands_share": float((bands > 0).float().mean()),
+        "torch_vs_float32_mean": float(gaps["torch"].mean()),
+        "ours_vs_float32_mean": float(max(gaps["whole"].mean(), gaps["banded"].mean())),
+        "torch_vs_float32_largest": float(gaps["torch"].max()),
+        "ours_vs_float32_largest": float(max(gaps["whole"].max(), gaps["banded"].max())),
+    }

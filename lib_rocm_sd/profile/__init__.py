@@ -1,1 +1,0 @@
-"""Where a picture's time goes: `python -m lib_rocm_sd profile`."""
