@@ -46,14 +46,9 @@ class Noted(Exception):  # noqa: N818 - nothing went wrong
     """All that a test launches was noted."""
 
 
+@lru_cache(maxsize=256)
 def text_of(path: Path) -> str:
     """A kernel file with its headers: what machine code depends on."""
-    headers = [each for each in path.parent.rglob("*.h")]
-    return _text_of(path, max(each.stat().st_mtime_ns for each in (path, *headers)))
-
-
-@lru_cache(maxsize=256)
-def _text_of(path: Path, changed_ns: int) -> str:
     return source.bare(source.flatten(str(path)))
 
 

@@ -182,10 +182,9 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
     """ "wide": rows of x and of the residual lie apart."""
     p = case.problem
     inputs = LINEAR.make_inputs(p, CPU, case.seed)
-    exact = LINEAR.reference(inputs)
-    theirs = compute(LINEAR, TorchLinear(), None, None, inputs._replace(out=None))
-    if case.op == "linear gate":
-        theirs = finished(F.linear(inputs.x, inputs.weight, inputs.bias), inputs._replace(out=None))
+    before = inputs._replace(out=None)
+    if inputs.residual is not None:  # which may be written over
+        before = before._replace(residual=inputs.residual.clone())
     if case.layout == "wide":
         residual = None if inputs.residual is None else apart(inputs.residual, p.all_columns + 24)
         out = residual if p.in_place else None
@@ -193,6 +192,10 @@ def _linear(case: Case, launch: CodeLaunch) -> list[str]:
     ours, config = _linear_way(case)
     with launch.knows(*inputs.named.values()):
         output = compute(LINEAR, ours, launch, config, inputs)
+    exact = LINEAR.reference(before)
+    theirs = compute(LINEAR, TorchLinear(), None, None, before)
+    if case.op == "linear gate":
+        theirs = finished(F.linear(before.x, before.weight, before.bias), before)
     found = judged(largest(output, exact), largest(theirs, exact), 1e-7)
     if p.in_place and (inputs.out is None or output.data_ptr() != inputs.out.data_ptr()):
         found.append("not in place")
