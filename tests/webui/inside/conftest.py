@@ -22,8 +22,6 @@ from fastapi import FastAPI
 from gradio import routes
 from starts import kept, make_cheaper, remembered
 
-from lib_rocm_sd.ops.base import Call
-
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
@@ -325,7 +323,7 @@ def _gradients(base: Any) -> Any:
         def specs(self, arch: Any, problem: Any, config: Any) -> Any:
             return ()
 
-        def run(self, call: Call[Any, Any]) -> Any:
+        def run(self, call: Any) -> Any:
             inputs = call.inputs
             made = formula(inputs, torch.float32)
             return tuple(t.to(inputs.q.dtype).contiguous() for t in made)
@@ -351,7 +349,7 @@ def _kernel(base: Any) -> Any:
         def specs(self, arch: Any, problem: Any, config: Any) -> Any:
             return ()
 
-        def run(self, call: Call[Any, Any]) -> torch.Tensor:
+        def run(self, call: Any) -> torch.Tensor:
             q, k, v, mask, scale = call.inputs
             self.gpu.seen.append((q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -374,7 +372,7 @@ def _with_lse(kernel: Any) -> Any:
     class KernelWithLse(type(kernel)):  # type: ignore[misc]
         """Of a picture that autograd follows."""
 
-        def run(self, call: Call[Any, Any]) -> Any:
+        def run(self, call: Any) -> Any:
             return super().run(call), lse_of(call.inputs, call.problem)
 
     return KernelWithLse
