@@ -16,7 +16,7 @@ from lib_rocm_sd import followed, functional
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts import gate, packed, sdpa
+from lib_rocm_sd.hosts import attention, gate
 from lib_rocm_sd.ops.attention import formula, ours, with_lse
 from lib_rocm_sd.ops.attention_backward import formula as backward_formula
 from lib_rocm_sd.ops.attention_backward import ours as backward_ours
@@ -83,11 +83,10 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     )
     for module in (ours, backward_ours):
         monkeypatch.setattr(module, "halves_only", _not_float64)
-    for where in (followed, functional, sdpa, packed):
+    for where in (followed, functional, attention):
         monkeypatch.setattr(where, "engine", made.engine)
-    for host in (sdpa, packed):
-        monkeypatch.setattr(host, "identify", _here)
-        monkeypatch.setattr(host, "HALVES", FLOATS)
+    monkeypatch.setattr(attention, "identify", _here)
+    monkeypatch.setattr(attention, "HALVES", FLOATS)
     monkeypatch.setattr(gate, "begin", lambda *say: None)
     return made
 

@@ -34,8 +34,8 @@ LAYERS = (
     ("lab",),
     ("machine",),
     (
-        *("hosts.gate", "hosts.oldest", "hosts.optional", "hosts.packed"),
-        *("hosts.sdpa", "hosts.strides", "hosts.trouble"),
+        *("hosts.attention", "hosts.gate", "hosts.oldest", "hosts.optional", "hosts.ours"),
+        *("hosts.sdpa", "hosts.strides", "hosts.trouble", "hosts.vae"),
     ),
     ("hosts.ui",),
     ("hosts.webui", "hosts.comfyui", "hosts.diffusers"),

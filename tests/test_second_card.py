@@ -16,7 +16,7 @@ from lib_rocm_sd.engine import measure as times
 from lib_rocm_sd.engine import memory
 from lib_rocm_sd.graphs import device as graphs
 from lib_rocm_sd.graphs import programs
-from lib_rocm_sd.hosts.webui.steps import Steps
+from lib_rocm_sd.hosts.webui.speedtest import Steps
 from lib_rocm_sd.lab import timing as lab_timing
 from lib_rocm_sd.lab import unet as bench_unet
 from lib_rocm_sd.vae.store import _Lane

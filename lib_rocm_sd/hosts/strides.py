@@ -3,7 +3,7 @@
 Beside what a take-over itself gives back: ComfyUI and the Forges replace parameters when they merge
 a LoRA into them, keep those that were there as a backup, and put them back later. Read in
 Comfy-Org/ComfyUI a125cd84 (0.3.64), comfy/model_patcher.py, and, at the commits that
-hosts/webui/kinds.py names, in backend/patcher/lora.py and ldm_patched/modules/model_patcher.py.
+hosts/webui/host.py names, in backend/patcher/lora.py and ldm_patched/modules/model_patcher.py.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.hosts import packed
-from lib_rocm_sd.hosts.comfyui import coder, unet
+from lib_rocm_sd.hosts import attention
+from lib_rocm_sd.hosts.comfyui import unet, vae
 from lib_rocm_sd.hosts.read import unet as reader
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.unet import stand_in
@@ -47,11 +47,11 @@ def play(put: Callable[[Any, str, Any], Any]) -> Engine:
     torch's operations. `put` sets attributes.
     """
     made = Engine()
-    for module in (packed, coder):
+    for module in (attention, vae):
         put(module, "identify", lambda device: CARD)
-    for module in (packed, coder, reader, stand_in):
+    for module in (attention, vae, reader, stand_in):
         put(module, "HALVES", FLOATS)
     put(unet, "unusable", lambda device: [])
-    put(packed, "engine", made)
-    put(coder, "usable", lambda device: [])
+    put(attention, "engine", made)
+    put(vae, "usable", lambda device: [])
     return made

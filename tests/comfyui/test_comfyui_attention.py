@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts import packed
+from lib_rocm_sd.hosts import attention as host_attention
+from lib_rocm_sd.hosts.attention import NotOursError, call_of
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.model import optimized
 from lib_rocm_sd.hosts.comfyui.tally import tally
-from lib_rocm_sd.hosts.packed import NotOursError, call_of
 from tests.comfyui.conftest import left
 from tests.comfyui.play import Engine
 
@@ -154,7 +154,7 @@ def test_without_a_card_it_is_comfyuis(comfy: Any) -> None:
 
 
 def test_float32_is_comfyuis(comfy: Any, card: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "HALVES", (torch.float16, torch.bfloat16))
+    monkeypatch.setattr(host_attention, "HALVES", (torch.float16, torch.bfloat16))
     assert handed() == ("it is in float32",)
 
 

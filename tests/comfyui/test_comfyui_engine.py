@@ -9,7 +9,8 @@ import torch
 
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine
-from lib_rocm_sd.hosts import gate, packed
+from lib_rocm_sd.hosts import attention as host_attention
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui.attention import Override
 from lib_rocm_sd.hosts.comfyui.tally import tally
@@ -25,8 +26,8 @@ def launches(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> Launches:
     made = Launches()
     engine = Engine(identify=lambda device: CARD, launcher=lambda device, arch: made)
     monkeypatch.setattr(selftest, "check", lambda *words: selftest.Check(0.0, 1.0))
-    monkeypatch.setattr(packed, "identify", lambda device: CARD)
-    monkeypatch.setattr(packed, "engine", engine)
+    monkeypatch.setattr(host_attention, "identify", lambda device: CARD)
+    monkeypatch.setattr(host_attention, "engine", engine)
     monkeypatch.setattr(gate, "begin", lambda say: None)
     return made
 

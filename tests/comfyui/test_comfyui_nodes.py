@@ -127,7 +127,7 @@ MISSING: dict[str, tuple[str, str]] = {
     "RocmSdModel": ("model", "model"),
     "RocmSdVae": ("vae", "vae"),
     "RocmSdStatus": ("after", "status"),
-    "RocmSdSpeedTest": ("model", "speed_node"),
+    "RocmSdSpeedTest": ("model", "speedtest"),
 }
 
 

@@ -12,10 +12,10 @@ import torch
 from lib_rocm_sd import policy, report
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.errors import DeviceOutOfMemoryError
-from lib_rocm_sd.hosts.comfyui import coder, sessions
+from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui import vae as vaes
-from lib_rocm_sd.hosts.comfyui.coder import VaeWish
 from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.vae import NodeWish
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
 from tests.comfyui.conftest import left
@@ -38,8 +38,8 @@ def forwards(vae: Any) -> list[Any]:
     return [vars(part).get("forward") for part in parts]
 
 
-def wish(mode: str = "auto", level: str = "Auto", **others: Any) -> VaeWish:
-    return VaeWish(sessions.of(level), mode, **others)
+def wish(mode: str = "auto", level: str = "Auto", **others: Any) -> NodeWish:
+    return NodeWish(mode, session=sessions.of(level), **others)
 
 
 def latent(size: int = 8, batch: int = 1) -> torch.Tensor:
@@ -61,7 +61,7 @@ def events() -> str:
     ids=["auto", "banded", "budget"],
 )
 def test_it_gives_what_comfyuis_gives(
-    vae: Any, card: Engine, asked: VaeWish, whole: bool, inference: bool
+    vae: Any, card: Engine, asked: NodeWish, whole: bool, inference: bool
 ) -> None:
     z, image = latent(32, 2), picture(128)
     with torch.inference_mode(inference), torch.no_grad():
@@ -89,7 +89,7 @@ def test_the_given_one_stays_as_it_is(vae: Any, card: Engine, comfy: Any) -> Non
     assert ours.get_sd().keys() == vae.get_sd().keys()
     again = vaes.with_ours(ours, wish("banded"))
     assert again.first_stage_model.rocm_sd_model is model
-    assert again.memory_used_decode.rocm_sd_own is vae.memory_used_decode
+    assert again.memory_used_decode.theirs is vae.memory_used_decode
     assert copy.copy(ours.first_stage_model).rocm_sd_model is model
     assert comfy.sd.VAE() is not None
 
@@ -191,7 +191,7 @@ def test_comfyuis_estimate_stays_where_ours_does_not_run(
     monkeypatch.setattr(Program, "prepare", lambda *args, **kwargs: 1 // 0)
     assert ours.memory_used_decode((1, 4, 8, 8), torch.float32) == own
     assert "its memory cannot be foreseen: ZeroDivisionError" in next(iter(left()))
-    monkeypatch.setattr(coder, "usable", lambda device: ["no compiler"])
+    monkeypatch.setattr(vaes, "usable", lambda device: ["no compiler"])
     assert ours.memory_used_decode((1, 4, 8, 8), torch.float32) == own
 
 
@@ -248,7 +248,7 @@ def test_without_a_card_it_is_comfyuis_to_the_bit(vae: Any) -> None:
 
 
 def test_float32_is_comfyuis(vae: Any, card: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coder, "HALVES", (torch.float16,))
+    monkeypatch.setattr(vaes, "HALVES", (torch.float16,))
     decoded = vae.decode(latent())
     assert torch.equal(vaes.with_ours(vae, wish()).decode(latent()), decoded)
     assert "its weights are float32; with --fp16-vae it can be ours" in next(iter(left()))
@@ -260,15 +260,15 @@ def test_streamed_weights_are_named_as_what_they_are(
 ) -> None:
     """They lie in main memory, where no card is; what counts is where the image is."""
     device = torch.device("meta")
-    monkeypatch.setattr(coder, "HALVES", dtypes)
+    monkeypatch.setattr(vaes, "HALVES", dtypes)
     monkeypatch.setattr(
-        coder, "identify", lambda where: CARD if where == device else identify(where)
+        vaes, "identify", lambda where: CARD if where == device else identify(where)
     )
     decoder = vae.first_stage_model.decoder
     for layer in decoder.modules():
         if hasattr(layer, "comfy_cast_weights"):
             layer.comfy_cast_weights = True
-    made = coder.Coder(decoder, "decoder")
+    made = vaes.Coder(decoder, "decoder")
     why = made.refusal(latent().to(device))
     assert why.startswith("conv_in and ") and why.endswith(
         "its weights from elsewhere in each call"

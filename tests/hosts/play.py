@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lib_rocm_sd.hosts import sdpa
+from lib_rocm_sd.hosts import attention
 from tests.comfyui.play import CARD, FLOATS
 from tests.comfyui.play import Engine as Card
 
@@ -13,7 +13,7 @@ from tests.comfyui.play import Engine as Card
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """In the place of the engine; its `seen` has each call's inputs and session."""
     made = Card()
-    monkeypatch.setattr(sdpa, "identify", lambda device: CARD)
-    monkeypatch.setattr(sdpa, "HALVES", FLOATS)
-    monkeypatch.setattr(sdpa, "engine", made)
+    monkeypatch.setattr(attention, "identify", lambda device: CARD)
+    monkeypatch.setattr(attention, "HALVES", FLOATS)
+    monkeypatch.setattr(attention, "engine", made)
     return made

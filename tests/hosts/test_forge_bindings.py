@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from lib_rocm_sd.hosts.webui import bindings as forge_bindings
-from lib_rocm_sd.hosts.webui.bindings import Bindings
-from lib_rocm_sd.hosts.webui.functions import Function
-from lib_rocm_sd.hosts.webui.kinds import Kind
+from lib_rocm_sd.hosts.webui import attention as forge_bindings
+from lib_rocm_sd.hosts.webui.attention import Bindings, Function
+from lib_rocm_sd.hosts.webui.host import Kind
 
 HOME = "tiny_forge.attention"
 KIND = Kind(HOME, ("chosen",), "of_vae", "", "", ("tiny_forge.text",))

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts import packed
-from lib_rocm_sd.hosts.webui import functions
-from lib_rocm_sd.hosts.webui.attention import calls
-from lib_rocm_sd.hosts.webui.forge_method import method
-from lib_rocm_sd.hosts.webui.functions import Function
+from lib_rocm_sd.hosts import attention as host_attention
+from lib_rocm_sd.hosts.webui.attention import Function, calls, packed, spatial
+from lib_rocm_sd.hosts.webui.method import of_functions
 from tests.comfyui.play import CARD, FLOATS, Engine
 
 B, H, S, D = 2, 4, 9, 8
@@ -23,19 +21,19 @@ B, H, S, D = 2, 4, 9, 8
 def card(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The CPU is a card of ours."""
     made = Engine()
-    monkeypatch.setattr(packed, "identify", lambda device: CARD)
-    monkeypatch.setattr(packed, "HALVES", FLOATS)
-    monkeypatch.setattr(packed, "engine", made)
+    monkeypatch.setattr(host_attention, "identify", lambda device: CARD)
+    monkeypatch.setattr(host_attention, "HALVES", FLOATS)
+    monkeypatch.setattr(host_attention, "engine", made)
     return made
 
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report.report, "_events", {})
-    calls.begin()
+    calls.clear()
 
 
-def ours(compute: Any = functions.packed, aside: bool = False) -> Function:
+def ours(compute: Any = packed, aside: bool = False) -> Function:
     def theirs(*args: Any, **kwargs: Any) -> Any:
         return "Forge's", args, kwargs
 
@@ -60,13 +58,13 @@ def test_a_call(card: Engine, apart: bool, masked: tuple[int, ...] | None) -> No
     made = ours()(*given, H, mask, skip_reshape=apart)
     expected = attention(q, k, v, mask).transpose(1, 2).flatten(2)
     torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
-    assert not calls.left_to_host and len(card.seen) == 1
+    assert not calls.left.total() and len(card.seen) == 1
     assert card.seen[0][1].part == "UNet"
 
 
 def test_the_vaes(card: Engine) -> None:
     q, k, v = tensors(B, 16, 4, 5)
-    made = ours(functions.spatial)(q, k, v)
+    made = ours(spatial)(q, k, v)
     rows = attention(*(t.flatten(2).transpose(1, 2) for t in (q, k, v)))
     expected = rows.transpose(1, 2).reshape(q.shape)
     torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
@@ -86,7 +84,7 @@ def test_what_is_left_to_forge(card: Engine, case: str) -> None:
     q, k, v = tensors(B, S, H * D)
     name, args, kwargs = ours()(q, k, v, H, **options)
     assert name == "Forge's" and args[0] is q and args[3] == H and kwargs == options
-    assert calls.left_to_host == 1 and not card.seen
+    assert calls.left.total() == 1 and not card.seen
     (event,) = report.snapshot()["events"]
     assert event.startswith("a call was left to the WebUI's own attention: ") and why in event
 
@@ -99,7 +97,7 @@ def test_gradients_are_forges(card: Engine) -> None:
 
 def test_images_of_two_sizes_are_forges(card: Engine) -> None:
     q, k, _ = tensors(1, 8, 4, 4)
-    assert ours(functions.spatial)(q, k, torch.zeros(1, 8, 4, 5))[0] == "Forge's"
+    assert ours(spatial)(q, k, torch.zeros(1, 8, 4, 5))[0] == "Forge's"
 
 
 def test_without_a_card_it_is_forges() -> None:
@@ -113,14 +111,14 @@ def test_an_error_costs_no_picture(card: Engine, error: Exception) -> None:
     one = ours()
     for _ in range(3):
         assert one(*tensors(B, S, H * D), H)[0] == "Forge's"
-    assert calls.left_to_host == 3
+    assert calls.left.total() == 3
     (event,) = report.snapshot()["events"]
     assert f"ours failed: {type(error).__name__}" in event
 
 
 def test_standing_aside_it_is_forges_without_a_word(card: Engine) -> None:
     assert ours(aside=True)(*tensors(B, S, H * D), H)[0] == "Forge's"
-    assert not calls.left_to_host and not report.snapshot()["events"]
+    assert not calls.left.total() and not report.snapshot()["events"]
 
 
 def test_forges_own_called_alone() -> None:
@@ -135,8 +133,8 @@ def test_forges_own_called_alone() -> None:
     for heads, added in ((2, 0.0), (1, 1.0)):
         q, k, v = tensors(B, 16, heads, D)
         expected = attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(method(of_unet, of_vae)(q, k, v), expected + added)
-        torch.testing.assert_close(method(of_unet, None)(q, k, v), expected)
+        torch.testing.assert_close(of_functions(of_unet, of_vae)(q, k, v), expected + added)
+        torch.testing.assert_close(of_functions(of_unet, None)(q, k, v), expected)
 
 
 def test_a_models_own_override_is_forges(card: Engine) -> None:

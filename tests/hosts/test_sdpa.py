@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts import gate, sdpa
+from lib_rocm_sd.hosts import attention as sdpa
+from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.sdpa import served
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
 from lib_rocm_sd.report import Report

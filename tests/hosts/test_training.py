@@ -15,9 +15,8 @@ from lib_rocm_sd import report
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.comfyui.attention import Override
 from lib_rocm_sd.hosts.sdpa import served
-from lib_rocm_sd.hosts.webui import functions
 from lib_rocm_sd.hosts.webui import session as webuis
-from lib_rocm_sd.hosts.webui.attention import calls
+from lib_rocm_sd.hosts.webui.attention import Function, calls, packed
 from tests.following import BACKWARD, FORWARD, Card, card, ran, session, told
 
 __all__ = ["card", "session"]
@@ -42,7 +41,7 @@ def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def by_forge(session: Session) -> Attend:
     owner = SimpleNamespace(stands_aside=False)
-    theirs = functions.Function(lambda q, k, v, heads: by_torch(q, k, v), functions.packed, owner)
+    theirs = Function(lambda q, k, v, heads: by_torch(q, k, v), packed, owner)
     return lambda q, k, v: theirs(q, k, v, HEADS)
 
 
@@ -70,8 +69,8 @@ HOSTS: dict[str, Callable[[Session], Attend]] = {
 def attend(request: Any, session: Session, monkeypatch: pytest.MonkeyPatch) -> Attend:
     """A host's attention, which reports to `session`."""
     monkeypatch.setattr(webuis, "current", lambda: session)
-    for module in (functions, report):
-        monkeypatch.setattr(module, "report", session.report)
+    monkeypatch.setattr(calls, "_report", session.report)
+    monkeypatch.setattr(report, "report", session.report)
     return HOSTS[request.param](session)
 
 
@@ -117,7 +116,7 @@ def test_checkpoints(
 
 def test_float64_stays_the_hosts(card: Card, attend: Attend, session: Session) -> None:
     given = tokens(dtype=torch.float64)
-    calls.begin()
+    calls.clear()
     close(gradients(attend(*given), given), gradients(by_torch(*given), given))
     assert not ran(session)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.hosts.webui.unet_hook import WebUIHook
+from lib_rocm_sd.hosts.webui.unet import WebUIHook
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts.diffusers.vae import VaeStandIn
+from lib_rocm_sd.hosts.diffusers.vae import DiffusersStandIn
+from lib_rocm_sd.hosts.vae import EVERY, LATENTS, VaeWish
 from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
-from lib_rocm_sd.vae.checked import EVERY, LATENTS
 from tests.vae import vae_models
 
 BF16 = torch.bfloat16
@@ -30,10 +30,10 @@ def report() -> Report:
 
 
 @pytest.fixture
-def decoder(monkeypatch: pytest.MonkeyPatch, report: Report) -> VaeStandIn:
+def decoder(monkeypatch: pytest.MonkeyPatch, report: Report) -> DiffusersStandIn:
     monkeypatch.delenv(compared.VARIABLE)
     monkeypatch.setattr("lib_rocm_sd.hosts.diffusers.vae.unsuited", lambda *given: "")
-    stand_in = VaeStandIn(Vae(), "decoder", "auto", None, Session.of("Auto", report=report))
+    stand_in = DiffusersStandIn(Vae(), "decoder", VaeWish(), Session.of("Auto", report=report))
     stand_in.put_in()
     return stand_in
 
@@ -42,13 +42,13 @@ def decoder(monkeypatch: pytest.MonkeyPatch, report: Report) -> VaeStandIn:
 def corners(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The shapes of what the host's own decoder was given."""
     seen: list[Any] = []
-    own = VaeStandIn.theirs
+    own = DiffusersStandIn.theirs
 
     def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(tuple(args[0].shape))
         return own(self, *args, **kwargs)
 
-    monkeypatch.setattr(VaeStandIn, "theirs", theirs)
+    monkeypatch.setattr(DiffusersStandIn, "theirs", theirs)
     return seen
 
 
@@ -56,13 +56,13 @@ def latent() -> torch.Tensor:
     return torch.randn(2, 4, 20, 24, generator=torch.Generator().manual_seed(0)).to(BF16)
 
 
-def decoded(decoder: VaeStandIn, count: int = 1) -> torch.Tensor:
+def decoded(decoder: DiffusersStandIn, count: int = 1) -> torch.Tensor:
     with torch.no_grad():
         return [decoder.module(latent()) for _ in range(count)][-1]
 
 
 def test_one_image_of_some_is_compared_and_ours_is_used(
-    decoder: VaeStandIn, corners: list[Any], report: Report
+    decoder: DiffusersStandIn, corners: list[Any], report: Report
 ) -> None:
     ours = decoded(decoder)
     assert not corners
@@ -72,7 +72,7 @@ def test_one_image_of_some_is_compared_and_ours_is_used(
 
 
 def test_values_written_through_data_are_seen(
-    decoder: VaeStandIn, corners: list[Any], report: Report
+    decoder: DiffusersStandIn, corners: list[Any], report: Report
 ) -> None:
     """What is packed of weights is stale then. The image in which it is seen is the host's."""
     ours = decoded(decoder)
@@ -90,7 +90,7 @@ def test_values_written_through_data_are_seen(
 
 
 def test_nothing_is_compared_where_that_is_off(
-    decoder: VaeStandIn, corners: list[Any], monkeypatch: pytest.MonkeyPatch
+    decoder: DiffusersStandIn, corners: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(compared.VARIABLE, "0")
     decoded(decoder, EVERY)
@@ -98,7 +98,7 @@ def test_nothing_is_compared_where_that_is_off(
 
 
 def test_a_decoder_that_cannot_be_compared_is_the_hosts(
-    decoder: VaeStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
+    decoder: DiffusersStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded(decoder)
     monkeypatch.setattr(decoder, "again", lambda part: part[0])
@@ -109,7 +109,7 @@ def test_a_decoder_that_cannot_be_compared_is_the_hosts(
 
 
 def test_without_memory_to_compare_ours_is_used(
-    decoder: VaeStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
+    decoder: DiffusersStandIn, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = decoded(decoder)
 
@@ -120,7 +120,7 @@ def test_without_memory_to_compare_ours_is_used(
     assert torch.equal(decoded(decoder), ours) and not report.snapshot()["events"]
 
 
-def test_where_weights_leave_the_device_nothing_is_kept(decoder: VaeStandIn) -> None:
+def test_where_weights_leave_the_device_nothing_is_kept(decoder: DiffusersStandIn) -> None:
     decoder._vae._hf_hook = object()
     decoded(decoder, 3)
     assert not decoder.program._ready

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.hosts.webui.optimizer import make as our_optimizer
-from lib_rocm_sd.hosts.webui.unet_hook import WebUIHook
+from lib_rocm_sd.hosts.webui.seams import make_optimization as our_optimizer
+from lib_rocm_sd.hosts.webui.unet import WebUIHook
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.unet.unet_models import errors
 from tools.unet_networks import models

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.followed import STOPS
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.attention import attend, call_of
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.tally import ATTENTION as COUNTED
 from lib_rocm_sd.hosts.comfyui.tally import tally
-from lib_rocm_sd.hosts.packed import NotOursError, attend, call_of, is_compiling
+from lib_rocm_sd.modules.stand_in import is_compiling
 
 KEY = "optimized_attention_override"
 """Key in a model's transformer_options."""
@@ -38,16 +38,8 @@ class Override:
     def __call__(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return theirs(*args, **kwargs)
-        try:
-            made = attend(call_of(*args, **kwargs), self.session, host.say)
-        except NotOursError as reason:
-            why = str(reason)
-        except STOPS:
-            raise
-        except Exception as error:  # also out of memory: ComfyUI's may need less
-            why = f"ours failed: {trouble.once(error)}"
-        else:
-            tally.served(COUNTED)
-            return made
-        tally.leave(COUNTED, why)
-        return theirs(*args, **kwargs)
+        output = tally.attention(self._ours, args, kwargs)
+        return theirs(*args, **kwargs) if output is None else output
+
+    def _ours(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return attend(call_of(*args, **kwargs), self.session, host.say)

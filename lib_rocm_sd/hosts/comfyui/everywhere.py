@@ -100,9 +100,9 @@ def _vae(theirs: Callable[..., None], level: str) -> Callable[..., None]:
 def _equip(vae: Any, level: str) -> None:
     from torch import nn
 
-    from lib_rocm_sd.hosts.comfyui import coder, sessions
+    from lib_rocm_sd.hosts.comfyui import sessions
     from lib_rocm_sd.hosts.comfyui import vae as vaes
 
     model = getattr(vae, "first_stage_model", None)
     if isinstance(model, nn.Module):
-        vaes.equip(vae, model, coder.VaeWish(sessions.of(level)))
+        vaes.equip(vae, model, vaes.NodeWish(session=sessions.of(level)))

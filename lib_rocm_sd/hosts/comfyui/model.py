@@ -16,8 +16,9 @@ from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.tally import ATTENTION, UNET, tally
+from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
 from lib_rocm_sd.hosts.optional import attribute
+from lib_rocm_sd.hosts.ours import ATTENTION
 from lib_rocm_sd.modules.patches import named
 
 OPTIONS, WRAPPERS = "transformer_options", "wrappers"

@@ -99,11 +99,10 @@ class RocmSdVae:
         roles = [name for name, asked in (("decoder", decode), ("encoder", encode)) if asked]
         try:
             from lib_rocm_sd.hosts.comfyui import sessions
-            from lib_rocm_sd.hosts.comfyui.coder import VaeWish
-            from lib_rocm_sd.hosts.comfyui.vae import with_ours
+            from lib_rocm_sd.hosts.comfyui.vae import NodeWish, with_ours
 
             budget, way = budget_mib << 20 or None, _chosen(MODES, "mode", mode)
-            wish = VaeWish(sessions.of(level), way, budget, tuple(roles))
+            wish = NodeWish(way, budget, sessions.of(level), tuple(roles))
             return (with_ours(vae, wish),)
         except Exception as error:
             _told("VAE", error)
@@ -160,11 +159,11 @@ class RocmSdSpeedTest:
 
     def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:
         try:
-            from lib_rocm_sd.hosts.comfyui import speed_node
+            from lib_rocm_sd.hosts.comfyui import speedtest
         except Exception as error:
             plot, content, text = _without_plot(_caught("The speed test did not run", error))
         else:
-            plot, content, text = speed_node.run(preset, level, model, vae)
+            plot, content, text = speedtest.run_node(preset, level, model, vae)
         return {"ui": {"text": [text]}, "result": (plot, content, text)}
 
 

@@ -7,6 +7,7 @@ comfy/model_base.py, comfy/model_management.py, comfy/ldm/modules/attention.py, 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,13 +18,14 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts import gate
-from lib_rocm_sd.hosts.comfyui import coder, host, sessions, unet
+from lib_rocm_sd.hosts import gate, trouble
+from lib_rocm_sd.hosts.comfyui import chart, host, sessions, unet
 from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
-from lib_rocm_sd.hosts.comfyui.vae import given
-from lib_rocm_sd.lab import speed_result
-from lib_rocm_sd.lab.speed_job import Attention, Denoiser, Picture
+from lib_rocm_sd.hosts.comfyui.vae import given, usable
+from lib_rocm_sd.lab import speed_result, speed_text
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, Picture
 from lib_rocm_sd.lab.speed_result import Document, Request
 from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.runtime import background
@@ -210,8 +212,26 @@ def _get_ready(device: torch.device) -> None:
     if identify(device).reasons:
         return
     end = time.monotonic() + READY_S
-    for begin in (coder.usable, unet.unusable):
+    for begin in (usable, unet.unusable):
         begin(device)
         while at_work() and time.monotonic() < end:
             host.stop_if_interrupted()
             time.sleep(POLL_S)
+
+
+def run_node(preset: str, level: str, model: Any, vae: Any) -> tuple[torch.Tensor, str, str]:
+    """What the node gives: a plot (1, H, W, 3), the result as JSON, and as Markdown. A test that
+    cannot run gives the reason; only a Cancel is raised.
+    """
+    stops = host.attribute("comfy.model_management", "InterruptProcessingException") or ()
+    try:
+        document = run(model, vae, level, preset)
+    except stops:
+        raise
+    except Exception as error:
+        plain = isinstance(error, (ValueError, Busy)) or is_out_of_memory(error)
+        why = str(error) if plain else trouble.once(error)
+        said = f"The speed test did not run: {why}"
+        return chart.of_text(said), json.dumps({"reason": why}), said
+    content = json.dumps(document.as_dict(), indent=1, ensure_ascii=False)
+    return chart.of_document(document), content, speed_text.to_markdown(document)

@@ -17,19 +17,109 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.coder import Coder, VaeWish
 from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
 from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
+from lib_rocm_sd.modules.unknown import brief
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted
-from lib_rocm_sd.vae.program import PARTS
-
-ESTIMATES = {"decoder": "memory_used_decode", "encoder": "memory_used_encode"}
+from lib_rocm_sd.vae.program import PARTS, Program
 
 _lock = threading.RLock()
 _coders: weakref.WeakKeyDictionary[nn.Module, dict[str, Coder]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class NodeWish(VaeWish):
+    """What a node asks of a VAE. `roles`: of PARTS, those that may be ours. Copies of a VAE share
+    it, and with it the session's plans.
+    """
+
+    session: Session = DEFAULT
+    roles: tuple[str, ...] = ROLES
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NodeWish:
+        return self
+
+
+class Coder(VaeStandIn):
+    """Stands in for a decoder or encoder from `begin` to `end`."""
+
+    passed_on = (MemoryError, Interrupted, host.Cancelled)
+    wish: NodeWish
+
+    def __init__(self, module: nn.Module, role: str) -> None:
+        super().__init__(module, role)
+        self.program = Program(module)
+        self.was_left = False
+        """Whether the last image was ComfyUI's. So may be the next: how the weights are loaded is
+        known only after memory was made free for it.
+        """
+
+    @property
+    def session(self) -> Session:
+        return self.wish.session
+
+    def begin(self, wish: NodeWish) -> None:
+        """Serve the module's calls from now on, unless another does."""
+        self.wish = wish
+        other = self.put_in()
+        if other:
+            self.tell(f"its forward has been replaced ({other})")
+
+    def end(self) -> None:
+        """Leave the module as it was, and the device without anything of ours."""
+        self.take_out()
+        self.program.release()
+
+    def unfit(self, dtype: torch.dtype, device: torch.device) -> str:
+        """Why ours cannot run here with weights of this dtype; empty where it can.
+
+        `device`: of the image. Weights that are brought in each call lie elsewhere, perhaps in
+        another dtype, and what is said of them is said first.
+        """
+        why = list(identify(device).reasons)
+        if not why and (self.program.reasons or dtype not in HALVES):
+            why = brief(self.program.refresh())
+        if not why and dtype not in HALVES:
+            name = str(dtype).removeprefix("torch.")
+            why = [f"its weights are {name}; with --fp16-vae it can be ours, and does not overflow"]
+        return "; ".join(why or usable(device))
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        image = args[0]
+        if not isinstance(image, torch.Tensor) or image.ndim != 4:
+            return "it is not given one (N, C, H, W)"
+        weight = next(self.module.parameters())
+        return super().refusal(image) or self.unfit(weight.dtype, image.device)
+
+    def serve(self, asked: torch.Tensor) -> torch.Tensor:
+        """What the module gives for one image (N, C, H, W)."""
+        image = self.run(asked, progress=host.progress_bar(), interrupt=host.interrupted)
+        self.was_left = False
+        tally.served(PARTS[self.role])
+        shortage = self.shortage()
+        if shortage:
+            self.session.report.event(shortage)
+        return image
+
+    def tell(self, why: str) -> None:
+        self.was_left = True
+        tally.leave(PARTS[self.role], why)
+
+
+def usable(device: torch.device) -> list[str]:
+    """Why our kernels cannot run a VAE on a device; starts to compile and try at the first use."""
+    if engine.gate is None and not identify(device).reasons:
+        gate.begin(host.say)
+    return engine.usable(device, CONVS["3x3"])
 
 
 class FirstStage:
@@ -39,7 +129,7 @@ class FirstStage:
     a copy of the model, and is asked for the same.
     """
 
-    def __init__(self, model: nn.Module, wish: VaeWish) -> None:
+    def __init__(self, model: nn.Module, wish: NodeWish) -> None:
         self.rocm_sd_model = model
         self.rocm_sd_wish = wish
 
@@ -79,40 +169,31 @@ class FirstStage:
         return theirs(*args, **kwargs)
 
 
-@dataclass
-class Estimate:
-    """ComfyUI's estimate of one image's memory, or ours, if that is less and ours will run.
+class NodeEstimate(Estimate):
+    """ComfyUI's estimate, or ours. A deep copy is of the copied model."""
 
-    A deep copy is of the copied model.
-    """
+    def __init__(
+        self,
+        theirs: Callable[[Any, Any], float],
+        device: Any,
+        model: nn.Module,
+        role: str,
+        wish: NodeWish,
+    ) -> None:
+        super().__init__(theirs, device)
+        self.model, self._role, self._wish = model, role, wish
 
-    rocm_sd_own: Callable[[Any, Any], float]
-    model: nn.Module
-    role: str
-    wish: VaeWish
-    device: Any
-
-    def __call__(self, shape: Any, dtype: Any) -> float:
-        theirs = self.rocm_sd_own(shape, dtype)
-        try:
-            ours = self._needed(shape, dtype)
-        except Exception as error:
-            why = f"its memory cannot be foreseen: {trouble.once(error)}"
-            tally.leave(PARTS[self.role], why)
-            return theirs
-        return theirs if ours is None else min(theirs, ours)
-
-    def _needed(self, shape: Any, dtype: Any) -> int | None:
-        """None where ours will not run."""
-        coder = coder_of(self.model, self.role, self.wish)
-        if coder is None or len(shape) != 4 or not isinstance(self.device, torch.device):
+    def ours(self, height: int, width: int, dtype: torch.dtype, device: torch.device) -> int | None:
+        coder = coder_of(self.model, self._role, self._wish)
+        if coder is None or coder.was_left or coder.unfit(dtype, device):
             return None
-        if coder.was_left or coder.unfit(dtype, self.device):
-            return None
-        return coder.needed_bytes(int(shape[2]), int(shape[3]), dtype, self.device, self.wish)
+        return coder.needed_bytes(height, width, dtype, device, self._wish, self._wish.session)
+
+    def tell(self, why: str) -> None:
+        tally.leave(PARTS[self._role], f"its {why}")
 
 
-def with_ours(vae: Any, wish: VaeWish) -> Any:
+def with_ours(vae: Any, wish: NodeWish) -> Any:
     """A copy of `vae`, a comfy.sd.VAE, that decodes and encodes as `wish` says.
 
     What fails gives the VAE as it came, with a reason.
@@ -129,7 +210,7 @@ def with_ours(vae: Any, wish: VaeWish) -> Any:
     return made
 
 
-def equip(vae: Any, model: nn.Module, wish: VaeWish) -> None:
+def equip(vae: Any, model: nn.Module, wish: NodeWish) -> None:
     """Let a VAE, whose model is `model`, decode and encode as `wish` says from now on.
 
     One that DynamicVRAM loads brings its weights in each call, and its class loads it in no other
@@ -138,18 +219,11 @@ def equip(vae: Any, model: nn.Module, wish: VaeWish) -> None:
     if is_dynamic(getattr(vae, "patcher", None)):
         tally.leave("VAE", f"DynamicVRAM brings its weights in each call; {WITHOUT}")
     device = getattr(vae, "device", None)
-    own = {name: _own(getattr(vae, name)) for name in ESTIMATES.values()}
-    estimates = {
-        name: Estimate(own[name], model, role, wish, device) for role, name in ESTIMATES.items()
-    }
+    theirs = {role: getattr(vae, name) for role, name in ESTIMATES.items()}
     vae.first_stage_model = FirstStage(model, wish)
-    for name, estimate in estimates.items():
-        setattr(vae, name, estimate)
-
-
-def _own(estimate: Any) -> Any:
-    """ComfyUI's, of an estimate that may be ours."""
-    return estimate.rocm_sd_own if isinstance(estimate, Estimate) else estimate
+    for role, own in theirs.items():
+        own = own.theirs if isinstance(own, NodeEstimate) else own
+        setattr(vae, ESTIMATES[role], NodeEstimate(own, device, model, role, wish))
 
 
 def given(model: Any) -> Any:
@@ -157,7 +231,7 @@ def given(model: Any) -> Any:
     return model.rocm_sd_model if isinstance(model, FirstStage) else model
 
 
-def coder_of(model: nn.Module, role: str, wish: VaeWish) -> Coder | None:
+def coder_of(model: nn.Module, role: str, wish: NodeWish) -> Coder | None:
     """The one of a model; None where the role is not ours to run, or cannot be looked at."""
     module = getattr(model, role, None)
     if role not in wish.roles or not isinstance(module, nn.Module):

@@ -17,7 +17,8 @@ from typing import Any
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import optional
-from lib_rocm_sd.hosts.sdpa import Serving, is_compiling, is_serving
+from lib_rocm_sd.hosts.attention import Serving, is_serving
+from lib_rocm_sd.modules.stand_in import is_compiling
 
 NAME = "rocm_sd"
 MEMBER = "ROCM_SD"

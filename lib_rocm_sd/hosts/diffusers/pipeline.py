@@ -19,13 +19,13 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
+from lib_rocm_sd.hosts.attention import Serving
 from lib_rocm_sd.hosts.diffusers import components
 from lib_rocm_sd.hosts.diffusers.served import ServedForward, is_served
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
-from lib_rocm_sd.hosts.sdpa import Serving
 from lib_rocm_sd.modules.code import Code, is_intercepted
 from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.vae.policy import MODES, checked_budget
@@ -153,7 +153,7 @@ def patched(
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
     Processors of other kinds than PROCESSORS (hosts/read/unet_diffusers.py) that are diffusers' own
-    keep their place, and their calls of torch's attention are served (hosts/sdpa.py): those of
+    keep their place, and their calls of torch's attention are served (hosts/attention.py): those of
     transformers, of joint and fused projections, of IP-Adapters.
 
     On leaving it, each module has the very processor and forward that it had. Other processors,

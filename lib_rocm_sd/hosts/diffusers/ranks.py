@@ -15,7 +15,8 @@ from lib_rocm_sd.cards.vae_rows import TogetherProgram, parts_of, units
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
-from lib_rocm_sd.hosts.diffusers.vae import ROLES, VaeStandIn
+from lib_rocm_sd.hosts.diffusers.vae import DiffusersStandIn
+from lib_rocm_sd.hosts.vae import ROLES, VaeWish
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.program import Request
 from lib_rocm_sd.vae.trace import Chain
@@ -61,13 +62,13 @@ class SharedProgram(TogetherProgram):
         self._agreement.look(to_the_end=True)
 
 
-class SharedStandIn(VaeStandIn):
+class SharedStandIn(DiffusersStandIn):
     """In the place of a VAE's decoder or encoder; what ends the ranks is passed on."""
 
-    passed_on: ClassVar[tuple[type[Exception], ...]] = (*VaeStandIn.passed_on, RankError)
+    passed_on: ClassVar[tuple[type[Exception], ...]] = (*DiffusersStandIn.passed_on, RankError)
 
     def __init__(self, vae: Any, role: str, group: Group, session: Session) -> None:
-        super().__init__(vae, role, "whole", None, session)
+        super().__init__(vae, role, VaeWish("whole"), session)
         self.program: SharedProgram = SharedProgram(self.module, group, session)
 
 

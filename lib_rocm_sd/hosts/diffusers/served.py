@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lib_rocm_sd.hosts.sdpa import Serving, is_compiling
+from lib_rocm_sd.hosts.attention import Serving
 from lib_rocm_sd.modules.patches import ABSENT, Patch, put, take
+from lib_rocm_sd.modules.stand_in import is_compiling
 
 
 class ServedForward:

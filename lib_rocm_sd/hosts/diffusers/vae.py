@@ -11,17 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 
-import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.diffusers.components import COMPILED, has_compiled
+from lib_rocm_sd.hosts.vae import ROLES, VaeStandIn, VaeWish
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.vae.checked import CheckedStandIn
 from lib_rocm_sd.vae.program import Program
-
-ROLES = ("decoder", "encoder")
 
 
 @dataclass(frozen=True)
@@ -32,18 +29,19 @@ class VaePatch:
     left_alone: Mapping[str, tuple[str, ...]]
 
 
-class VaeStandIn(CheckedStandIn):
-    """Our program in the place of a VAE's decoder or encoder, as `role` says."""
+class DiffusersStandIn(VaeStandIn):
+    """Our program in the place of a VAE's decoder or encoder."""
 
     passed_on: ClassVar[tuple[type[Exception], ...]] = (MemoryError, ValueError)
 
-    def __init__(
-        self, vae: Any, role: str, mode: str, budget_bytes: int | None, session: Session
-    ) -> None:
-        super().__init__(getattr(vae, role))
+    def __init__(self, vae: Any, role: str, wish: VaeWish, session: Session) -> None:
+        super().__init__(getattr(vae, role), role)
         self.program = Program(self.module)
-        self._vae, self.role, self._session = vae, role, session
-        self._options: dict[str, Any] = {"mode": mode, "budget_bytes": budget_bytes}
+        self.wish, self._vae, self._session = wish, vae, session
+
+    @property
+    def session(self) -> Session:
+        return self._session
 
     def obstacles(self) -> tuple[str, ...]:
         """Why this part of the VAE is left alone; empty if it need not be."""
@@ -60,7 +58,7 @@ class VaeStandIn(CheckedStandIn):
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         if any(item is not None for item in (*args[1:], *kwargs.values())):
             return "it was given more than an image"
-        left_to_us = self._options["mode"] == "auto" and self._options["budget_bytes"] is None
+        left_to_us = self.wish == VaeWish()
         why = super().refusal(args[0]) or _own_way(self._vae)
         weight = next(self.module.parameters())
         return why or (unsuited(weight, self._session) if left_to_us else "")
@@ -71,7 +69,7 @@ class VaeStandIn(CheckedStandIn):
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """`asked` (N, C, H, W) decoded or encoded. Out of memory and a caller's mistake raise."""
         try:
-            return self.program(asked, session=self._session, **self._options)
+            return self.run(asked)
         finally:
             if _is_offloaded(self._vae):
                 self.program.release()
@@ -121,7 +119,7 @@ def patched_vae(
 
     `mode`: one of vae.policy.MODES. On leaving it, each has the forward that it had.
     """
-    stand_ins: dict[str, VaeStandIn] = {}
+    stand_ins: dict[str, DiffusersStandIn] = {}
     left: dict[str, tuple[str, ...]] = {}
     for role in ROLES:
         module = getattr(vae, role, None)
@@ -130,7 +128,7 @@ def patched_vae(
         current: Any = vars(module).get("forward")
         if isinstance(current, StandIn) and current.is_put_in:
             continue  # by an outer `with`
-        stand_in = VaeStandIn(vae, role, mode, budget_bytes, session)
+        stand_in = DiffusersStandIn(vae, role, VaeWish(mode, budget_bytes), session)
         reasons = stand_in.obstacles()
         if reasons:
             left[role] = reasons

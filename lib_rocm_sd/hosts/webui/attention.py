@@ -1,52 +1,59 @@
-"""Attention forwards for the WebUI: all around attention as there, attention by the engine.
+"""What computes attention in the WebUI's place: forwards for A1111's optimizers, functions for a
+Forge's.
 
-Whatever fails between projections and `to_out` ends in the forward that the WebUI would have used
-without this extension; only "out of memory" is passed on. So do masks whose meaning is not clear,
-and calls with gradients that our kernels refuse (followed.py); of the others these are ours too.
+Whatever fails between projections and `to_out` of a forward ends in the one that the WebUI would
+have used without this extension; only "out of memory" is passed on. So do masks whose meaning is
+not clear, and calls with gradients that our kernels refuse (followed.py); of the others these are
+ours too. A function of a Forge is given what ours runs out of memory at, too: it may need less.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 
-from lib_rocm_sd import functional, report
-from lib_rocm_sd.engine import selftest
-from lib_rocm_sd.followed import STOPS, NotFollowedError, asked, attention
-from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd import functional
+from lib_rocm_sd.followed import asked, attention
+from lib_rocm_sd.hosts.attention import Call, attend, call_of
+from lib_rocm_sd.hosts.ours import NotOursError, Tally
+from lib_rocm_sd.hosts.read.unet_forge import OVERRIDE
 from lib_rocm_sd.hosts.webui import host, session
+from lib_rocm_sd.modules.patches import Patch, displaced_by, named, put, take
+from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+
+calls = Tally("a call was left to the WebUI's own {what}: {why}")
+"""Those of the generation."""
+PACKAGES = ("site-packages", "dist-packages")
+_OURS = "lib_rocm_sd"
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 class Owner(Protocol):
-    """Whose the forwards are."""
+    """Whose the functions of a Forge are."""
 
     stands_aside: bool
-    """Whether the WebUI's own forwards are to compute everything."""
+    """Whether the WebUI's own are to compute everything."""
+
+
+class ForwardOwner(Owner, Protocol):
+    """Whose the forwards are."""
 
     def hosts_own(self, module: torch.nn.Module) -> host.Forward:
         """The WebUI's forward for a module."""
-
-
-class Calls:
-    """How many calls since `begin` were left to the WebUI's own forwards."""
-
-    def __init__(self) -> None:
-        self.left_to_host = 0
-
-    def begin(self) -> None:
-        self.left_to_host = 0
-
-
-calls = Calls()
 
 
 class UnclearMaskError(ValueError):
     """A mask that does not say to which keys it belongs."""
 
 
-def cross_attention(owner: Owner) -> host.Forward:
+def cross_attention(owner: ForwardOwner) -> host.Forward:
     """A forward for ldm's and sgm's CrossAttention.
 
     Other keyword arguments are taken and ignored, as by the WebUI's own optimizers.
@@ -74,7 +81,7 @@ def cross_attention(owner: Owner) -> host.Forward:
     return rocm_sd_cross_attention_forward
 
 
-def attn_block(owner: Owner) -> host.Forward:
+def attn_block(owner: ForwardOwner) -> host.Forward:
     """A forward for the VAE's AttnBlock: one head of C channels over the H*W pixels.
 
     The 1x1 convolutions are called as modules, so that whatever patches them still works. A pixel's
@@ -123,19 +130,8 @@ class _Core:
         scale: float | None = None,
     ) -> torch.Tensor | None:
         """(B, Sq, heads*D) from tensors like it, by views; None if the WebUI has to compute it."""
-        try:
-            return self._compute(q, k, v, heads, mask, scale)
-        except NotFollowedError as reason:
-            why = str(reason)
-        except STOPS:
-            raise
-        except Exception as error:
-            if selftest.is_out_of_memory(error):
-                raise
-            why = trouble.once(error)
-        calls.left_to_host += 1
-        report.event(f"a call was left to the WebUI's own attention: {why}")
-        return None
+        given = (q, k, v, heads, mask, scale)
+        return calls.attention(self._compute, given, {}, failed="", spares=False)
 
     def _compute(
         self,
@@ -171,3 +167,167 @@ def mask_of_keys(mask: torch.Tensor, batch: int, keys: int) -> torch.Tensor:
     if mask.dtype == torch.bool and mask.shape[0] == batch and mask[0].numel() == keys:
         return mask.reshape(batch, 1, 1, keys)
     raise UnclearMaskError(f"mask {tuple(mask.shape)} {mask.dtype} for {batch} x {keys} keys")
+
+
+class Function:
+    """In the place of `theirs`, to which it is equal: Forge looks which function is in use, to tell
+    how much memory a step takes. Who has kept it gets `theirs` while the owner stands aside.
+    """
+
+    def __init__(self, theirs: host.Forward, compute: host.Forward, owner: Owner) -> None:
+        functools.update_wrapper(self, theirs)
+        self.theirs = theirs
+        self._compute = compute
+        self._owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = None
+        if not (self._owner.stands_aside or is_compiling()):
+            output = calls.attention(self._compute, args, kwargs)
+        return self.theirs(*args, **kwargs) if output is None else output
+
+    def __eq__(self, other: object) -> bool:
+        return given(other) is self.theirs
+
+    def __hash__(self) -> int:
+        return hash(self.theirs)
+
+
+def given(function: Any) -> Any:
+    """The WebUI's function, of one that may be ours."""
+    return function.theirs if isinstance(function, Function) else function
+
+
+def packed(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attention of the UNet or transformer, as hosts/attention.py says. A model's override of it is
+    asked by Neo's own.
+    """
+    if OVERRIDE in (kwargs.get("transformer_options") or ()):
+        raise NotOursError(f"this model has an {OVERRIDE}")
+    call = call_of(*args, **kwargs)
+    mask = kwargs.get("mask", args[4] if len(args) > 4 else None)
+    if mask is not None and mask.ndim == 3 and mask.shape[0] != 1:
+        # torch's SDPA, which Forge gives it as it is, takes the first dimension for the heads.
+        raise NotOursError(f"the meaning of a mask {tuple(mask.shape)} is not clear")
+    return attend(call, session.current().of_part("UNet"), host.say)
+
+
+def spatial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of the VAE, (B, C, H, W) each and the output: one head of C channels.
+
+    One transposing copy each, none where a convolution gave channels-last.
+    """
+    if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
+        raise NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in (q, k, v))}")
+    rows = [_pixels(t).unsqueeze(2) for t in (q, k, v)]
+    call = Call(AttentionInputs(rows[0], rows[1], rows[2], None, None), heads_apart=False)
+    output = attend(call, session.current().of_part("VAE"), host.say)
+    return output.transpose(1, 2).reshape(q.shape).contiguous()
+
+
+class Bindings:
+    """Every place where a Forge, or an extension in it, has one of its attention functions.
+
+    A function is bound where it is defined, and once more in each Python module that has imported
+    it by name. All of these are replaced, each is remembered, and all are given back.
+
+    `make(theirs, name)`: what stands in for `theirs`, bound as `name` where it is defined. The
+    caller locks.
+    """
+
+    def __init__(self, make: Callable[[Any, str], Function]) -> None:
+        self._make = make
+        self._functions: dict[int, Function] = {}
+        self._patches: list[Patch] = []
+        self._seen: tuple[int, int] = (0, 0)
+        self._others: list[tuple[str, str]] = []
+
+    @property
+    def places(self) -> list[str]:
+        """Where ours were put."""
+        return [_place(patch.owner.__name__, patch.name) for patch in self._patches]
+
+    def put(self, kind: host.Kind) -> None:
+        """Replace all bindings; where that was done, those that have come since."""
+        seen = (len(sys.modules), len(_scripts()))
+        if self._patches and seen == self._seen:
+            return
+        self._seen = seen
+        home = sys.modules[kind.attention]
+        self._others = []
+        for name in kind.names:
+            theirs = given(getattr(home, name))
+            if getattr(theirs, "__module__", None) == kind.attention:
+                self._replace(home, name, self._function(theirs, name))
+            else:
+                self._others.append((named(theirs), _place(kind.attention, name)))
+        for module in _modules():
+            if module is not home and not _is_below(module.__name__, kind.elsewhere):
+                self._put_into(module, kind)
+
+    def take(self) -> None:
+        """Give all back, also what was bound while ours were in place. Who came after us stays."""
+        if not self._patches:
+            return
+        for patch in self._patches:
+            take(patch)
+        self._patches = []
+        for module in _modules():
+            for name, value in list(vars(module).items()):
+                if type(value) is Function:
+                    setattr(module, name, value.theirs)
+
+    def displaced_by(self) -> dict[str, list[str]]:
+        """Who sits where ours were put, or should have been, by name, and in which places."""
+        found: dict[str, list[str]] = {}
+        sitting = list(self._others)
+        for patch in self._patches:
+            other = displaced_by(patch)
+            if other is not None:
+                sitting.append((named(other), _place(patch.owner.__name__, patch.name)))
+        for name, place in dict.fromkeys(sitting):
+            found.setdefault(name, []).append(place)
+        return found
+
+    def _put_into(self, module: ModuleType, kind: host.Kind) -> None:
+        for name, value in list(vars(module).items()):
+            if id(value) in self._functions:
+                self._replace(module, name, self._functions[id(value)])
+            elif name in kind.names and getattr(value, "__module__", None) == kind.attention:
+                # who imported it before another extension took its place at home
+                self._replace(module, name, self._function(given(value), name))
+
+    def _replace(self, module: ModuleType, name: str, function: Function) -> None:
+        if vars(module)[name] is not function:
+            self._patches.append(put(module, name, function))
+
+    def _function(self, theirs: Any, name: str) -> Function:
+        if id(theirs) not in self._functions:
+            self._functions[id(theirs)] = self._make(theirs, name)
+        return self._functions[id(theirs)]
+
+
+def _place(module: str, name: str) -> str:
+    return f"{module}.{name}"
+
+
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)
+
+
+def _modules() -> Iterator[ModuleType]:
+    """The WebUI's own and its extensions', also scripts, which nobody can import."""
+    for module in (*list(sys.modules.values()), *_scripts()):
+        if isinstance(module, ModuleType) and _is_the_webuis(module):
+            yield module
+
+
+def _is_the_webuis(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or _STANDARD
+    installed = file.startswith(_STANDARD) or any(name in file for name in PACKAGES)
+    return not installed and not module.__name__.startswith(_OURS)
+
+
+def _scripts() -> tuple[Any, ...]:
+    found = host.attribute("modules.script_loading", "loaded_scripts")
+    return tuple(found.values()) if isinstance(found, dict) else ()

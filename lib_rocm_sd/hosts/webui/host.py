@@ -1,24 +1,82 @@
-"""What we use of AUTOMATIC1111's WebUI and its forks; nothing raises where a piece is missing."""
+"""What we use of AUTOMATIC1111's WebUI, its forks and the Forges; nothing raises where a piece is
+missing. Which of the Forges this is shows by what it has.
+
+Read in lllyasviel/stable-diffusion-webui-forge dfdcbab6 and Haoming02/sd-webui-forge-classic
+1fe65075 (its branch neo): attention.py, args.py and memory_management.py of backend/. In later
+copies of neo (2026, their commits are not known) the VAE's function has another name. And in
+Panchovix/stable-diffusion-webui-reForge 3b56b268 and sd-webui-forge-classic 1f95d717 (its branch
+classic): ldm/modules/attention.py, modules/args_parser.py and modules/model_management.py of
+ldm_patched/.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from lib_rocm_sd import console
 from lib_rocm_sd.hosts.optional import attribute, module
-from lib_rocm_sd.hosts.webui import kinds
 
 NAME = "ROCm SD"
 SETTING = "cross_attention_optimization"
 Forward = Callable[..., torch.Tensor]
 
 _said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Names of Python modules, and of functions in `attention`. Others import these by name.
+
+    `packed` take q, k and v with the heads side by side, as hosts/attention.py says; `spatial`
+    takes the VAE's (B, C, H, W) of one head. `elsewhere`: Python modules that ask for a function of
+    `attention` for their own reasons, as text encoders do for torch's.
+    """
+
+    attention: str
+    packed: tuple[str, ...]
+    spatial: str
+    arguments: str
+    memory: str
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all functions that we stand in for."""
+        return tuple(filter(None, (*self.packed, self.spatial)))
+
+
+FORGE = Kind(
+    "backend.attention",
+    ("attention_function",),
+    "attention_function_single_head_spatial",
+    "backend.args",
+    "backend.memory_management",
+    ("backend.nn.t5", "backend.nn.llm", "backend.text_processing"),
+)
+NEO = replace(FORGE, spatial="attention_function_vae")
+KINDS = (
+    FORGE,
+    NEO,
+    Kind(
+        "ldm_patched.ldm.modules.attention",
+        ("optimized_attention", "optimized_attention_masked"),
+        "",
+        "ldm_patched.modules.args_parser",
+        "ldm_patched.modules.model_management",
+        ("ldm_patched.modules.text_encoders",),
+    ),
+)
+_module: Callable[[str], ModuleType | None] = cache(module)
+"""A module that is not there is looked for once."""
 
 
 def say(message: str) -> None:
@@ -36,19 +94,42 @@ def say_once(message: str) -> None:
 def device() -> torch.device:
     """The device that the WebUI computes on."""
     found = attribute("modules.devices", "device") or attribute("modules.shared", "device")
-    found = found or (kinds.device() if forge() is not None else None)
+    ask = None if found else of_forge("memory", "get_torch_device")
+    found = ask() if callable(ask) else found
     return torch.device("cpu") if found is None else torch.device(found)
 
 
 def shortcomings() -> list[str]:
     """Why this WebUI has no place for our attention; empty where it is A1111's or a Forge."""
     lacking = _without_optimizers()
-    return [*lacking, *kinds.shortcomings()] if lacking and forge() is None else []
+    if not lacking or find() is not None:
+        return []
+    first = {kind.attention: kind for kind in reversed(KINDS) if _module(kind.attention)}
+    return [
+        *lacking,
+        *(f"its {name} has no {', '.join(_lacking(kind))}" for name, kind in first.items()),
+    ]
 
 
-def forge() -> kinds.Kind | None:
+def forge() -> Kind | None:
     """Which of the Forges this is; None where optimizers can be listed, or where it is no Forge."""
-    return kinds.find() if _without_optimizers() else None
+    return find() if _without_optimizers() else None
+
+
+def find() -> Kind | None:
+    """The first kind whose functions are all here; None where this is no Forge that is known."""
+    return next((kind for kind in KINDS if _module(kind.attention) and not _lacking(kind)), None)
+
+
+def _lacking(kind: Kind) -> list[str]:
+    there = _module(kind.attention)
+    return [name for name in kind.names if not callable(getattr(there, name, None))]
+
+
+def of_forge(place: str, name: str) -> Any:
+    """What a Forge has as `name` in its module of `arguments` or `memory`; None elsewhere."""
+    kind = forge()
+    return None if kind is None else attribute(getattr(kind, place), name)
 
 
 def _without_optimizers() -> list[str]:
@@ -171,44 +252,72 @@ def loaded_model() -> Any:
     return attribute("modules.sd_models", "model_data", "sd_model")
 
 
+def vae_patcher_of(model: Any) -> Any:
+    """A Forge's patcher of a loaded model's VAE, which decodes and encodes; None where there is
+    none.
+    """
+    return getattr(getattr(model, "forge_objects", None), "vae", None)
+
+
 def vae_of(model: Any) -> Any:
     """The VAE of a loaded model: the module that has a decoder and an encoder; None if none."""
-    of_forge = getattr(kinds.vae_of(model), "first_stage_model", None)
-    return getattr(model, "first_stage_model", None) if of_forge is None else of_forge
+    forges = getattr(vae_patcher_of(model), "first_stage_model", None)
+    return getattr(model, "first_stage_model", None) if forges is None else forges
+
+
+def unet_patcher_of(model: Any) -> Any:
+    """A Forge's patcher of a loaded model's UNet or transformer; None where there is none."""
+    return getattr(getattr(model, "forge_objects", None), "unet", None)
 
 
 def unet_of(model: Any) -> torch.nn.Module | None:
     """The UNet of a loaded model."""
-    unet = kinds.unet_of(model) or getattr(getattr(model, "model", None), "diffusion_model", None)
+    patched = getattr(unet_patcher_of(model), "model", None)
+    unet = getattr(patched, "diffusion_model", None)
+    unet = unet or getattr(getattr(model, "model", None), "diffusion_model", None)
     return unet if isinstance(unet, torch.nn.Module) else None
+
+
+def patchers_of(module: Any) -> list[Any]:
+    """Those by which a Forge has `module` loaded now."""
+    loaded = of_forge("memory", "current_loaded_models")
+    patchers = (getattr(each, "model", None) for each in list(loaded or ()))
+    return [each for each in patchers if getattr(each, "model", None) is module]
 
 
 def bring(model: Any) -> None:
     """Have a Forge bring a loaded model's UNet onto its device, as before a step."""
-    if not kinds.load(kinds.unet_patcher_of(model)):
+    patcher, load = unet_patcher_of(model), of_forge("memory", "load_models_gpu")
+    if patcher is None or not callable(load):
         raise ValueError("we do not know how this Forge loads its UNet")
+    load([patcher])
 
 
 def is_short_of_memory() -> bool:
     """True where models are moved out of the GPU after use: with --lowvram and --medvram, and by a
-    Forge's memory management, which does not know of what we keep there.
+    Forge's memory management, which does not know of what we keep there, unless a flag has it keep
+    all there.
     """
-    if forge() is not None:
-        return not kinds.keeps_all_on_the_gpu()
-    return bool(getattr(loaded_model(), "lowvram", False))
+    if forge() is None:
+        return bool(getattr(loaded_model(), "lowvram", False))
+    flags = of_forge("arguments", "args")
+    return not any(getattr(flags, name, False) is True for name in ("always_gpu", "gpu_only"))
 
 
 def vae_dtype() -> Any:
     """Dtype of the VAE's weights. The VAE of a Forge's loaded model states its own."""
-    own = getattr(kinds.vae_of(loaded_model()), "vae_dtype", None) if forge() else None
+    own = getattr(vae_patcher_of(loaded_model()), "vae_dtype", None) if forge() else None
     return own or attribute("modules.devices", "dtype_vae")
 
 
 def half_vae_flag() -> str:
-    """The flag of a Forge that keeps a VAE's weights in half; empty elsewhere."""
-    return kinds.half_vae_flag() if forge() is not None else ""
+    """The flag with which a Forge keeps a VAE's weights in half; empty where there is none."""
+    flags = of_forge("arguments", "args")
+    known = {"vae_in_fp16": "--vae-in-fp16", "fp16_vae": "--fp16-vae"}
+    return next((flag for name, flag in known.items() if hasattr(flags, name)), "")
 
 
 def out_of_memory() -> type[Exception] | None:
     """What a Forge takes for "out of memory", in answer to which it tiles; None elsewhere."""
-    return kinds.out_of_memory() if forge() is not None else None
+    found = of_forge("memory", "OOM_EXCEPTION")
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -15,12 +15,13 @@ import torch
 from lib_rocm_sd import __version__, cache, report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.webui import host, state, trials
+from lib_rocm_sd.hosts.webui import host, trials
 from lib_rocm_sd.hosts.webui import session as a1111_session
-from lib_rocm_sd.hosts.webui.coder import float32_reason
+from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.hosts.webui.several import session as a1111_several
 from lib_rocm_sd.hosts.webui.unet import explained
 from lib_rocm_sd.hosts.webui.unet import session as a1111_unet
+from lib_rocm_sd.hosts.webui.vae import float32_reason
 from lib_rocm_sd.lab.speed_session import Progress, session
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -43,7 +44,7 @@ def status() -> dict[str, Any]:
     """
     device = host.device()
     info = identify(device)
-    ours = state.optimizer()
+    ours = optimizer()
     found = {
         "version": __version__,
         "versions": versions(),

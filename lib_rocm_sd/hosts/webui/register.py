@@ -11,34 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd import cache
-from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.hosts.webui import (
-    script as a1111_script,
+    host,
+    script,
+    settings_page,
+    several,
+    speedtest,
+    trials,
+    unet,
+    vae,
 )
-from lib_rocm_sd.hosts.webui import (
-    settings_page as a1111_settings_page,
-)
-from lib_rocm_sd.hosts.webui import (
-    several as a1111_several,
-)
-from lib_rocm_sd.hosts.webui import (
-    speedtest as a1111_speedtest,
-)
-from lib_rocm_sd.hosts.webui import (
-    state as a1111_state,
-)
-from lib_rocm_sd.hosts.webui import (
-    trials as a1111_trials,
-)
-from lib_rocm_sd.hosts.webui import (
-    unet as a1111_unet,
-)
-from lib_rocm_sd.hosts.webui import (
-    vae as a1111_vae,
-)
-from lib_rocm_sd.hosts.webui import (
-    xyz as a1111_xyz,
-)
+from lib_rocm_sd.hosts.webui.seams import optimizer
 
 
 def register() -> type:
@@ -50,35 +33,35 @@ def register() -> type:
     if lacking:
         host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
     else:
-        a1111_trials.begin()
+        trials.begin()
         if host.forge() is None:
             host.add_callback("list_optimizers", list_optimizer)
         host.add_callback("before_ui", begin)
         host.add_callback("script_unloaded", unload)
-        host.add_callback("model_loaded", a1111_vae.model_loaded)
-        host.add_callback("model_loaded", a1111_unet.model_loaded)
-        host.add_callback("model_loaded", a1111_several.model_loaded)
-        a1111_vae.session.lend = a1111_several.session.lend
-        host.add_callback("cfg_denoiser", a1111_unet.before_step)
-        host.add_callback("cfg_denoiser", a1111_several.before_step)
-        host.add_callback("ui_settings", a1111_settings_page.register)
-        host.add_callback("before_ui", a1111_xyz.add_axes)
-    host.add_callback("ui_tabs", a1111_speedtest.tab)
+        host.add_callback("model_loaded", vae.model_loaded)
+        host.add_callback("model_loaded", unet.model_loaded)
+        host.add_callback("model_loaded", several.model_loaded)
+        vae.session.lend = several.session.lend
+        host.add_callback("cfg_denoiser", unet.before_step)
+        host.add_callback("cfg_denoiser", several.before_step)
+        host.add_callback("ui_settings", settings_page.register)
+        host.add_callback("before_ui", script.add_axes)
+    host.add_callback("ui_tabs", speedtest.tab)
     host.add_callback("app_started", app_started)
     base: Any = host.attribute("modules.scripts", "Script")
-    return a1111_script.make(base)
+    return script.make(base)
 
 
 def list_optimizer(listed: list[Any]) -> None:
     """Callback: add ours to the WebUI's list. It keeps those whose is_available() is true."""
-    ours = a1111_state.optimizer()
+    ours = optimizer()
     if ours is not None and ours not in listed:
         listed.append(ours)
 
 
 def begin() -> None:
     """Callback, before the UI is created, also after "Reload UI"."""
-    ours = a1111_state.optimizer()
+    ours = optimizer()
     if ours is not None:
         ours.begin()
 
@@ -87,18 +70,16 @@ def app_started(demo: Any, app: Any) -> None:
     """Callback, when the server runs: after "Reload UI" that is another one."""
     if app is None:
         return
-    from lib_rocm_sd.hosts.webui import (
-        api as a1111_api,
-    )  # needs the server's library, which tests do without
+    from lib_rocm_sd.hosts.webui import api  # needs the server's library, which tests do without
 
-    a1111_api.add_routes(app)
+    api.add_routes(app)
 
 
 def unload() -> None:
     """Callback, before scripts are loaded anew: leave what would be there without us."""
-    a1111_vae.session.end()
-    a1111_several.session.end()
-    a1111_unet.session.end()
-    ours = a1111_state.optimizer()
+    vae.session.end()
+    several.session.end()
+    unet.session.end()
+    ours = optimizer()
     if ours is not None:
         ours.leave()

@@ -1,7 +1,13 @@
-"""The always-on script: the accordion, and what happens around one generation."""
+"""The always-on script: the accordion, what happens around one generation, and axes for the WebUI's
+X/Y/Z plot.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lib_rocm_sd import report
@@ -13,16 +19,20 @@ from lib_rocm_sd.hosts.webui import (
     host,
     session,
     settings,
-    state,
     status,
     trials,
-    xyz,
 )
+from lib_rocm_sd.hosts.webui.seams import optimizer as attention_seam
 from lib_rocm_sd.hosts.webui.several import session as several
 from lib_rocm_sd.hosts.webui.unet import counted
 from lib_rocm_sd.hosts.webui.unet import session as unet
 from lib_rocm_sd.hosts.webui.vae import session as vae
+from lib_rocm_sd.policy import LEVELS
 from lib_rocm_sd.trials.gate import WAITS
+
+FILE = "xyz_grid.py"
+ATTRIBUTE = "rocm_sd_axes"
+"""Where the cell's values are kept, on the WebUI's `p`, which is a copy for each cell."""
 
 
 class RocmSdScript:
@@ -59,7 +69,7 @@ class RocmSdScript:
         for message in options.parse(*args)[1]:
             host.say(message)
         report.begin()
-        attention.calls.begin()
+        attention.calls.clear()
         vae.begin()
         unet.begin(*_turn_and_steps(p))
         _note(p, _establish(p, args))
@@ -79,7 +89,7 @@ class RocmSdScript:
 
     def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
         vae.end()
-        optimizer = state.optimizer()
+        optimizer = attention_seam()
         if optimizer is not None:
             optimizer.step_aside(not settings.current().attention)
 
@@ -90,7 +100,7 @@ def _elem_id(name: str) -> str:
 
 def _asked(p: Any, args: tuple[Any, ...]) -> Options:
     """What the arguments ask for, or the cell of an X/Y/Z plot that `p` is."""
-    return xyz.of_cell(p, options.parse(*args)[0])
+    return _of_cell(p, options.parse(*args)[0])
 
 
 def _establish(p: Any, args: tuple[Any, ...]) -> Options:
@@ -98,7 +108,7 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
     asked = _asked(p, args)
     allowed = settings.current()
     session.establish(asked.level if asked.enable else None, allowed.headroom_mib << 20)
-    optimizer = state.optimizer()
+    optimizer = attention_seam()
     if optimizer is not None:
         optimizer.step_aside(not (asked.enable and allowed.attention))
     vae.establish(asked)
@@ -109,11 +119,11 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
 
 def _note(p: Any, asked: Options) -> None:
     """Write into the infotext what ran so far; nothing where we had no part in the generation."""
-    optimizer, written = state.optimizer(), p.extra_generation_params
+    optimizer, written = attention_seam(), p.extra_generation_params
     if optimizer is None:
         return
     if optimizer.is_applied:
-        left = attention.calls.left_to_host
+        left = attention.calls.left.total()
         ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:
             ran = ["attention left to the WebUI", background.at_work(background.ATTENTION)]
@@ -177,3 +187,73 @@ def make(base: type) -> type:
     if base not in _made:
         _made[base] = type("RocmSdScript", (RocmSdScript, base), {"__module__": __name__})
     return _made[base]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`field` of Options takes each of `choices` in turn."""
+
+    label: str
+    field: str
+    choices: tuple[str, ...]
+
+    def value(self, text: Any) -> Any:
+        """What a cell's text means. Raises ValueError, in plain words, for nonsense."""
+        place = [field.name for field in fields(Options)].index(self.field)
+        asked, messages = options.parse(*[None] * place, text)
+        if messages:
+            raise ValueError(messages[0].split(";")[0])
+        return getattr(asked, self.field)
+
+    def apply(self, p: Any, x: Any, xs: Sequence[Any]) -> None:
+        """Callback of the plot: make a cell."""
+        setattr(p, ATTRIBUTE, {**getattr(p, ATTRIBUTE, {}), self.field: self.value(x)})
+
+    def confirm(self, p: Any, xs: Sequence[Any]) -> None:
+        """Callback of the plot, before the first cell. Raises ValueError, which it shows."""
+        for x in xs:
+            self.value(x)
+
+
+AXES = (
+    Axis(f"[{host.NAME}] Enable", "enable", ("True", "False")),
+    Axis(f"[{host.NAME}] {options.LEVEL_LABEL}", "level", tuple(LEVELS)),
+    Axis(f"[{host.NAME}] {options.VAE_LABEL}", "vae", tuple(options.VAE_MODES)),
+    Axis(f"[{host.NAME}] {options.UNET_LABEL}", "unet", tuple(options.UNET_MODES)),
+    Axis(f"[{host.NAME}] {options.SEVERAL_LABEL}", "several", tuple(options.SEVERAL_MODES)),
+)
+
+
+def add_axes() -> None:
+    """Callback, before the UI is created: every script is loaded, X/Y/Z's among them.
+
+    "Reload UI" executes that script anew, so there is nothing to take back.
+    """
+    for module in _modules():
+        make = getattr(module, "AxisOption", None)
+        listed = getattr(module, "axis_options", None)
+        if not callable(make) or not isinstance(listed, list):
+            continue
+        there = {getattr(option, "label", "") for option in listed}
+        listed += [_option(make, axis) for axis in AXES if axis.label not in there]
+
+
+def _of_cell(p: Any, asked: Options) -> Options:
+    """The options of a generation, with the values of its cell where it is one of a plot's."""
+    values = getattr(p, ATTRIBUTE, None)
+    return replace(asked, **values) if isinstance(values, dict) else asked
+
+
+def _option(make: Callable[..., Any], axis: Axis) -> Any:
+    choices = list(axis.choices)
+    return make(axis.label, str, axis.apply, confirm=axis.confirm, choices=lambda: list(choices))
+
+
+def _modules() -> Iterator[ModuleType]:
+    seen: set[int] = set()
+    for script in host.attribute("modules.scripts", "scripts_data") or ():
+        module = getattr(script, "module", None)
+        ours = Path(str(getattr(script, "path", ""))).name == FILE
+        if ours and isinstance(module, ModuleType) and id(module) not in seen:
+            seen.add(id(module))
+            yield module

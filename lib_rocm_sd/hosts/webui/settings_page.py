@@ -9,7 +9,8 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.ui import cache_panel
-from lib_rocm_sd.hosts.webui import host, session, settings, state, trials
+from lib_rocm_sd.hosts.webui import host, session, settings, trials
+from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.runtime import background, launcher
 
 SECTION = ("rocm_sd", host.NAME)
@@ -99,10 +100,10 @@ def apply() -> None:
     now = settings.current()
     session.establish(headroom_bytes=now.headroom_mib << 20)
     _log_at(settings.LOG_LEVELS[now.log_level])
-    optimizer = state.optimizer()
+    seam = optimizer()
     with host.unless_busy() as idle:
-        if idle and optimizer is not None:
-            optimizer.step_aside(not now.attention)
+        if idle and seam is not None:
+            seam.step_aside(not now.attention)
 
 
 def clear() -> str:
@@ -116,8 +117,8 @@ def clear() -> str:
 def compile_again() -> str:
     """Forget what was compiled and what failed, and begin anew; what was done, in a sentence."""
     info = identify(host.device())
-    optimizer = state.optimizer()
-    if info.reasons or optimizer is None:
+    seam = optimizer()
+    if info.reasons or seam is None:
         why = info.reasons[0] if info.reasons else host.shortcomings()[0]
         return f"There is nothing to compile: {why}."
     if _at_work():
@@ -130,7 +131,7 @@ def compile_again() -> str:
         trials.forget()
         launcher.reset()
         engine.reset()
-        optimizer.compile_again()
+        seam.compile_again()
     return "Compiling. The accordion in txt2img shows the progress."
 
 

@@ -27,8 +27,7 @@ from lib_rocm_sd.hosts.ui.rows import shortened
 from lib_rocm_sd.hosts.ui.status import StatusRow
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
-from lib_rocm_sd.hosts.webui.unet import obstacle
-from lib_rocm_sd.hosts.webui.unet_hook import WebUIHook
+from lib_rocm_sd.hosts.webui.unet import WebUIHook, obstacle
 
 HOSTS_OWN = (
     "modules.hypernetworks.hypernetwork",

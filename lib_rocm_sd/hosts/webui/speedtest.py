@@ -1,12 +1,14 @@
-"""The speed test in AUTOMATIC1111's WebUI: its checkpoint, its processing, its queue; the tab.
+"""The speed test in the WebUI: its checkpoint, its processing, its queue; the tab.
 
 Pictures go through process_images() with no scripts, but for our own one's hooks around it, so that
-another extension takes no part. Nothing is saved by the WebUI, and its last prompt stays.
+another extension takes no part. Nothing is saved by the WebUI, and its last prompt stays. A step is
+the checkpoint's UNet, called alone as a sampler calls it.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -21,26 +23,16 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import Options
-from lib_rocm_sd.hosts.webui import denoiser, host, trials
-from lib_rocm_sd.hosts.webui import (
-    script as a1111_script,
-)
+from lib_rocm_sd.hosts.webui import host, settings, several, trials
+from lib_rocm_sd.hosts.webui import script as a1111_script
 from lib_rocm_sd.hosts.webui import session as a1111_session
-from lib_rocm_sd.hosts.webui import (
-    settings as a1111_settings,
-)
-from lib_rocm_sd.hosts.webui import (
-    state as a1111_state,
-)
-from lib_rocm_sd.hosts.webui import (
-    unet as a1111_unet,
-)
-from lib_rocm_sd.hosts.webui import (
-    vae as a1111_vae,
-)
-from lib_rocm_sd.hosts.webui.steps import Steps
+from lib_rocm_sd.hosts.webui import unet as unet_host
+from lib_rocm_sd.hosts.webui import vae as a1111_vae
+from lib_rocm_sd.hosts.webui.method import autocast
+from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Busy, Cancelled, Denoiser, Picture
 from lib_rocm_sd.lab.speed_session import session
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.runtime import background
 
 JOB = "rocm_sd speed test"
@@ -50,6 +42,8 @@ NO_CHECKPOINT = "no checkpoint is loaded"
 AT_WORK = "the WebUI is busy: a generation is running or waiting; try again when it finishes"
 
 COMPILING = "kernels are being compiled; try again when that finishes"
+BATCH, TOKENS, FACTOR = 2, 77, 8
+"""The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""
 
 
 class WebUI:
@@ -90,7 +84,7 @@ class WebUI:
             yield
         finally:
             try:
-                a1111_unet.session.end()
+                unet_host.session.end()
                 self._move_back()
                 _call(state, "end")
             finally:
@@ -99,7 +93,7 @@ class WebUI:
 
     def attention_methods(self) -> dict[str, Attention]:
         """What the WebUI computes attention by without us, called as a layer of the UNet does."""
-        ours = a1111_state.optimizer()
+        ours = optimizer()
         found: dict[str, Attention] = {} if ours is None else ours.methods()
         return found
 
@@ -121,14 +115,14 @@ class WebUI:
         if model is None:
             raise ValueError(NO_CHECKPOINT)
         unet = host.unet_of(model)
-        why = a1111_unet.obstacle(unet)
+        why = unet_host.obstacle(unet)
         if unet is None or why:
             raise ValueError(why)
         if host.forge() is not None:
             host.bring(model)
         elif not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
             self._move_here(unet)
-        return denoiser.denoiser(unet, self.device)
+        return denoiser(unet, self.device)
 
     def _move_here(self, module: nn.Module) -> None:
         at = next(module.parameters()).device
@@ -256,7 +250,7 @@ def _switched(p: Any, enabled: bool, unet: bool) -> Iterator[None]:
         script.before_process(p, *arguments)
         script.process(p, *arguments)
         if unet:
-            denoiser.check(asked)
+            check(asked)
         yield
     finally:
         script.postprocess(p, None, *arguments)
@@ -278,14 +272,184 @@ def _last_prompt_kept() -> Iterator[None]:
 
 def _why_nothing() -> str:
     """Why the extension on would change nothing; empty where it does something."""
-    ours = a1111_state.optimizer()
-    allowed = a1111_settings.current().attention
+    ours = optimizer()
+    allowed = settings.current().attention
     if allowed and ours is not None and ours.is_applied:
         return ""
     why = a1111_vae.refusals() if not host.shortcomings() else host.shortcomings()
     if not why:
         return ""
     return (engine.usable(host.device()) or why)[0]
+
+
+class Steps:
+    """The steps of a picture that the WebUI makes: how fast they are, how far it is, when it ends.
+
+    Within it, each call of the model's UNet is noted; one that begins after a cancel raises."""
+
+    def __init__(
+        self,
+        model: Any,
+        steps: int,
+        device: torch.device,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._unet = host.unet_of(model)
+        self._steps = steps
+        self._device = device
+        self._progress = progress
+        self._cancelled = cancelled
+        self._marks: list[Any] = []
+        self._hook: Any = None
+
+    def __enter__(self) -> Steps:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._unet is not None:
+            self._hook = self._unet.register_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _note(self, *_: Any) -> None:
+        if self._cancelled():
+            raise Cancelled("cancelled")
+        if self._device.type == "cuda":
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record(torch.cuda.current_stream(self._device))
+            self._marks.append(mark)
+        else:
+            self._marks.append(time.perf_counter())
+        step = getattr(host.attribute("modules.shared", "state"), "sampling_step", 0)
+        self._progress(min(step / (self._steps + 1), 1.0))
+
+    def per_second(self) -> float:
+        """Steps a second between the first and the last call; a step may be several calls.
+
+        NaN where that cannot be told.
+        """
+        calls = len(self._marks)
+        if calls < 2:
+            return math.nan
+        first, last = self._marks[0], self._marks[-1]
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            past_s = first.elapsed_time(last) / 1000
+        else:
+            past_s = last - first
+        return (calls - 1) * self._steps / calls / past_s if past_s > 0 else math.nan
+
+    def peak_mib(self) -> float:
+        """The most device memory so far; NaN where the device cannot tell."""
+        if self._device.type != "cuda":
+            return math.nan
+        return torch.cuda.max_memory_allocated(self._device) / 2**20
+
+
+def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
+    """ValueError with a reason where it is not known how to call `model`."""
+    dtype = _dtype(model)
+
+    def arguments(size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return _arguments(model, device, dtype, size)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            return model(*args, **kwargs)
+
+    arguments(FACTOR)
+    return Denoiser(call, arguments, _theirs, ours, str(dtype).removeprefix("torch."))
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """The latents' dtype: a Forge's computation dtype, else the weights' dtype or, where these are
+    narrow, the dtype that the WebUI computes in.
+    """
+    dtype = getattr(model, "computation_dtype", None) or next(model.parameters()).dtype
+    if dtype in (torch.float32, *HALVES):
+        return dtype
+    found = host.attribute("modules.devices", "dtype_unet")
+    return found if isinstance(found, torch.dtype) else torch.float16
+
+
+def _arguments(
+    model: Any, device: torch.device, dtype: torch.dtype, size: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of one step, from a seed: latents, times, text, and SDXL's vector conditioning."""
+    generator = torch.Generator("cpu").manual_seed(size)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    named = dict(model.named_modules())
+    cross = next((m for name, m in named.items() if name.endswith("attn2")), None)
+    if first is None or cross is None:
+        raise ValueError("we do not know how to call this checkpoint's UNet")
+    side = -(-size // FACTOR)
+    times = torch.full((BATCH,), 501.0, device=device, dtype=dtype)
+    text = draw(BATCH, TOKENS, _width_of(cross))
+    more: dict[str, Any] = {}
+    if getattr(model, "num_classes", None) is not None:
+        widths = (getattr(m, "in_features", None) for m in model.label_emb.modules())
+        width = next((found for found in widths if isinstance(found, int)), None)
+        if width is None:
+            raise ValueError("we do not know which labels this checkpoint's UNet needs")
+        more["y"] = draw(BATCH, width)
+    if "transformer_options" in inspect.signature(type(model).forward).parameters:
+        more["transformer_options"] = {}  # a Forge writes into it, into the default too
+    return (draw(BATCH, first.in_channels, side, side), times), {"context": text, **more}
+
+
+def _width_of(cross: Any) -> int:
+    """Width of the text embedding that this attention reads."""
+    width = getattr(getattr(cross, "to_k", None), "in_features", None)
+    if isinstance(width, int):
+        return width
+    raise ValueError("we do not know which text this checkpoint's UNet reads")
+
+
+@contextmanager
+def _theirs() -> Iterator[None]:
+    """Within this, the WebUI's own code computes all of a step."""
+    seam = optimizer()
+    aside: Callable[[bool], None] = getattr(seam, "step_aside", lambda aside: None)
+    before = getattr(seam, "aside", False)
+    several.session.end()
+    unet_host.session.end()
+    aside(True)
+    try:
+        yield
+    finally:
+        aside(before)
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
+    asked = Options(level=a1111_session.current().level, unet="Auto")
+    several.session.end()
+    unet_host.session.begin()
+    unet_host.session.establish(asked)
+    try:
+        check(asked)
+        yield
+    finally:
+        unet_host.session.end()
+
+
+def check(asked: Options) -> None:
+    """Raises ValueError with a reason where no block is ours, though `asked` for."""
+    rows = unet_host.session.look()
+    if unet_host.counted(rows)[0]:
+        return
+    left = [unet_host.explained(why) for row in rows for why in row.left]
+    why = [*unet_host.why_not(asked), *left, unet_host.UNKNOWN]
+    raise ValueError(f"the UNet's blocks are not ours: {why[0]}")
 
 
 side = WebUI()

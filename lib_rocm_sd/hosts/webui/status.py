@@ -11,7 +11,8 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui import rows
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
-from lib_rocm_sd.hosts.webui import attention, host, settings, several, state, trials, unet, vae
+from lib_rocm_sd.hosts.webui import attention, host, settings, several, trials, unet, vae
+from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.runtime import background
 
 SPEED_TAB = "Speed test"
@@ -19,6 +20,7 @@ EVENTS_SHOWN = 3
 WHOLE, BANDS = "whole frame", "bands"
 VAE_OFF = "VAE off"
 THE_WEBUIS = "the WebUI's own code"
+OTHERWISE = "the WebUI's own attention is used"
 
 
 def look(options: Options) -> Status:
@@ -38,13 +40,13 @@ def _look(options: Options) -> Status:
     if compiling.failure:
         failure = Failure(compiling.failure, compiling.log_path)
     if host.shortcomings():
-        return Status("not active in this WebUI", tuple(state.status().splitlines()))
+        return Status("not active in this WebUI", tuple(sentences().splitlines()))
     info = identify(host.device())
     if info.reasons:
-        lines = tuple(state.status().splitlines())
+        lines = tuple(sentences().splitlines())
         return Status("not active, no supported GPU", lines, _without_us(info))
     work, progress = _at_work()
-    said = state.status() if options.enable else "Pictures are exactly as without this extension."
+    said = sentences() if options.enable else "Pictures are exactly as without this extension."
     return Status(
         _headline(options, info, work, progress),
         () if compiling.running else tuple(said.splitlines()),
@@ -56,6 +58,46 @@ def _look(options: Options) -> Status:
         failure=failure,
         speed_tab=_speed_tab(),
     )
+
+
+def sentences() -> str:
+    """A line about attention and mostly one about the VAE, for people; never raises."""
+    try:
+        lines = [_of_attention(), "" if host.shortcomings() else vae.status()]
+    except Exception as error:
+        return f"Not active: {trouble.once(error)}"
+    return "\n".join(line for line in lines if line)
+
+
+def _of_attention() -> str:
+    lacking = host.shortcomings()
+    if lacking:
+        return (
+            "Not active: this WebUI has no place for an attention optimizer "
+            f"({'; '.join(lacking)}). It runs as if this extension were not installed."
+        )
+    ours = optimizer()
+    device = host.device()
+    line = engine.status_line(device, OTHERWISE)
+    text = line[:1].upper() + line[1:] + "."
+    if engine.usable(device):
+        return text
+    if not settings.current().attention:
+        return (
+            f"Ready, but not in use: '{settings.ATTENTION}' is not selected in Settings > "
+            "ROCm SD > Operations that may be replaced."
+        )
+    if ours.is_chosen:
+        taken = _displaced()
+        return f"{text} But {taken}, so ours gets only the calls it passes on." if taken else text
+    return f"Ready, but not in use: {ours.why_another()}"
+
+
+def _displaced() -> str:
+    """Who has taken the place of our attention, and where; empty where nobody has."""
+    ours = optimizer()
+    found = ours.displaced_by() if ours.is_applied else {}
+    return ", ".join(f"{name} has replaced {' and '.join(where)}" for name, where in found.items())
 
 
 def _at_work() -> tuple[str, tuple[int, int] | None]:
@@ -90,7 +132,7 @@ def _headline(
 
 
 def _left_attention() -> str:
-    to = "another extension" if state.displaced() else "the WebUI"
+    to = "another extension" if _displaced() else "the WebUI"
     return f"attention left to {to}"
 
 
@@ -131,10 +173,10 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
         return tuple(unusable)
     if not settings.current().attention:
         return ("Settings > ROCm SD excludes attention",)
-    ours: Any = state.optimizer()
+    ours: Any = optimizer()
     if not ours.is_chosen:
         return (ours.why_another(),)
-    taken = state.displaced()
+    taken = _displaced()
     return (
         (taken,)
         if taken and (rows.UNET, "attention") not in rows.rows_of(report.snapshot())
@@ -167,7 +209,7 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
         found.append(StatusRow("Attention", _hosts_attention(), rows.shortened(why)))
     elif not found:
         found.append(StatusRow("Attention", f"our kernel ({info.gfx})"))
-    left = attention.calls.left_to_host
+    left = attention.calls.left.total()
     if left and not why:
         calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
         found.append(StatusRow("Attention", calls, ("see the notes below",)))
@@ -218,9 +260,9 @@ def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
 
 def _hosts_attention() -> str:
     """Whose attention the WebUI has where it is not ours."""
-    if state.displaced():
+    if _displaced():
         return "another extension's code"
-    ours: Any = state.optimizer()
+    ours: Any = optimizer()
     return ours.hosts_attention() or THE_WEBUIS
 
 

@@ -4,13 +4,25 @@ They stay ours between generations, as attention does: to lay a UNet's convoluti
 each picture would cost more than it gains. A hook of the script, or the step of a sampler, says
 what holds from there on. Where that is Off, or the model another one, the blocks and the strides of
 their weights are the WebUI's again.
+
+All clones of a Forge's model share its modules, and what a call asks for beside its input comes
+with its options. Forge merges LoRA into parameters, moves them, and makes layers cast in each call,
+all of it before a sampler's first step. A block is looked at before each call, so what changed is
+noticed; where only values may have, the UNet's own call tells. Read in
+lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/sampling/sampling_function.py,
+backend/patcher/lora.py, backend/memory_management.py; and in
+Panchovix/stable-diffusion-webui-reForge 3b56b268 and Haoming02/sd-webui-forge-classic 1f95d717:
+ldm_patched/modules/model_patcher.py.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
@@ -20,10 +32,13 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.device import OFF
 from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.strides import Strides
 from lib_rocm_sd.hosts.ui.options import UNET_MODES, Options
-from lib_rocm_sd.hosts.webui import forge_unet, host, settings, state
+from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
-from lib_rocm_sd.hosts.webui.unet_hook import WebUIHook
+from lib_rocm_sd.hosts.webui.attention import Function
+from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES
@@ -36,6 +51,209 @@ NO_CHECKPOINT = "no checkpoint is loaded"
 UNKNOWN = "this checkpoint's UNet has no block of a known kind"
 MOVED = "the UNet leaves the card after each use (--medvram, --lowvram)"
 ANOTHERS = "the SD Unet in Settings > Stable Diffusion runs the steps"
+NETWORKS = "networks"
+"""The module of the WebUI's extension Lora, as its own scripts import it."""
+_APPLIED = "network_current_names"
+_NAME = "network_layer_name"
+_FUNCTIONAL = "networks are computed in the layers' forwards (lora_functional)"
+_Wanted = tuple[tuple[Any, ...], ...]
+_UNKNOWN = object()
+
+
+class SettingsHook(Hook):
+    """What the settings say. `stands_aside()`: whether attention is the WebUI's own now."""
+
+    def __init__(self, stands_aside: Callable[[], bool] = lambda: False) -> None:
+        self._stands_aside = stands_aside
+
+    @property
+    def compares(self) -> bool:
+        return settings.current().spot_check and super().compares
+
+    @property
+    def graphs(self) -> bool | None:
+        return settings.GRAPHS[settings.current().graphs]
+
+
+class WebUIHook(SettingsHook):
+    """What AUTOMATIC1111's WebUI and its AMD fork are asked before a block runs: networks (LoRA),
+    hypernetworks, upcast.
+
+    The WebUI applies networks in the forwards of Linear, Conv2d, GroupNorm and LayerNorm, which
+    blocks of ours do not call: `network_apply_weights` of its Lora extension is called on each
+    layer instead.
+    """
+
+    hosts_own = ("modules.sd_hijack_utils",)
+    """Its CondFunc: SpatialTransformer, GroupNorm32 and GEGLU without copies, or in float32."""
+
+    def __init__(self, stands_aside: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(stands_aside)
+        self._shared: Any = host.module("modules.shared")
+
+    @property
+    def graphs(self) -> bool | None:
+        """What graphs keep would stay on the card while the WebUI moves the UNet out of it."""
+        wish = super().graphs
+        return False if wish is None and host.is_short_of_memory() else wish
+
+    def ready(self, leaves: Sequence[nn.Module]) -> str:
+        """Apply the wanted networks where others are applied; or why the WebUI has to."""
+        networks: Any = sys.modules.get(NETWORKS)
+        loaded = getattr(networks, "loaded_networks", None)
+        apply = getattr(networks, "network_apply_weights", None)
+        if loaded is None or apply is None:
+            return ""
+        if getattr(self._shared.opts, "lora_functional", False):
+            # The layers' forwards touch no weight then where nothing is loaded, nor do we.
+            return _FUNCTIONAL if loaded else ""
+        wanted = _wanted(loaded)
+        if wanted is None:
+            return "this WebUI's networks are not of a known kind"
+        stale = [leaf for leaf in leaves if leaf.__dict__.get(_APPLIED, ()) != wanted]
+        try:
+            for leaf in stale:
+                apply(leaf)
+        except Exception as error:
+            return f"networks could not be applied: {type(error).__name__}: {error}"
+        if any(vars(leaf).get(_APPLIED, ()) != wanted for leaf in stale if _NAME in vars(leaf)):
+            return "this WebUI notes applied networks in a way that is not known"
+        return ""
+
+    def attention(self, module: nn.Module) -> str:
+        if self._stands_aside():
+            return "attention is the WebUI's own"
+        if getattr(self._shared, "loaded_hypernetworks", None):
+            return "a hypernetwork is loaded"
+        if getattr(self._shared.opts, "upcast_attn", False):
+            return "attention is computed in float32"
+        return ""
+
+
+def _wanted(loaded: Sequence[Any]) -> _Wanted | None:
+    """What a layer notes when these networks are applied to it; None where they lack a part."""
+    try:
+        return tuple((n.name, n.te_multiplier, n.unet_multiplier, n.dyn_dim) for n in loaded)
+    except AttributeError:
+        return None
+
+
+class ForgeHook(SettingsHook):
+    """A Forge computes under inference mode, with models that it may never set to evaluation.
+
+    Blocks are ours amid calls of their UNet, in the threads that make one.
+    """
+
+    rests = tells = spares = True
+
+    def __init__(self, stands_aside: Callable[[], bool]) -> None:
+        super().__init__(stands_aside)
+        self._threads = threading.local()
+
+    def enter(self, ours: bool) -> None:
+        """A call of the UNet begins in this thread, whose blocks may be `ours`."""
+        self._calls.append(ours)
+
+    def leave(self) -> None:
+        """The call that has begun last in this thread ends."""
+        del self._calls[-1:]
+
+    @property
+    def _calls(self) -> list[bool]:
+        if not hasattr(self._threads, "calls"):
+            self._threads.calls = []
+        found: list[bool] = self._threads.calls
+        return found
+
+    def serves(self) -> bool:
+        calls = self._calls
+        return bool(calls) and calls[-1]
+
+    def attention(self, module: nn.Module) -> str:
+        if self._stands_aside():
+            return "attention is the WebUI's own"
+        other = _another(module)
+        return "" if other is None else f"{named(other)} has replaced the WebUI's attention"
+
+
+class ForgeTakeover(UnetTakeover):
+    """Blocks of `model.diffusion_model`, until `give_back`."""
+
+    def __init__(self, model: Any, session: Session, stands_aside: Callable[[], bool]) -> None:
+        unet = model.diffusion_model
+        self.hook = ForgeHook(stands_aside)
+        super().__init__([unet], session, self.hook)
+        self._unet, self._model = ref(unet), ref(model)
+        self._strides = Strides(model, unet, _backup)
+        self._handles: list[Any] = []
+        self._values: Any = _UNKNOWN
+
+    def take_over(self, anew: bool = True) -> None:
+        super().take_over(anew)
+        unet = self._unet()
+        if unet is not None and self.stand_ins and not self._handles:
+            self._handles = [
+                unet.register_forward_pre_hook(self._begins),
+                unet.register_forward_hook(self._ends, always_call=True),
+            ]
+
+    def renewed(self) -> None:
+        """A sampler may begin: weights may be others by its first step."""
+        self._values = _UNKNOWN
+
+    def give_back(self) -> None:
+        """Leave the UNet as it is without us. What fails is done again when asked again."""
+        while self._handles:
+            self._handles.pop().remove()
+        super().give_back()
+        self._strides.give_back()
+
+    def _begins(self, module: nn.Module, given: Any) -> None:
+        """Before each call of the UNet. Never raises."""
+        ours = False
+        try:
+            values = values_of(self._model())
+            if values is None or values != self._values:
+                super().take_over(anew=False)
+                self.weights_changed()
+            self._values = values
+            self.step_begins()
+            ours = True
+        except Exception as error:
+            host.say_once(f"the UNet's blocks are the WebUI's: {trouble.once(error)}")
+        self.hook.enter(ours)
+
+    def _ends(self, module: nn.Module, given: Any, made: Any) -> None:
+        self.hook.leave()
+
+
+def _backup(model: Any) -> Mapping[str, Any]:
+    """The parameters of a model that a LoRA has taken the place of."""
+    owners = (getattr(model, "lora_loader", None), *host.patchers_of(model))
+    found = (getattr(owner, "backup", None) for owner in owners)
+    return next((each for each in found if isinstance(each, Mapping) and each), {})
+
+
+def values_of(model: Any) -> Any:
+    """Equal only while no other values were put into the weights, amid a sampler's steps; None
+    where they might in each.
+    """
+    patcher = getattr(model, "current_patcher", None)
+    if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
+        return None
+    loader = getattr(model, "lora_loader", None)
+    names = ("current_weight_patches_uuid", "model_loaded_weight_memory", "lowvram_patch_counter")
+    return (getattr(loader, "loaded_hash", None), *(getattr(model, name, None) for name in names))
+
+
+def _another(attention: nn.Module) -> Any:
+    """Whose function it is that this attention calls, where ours is not in its place."""
+    kind = host.find()
+    names = getattr(type(attention).forward, "__globals__", {})
+    if kind is None:
+        return None
+    bound = (names[name] for name in kind.packed if name in names)
+    return next((each for each in bound if not isinstance(each, Function)), None)
 
 
 class UnetSession:
@@ -147,21 +365,24 @@ class UnetSession:
             self._taken.take_over(anew=False)
         if self._taken is not None and begins is not None:
             self._taken.generation_begins(*begins)
-        if isinstance(self._taken, forge_unet.ForgeTakeover):
+        if isinstance(self._taken, ForgeTakeover):
             self._taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:
             self.trouble = UNKNOWN
 
     def _take(self, model: Any, unet: nn.Module, wish: Session) -> None:
-        ours = state.optimizer()
+        ours = optimizer()
 
         def aside() -> bool:
             return ours is None or ours.stands_aside
 
         self._unet, self._by, self._other_weights = unet, wish, False
         if host.forge() is not None:
-            of_forge = forge_unet.take_over(model, wish, aside)
-            self._hook, self._taken = of_forge.hook, of_forge
+            patched = getattr(host.unet_patcher_of(model), "model", None)
+            if not isinstance(patched, nn.Module):
+                raise TypeError("this Forge's model has no patcher of its UNet")
+            taken = ForgeTakeover(patched, wish, aside)
+            self._hook, self._taken = taken.hook, taken
         else:
             self._hook = WebUIHook(aside)
             self._taken = UnetTakeover([unet], wish, self._hook)

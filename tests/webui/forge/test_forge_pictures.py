@@ -108,7 +108,7 @@ def test_an_error_of_ours_costs_no_picture(forge: Any, gpu: FakeGpu, monkeypatch
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(webui.library("hosts.packed").engine, "route", fails)
+    monkeypatch.setattr(webui.library("hosts.attention").engine, "route", fails)
     monkeypatch.setattr(webui.library("vae.program").Program, "__call__", fails)
     for _ in range(2):
         assert same(webui.txt2img(True), expected)
@@ -209,4 +209,4 @@ def test_the_device_is_asked_of_forge_where_nobody_else_knows(forge: Any) -> Non
     webui = forge(cuda=False)
     del webui.devices.device, webui.shared.device
     assert webui.library("hosts.webui.host").device() == torch.device("cpu")
-    assert webui.library("hosts.webui.kinds").device() == torch.device("cpu")
+    assert webui.library("hosts.webui.host").device() == torch.device("cpu")

@@ -276,5 +276,5 @@ def test_an_error_before_a_step_costs_no_picture(
 ) -> None:
     webui = forge(gpu=gpu, whole=True)
     expected = webui.txt2img(*WITHOUT, steps=1)
-    monkeypatch.setattr(webui.library("hosts.webui.forge_unet"), "values_of", lambda model: 1 // 0)
+    monkeypatch.setattr(webui.library("hosts.webui.unet"), "values_of", lambda model: 1 // 0)
     assert same(webui.txt2img(*AUTO, steps=1), expected) and not webui.errors_reported

@@ -203,16 +203,16 @@ def main() -> None:
     load(modules)
     found: dict[str, Any] = {"first": picture(modules)}
     if (DATA / "extensions" / "rocm-sd").exists():
-        state: Any = importlib.import_module("lib_rocm_sd.hosts.webui.state")
+        status: Any = importlib.import_module("lib_rocm_sd.hosts.webui.status")
         blocks = (True, "Auto", "Auto", 0, "Auto")
         found |= {"on": picture(modules, True), "off": picture(modules, False)}
         found |= {"blocks": picture(modules, *blocks), "off again": picture(modules, False)}
         with in_parts():
             found["in parts"] = picture(modules, *blocks)
-            found["status in parts"] = state.status()
+            found["status in parts"] = status.sentences()
             found["in parts, off"] = picture(modules, False)
         found["blocks again"] = picture(modules, *blocks)
-        found["status"] = state.status()
+        found["status"] = status.sentences()
     (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 

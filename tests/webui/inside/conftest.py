@@ -127,11 +127,11 @@ class WebUI:
 
     @property
     def ours(self) -> Any:
-        return self.library("hosts.webui.state").optimizer()
+        return self.library("hosts.webui.seams").optimizer()
 
     @property
     def status(self) -> str:
-        return self.library("hosts.webui.state").status()
+        return self.library("hosts.webui.status").sentences()
 
     @property
     def applied(self) -> str | None:

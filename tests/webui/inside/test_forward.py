@@ -50,7 +50,7 @@ def ours(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def left_to_host(webui: WebUI) -> int:
-    return webui.library("hosts.webui.attention").calls.left_to_host
+    return webui.library("hosts.webui.attention").calls.left.total()
 
 
 @pytest.mark.parametrize("family", ["ldm", "sgm"])

@@ -134,11 +134,11 @@ def ran(webui: WebUI) -> dict[tuple[str, str], int]:
 
 def begin(webui: WebUI) -> None:
     webui.library("report").report.begin()
-    webui.library("hosts.webui.attention").calls.begin()
+    webui.library("hosts.webui.attention").calls.clear()
 
 
 def left_to_host(webui: WebUI) -> int:
-    found: int = webui.library("hosts.webui.attention").calls.left_to_host
+    found: int = webui.library("hosts.webui.attention").calls.left.total()
     return found
 
 

@@ -120,7 +120,7 @@ def test_previews_do_not_wait_for_a_long_decode(
     start: Start, gpu: FakeGpu, monkeypatch: Any
 ) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    coder = webui.library("hosts.webui.coder")
+    coder = webui.library("hosts.webui.vae")
     monkeypatch.setattr(coder, "PREVIEW_WAIT_S", 0.01)
     program = webui.library("vae.program").Program
     whole = program.__call__

@@ -29,7 +29,7 @@ class Clock:
 
 def interrupt_after(webui: WebUI, monkeypatch: Any, part: int, clock: Any) -> list[str | None]:
     """Interrupt during the first decode after `part` parts; gives what the progress bar showed."""
-    coder = webui.library("hosts.webui.coder")
+    coder = webui.library("hosts.webui.vae")
     shown: list[str | None] = []
 
     class Watch(coder.Watch):  # type: ignore[name-defined]
@@ -63,7 +63,7 @@ def test_progress(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
 
 def test_interrupt_between_bands(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = start(gpu=gpu, dtype=HALF)
-    monkeypatch.setattr(webui.library("hosts.webui.coder"), "ROUGH_PIXELS", 16)
+    monkeypatch.setattr(webui.library("hosts.webui.vae"), "ROUGH_PIXELS", 16)
     expected = webui.txt2img(True, "Auto", "Always banded", **BIG)
     shown = interrupt_after(webui, monkeypatch, 2, Clock())
     result = webui.txt2img(True, "Auto", "Always banded", batch_size=2, n_iter=2, **BIG)

@@ -58,7 +58,7 @@ def test_axes_are_listed(webui: WebUI, tab: str) -> None:
 
 def test_axes_are_added_once(webui: WebUI) -> None:
     for _ in range(3):
-        webui.library("hosts.webui.xyz").add_axes()
+        webui.library("hosts.webui.script").add_axes()
         webui.initialize.reload_ui()
         labels = [x.label for x in plot(webui).current_axis_options]
         assert [labels.count(label) for label in LABELS] == [1] * len(LABELS)

@@ -35,7 +35,7 @@ def agrees(webui: Any, gpu: Any, module: Any, *args: torch.Tensor) -> None:
     with torch.no_grad():
         ours = half(*given)
     assert gpu.hip.entries()["attention_forward"] > before
-    assert webui.library("hosts.webui.attention").calls.left_to_host == 0
+    assert webui.library("hosts.webui.attention").calls.left.total() == 0
     allowed = 2 * size_of_error(theirs(webui, half, *given), exact)
     assert ours.dtype == HALF and size_of_error(ours, exact) <= max(allowed, 2e-3)
 

@@ -1,17 +1,22 @@
-"""Our entry in the WebUI's list of attention optimizers: applies, undoes, steps aside."""
+"""Where attention becomes ours: in A1111's list of optimizers, or in a Forge's functions."""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.webui import attention, host
-from lib_rocm_sd.hosts.webui.method import Method
-from lib_rocm_sd.hosts.webui.seam import Seam
+from lib_rocm_sd.hosts.webui import attention, background, host
+from lib_rocm_sd.hosts.webui.attention import Bindings, Function, given
+from lib_rocm_sd.hosts.webui.background import ATTENTION
+from lib_rocm_sd.hosts.webui.method import Method, of_functions
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
 
@@ -20,8 +25,156 @@ PRIORITY = 110
 listed, which is on supported devices only."""
 
 
+class Seam(ABC):
+    """Attention of this WebUI. While `aside` or `waits` is set, the WebUI's own is what computes.
+
+    `waits`: the kernels are being compiled or tried, or proved useless.
+    """
+
+    def __init__(self) -> None:
+        self.aside = False
+        self.waits = False
+        self.stands_aside = True
+        """Read by what we put in the WebUI's place, at each call."""
+        self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too
+
+    # --- whether ours can be used
+
+    def check(self) -> list[str]:
+        """Why ours cannot be used; empty where kernels are compiled and tested, or just on the way.
+
+        Never raises. What has to be compiled and tried is, in the background; `settle` is called
+        when it is.
+        """
+        reasons = self._compile()
+        if not reasons and not self.waits:
+            reasons = self._unusable()
+            if reasons and engine.waits(host.device()):
+                reasons = []
+                self._wait()
+        if reasons:
+            host.say_once(f"not used on this machine: {'; '.join(reasons)}")
+        return reasons
+
+    def compile_again(self) -> None:
+        """Begin as at the WebUI's start, after caches and failures were forgotten."""
+        if not self._compile() and not self.waits:
+            self._when_ready()
+
+    def settle(self) -> None:
+        """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its
+        turn; nothing where more is to be waited for.
+        """
+        try:
+            with host.between_generations():
+                reasons = self._unusable()
+                if not reasons:
+                    self._take_over()
+                elif not (background.waits(ATTENTION) or engine.waits(host.device())):
+                    host.say_once(f"not used on this machine: {'; '.join(reasons)}")
+                    self._withdraw()
+        except Exception as error:
+            host.say_once(f"not used: {trouble.once(error)}")
+
+    def step_aside(self, aside: bool) -> None:
+        """Let what the WebUI would have without us work, until called with False."""
+        with self._lock:
+            self.aside = aside
+            self._refresh()
+
+    def _compile(self) -> list[str]:
+        """Start what is missing and note whether there is anything to wait for."""
+        try:
+            background.begin(self._when_ready)
+        except Exception as error:
+            return [trouble.once(error)]
+        with self._lock:
+            self.waits = background.waits(ATTENTION)
+            self._refresh()
+        return []
+
+    def _wait(self) -> None:
+        with self._lock:
+            self.waits = True
+            self._refresh()
+
+    def _when_ready(self) -> None:
+        threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()
+
+    def _unusable(self) -> list[str]:
+        """Why our kernels cannot be used, after compiling and testing what was not yet."""
+        try:
+            device = host.device()
+            info = identify(device)
+            if not info.reasons:
+                host.say_once(f"checking the attention kernel for {info.gfx}")
+            return engine.usable(device)
+        except Exception as error:
+            return [trouble.once(error)]
+
+    # --- whose attention is
+
+    @property
+    def works(self) -> bool:
+        """Whether attention is ours at the moment, were it not for other extensions."""
+        return self.is_applied and not self.stands_aside
+
+    @property
+    @abstractmethod
+    def is_applied(self) -> bool:
+        """Whether attention is ours, were it not for Enable, settings and what is waited for."""
+
+    @property
+    @abstractmethod
+    def is_chosen(self) -> bool:
+        """Whether it is, or will be once a model is loaded."""
+
+    @property
+    @abstractmethod
+    def in_use(self) -> str | None:
+        """The name of the attention that the WebUI has now; None where it has not said yet."""
+
+    @abstractmethod
+    def why_another(self) -> str:
+        """Why the WebUI uses another attention than ours, and what to do about it."""
+
+    @abstractmethod
+    def displaced_by(self) -> dict[str, list[str]]:
+        """Who sits where ours were put, by name, and in which places."""
+
+    @abstractmethod
+    def hosts_attention(self) -> str:
+        """The attention that the WebUI has where it is not ours, for people; empty: not known."""
+
+    @abstractmethod
+    def methods(self) -> dict[str, Attention]:
+        """What the WebUI computes attention by without us, called as a layer of the UNet does."""
+
+    # --- from start to end
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Before the UI is created, also after "Reload UI"."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Before scripts are loaded anew: leave what would be there without us."""
+
+    @abstractmethod
+    def _take_over(self) -> None:
+        """The kernels may be used from now on; no picture is being made."""
+
+    @abstractmethod
+    def _withdraw(self) -> None:
+        """The kernels are of no use; no picture is being made."""
+
+    @abstractmethod
+    def _refresh(self) -> None:
+        """Make `stands_aside`, and what goes with it, hold."""
+
+
 class RocmSdOptimization(Seam):
-    """Mixed with the WebUI's SdOptimization by `make`.
+    """Mixed with the WebUI's SdOptimization by `make_optimization`.
 
     While it stands aside, our forwards call those of the optimizer that the WebUI would have picked
     without us; whoever has wrapped ours stays where it is. It is in the WebUI's list while it
@@ -261,11 +414,110 @@ def _get(classes: Iterable[type]) -> dict[type, host.Forward]:
     return {cls: cls.forward for cls in classes}  # type: ignore[attr-defined]
 
 
-_made: dict[type, Any] = {}
+class ForgeSeam(Seam):
+    """Ours are in place unless it stands aside; then each place has what Forge put there."""
+
+    def __init__(self, kind: host.Kind) -> None:
+        super().__init__()
+        self._kind = kind
+        self._usable = False
+        self._bindings = Bindings(self._function)
+
+    def begin(self) -> None:
+        self._usable = not self.check()
+        self.step_aside(self.aside)
+
+    def leave(self) -> None:
+        self._usable = False
+        self.step_aside(False)
+
+    @property
+    def is_applied(self) -> bool:
+        return self._usable
+
+    @property
+    def is_chosen(self) -> bool:
+        return self._usable
+
+    @property
+    def in_use(self) -> str | None:
+        return host.NAME if self.works else self._name
+
+    def why_another(self) -> str:
+        return "it has not been looked at yet; reload the UI."
+
+    def displaced_by(self) -> dict[str, list[str]]:
+        return self._bindings.displaced_by()
+
+    def hosts_attention(self) -> str:
+        return f"the WebUI's {self._name}"
+
+    def methods(self) -> dict[str, Attention]:
+        theirs = self._theirs(self._kind.packed[0])
+        of_vae = self._theirs(self._kind.spatial) if self._kind.spatial else None
+        return {self._name.removeprefix("attention_"): of_functions(theirs, of_vae)}
+
+    @property
+    def _name(self) -> str:
+        """Name of the function that the UNet would call without us."""
+        return str(getattr(self._theirs(self._kind.packed[0]), "__name__", "attention"))
+
+    def _theirs(self, name: str) -> Any:
+        return given(host.attribute(self._kind.attention, name))
+
+    def _function(self, theirs: Any, name: str) -> Function:
+        ours = attention.spatial if name == self._kind.spatial else attention.packed
+        return Function(theirs, ours, self)
+
+    def _take_over(self) -> None:
+        with self._lock:
+            waited, self.waits = self.waits, False
+            self._usable = True
+            self._refresh()
+        if waited and self.works:
+            host.say("attention runs on our kernel from now on")
+
+    def _withdraw(self) -> None:
+        with self._lock:
+            self.waits, self._usable = True, False
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """The functions in their places. Where ours cannot be put, all are the WebUI's."""
+        wanted = self._usable and not (self.aside or self.waits)
+        try:
+            if wanted:
+                self._bindings.put(self._kind)
+            else:
+                self._bindings.take()
+        except Exception as error:
+            wanted = False
+            host.say_once(f"attention is the WebUI's own: {trouble.once(error)}")
+            self._bindings.take()
+        self.stands_aside = not wanted
 
 
-def make(base: type) -> Any:
-    """The one optimizer of this process, on top of the WebUI's `base`; survives "Reload UI"."""
+_made: dict[Any, Any] = {}
+
+
+def optimizer() -> Any:
+    """Where attention becomes ours, a Seam; None in a WebUI that has no place for it. The same one
+    for the whole process: it survives "Reload UI".
+    """
+    if host.shortcomings():
+        return None
+    forge = host.forge()
+    if forge is None:
+        return make_optimization(
+            host.attribute("modules.sd_hijack_optimizations", "SdOptimization")
+        )
+    if ForgeSeam not in _made:
+        _made[ForgeSeam] = ForgeSeam(forge)
+    return _made[ForgeSeam]
+
+
+def make_optimization(base: type) -> Any:
+    """The one optimizer of this process, on top of the WebUI's `base`."""
     if base not in _made:
         _made[base] = type("SdOptimizationRocmSd", (RocmSdOptimization, base), {})()
     return _made[base]
