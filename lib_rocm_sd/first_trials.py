@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import AT_START, shipped, work
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
 if TYPE_CHECKING:
     from lib_rocm_sd.arch import Arch
-    from lib_rocm_sd.ops.base import Op
     from lib_rocm_sd.trials.conductor import Conductor
     from lib_rocm_sd.trials.place import Place
     from lib_rocm_sd.trials.subject import Subject
@@ -38,9 +37,7 @@ def classes(part: str, arch: Arch) -> list[Subject]:
     from lib_rocm_sd.trials.subject import subjects
 
     compiled = shipped(arch, AT_START)
-    return [
-        each for each in subjects(_work(part, arch), arch) if compiled.keys() >= set(each.specs)
-    ]
+    return [each for each in subjects(work(part, arch), arch) if compiled.keys() >= set(each.specs)]
 
 
 def all_classes(arch: Arch) -> list[Subject]:
@@ -54,9 +51,9 @@ def further_classes(arch: Arch) -> list[Subject]:
     """
     from lib_rocm_sd.trials.subject import subjects
 
-    work = _work(AT_START[2], arch)
-    under_auto = {each.identity for each in subjects(work, arch)}
-    every = subjects(work, arch, ours=True)
+    asked = work("unet", arch)
+    under_auto = {each.identity for each in subjects(asked, arch)}
+    every = subjects(asked, arch, ours=True)
     return [each for each in every if each.identity not in under_auto]
 
 
@@ -69,23 +66,8 @@ def gradient_classes(arch: Arch) -> list[Subject]:
     from lib_rocm_sd.trials.subject import subjects
 
     usual = [problem for _, problem in ATTENTION_BACKWARD.usual]
-    work = [(op, problem) for op in (ATTENTION_AND_LSE, ATTENTION_BACKWARD) for problem in usual]
-    return list(subjects(work, arch))
-
-
-def _work(part: str, arch: Arch) -> list[tuple[Op[Any, Any], Any]]:
-    if part == AT_START[0]:
-        from lib_rocm_sd.ops.attention.op import ATTENTION
-
-        first = [problem for _, problem in ATTENTION.usual]
-        return [(ATTENTION, problem) for problem in dict.fromkeys((*first, *ATTENTION.cases))]
-    if part == AT_START[1]:
-        from lib_rocm_sd.vae import usual as vae
-
-        return vae.work()
-    from lib_rocm_sd.unet import usual as unet
-
-    return unet.work(arch=arch)
+    asked = [(op, problem) for op in (ATTENTION_AND_LSE, ATTENTION_BACKWARD) for problem in usual]
+    return list(subjects(asked, arch))
 
 
 def places(gfx: Iterable[str] = ()) -> list[Place]:

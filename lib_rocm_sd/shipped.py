@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.catalog import unet, vae
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.registry import FAMILIES
 
-PARTS = {"vae": "lib_rocm_sd.vae.ahead", "unet": "lib_rocm_sd.unet.ahead"}
+PARTS = ("vae", "unet")
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
-AT_START = ("attention", "vae", "unet")
+AT_START = ("attention", *PARTS)
 """What the WebUI's start compiles, what is needed first first."""
+
+
+def work(part: str, arch: Arch) -> list[tuple[Op[Any, Any], Any]]:
+    """What one of AT_START asks on a GPU: ops and problems, each class at least once."""
+    if part == "vae":
+        return vae.work()
+    if part == "unet":
+        return unet.work(arch=arch)
+    first = [problem for _, problem in ATTENTION.usual]
+    return [(ATTENTION, problem) for problem in dict.fromkeys((*first, *ATTENTION.cases))]
 
 
 def shipped(arch: Arch, names: Iterable[str] = NAMES) -> dict[KernelSpec, str]:
     """What is compiled ahead for `arch`, in order; beside each the first of `names` that has it."""
-    found: dict[KernelSpec, str] = {}
+    owner: dict[KernelSpec, str] = {}
     for name in names:
-        source: Any = FAMILIES.get(name) or importlib.import_module(PARTS[name])
-        for spec in source.shipped_specs(arch):
-            found.setdefault(spec, name)
-    return found
+        specs = part_specs(name, arch) if name in PARTS else FAMILIES[name].shipped_specs(arch)
+        for spec in specs:
+            owner.setdefault(spec, name)
+    return owner
+
+
+def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
+    """All kernels of one of PARTS in fp16: what Auto launches where nothing was measured, and so
+    what a step launches most often first. Where a library's product comes first, it is the passes
+    around it: no start waits for a kernel that is launched only when another level is chosen.
+    """
+    asked = work(part, arch)
+    if (
+        part == "unet"
+    ):  # attention's kernels are its own, but for few queries on the development card
+        every = unet.problems((*unet.STEPS, *unet.OTHER_STEPS))
+        asked += [(ATTENTION, p) for p in every if isinstance(p, AttentionProblem)]
+    specs = dict.fromkeys(spec for op, p in asked for spec in launched(op, p, arch))
+    own = FAMILIES["attention"].shipped_specs(arch) if part == "unet" else ()
+    return [spec for spec in specs if spec not in own]
+
+
+def launched(op: Op[Any, Any], problem: Any, arch: Arch) -> Sequence[KernelSpec]:
+    """The kernels of ours that run `problem` and its self-tests under Auto."""
+    variant = op.able(arch, problem)[0]
+    if not variant.ours:
+        return ()
+    config = variant.defaults(arch, problem)[0]
+    config = None if config is None else variant.tested_as(config)
+    return op.class_specs(arch, variant, config, problem)
 
 
 def label(spec: KernelSpec) -> str:

@@ -14,12 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "lib_rocm_sd"
 LAYERS = (
-    (
-        *("errors", "checks", "arch", "cache", "console", "device", "report", "policy"),
-        "unet_step",
-    ),
+    ("errors", "checks", "arch", "cache", "console", "device", "report", "policy"),
     ("triton_kernels",),
     ("ops",),
+    ("catalog",),
     ("runtime",),
     ("engine",),
     ("trials",),

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.catalog.vae import decoder
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab.listing import NoListingError
 from lib_rocm_sd.machine.cards import CARDS
-from lib_rocm_sd.machine.decoder import decoder
 from lib_rocm_sd.machine.estimate import ASSUMPTIONS, Estimate, Target, estimates, target_of
 
 SUBJECTS = ("vae", "unet")
@@ -67,7 +67,6 @@ def _vae() -> Subject:
 
 
 def _unet() -> Subject:
-    """Needs torch."""
     from lib_rocm_sd.commands import estimate_unet as unet
     from lib_rocm_sd.machine.unet import ASSUMPTIONS as SAID
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, Unet, step
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.machine.estimate import Target
 from lib_rocm_sd.machine.unet import KINDS, Counted, counted, layout_bytes
-from lib_rocm_sd.unet_step import BATCH, SD15, SDXL, Unet, step
 
 PICTURES: tuple[tuple[Unet, int], ...] = ((SD15, 512), (SDXL, 1024))
 """Models, and the side of their pictures."""
@@ -85,7 +85,7 @@ def _layer(row: Counted) -> dict[str, Any]:
         {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(each).items()}
         for each in row.launches
     ]
-    return {"layer": str(row.layer), "kind": row.kind, "count": row.count, "launches": launches}
+    return {"layer": row.title, "kind": row.kind, "count": row.count, "launches": launches}
 
 
 def shown(found: Sequence[StepEstimate]) -> str:
@@ -116,7 +116,7 @@ def _shown(found: StepEstimate) -> str:
 def _cells(row: Counted) -> list[object]:
     first, *others = row.launches
     return [
-        row.layer,
+        row.title,
         row.count,
         first.config,
         round(row.gflop, 1),

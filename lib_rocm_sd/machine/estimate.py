@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.catalog.vae import Layer
 from lib_rocm_sd.lab.cycles import Cycles, rates_of
 from lib_rocm_sd.lab.listing import listing
 from lib_rocm_sd.lab.loops import KernelWork, LoopWork, analysed
 from lib_rocm_sd.machine.cards import HALF_OPERATIONS, Card
-from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, Launch
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv import kernel as conv_kernel
-from lib_rocm_sd.ops.conv.kernel import ConvConfig
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.runtime import build
 
 LIBRARY_SHARE = 0.5
@@ -110,15 +111,15 @@ def target_of(arch: Arch, card: Card) -> Target:
     return Target(arch, card, work_of)
 
 
-def estimates(launches: list[Launch], target: Target) -> list[Estimate]:
-    """Each launch; attention is two rows, its products and what is around them."""
-    found: list[Estimate] = []
-    for launch in launches:
-        if isinstance(launch, ConvLaunch):
-            found.append(_conv(launch, target))
+def estimates(layers: Sequence[Layer], target: Target) -> list[Estimate]:
+    """Each layer of a VAE; attention is two rows, its products and what is around them."""
+    rows: list[Estimate] = []
+    for layer in layers:
+        if isinstance(layer.problem, ConvProblem):
+            rows.append(_conv(layer.name, layer.problem, target))
         else:
-            found += [_attention(launch, target), _projections(launch, target)]
-    return found
+            rows += [of(layer.name, layer.problem, target) for of in (_attention, _projections)]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -152,19 +153,31 @@ class Launched:
         )
 
 
-def _conv(launch: ConvLaunch, target: Target) -> Estimate:
-    config = conv_kernel.configs(target.arch, launch.form, launch.out_channels, launch.in_place)[0]
-    groups, products = _conv_tiles(launch, config)
-    chunks = launch.in_channels // launch.form.chunk_c
-    rows = 2 if launch.form.kind == "upsample" else 3
+def _conv(name: str, p: ConvProblem, target: Target) -> Estimate:
+    variant = MatrixConv(p.kind)
+    config = variant.configs(target.arch, p)[0]
+    spec = variant.specs(target.arch, p, config)[0]
+    upsample = p.kind == "upsample"
+    taps = 4 if upsample else 9  # per pixel of the output
+    tiles = -(-p.width // 16) * -(-p.height // config.rows) * (4 if upsample else 1)
+    blocks = -(-p.out_channels // config.block_co)
+    through = {"none": 0, "identity": 1, "conv": p.shortcut_channels // 16}[p.shortcut]
+    products = (taps * p.in_channels // 16 + through) * config.tiles_co * config.tiles_pix
+    chunks = p.in_channels // dict(spec.defines)["CHUNK_C"]
+    side = 2 if upsample else 3
+    rows, columns = p.out_size
+    extra = p.shortcut_channels if p.shortcut == "conv" else 0
+    images = p.height * p.width * p.in_channels
+    images += rows * columns * (p.out_channels + p.shortcut_channels)
+    weights = p.out_channels * ((16 if upsample else 9) * p.in_channels + extra)
     return convolved(
         target,
-        conv_kernel.spec(launch.form, config),
+        spec,
         f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
-        Tiles(groups, config.block, products, (chunks, chunks * rows, chunks * rows * rows)),
-        launch.flops,
-        _conv_bytes(launch),
-    ).estimate(launch.name, target)
+        Tiles(tiles * blocks, config.block, products, (chunks, chunks * side, chunks * side**2)),
+        2 * rows * columns * p.out_channels * (taps * p.in_channels + extra),
+        2 * (images + weights),
+    ).estimate(name, target)
 
 
 @dataclass(frozen=True)
@@ -196,37 +209,14 @@ def convolved(
     return Launched(config, tiles.groups, waves, wave, bound, flops, computed, moved)
 
 
-def _conv_tiles(launch: ConvLaunch, config: ConvConfig) -> tuple[int, int]:
-    """Work-groups, and products of 16 x 16 x 16 of each wave."""
-    upsample = launch.form.kind == "upsample"
-    tiles = -(-launch.width // 16) * -(-launch.height // config.rows) * (4 if upsample else 1)
-    blocks = -(-launch.out_channels // config.block_co)
-    depth = (4 if upsample else 9) * launch.in_channels // 16
-    depth += {"none": 0, "identity": 1, "conv": launch.shortcut_channels // 16}[
-        launch.form.shortcut
-    ]
-    return tiles * blocks, depth * config.tiles_co * config.tiles_pix
-
-
-def _conv_bytes(launch: ConvLaunch) -> int:
-    """Input, shortcut, output and packed weights, once each."""
-    rows, columns = launch.out_size
-    taps = 16 if launch.form.kind == "upsample" else 9
-    extra = launch.shortcut_channels if launch.form.shortcut == "conv" else 0
-    images = launch.height * launch.width * launch.in_channels
-    images += rows * columns * (launch.out_channels + launch.shortcut_channels)
-    return 2 * (images + launch.out_channels * (taps * launch.in_channels + extra))
-
-
-def _attention(launch: AttentionLaunch, target: Target) -> Estimate:
+def _attention(name: str, p: AttentionProblem, target: Target) -> Estimate:
     arch = target.arch
-    config = attention_kernel.ordered(arch, "float16", launch.channels)[0]
-    spec = attention_kernel.spec("float16", launch.channels, "none", config)
-    groups = -(-launch.pixels // config.block_q)
-    moved = 4 * 2 * launch.pixels * launch.channels
-    return attended(
-        target, spec, config, groups, launch.pixels, launch.product_flops, moved
-    ).estimate(launch.name, target)
+    config = attention_kernel.ordered(arch, p.dtype, p.head_dim)[0]
+    spec = attention_kernel.spec(p.dtype, p.head_dim, "none", config)
+    groups = -(-p.seq_q // config.block_q)
+    moved = 4 * 2 * p.seq_q * p.head_dim
+    launch = attended(target, spec, config, groups, p.seq_k, p.flops, moved)
+    return launch.estimate(name, target)
 
 
 def attended(
@@ -259,23 +249,12 @@ def attended(
     return Launched(title, groups, waves, wave, bound, flops, computed, moved)
 
 
-def _projections(launch: AttentionLaunch, target: Target) -> Estimate:
-    gflop = launch.projection_flops * 1e-9
-    ms = gflop / (target.peak_tflops * LIBRARY_SHARE)
-    image_bytes = 2 * launch.pixels * launch.channels
-    memory_ms = target.bytes_ms(ATTENTION_PASSES * image_bytes)
-    name = f"{launch.name}, around it"
-    return Estimate(
-        name,
-        "library",
-        gflop,
-        ms + memory_ms,
-        ms + memory_ms,
-        ms + memory_ms,
-        memory_ms,
-        LIBRARY_SHARE,
-        1.0,
-    )
+def _projections(name: str, p: AttentionProblem, target: Target) -> Estimate:
+    gflop = 8 * p.seq_q * p.head_dim * p.head_dim * 1e-9
+    memory_ms = target.bytes_ms(ATTENTION_PASSES * 2 * p.seq_q * p.head_dim)
+    ms = gflop / (target.peak_tflops * LIBRARY_SHARE) + memory_ms
+    title = f"{name}, around it"
+    return Estimate(title, "library", gflop, ms, ms, ms, memory_ms, LIBRARY_SHARE, 1.0)
 
 
 def _around(work: KernelWork, loop: LoopWork) -> list[LoopWork]:

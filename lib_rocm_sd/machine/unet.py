@@ -1,6 +1,4 @@
-"""The cost model's estimate of a UNet's step on a card that nobody measured it on. Needs torch: the
-ops say which config Auto runs.
-"""
+"""The cost model's estimate of a UNet's step on a card that nobody measured it on."""
 
 from __future__ import annotations
 
@@ -9,30 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lib_rocm_sd.catalog.unet import Join, Layer, Problem
 from lib_rocm_sd.machine.estimate import Estimate, Target, Tiles, attended, convolved
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
-from lib_rocm_sd.ops.conv.layers import problem_of_layer as conv_problem
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
-from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
-from lib_rocm_sd.ops.linear.problem import problem_of_layer as linear_problem
-from lib_rocm_sd.unet_step import Attention, Conv, GroupNorm, Join, Layer, LayerNorm, Linear
+from lib_rocm_sd.ops.linear.problem import LinearProblem, told
 
-DTYPE = "float16"
 KINDS = {
-    "convolution": (Conv,),
-    "linear": (Linear,),
-    "attention": (Attention,),
-    "norm": (GroupNorm, LayerNorm),
+    "convolution": (ConvProblem,),
+    "linear": (LinearProblem,),
+    "attention": (AttentionProblem,),
+    "norm": (GroupNormProblem, NormProblem, LayerNormProblem),
     "concatenation": (Join,),
 }
 
@@ -64,9 +62,15 @@ class Counted:
     launches: tuple[Estimate, ...]
 
     @property
+    def title(self) -> str:
+        """What tables call it."""
+        return titled(self.layer.problem)
+
+    @property
     def kind(self) -> str:
         """One of KINDS."""
-        return next(name for name, types in KINDS.items() if isinstance(self.layer, types))
+        problem = self.layer.problem
+        return next(name for name, types in KINDS.items() if isinstance(problem, types))
 
     @property
     def ms(self) -> float:
@@ -79,10 +83,29 @@ class Counted:
         return self.count * sum(each.gflop for each in self.launches)
 
 
+def titled(problem: Problem) -> str:
+    """A layer by its sizes."""
+    p = problem
+    if isinstance(p, ConvProblem):
+        size = f"{p.in_channels} -> {p.out_channels}, {p.height}x{p.width}"
+        extra = {"none": "", "identity": " + shortcut", "conv": f" + 1x1 {p.shortcut_channels}"}
+        return f"{p.kind} {size}{extra[p.shortcut]}"
+    if isinstance(p, LinearProblem):
+        return f"linear {p.rows} x {p.k} -> {told(p.columns)}{' GEGLU' * p.gate}"
+    if isinstance(p, AttentionProblem):
+        heads = f"{p.batch}x{p.heads} heads of {p.head_dim}"
+        return f"attention {p.seq_q} x {p.seq_k}, {heads}"
+    if isinstance(p, LayerNormProblem):
+        return f"layer norm {p.rows} x {p.channels}"
+    what = "concatenation" if isinstance(p, Join) else "group norm"
+    statistics = " statistics" if isinstance(p, NormProblem) else ""
+    return f"{what}{statistics} {p.channels}, {p.height}x{p.width}"
+
+
 def counted(layers: Sequence[Layer], target: Target) -> list[Counted]:
     """Each layer that is different, in the order of the step. Raises what `target.work_of` does."""
-    found = Counter(layers)
-    return [Counted(each, count, tuple(_launches(each, target))) for each, count in found.items()]
+    count = Counter(layers)
+    return [Counted(each, n, tuple(_launches(each.problem, target))) for each, n in count.items()]
 
 
 def layout_bytes(layers: Sequence[Layer]) -> int:
@@ -92,47 +115,44 @@ def layout_bytes(layers: Sequence[Layer]) -> int:
 
 def _around(layer: Layer) -> int:
     """Values of all inputs and outputs of the model's convolutions that a layer stands for."""
-    if isinstance(layer, Linear):
-        return layer.rows * (layer.k + sum(layer.columns)) * layer.pointwise
-    if not isinstance(layer, Conv):
+    p = layer.problem
+    if isinstance(p, LinearProblem):
+        return p.rows * (p.k + p.all_columns) * layer.pointwise
+    if not isinstance(p, ConvProblem):
         return 0
-    enlarged = 4 if layer.kind == "upsample" else 1
-    found = enlarged * layer.in_values + layer.out_values
-    if layer.shortcut == "conv":
-        found += layer.out_values // layer.out_channels * layer.shortcut_channels + layer.out_values
-    return found
+    enlarged = 4 if p.kind == "upsample" else 1
+    values = enlarged * p.in_values + p.out_values
+    if p.shortcut == "conv":
+        values += p.out_values // p.out_channels * p.shortcut_channels + p.out_values
+    return values
 
 
-def _launches(layer: Layer, target: Target) -> list[Estimate]:
-    if isinstance(layer, Conv):
-        return _conv(layer, target)
-    if isinstance(layer, Linear):
-        return _linear(layer, target)
-    if isinstance(layer, Attention):
-        return [_attention(layer, target)]
-    passes = _read_and_written(layer, target) if isinstance(layer, GroupNorm) else 2
-    return [moving(str(layer), 2 * passes * layer.values, target)]
+def _launches(p: Problem, target: Target) -> list[Estimate]:
+    if isinstance(p, ConvProblem):
+        return _conv(p, target)
+    if isinstance(p, LinearProblem):
+        return _linear(p, target)
+    if isinstance(p, AttentionProblem):
+        return [_attention(p, target)]
+    if isinstance(p, LayerNormProblem):
+        values, passes = p.rows * p.channels, 2
+    else:
+        values, passes = p.batch * p.height * p.width * p.channels, 2
+        if isinstance(p, NormProblem):
+            passes = 1
+        elif isinstance(p, GroupNormProblem):  # a small image is read but once
+            passes = 2 if _is_small(p, target) else 3
+    return [moving(titled(p), 2 * passes * values, target)]
 
 
-def _read_and_written(layer: GroupNorm, target: Target) -> int:
-    """How often the image is; where it is small, it is read but once."""
-    if not layer.applied:
-        return 1
-    small = _is_small((layer.batch, layer.channels, layer.height, layer.width), target)
-    return 2 if small else 3
+def _is_small(image: GroupNormProblem, target: Target) -> bool:
+    """Whether a norm of such an image, and SiLU, are one launch."""
+    return isinstance(KernelGroupNorm().configs(target.arch, image)[0], WholeConfig)
 
 
-def _is_small(sizes: tuple[int, int, int, int], target: Target) -> bool:
-    """Whether a norm of such an image (N, C, H, W), and SiLU, are one launch."""
-    config = KernelGroupNorm().configs(target.arch, GroupNormProblem(*sizes))[0]
-    return isinstance(config, WholeConfig)
-
-
-def _under_auto(op: Op[Any, Any], target: Target, problem: Any) -> Any:
-    """The variant that comes first where nothing was measured."""
-    arch = target.arch
-    able = [variant for variant in op.variants if not variant.refusals(arch, problem)]
-    return max(able, key=lambda variant: variant.preference_for(arch, problem))
+def _is_first(kind: type, op: Op[Any, Any], target: Target, problem: Any) -> bool:
+    """Whether a variant of this kind runs where nothing was measured."""
+    return isinstance(op.able(target.arch, problem)[0], kind)
 
 
 def moving(name: str, moved: float, target: Target) -> Estimate:
@@ -141,25 +161,23 @@ def moving(name: str, moved: float, target: Target) -> Estimate:
     return Estimate(name, "memory", 0.0, 0.0, 0.0, 0.0, ms, 0.0, 1.0)
 
 
-def _conv(layer: Conv, target: Target) -> list[Estimate]:
-    arch, problem = target.arch, conv_problem(layer)
-    variant, ours = MatrixConv(layer.kind), True
-    if not isinstance(_under_auto(CONVS[layer.kind], target, problem), MatrixConv):
-        ours, wide = False, -(-layer.in_channels // 16) * 16
-        problem = replace(problem, in_channels=wide, in_rows=False)
-    config = variant.configs(arch, problem)[0]
-    spec = variant.specs(arch, problem, config)[0]
-    rows, columns = layer.out_size
-    out = conv_kernel.padded(layer.out_channels)
-    kind = "3x3" if ours else layer.kind
-    cut = conv_kernel.tiling(kind, rows, columns, out, config)
+def _conv(p: ConvProblem, target: Target) -> list[Estimate]:
+    arch, variant, as_run = target.arch, MatrixConv(p.kind), p
+    ours = _is_first(MatrixConv, CONVS[p.kind], target, p)
+    if not ours:
+        as_run = replace(p, in_channels=-(-p.in_channels // 16) * 16, in_rows=False)
+    config = variant.configs(arch, as_run)[0]
+    spec = variant.specs(arch, as_run, config)[0]
+    rows, columns = p.out_size
+    kind = "3x3" if ours else p.kind
+    cut = conv_kernel.tiling(kind, rows, columns, conv_kernel.padded(p.out_channels), config)
     taps = 2 if kind == "upsample" else 3
-    taken = -(-layer.in_channels // 16)
-    through = {"none": 0, "identity": 1, "conv": -(-layer.shortcut_channels // 16)}[layer.shortcut]
+    taken = -(-p.in_channels // 16)
+    through = {"none": 0, "identity": 1, "conv": -(-p.shortcut_channels // 16)}[p.shortcut]
     depth = -(-(taps * taps * taken + through) // config.splits)
     chunks = -(-16 * taken // dict(spec.defines)["CHUNK_C"] // config.splits)
     tiles = Tiles(
-        cut.parts * cut.blocks_co * layer.batch * config.splits,
+        cut.parts * cut.blocks_co * p.batch * config.splits,
         config.block,
         depth * config.tiles_co * config.tiles_pix,
         (chunks, chunks * taps, chunks * taps * taps),
@@ -168,32 +186,31 @@ def _conv(layer: Conv, target: Target) -> list[Estimate]:
         f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles"
         + (f", {config.splits} parts" if config.splits > 1 else "")
     )
-    shortcut = layer.batch * rows * columns * layer.shortcut_channels
-    extra = layer.shortcut_channels if layer.shortcut == "conv" else 0
-    weights = layer.out_channels * (9 * layer.in_channels + extra)
-    added = shortcut if layer.shortcut == "identity" else 0
-    sums = 4 * config.splits * layer.out_values if config.splits > 1 else 0
-    read = layer.in_values + weights + shortcut
-    moved = 2 * read + (sums - 2 * added if sums else 2 * layer.out_values)
-    found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
+    shortcut = p.batch * rows * columns * p.shortcut_channels
+    extra = p.shortcut_channels if p.shortcut == "conv" else 0
+    weights = p.out_channels * (9 * p.in_channels + extra)
+    added = shortcut if p.shortcut == "identity" else 0
+    sums = 4 * config.splits * p.out_values if config.splits > 1 else 0
+    read = p.in_values + weights + shortcut
+    moved = 2 * read + (sums - 2 * added if sums else 2 * p.out_values)
+    launches = [convolved(target, spec, title, tiles, p.flops, moved).estimate(titled(p), target)]
     if sums:
-        found.append(moving("sum of its parts", sums + 2 * (layer.out_values + added), target))
-    image = (layer.batch, layer.in_channels, *layer.out_size)
-    alone = not ours and layer.embedding and _is_small(image, target)  # see compute.is_librarys
-    if not ours and not alone and (layer.embedding or layer.statistics or layer.shortcut != "none"):
-        found.append(moving("what is added", 2 * 2 * layer.out_values, target))
-    if not ours and layer.norm:
+        launches.append(moving("sum of its parts", sums + 2 * (p.out_values + added), target))
+    image = GroupNormProblem(p.batch, p.in_channels, *p.out_size)
+    alone = not ours and p.embedding and _is_small(image, target)  # see compute.is_librarys
+    if not ours and not alone and (p.embedding or p.statistics or p.shortcut != "none"):
+        launches.append(moving("what is added", 2 * 2 * p.out_values, target))
+    if not ours and p.norm:
         passes = 1 if alone else 2  # the norm has read it
-        found.append(moving("its norm, applied", 2 * passes * layer.in_values, target))
-    return found
+        launches.append(moving("its norm, applied", 2 * passes * p.in_values, target))
+    return launches
 
 
-def _linear(layer: Linear, target: Target) -> list[Estimate]:
-    arch, problem = target.arch, linear_problem(layer)
-    variant = MatrixLinear()
-    config = variant.configs(arch, problem)[0]
-    spec = variant.specs(arch, problem, config)[0]
-    shape = (layer.rows, layer.k, layer.columns, layer.gate)
+def _linear(p: LinearProblem, target: Target) -> list[Estimate]:
+    arch, variant = target.arch, MatrixLinear()
+    config = variant.configs(arch, p)[0]
+    spec = variant.specs(arch, p, config)[0]
+    shape = (p.rows, p.k, p.columns, p.gate)
     cut = linear_kernel.tiling(*shape, config)
     depth = cut.part_chunks * config.chunk_k // 16
     products = depth * config.tiles_out * config.tiles_rows
@@ -201,29 +218,23 @@ def _linear(layer: Linear, target: Target) -> list[Estimate]:
     title = f"{config.block_out} columns, {config.block_rows} rows" + (
         f", {cut.parts} parts" if cut.parts > 1 else ""
     )
-    columns = sum(layer.columns)
-    made = layer.rows * columns * (1 + layer.residual)
-    read = layer.rows * layer.k + layer.k * columns * (1 + layer.gate)
+    made = p.rows * p.all_columns * (1 + p.residual)
+    read = p.rows * p.k + p.k * p.weight_rows
     sums = linear_kernel.partial_bytes(*shape, config)
     moved = 2 * read + (sums or 2 * made)
-    found = [convolved(target, spec, title, tiles, layer.flops, moved).estimate(str(layer), target)]
+    launches = [convolved(target, spec, title, tiles, p.flops, moved).estimate(titled(p), target)]
     if sums:
-        found.append(moving("sum of its parts", sums + 2 * made, target))
-    if isinstance(_under_auto(LINEAR, target, problem), LibraryLinear):
-        found.append(moving("its gate", 2 * 3 * made, target))
-    return found
+        launches.append(moving("sum of its parts", sums + 2 * made, target))
+    if _is_first(LibraryLinear, LINEAR, target, p):
+        launches.append(moving("its gate", 2 * 3 * made, target))
+    return launches
 
 
-def _attention(layer: Attention, target: Target) -> Estimate:
-    arch, heads = target.arch, layer.batch * layer.heads
-    problem = AttentionProblem(
-        layer.batch, layer.heads, layer.seq_q, layer.seq_k, layer.head_dim, DTYPE, "none"
-    )
-    variant = MatrixAttention()
-    config = variant.configs(arch, problem)[0]
-    spec = variant.spec(problem, config)
-    groups = heads * config.tiles(layer.seq_q)
-    moved = 2 * heads * layer.head_dim * (2 * layer.seq_q + 2 * layer.seq_k)
-    return attended(target, spec, config, groups, layer.seq_k, layer.flops, moved).estimate(
-        str(layer), target
-    )
+def _attention(p: AttentionProblem, target: Target) -> Estimate:
+    heads, variant = p.batch * p.heads, MatrixAttention()
+    config = variant.configs(target.arch, p)[0]
+    spec = variant.spec(p, config)
+    groups = heads * config.tiles(p.seq_q)
+    moved = 2 * heads * p.head_dim * (2 * p.seq_q + 2 * p.seq_k)
+    launch = attended(target, spec, config, groups, p.seq_k, p.flops, moved)
+    return launch.estimate(titled(p), target)

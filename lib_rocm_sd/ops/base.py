@@ -234,6 +234,20 @@ class Op(Generic[P, I]):
         """All variants, also those that are asked only where times are measured."""
         return (*self.variants, *self.measured_only)
 
+    def able(self, arch: Arch | None, problem: P) -> list[Variant[P, I]]:
+        """The variants that do not refuse, in the order in which they are taken where nothing was
+        measured.
+        """
+        able = [variant for variant in self.variants if not variant.refusals(arch, problem)]
+        return sorted(able, key=lambda variant: -variant.preference_for(arch, problem))
+
+    def class_specs(
+        self, arch: Arch, variant: Variant[P, I], config: Any, problem: P
+    ) -> tuple[KernelSpec, ...]:
+        """What a variant launches for a problem and for what vouches for it."""
+        every = (problem, *self.test_problems(problem))
+        return tuple(dict.fromkeys(s for p in every for s in variant.specs(arch, p, config)))
+
 
 def reasons(*checks: tuple[object, str]) -> list[str]:
     """The messages of the checks whose condition is true."""

@@ -42,9 +42,7 @@ class Subject:
     ) -> Subject:
         """The class of `problem`."""
         config = None if config is None else variant.tested_as(config)
-        each = (problem, *op.test_problems(problem))
-        specs = [spec for one in each for spec in variant.specs(arch, one, config)]
-        return cls(op, variant, config, problem, tuple(dict.fromkeys(specs)))
+        return cls(op, variant, config, problem, op.class_specs(arch, variant, config, problem))
 
     @cached_property
     def first(self) -> Any:
@@ -118,9 +116,7 @@ def subjects(
     """
     found: dict[Any, Subject] = {}
     for op, problem in work:
-        able = [v for v in op.variants if not v.refusals(arch, problem)]
-        able.sort(key=lambda v: -v.preference_for(arch, problem))
-        for variant in able if ours else able[:1]:
+        for variant in op.able(arch, problem)[: None if ours else 1]:
             if not variant.ours:
                 continue
             config = variant.defaults(arch, problem)[0]

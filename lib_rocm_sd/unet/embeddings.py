@@ -19,7 +19,7 @@ from lib_rocm_sd.calls import Calls, Places, Routes, begin
 from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import Timed
 from lib_rocm_sd.unet.weights import fact, laid, slots_of

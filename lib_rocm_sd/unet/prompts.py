@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls, Places, begin
+from lib_rocm_sd.catalog.unet import MOST_PROMPT_BYTES
 from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.device import is_free, stream_of
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import Attention
 from lib_rocm_sd.unet.weights import fact, laid, slots_of
-from lib_rocm_sd.unet_step import MOST_PROMPT_BYTES
 
 _Facts = tuple[Any, ...]
 

@@ -24,7 +24,7 @@ from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.unet import ahead as unet_ahead
+from lib_rocm_sd.shipped import part_specs
 from tests.amdgpu import drawn
 from tests.amdgpu.case import Case
 from tests.amdgpu.conv_cases import conv, conv_rows, finish
@@ -316,4 +316,4 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return found | set(unet_ahead.shipped_specs(arch))
+    return found | set(part_specs("unet", arch))

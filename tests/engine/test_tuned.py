@@ -15,7 +15,7 @@ from lib_rocm_sd.arch import KERNELS_DIR, amd_table, table
 from lib_rocm_sd.commands import tune
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.vae import ahead
+from lib_rocm_sd.shipped import part_specs
 
 ROOT = KERNELS_DIR.parent
 GFX = "gfx1100"
@@ -101,7 +101,7 @@ def test_what_is_compiled_ahead_is_what_runs(have: Callable[..., Path]) -> None:
     large = kernel.configs(ROW, 512)
     one = {"form": kernel.form("float16", 512), "config": kernel.fields_of(large[-1])}
     have(section(SPACE[-1], entries=[one]))
-    assert kernel.spec("float16", 512, "none", large[-1]) in ahead.shipped_specs(ROW)
+    assert kernel.spec("float16", 512, "none", large[-1]) in part_specs("vae", ROW)
 
 
 def test_a_measured_choice_wins_the_newest_first(have: Callable[..., Path]) -> None:

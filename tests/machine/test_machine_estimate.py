@@ -9,15 +9,16 @@ import pytest
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
+from lib_rocm_sd.catalog.vae import Layer, decoder
 from lib_rocm_sd.commands import estimate as estimate_cli
 from lib_rocm_sd.lab.cycles import rates_of
 from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.machine.cards import CARDS, HALF_OPERATIONS
-from lib_rocm_sd.machine.decoder import AttentionLaunch, ConvLaunch, decoder
 from lib_rocm_sd.machine.estimate import Target, estimates
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv.kernel import ConvForm
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 ARCHES = amd_table()
 MATRIX = {
@@ -66,35 +67,37 @@ def test_the_launches_are_those_of_the_recipe(size: tuple[int, int]) -> None:
 
     recipe = vae_models.standard("decoder")
     sizes = chain(recipe, 1, *size, torch.float16).sizes
-    launches = decoder(*size)
+    launches = [layer.problem for layer in decoder(*size)]
     assert len(launches) == len(recipe.steps)
     for index, (launch, step) in enumerate(zip(launches, recipe.steps, strict=True)):
         before, after = sizes[index], sizes[index + 1]
-        if isinstance(launch, AttentionLaunch):
+        if isinstance(launch, AttentionProblem):
             assert not isinstance(step, ConvStep)
-            assert launch.product_flops + launch.projection_flops == step.flops(*size)
+            projections = 8 * launch.seq_q * launch.head_dim**2
+            assert launch.flops + projections == step.flops(*size)
             continue
-        assert isinstance(step, ConvStep) and launch.form.kind == step.kind
+        assert isinstance(step, ConvStep) and launch.kind == step.kind
         assert (launch.height, launch.width) == (before.height, before.width)
         assert launch.out_size == (after.height, after.width)
         assert (launch.in_channels, launch.out_channels) == (before.channels, step.out_channels)
         following = recipe.steps[index + 1] if index + 1 < len(launches) else None
-        assert launch.form.norm == (step.norm is not None)
-        assert launch.form.statistics == (getattr(following, "norm", None) is not None)
+        assert launch.norm == (step.norm is not None)
+        assert launch.statistics == (getattr(following, "norm", None) is not None)
         kinds = {(False, False): "none", (True, False): "identity", (True, True): "conv"}
-        assert launch.form.shortcut == kinds[step.residual, step.shortcut is not None]
+        assert launch.shortcut == kinds[step.residual, step.shortcut is not None]
         if step.residual:
             assert launch.shortcut_channels == sizes[index - 1].channels
         if index > 0:  # conv_in's four channels are stored as sixteen
-            assert launch.flops == step.flops(after.height, after.width)
+            (row,) = estimates([Layer("", launch)], _target("gfx1201", _work("gfx1201", 16, 64)))
+            assert row.gflop == step.flops(after.height, after.width) * 1e-9
 
 
-CONV = ConvLaunch("conv", ConvForm("3x3", norm=True), 128, 128, 256, 256)
+CONV = ConvProblem("3x3", 1, 128, 128, 256, 256, norm=True)
 
 
 def test_arithmetic_follows_from_tiles_and_the_loop() -> None:
     work = _work("gfx1201", 16, 64)  # 256 matrix cycles and 64 others
-    (row,) = estimates([CONV], _target("gfx1201", work))
+    (row,) = estimates([Layer("conv", CONV)], _target("gfx1201", work))
     assert row.bound == 0.8 and row.padding == 1.0
     ideal_ms = CONV.flops * 1e-9 / 195.0
     rounding = row.compute_ms / (ideal_ms / 0.8)
@@ -110,14 +113,14 @@ def test_what_stands_in_the_loop_around_counts_once_per_chunk() -> None:
     back = [Instruction(("s_cbranch_scc0",), 64), Instruction(("s_cbranch_scc0",), 0)]
     code = (*(Instruction((name,)) for name in names), *back, Instruction(("s_endpgm",)))
     work = analysed(Function("f", code), ARCHES["gfx1201"])
-    (row,) = estimates([CONV], _target("gfx1201", work))
+    (row,) = estimates([Layer("conv", CONV)], _target("gfx1201", work))
     in_loop = 9 * 16 * 16 * 16  # products, tiles of 4x4, cycles
     assert row.bound == pytest.approx(in_loop / (in_loop + 256 // 32 * 64))
 
 
 def test_what_stands_before_the_loop_counts_once_per_wave() -> None:
     bare, more = (
-        estimates([CONV], _target("gfx1201", _work("gfx1201", 16, 64, before)))[0]
+        estimates([Layer("conv", CONV)], _target("gfx1201", _work("gfx1201", 16, 64, before)))[0]
         for before in (0, 1000)
     )
     waves = more.compute_ms / bare.compute_ms
@@ -128,19 +131,21 @@ def test_what_stands_before_the_loop_counts_once_per_wave() -> None:
 def test_a_slow_memory_decides() -> None:
     target = _target("gfx1201", _work("gfx1201", 16, 0))
     target = replace(target, card=replace(target.card, bandwidth_gb_s=1.0))
-    (row,) = estimates([CONV], target)
+    (row,) = estimates([Layer("conv", CONV)], target)
     assert row.ms == row.memory_ms > 10 * row.compute_ms
 
 
 def test_few_channels_are_padded_to_tiles() -> None:
-    last = ConvLaunch("last", ConvForm("3x3", norm=True), 128, 128, 128, 3)
+    last = Layer("last", ConvProblem("3x3", 1, 128, 128, 128, 3, norm=True))
     (row,) = estimates([last], _target("gfx1100", _work("gfx1100", 16, 0)))
     assert row.padding == pytest.approx(16 / 3)
 
 
 @pytest.mark.parametrize("gfx", CARDS)
 def test_attention_and_what_is_around_it(gfx: str) -> None:
-    rows = estimates([AttentionLaunch("a", 16384, 512)], _target(gfx, _work(gfx, 8, 0)))
+    rows = estimates(
+        [Layer("a", AttentionProblem(1, 1, 16384, 16384, 512))], _target(gfx, _work(gfx, 8, 0))
+    )
     products, around = rows
     assert products.padding == 1.0 and products.gflop == pytest.approx(549.76, abs=0.01)
     rate = products.gflop / products.compute_ms / CARDS[gfx].peak_tflops

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
+from lib_rocm_sd.catalog.unet import SD15, SDXL, STEPS, Join, Layer, step
 from lib_rocm_sd.commands import estimate as estimate_cli
 from lib_rocm_sd.commands.estimate_unet import HEADING, PICTURES
 from lib_rocm_sd.lab.listing import Function, Instruction
@@ -20,21 +21,12 @@ from lib_rocm_sd.machine import unet
 from lib_rocm_sd.machine.cards import CARDS
 from lib_rocm_sd.machine.estimate import Target
 from lib_rocm_sd.machine.unet import KINDS, Counted, counted, layout_bytes
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.unet_step import (
-    SD15,
-    SDXL,
-    STEPS,
-    Attention,
-    Conv,
-    GroupNorm,
-    Join,
-    Layer,
-    LayerNorm,
-    Linear,
-    step,
-)
-from tests.unet.steps import modules_of
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
+from tests.unet.steps import conv, group_norm, linear, modules_of
 
 GFX = "gfx1201"
 CARD = CARDS[GFX]
@@ -59,6 +51,16 @@ def one(layer: Layer, **how: Any) -> Counted:
     return found
 
 
+def _is_product(layer: Layer) -> bool:
+    return isinstance(layer.problem, LinearProblem) and not layer.problem.gate
+
+
+def values(layer: Layer) -> tuple[int, int]:
+    """In the input of a convolution, and in its output."""
+    assert isinstance(layer.problem, ConvProblem)
+    return layer.problem.in_values, layer.problem.out_values
+
+
 def rate(row: Counted) -> float:
     """Of the card's peak, while arithmetic alone counts."""
     return row.gflop / row.launches[0].compute_ms / target().peak_tflops
@@ -69,7 +71,7 @@ def test_a_step_has_each_layer_once_with_its_count() -> None:
     rows = counted(layers, target())
     assert sum(row.count for row in rows) == len(layers)
     assert len({row.layer for row in rows}) == len(rows)
-    flops = sum(getattr(layer, "flops", 0) for layer in layers)
+    flops = sum(getattr(layer.problem, "flops", 0) for layer in layers)
     assert sum(row.gflop for row in rows) == pytest.approx(flops * 1e-9)
     assert {row.kind for row in rows} == set(KINDS)
 
@@ -77,13 +79,13 @@ def test_a_step_has_each_layer_once_with_its_count() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        Conv(2, 64, 64, 1280, 1280),
-        Conv(2, 64, 64, 1280, 1280, norm=True, shortcut="conv", shortcut_channels=1280),
-        Conv(2, 128, 128, 640, 640, "3x3 stride 2 padded"),
-        Linear("", 16384, 1280, (1280,)),
-        Linear("", 16384, 640, (2560,), gate=True),
-        Linear("", 16384, 1280, (1280, 1280, 1280)),
-        Attention(2, 16, 4096, 4096, 64),
+        conv(2, 64, 64, 1280, 1280),
+        conv(2, 64, 64, 1280, 1280, norm=True, shortcut="conv", shortcut_channels=1280),
+        conv(2, 128, 128, 640, 640, "3x3 stride 2 padded"),
+        linear(16384, 1280, (1280,)),
+        linear(16384, 640, (2560,), gate=True),
+        linear(16384, 1280, (1280, 1280, 1280)),
+        Layer(AttentionProblem(2, 16, 4096, 4096, 64)),
     ],
 )
 def test_a_large_layer_reaches_the_share_that_the_loop_allows(layer: Layer) -> None:
@@ -95,49 +97,49 @@ def test_a_large_layer_reaches_the_share_that_the_loop_allows(layer: Layer) -> N
 
 
 def test_upsampling_computes_all_taps_of_weights_as_they_lie() -> None:
-    row = one(Conv(2, 64, 64, 1280, 1280, "upsample"))
+    row = one(conv(2, 64, 64, 1280, 1280, "upsample"))
     assert row.launches[0].padding == 1.0
     assert 0.55 < rate(row) <= 0.801
 
 
 def test_where_a_library_convolves_the_bound_is_that_of_packed_weights() -> None:
     """Of which upsampling has four taps of nine."""
-    (launch,) = one(Conv(2, 64, 64, 640, 1280, "upsample"), gfx="gfx942").launches
+    (launch,) = one(conv(2, 64, 64, 640, 1280, "upsample"), gfx="gfx942").launches
     assert launch.padding == pytest.approx(4 / 9)
     assert "parts" not in launch.config
 
 
 def test_passes_around_a_librarys_convolution_are_added() -> None:
-    layer = Conv(2, 64, 64, 640, 1280, norm=True, statistics=True, embedding=True)
+    layer = conv(2, 64, 64, 640, 1280, norm=True, statistics=True, embedding=True)
     product, added, applied = one(layer, gfx="gfx942").launches
     bandwidth = CARDS["gfx942"].bandwidth_gb_s
     assert product.padding == 1.0
-    assert added.ms == pytest.approx(2 * 2 * layer.out_values / bandwidth * 1e-6)
-    assert applied.ms == pytest.approx(2 * 2 * layer.in_values / bandwidth * 1e-6)
+    assert added.ms == pytest.approx(2 * 2 * values(layer)[1] / bandwidth * 1e-6)
+    assert applied.ms == pytest.approx(2 * 2 * values(layer)[0] / bandwidth * 1e-6)
     assert len(one(layer).launches) == 1
 
 
 def test_a_small_images_norm_is_one_pass_before_a_librarys_convolution() -> None:
     """The image's one reading is counted as the norm's, which is a layer of its own."""
-    first = Conv(2, 16, 16, 640, 1280, norm=True, statistics=True, embedding=True)
-    second = Conv(2, 16, 16, 1280, 1280, norm=True, shortcut="identity", shortcut_channels=1280)
+    first = conv(2, 16, 16, 640, 1280, norm=True, statistics=True, embedding=True)
+    second = conv(2, 16, 16, 1280, 1280, norm=True, shortcut="identity", shortcut_channels=1280)
     bandwidth = CARDS["gfx942"].bandwidth_gb_s
     *others, applied = one(first, gfx="gfx942").launches
     assert "what is added" not in [launch.name for launch in others]
-    assert applied.ms == pytest.approx(2 * first.in_values / bandwidth * 1e-6)
+    assert applied.ms == pytest.approx(2 * values(first)[0] / bandwidth * 1e-6)
     *_, added, applied = one(second, gfx="gfx942").launches
-    assert added.ms == applied.ms == pytest.approx(2 * 2 * second.in_values / bandwidth * 1e-6)
+    assert added.ms == applied.ms == pytest.approx(2 * 2 * values(second)[0] / bandwidth * 1e-6)
 
 
 def test_a_gate_is_a_pass_over_what_the_product_made() -> None:
-    product, gate = one(Linear("", 16384, 640, (2560,), gate=True)).launches
+    product, gate = one(linear(16384, 640, (2560,), gate=True)).launches
     moved = 2 * 3 * 16384 * 2560
     assert gate.ms == gate.memory_ms == pytest.approx(moved / CARD.bandwidth_gb_s * 1e-6)
     assert product.gflop == pytest.approx(2e-9 * 16384 * 640 * 2 * 2560)
 
 
 def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
-    layer = Conv(2, 8, 8, 1280, 1280, norm=True, shortcut="identity", shortcut_channels=1280)
+    layer = conv(2, 8, 8, 1280, 1280, norm=True, shortcut="identity", shortcut_channels=1280)
     first, added = one(layer).launches
     parts = int(first.config.split(", ")[-1].removesuffix(" parts"))
     values = 2 * 8 * 8 * 1280
@@ -148,21 +150,21 @@ def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
     moved = 4 * parts * values + 2 * 2 * values
     assert added.ms == added.memory_ms == pytest.approx(moved / CARD.bandwidth_gb_s * 1e-6)
     assert one(layer).ms == first.ms + added.ms
-    linear = [layer for layer in STEPS[0] if isinstance(layer, Linear) and not layer.gate]
-    linear.append(Linear("two weights on two rows", 2, 2048, (320, 320)))
-    parted = [row for row in counted(linear, target()) if "parts" in row.launches[0].config]
+    products = [each for each in STEPS[0] if _is_product(each)]
+    products.append(linear(2, 2048, (320, 320)))
+    parted = [row for row in counted(products, target()) if "parts" in row.launches[0].config]
     assert parted and all(len(row.launches) == 2 for row in parted)
-    assert all(len(row.launches) == 1 for row in counted(linear, target()) if row not in parted)
+    assert all(len(row.launches) == 1 for row in counted(products, target()) if row not in parted)
 
 
 @pytest.mark.parametrize(
     ("layer", "values"),
     [
-        (GroupNorm(2, 64, 64, 320, applied=False), 1),
-        (GroupNorm(2, 64, 64, 320, applied=True), 3),
-        (GroupNorm(2, 16, 16, 20 * 256, applied=True), 2),
-        (LayerNorm(8192, 320), 2),
-        (Join(2, 64, 64, 320), 2),
+        (group_norm(2, 64, 64, 320, applied=False), 1),
+        (group_norm(2, 64, 64, 320, applied=True), 3),
+        (group_norm(2, 16, 16, 20 * 256, applied=True), 2),
+        (Layer(LayerNormProblem((8192, 320))), 2),
+        (Layer(Join(2, 64, 64, 320)), 2),
     ],
 )
 def test_norms_and_concatenations_are_passes_over_memory(layer: Layer, values: int) -> None:
@@ -179,7 +181,7 @@ def test_a_slow_memory_decides() -> None:
 
 
 def test_few_keys_may_leave_no_loop() -> None:
-    (launch,) = one(Attention(2, 8, 4096, 77, 40), back=False).launches
+    (launch,) = one(Layer(AttentionProblem(2, 8, 4096, 77, 40)), back=False).launches
     assert 0 < launch.bound <= 1 and launch.padding == pytest.approx(80 / 77 * 48 / 40)
 
 
@@ -201,9 +203,9 @@ def test_layout_changes_are_those_around_every_convolution_of_the_model(
 
 def test_what_was_counted_in_bytes() -> None:
     """By hand: the 1x1 convolution of 8,192 pixels reads and makes 320 channels."""
-    assert layout_bytes([Linear("", 8192, 320, (320,), pointwise=True)]) == 4 * 2 * 8192 * 320
-    assert layout_bytes([Linear("", 8192, 320, (320,))]) == 0
-    assert layout_bytes([Conv(1, 8, 8, 64, 32)]) == 4 * 64 * (64 + 32)
+    assert layout_bytes([linear(8192, 320, (320,), pointwise=True)]) == 4 * 2 * 8192 * 320
+    assert layout_bytes([linear(8192, 320, (320,))]) == 0
+    assert layout_bytes([conv(1, 8, 8, 64, 32)]) == 4 * 64 * (64 + 32)
 
 
 def test_the_command_says_that_it_is_a_lower_limit(

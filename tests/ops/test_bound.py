@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import table
+from lib_rocm_sd.catalog import unet as usual
 from lib_rocm_sd.ops.base import Call, Op, Variant
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.registry import ops
-from lib_rocm_sd.unet import usual
 from tests.ops.launches import Launches
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ import torch
 
 from lib_rocm_sd.cards import scaling as model
 from lib_rocm_sd.cards.scaling import LINKS, STEPS, Link, Step
-from lib_rocm_sd.vae import usual
-from lib_rocm_sd.vae.steps import ConvStep
+from lib_rocm_sd.catalog.vae import decoder
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NO_COST = Link("none", math.inf, 0.0, "")
@@ -133,7 +133,7 @@ def test_exchanges_are_those_that_rows_of_a_unet_make(name: str, size: int) -> N
 
 
 def test_a_decoder_has_so_many_convolutions() -> None:
-    steps = [step for step in usual._decoder().steps if isinstance(step, ConvStep)]
+    steps = [each for each in decoder(64, 64) if isinstance(each.problem, ConvProblem)]
     assert len(steps) == sum(count for count, _, _ in model.VAE_CONVOLUTIONS)
 
 

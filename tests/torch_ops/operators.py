@@ -14,8 +14,7 @@ from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.ops.linear.kernel import FEW_WEIGHTS
-from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.ops.linear.problem import FEW_WEIGHTS, LinearProblem
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.torch_ops.table import DOORS
 

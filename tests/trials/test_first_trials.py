@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd import cache, first_trials
 from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.catalog import unet as usual_unet
+from lib_rocm_sd.catalog import vae as usual
 from lib_rocm_sd.commands import doctor, selftest
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
@@ -24,8 +26,6 @@ from lib_rocm_sd.trials import recorder, stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import subjects
-from lib_rocm_sd.unet import usual as usual_unet
-from lib_rocm_sd.vae import usual
 from tests.trials import scaling
 
 pytestmark = pytest.mark.usefixtures("ready")

@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.catalog import vae as usual
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.planner import default_launcher
@@ -35,7 +36,6 @@ from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, PASSED, WRONG, Verdict
-from lib_rocm_sd.vae import usual
 from tests import simt
 from tests.trials.plants import PLANTS, START
 

@@ -12,51 +12,69 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.bench.unet.models import CONFIGS
-from lib_rocm_sd.unet_step import (
-    BATCH,
-    SD15,
-    SDXL,
-    TOKENS,
-    Attention,
-    Conv,
-    GroupNorm,
-    Join,
-    Layer,
-    LayerNorm,
-    Linear,
-)
+from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, TOKENS, Join, Layer
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
+from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.linear.problem import LinearProblem
 
 UNETS = {"SD 1.5": SD15, "SDXL": SDXL}
 Module = tuple[Any, ...]
 """Its kind, the shape that it is given, the shape that it makes."""
 
 
+def conv(
+    batch: int,
+    height: int,
+    width: int,
+    taken: int,
+    out: int,
+    kind: str = "3x3",
+    **fused: Any,
+) -> Layer:
+    """With weights as they lie."""
+    return Layer(ConvProblem(kind, batch, height, width, taken, out, in_rows=True, **fused))
+
+
+def linear(
+    rows: int, k: int, columns: tuple[int, ...], pointwise: bool = False, **fused: Any
+) -> Layer:
+    return Layer(LinearProblem(rows, k, columns, **fused), pointwise=pointwise)
+
+
+def group_norm(batch: int, height: int, width: int, channels: int, applied: bool) -> Layer:
+    """Unless `applied`, its scale and shift."""
+    kind = GroupNormProblem if applied else NormProblem
+    return Layer(kind(batch, channels, height, width))
+
+
 def modules_of(layer: Layer) -> Iterator[Module]:
     """The model's modules and calls that a layer stands for."""
-    if isinstance(layer, Conv):
-        batch, taken, out = layer.batch, layer.in_channels, layer.out_channels
-        size, made = (layer.height, layer.width), layer.out_size
-        read = made if layer.kind == "upsample" else size
+    p = layer.problem
+    if isinstance(p, ConvProblem):
+        batch, taken, out = p.batch, p.in_channels, p.out_channels
+        size, made = (p.height, p.width), p.out_size
+        read = made if p.kind == "upsample" else size
         yield "Conv2d 3x3", (batch, taken, *read), (batch, out, *made)
-        if layer.shortcut == "conv":
-            first = (batch, layer.shortcut_channels, *size)
+        if p.shortcut == "conv":
+            first = (batch, p.shortcut_channels, *size)
             yield "Conv2d 1x1", first, (batch, out, *made)
-        if layer.norm:
+        if p.norm:
             yield "GroupNorm", (batch, taken, *size), (batch, taken, *size)
-    elif isinstance(layer, Linear):
-        for columns in layer.columns:
+    elif isinstance(p, LinearProblem):
+        for columns in p.columns:
             kind = "Conv2d 1x1" if layer.pointwise else "Linear"
-            yield kind, (layer.rows, layer.k), (layer.rows, columns * (1 + layer.gate))
-    elif isinstance(layer, GroupNorm) and layer.applied:
-        shape = (layer.batch, layer.channels, layer.height, layer.width)
-        yield "GroupNorm", shape, shape
-    elif isinstance(layer, LayerNorm):
-        yield "LayerNorm", (layer.rows, layer.channels), (layer.rows, layer.channels)
-    elif isinstance(layer, Attention):
-        heads = (layer.batch, layer.heads)
-        yield "attention", (*heads, layer.seq_q, layer.head_dim), (*heads, layer.seq_k)
-    elif isinstance(layer, Join):
-        yield "concatenation", (layer.batch, layer.channels, layer.height, layer.width)
+            yield kind, (p.rows, p.k), (p.rows, columns * (1 + p.gate))
+    elif isinstance(p, GroupNormProblem):
+        yield "GroupNorm", p.shape, p.shape
+    elif isinstance(p, LayerNormProblem):
+        yield "LayerNorm", (p.rows, p.channels), (p.rows, p.channels)
+    elif isinstance(p, AttentionProblem):
+        heads = (p.batch, p.heads)
+        yield "attention", (*heads, p.seq_q, p.head_dim), (*heads, p.seq_k)
+    elif isinstance(p, Join):
+        yield "concatenation", (p.batch, p.channels, p.height, p.width)
 
 
 def seen(module: nn.Module, given: torch.Tensor, made: torch.Tensor) -> Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement, product
@@ -17,33 +17,33 @@ import torch
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.bench.unet.models import CONFIGS
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.catalog.unet import (
+    OTHER_STEPS,
+    SD15,
+    SDXL,
+    STEPS,
+    Layer,
+    Problem,
+    asked_by,
+    embeddings,
+    prompts,
+    step,
+    work,
+)
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.route import Route
+from lib_rocm_sd.hosts.read import unet as reading
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem
+from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.linear import inputs as linear_inputs
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import AT_START, part_specs, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
-from lib_rocm_sd.unet import ahead, kinds, usual
 from lib_rocm_sd.unet.takeover import take_over
-from lib_rocm_sd.unet_step import (
-    OTHER_STEPS,
-    SD15,
-    SDXL,
-    STEPS,
-    Attention,
-    Conv,
-    GroupNorm,
-    Layer,
-    embeddings,
-    prompts,
-    step,
-)
 from tests.unet.steps import arguments
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -87,7 +87,7 @@ def asked(name: str, fast: bool = False) -> Asked:
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(Calls, "run", run)
         patch.setattr(Calls, "route", route)
-        patch.setattr(kinds, "_check_parameters", lambda *given: None)
+        patch.setattr(reading, "_check_parameters", lambda *given: None)
         taken = take_over(unet)
         for title, module in list(sys.modules.items()):  # ops refuse tensors without memory
             if title.startswith("lib_rocm_sd.ops.") and hasattr(module, "tensor_errors"):
@@ -102,17 +102,17 @@ def asked(name: str, fast: bool = False) -> Asked:
 def of_auto(arch: Arch) -> list[Subject]:
     """The classes of both models that Auto launches, where they are kernels of ours."""
     fast = arch.has_fast_libraries
-    work = [(op, problem) for name in SIZES for (_, problem), op in asked(name, fast).items()]
-    return subjects(work, arch)
+    every = [(op, problem) for name in SIZES for (_, problem), op in asked(name, fast).items()]
+    return subjects(every, arch)
 
 
 @pytest.mark.parametrize("gfx", amd_table())
 def test_all_that_auto_launches_is_compiled_and_tried_ahead(gfx: str) -> None:
     arch = amd_table()[gfx]
-    own, attention = set(ahead.shipped_specs(arch)), set(shipped(arch, ["attention"]))
-    tried = {each.identity for each in subjects(usual.work(arch=arch), arch)}
+    own, attention = set(part_specs("unet", arch)), set(shipped(arch, ["attention"]))
+    tried = {each.identity for each in subjects(work(arch=arch), arch)}
     found = of_auto(arch)
-    assert {each.op.name for each in found} == {op.name for op, _ in usual.work()} | {"attention"}
+    assert {each.op.name for each in found} == {op.name for op, _ in work()} | {"attention"}
     for each in found:
         if each.op.name == "attention":
             assert attention >= set(each.specs), each
@@ -126,9 +126,9 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
     """By the WebUI's UNets either, whose last convolution has a norm."""
     arch = amd_table()[gfx]
     last = [layers[-1] for layers in STEPS]
-    launched = [*of_auto(arch), *subjects(usual.work([last], OTHER_STEPS, arch=arch), arch)]
-    found = {spec for each in launched for spec in each.specs}
-    for spec in set(ahead.shipped_specs(arch)) - found:
+    listed = [*of_auto(arch), *subjects(work([last], OTHER_STEPS, arch=arch), arch)]
+    found = {spec for each in listed for spec in each.specs}
+    for spec in set(part_specs("unet", arch)) - found:
         assert spec in embeddings_of_the_webui(arch), spec
     assert all(dict(spec.defines).get("GATE", 0) == 0 for spec in shipped(arch, AT_START))
 
@@ -136,7 +136,7 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
 def embeddings_of_the_webui(arch: Arch) -> set[KernelSpec]:
     """In whose models the middle comes before the way up."""
     layers = [each for unet in (SD15, SDXL) for each in (*embeddings(unet), *prompts(unet))]
-    return {spec for each in subjects(usual.work([layers]), arch) for spec in each.specs}
+    return {spec for each in subjects(work([layers]), arch) for spec in each.specs}
 
 
 class Nameless(Arch):
@@ -150,25 +150,34 @@ class Nameless(Arch):
     __eq__ = object.__eq__
 
 
+def first(op: Op[Any, Any], problem: Any, arch: Arch) -> Sequence[KernelSpec]:
+    """What Auto launches, where it is ours."""
+    variant = op.able(arch, problem)[0]
+    config = variant.defaults(arch, problem)[0]
+    return variant.specs(arch, problem, config) if variant.ours else ()
+
+
 @pytest.fixture(scope="module")
-def launched() -> Callable[[Arch], dict[KernelSpec, str]]:
+def everywhere() -> Callable[[Arch], dict[KernelSpec, str]]:
     """Of a GPU's row without its names: what it launches at all usual sizes and batches, and where.
     Made once for GPUs whose rows are alike, and of layers that are listed once for all.
     """
-    layers: dict[Layer, str] = {}
+    layers: dict[Problem, str] = {}
     for unet, sides in ((SD15, range(384, 1088, 64)), (SDXL, range(640, 1600, 64))):
         for width, height in combinations_with_replacement(sides, 2):
             for batch in (1, 2, 3, 4, 6, 8) if 2 * width >= height else ():
                 where = f"{unet.name} {width}x{height}, batch {batch}"
-                layers |= dict.fromkeys(step(unet, width, height, batch), where)
+                every = (layer.problem for layer in step(unet, width, height, batch))
+                layers |= dict.fromkeys(every, where)
 
     @cache
     def of_row(row: Arch) -> dict[KernelSpec, str]:
         nameless = Nameless(**vars(row))
         return {
-            spec: f"{where}: {layer}"
+            spec: f"{where}: {problem}"
             for layer, where in layers.items()
-            for spec in ahead.specs_of(nameless, layer)
+            for op, problem in asked_by(layer, nameless)
+            for spec in first(op, problem, nameless)
         }
 
     return of_row
@@ -176,11 +185,11 @@ def launched() -> Callable[[Arch], dict[KernelSpec, str]]:
 
 @pytest.mark.parametrize("gfx", table())
 def test_no_usual_size_or_batch_has_a_kernel_that_is_not_compiled_ahead(
-    gfx: str, launched: Callable[[Arch], dict[KernelSpec, str]]
+    gfx: str, everywhere: Callable[[Arch], dict[KernelSpec, str]]
 ) -> None:
     """A first step at such a size would wait for the compiler, or be the host's own."""
     arch = table()[gfx]
-    found, own = launched(replace(arch, **NAMES)), set(ahead.shipped_specs(arch))
+    found, own = everywhere(replace(arch, **NAMES)), set(part_specs("unet", arch))
     assert found
     assert not {spec: where for spec, where in found.items() if spec not in own}
 
@@ -188,15 +197,11 @@ def test_no_usual_size_or_batch_has_a_kernel_that_is_not_compiled_ahead(
 @pytest.mark.parametrize("gfx", table())
 def test_attention_of_no_usual_size_has_a_kernel_that_is_not_compiled_ahead(gfx: str) -> None:
     arch = table()[gfx]
-    layers: dict[Layer, None] = {}
+    problems: set[AttentionProblem] = set()
     for unet, sides in ((SD15, (384, 512, 768)), (SDXL, (640, 1024, 1536))):
         for side, batch in product(sides, (1, 2, 4)):
-            layers |= dict.fromkeys(step(unet, side, side, batch))
-    problems = {
-        AttentionProblem(each.batch, each.heads, each.seq_q, each.seq_k, each.head_dim)
-        for each in layers
-        if isinstance(each, Attention)
-    }
+            every = [layer.problem for layer in step(unet, side, side, batch)]
+            problems |= {each for each in every if isinstance(each, AttentionProblem)}
     compiled = shipped(arch, AT_START)
     for each in subjects([(ATTENTION, problem) for problem in problems], arch):
         assert compiled.keys() >= set(each.specs), each
@@ -222,7 +227,7 @@ def test_what_is_first_under_auto_is_known_without_torch() -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_the_listed_problems_are_those_that_are_asked(name: str) -> None:
     """Each class of them; attention's are listed by attention."""
-    listed = {(op.name, op.test_problems(problem)[0]) for op, problem in usual.work()}
+    listed = {(op.name, op.test_problems(problem)[0]) for op, problem in work()}
     for (op_name, problem), op in asked(name).items():
         if op_name != "attention":
             assert (op_name, op.test_problems(problem)[0]) in listed, problem
@@ -232,14 +237,14 @@ def test_the_listed_problems_are_those_that_are_asked(name: str) -> None:
 def test_what_a_step_fuses_is_what_is_asked(name: str, layers: tuple[Layer, ...]) -> None:
     """Each convolution and norm. diffusers has the last ones apart, and applies that norm."""
     found = {problem for op, problem in asked(name) if op.startswith(("conv", "group norm"))}
-    *others, norm, last = layers
-    assert isinstance(last, Conv) and isinstance(norm, GroupNorm)
-    described = [*others, replace(norm, applied=True), replace(last, norm=False)]
+    *others, norm, last = (layer.problem for layer in layers)
+    assert isinstance(last, ConvProblem) and isinstance(norm, NormProblem)
+    applied = GroupNormProblem(*norm.shape, groups=norm.groups, affine=norm.affine)
     listed = {
         problem
-        for layer in described
-        for _, problem in usual.asked_by(layer)
-        if isinstance(layer, Conv | GroupNorm)
+        for layer in (*others, applied, replace(last, norm=False))
+        for _, problem in asked_by(layer)
+        if isinstance(layer, ConvProblem | NormProblem | GroupNormProblem)
     }
     assert without_parts(found) == without_parts(listed)
 
@@ -251,15 +256,16 @@ def without_parts(problems: set[Any]) -> set[Any]:
 
 def test_the_list_has_no_entry_twice_and_one_half_type() -> None:
     for arch in amd_table().values():
-        specs = ahead.shipped_specs(arch)
+        specs = part_specs("unet", arch)
         assert len(specs) == len(set(specs))
         assert all(dict(spec.defines).get("BF16_HALVES", 0) == 0 for spec in specs)
 
 
 def test_the_lists_need_no_torch() -> None:
     code = (
-        "import sys; from lib_rocm_sd.arch import table; from lib_rocm_sd.unet import ahead; "
-        "ahead.shipped_specs(table()['gfx1100']); "
+        "import sys; from lib_rocm_sd.arch import table;"
+        "from lib_rocm_sd.shipped import part_specs;"
+        "part_specs('unet', table()['gfx1100']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)

@@ -6,8 +6,12 @@ from collections import Counter
 
 import pytest
 
-from lib_rocm_sd.unet_step import SD15, SDXL, Conv, GroupNorm, Layer, Linear, Unet, step
-from tests.unet.steps import UNETS, Module, as_rows, called, modules_of
+from lib_rocm_sd.catalog.unet import SD15, SDXL, STEPS, Layer, Unet, step
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.group_norm.problem import NormProblem
+from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.problem import LinearProblem
+from tests.unet.steps import UNETS, Module, as_rows, called, conv, linear, modules_of
 
 CASES = [("SD 1.5", 512, 512), ("SD 1.5", 768, 512), ("SDXL", 1024, 1024), ("SDXL", 832, 1216)]
 
@@ -70,29 +74,29 @@ def test_what_was_counted_in_a_profile(name: str) -> None:
 
 
 MEASURED = (
-    (Conv(2, 8, 8, 1280, 1280), 27.2, 139),
-    (Conv(2, 64, 64, 320, 320), 36.6, 412),
-    (Conv(2, 64, 64, 1280, 1280), 353.6, 683),
-    (Linear("", 8192, 320, (1280,), gate=True), 29.8, 450),
-    (Linear("", 2048, 5120, (1280,)), 38.4, 699),
-    (Linear("", 154, 2048, (1280,)), 6.7, 120),
+    (conv(2, 8, 8, 1280, 1280), 27.2, 139),
+    (conv(2, 64, 64, 320, 320), 36.6, 412),
+    (conv(2, 64, 64, 1280, 1280), 353.6, 683),
+    (linear(8192, 320, (1280,), gate=True), 29.8, 450),
+    (linear(2048, 5120, (1280,)), 38.4, 699),
+    (linear(154, 2048, (1280,)), 6.7, 120),
 )
 """Layers, and what a library took for one of them on an H200: us and TFLOP/s."""
 
 
 @pytest.mark.parametrize(("layer", "us", "tflops"), MEASURED)
 def test_operations_are_those_that_were_counted(layer: Layer, us: float, tflops: float) -> None:
-    assert isinstance(layer, Conv | Linear)
-    assert layer.flops == pytest.approx(us * tflops * 1e6, rel=0.02)
+    assert isinstance(layer.problem, ConvProblem | LinearProblem)
+    assert layer.problem.flops == pytest.approx(us * tflops * 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize("unet", [SD15, SDXL])
 def test_each_norm_that_a_convolution_applies_has_statistics(unet: Unet) -> None:
     """From a pass over the image, or from the convolution that made it."""
-    layers = step(unet, 512, 512)
-    applied = sum(isinstance(each, Conv) and each.norm for each in layers)
-    taken = sum(isinstance(each, GroupNorm) and not each.applied for each in layers)
-    made = sum(isinstance(each, Conv) and each.statistics for each in layers)
+    problems = [layer.problem for layer in step(unet, 512, 512)]
+    applied = sum(isinstance(each, ConvProblem) and each.norm for each in problems)
+    taken = sum(isinstance(each, NormProblem) for each in problems)
+    made = sum(isinstance(each, ConvProblem) and each.statistics for each in problems)
     assert applied == taken + made
 
 
@@ -100,3 +104,13 @@ def test_a_size_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(ValueError, match="520x512 is no multiple of 64"):
         step(SD15, 520, 512)
     assert step(SDXL, 544, 512)
+
+
+def test_the_usual_linear_layers_are_those_of_both_steps() -> None:
+    """The largest first, each once, by the names that they have there."""
+    usual: dict[LinearProblem, str] = {}
+    for layers in STEPS:
+        linear = [(p, each.name) for each in layers if isinstance(p := each.problem, LinearProblem)]
+        for problem, name in sorted(linear, key=lambda layer: -layer[0].flops):
+            usual.setdefault(problem, name)
+    assert [(name, problem) for problem, name in usual.items()] == list(LINEAR.usual)

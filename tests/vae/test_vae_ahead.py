@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.attention import inputs as attention_inputs
 from lib_rocm_sd.ops.base import Call, KernelSpec, Op
 from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.group_norm import inputs as norm_inputs
-from lib_rocm_sd.vae import ahead
+from lib_rocm_sd.shipped import part_specs
 from lib_rocm_sd.vae.bands import Run, run_plan
 from lib_rocm_sd.vae.plan import BandPlan, BandPlanner
 from lib_rocm_sd.vae.policy import Plans
@@ -86,21 +86,21 @@ def test_all_that_is_launched_is_compiled_ahead(role: str, latent: int) -> None:
     )
     assert len(calls.found) > 20
     for arch in table().values():
-        missing = calls.specs(arch) - set(ahead.shipped_specs(arch))
+        missing = calls.specs(arch) - set(part_specs("vae", arch))
         assert not missing, arch.gfx
 
 
 def test_the_list_has_no_entry_twice_and_one_half_type() -> None:
     for arch in table().values():
-        specs = ahead.shipped_specs(arch)
+        specs = part_specs("vae", arch)
         assert len(specs) == len(set(specs))
         assert all(dict(spec.defines).get("BF16_HALVES", 0) == 0 for spec in specs)
 
 
 def test_the_list_needs_no_torch() -> None:
     code = (
-        "import sys; from lib_rocm_sd.arch import table; from lib_rocm_sd.vae import ahead; "
-        "ahead.shipped_specs(table()['gfx1100']); "
+        "import sys; from lib_rocm_sd.arch import table; from lib_rocm_sd.shipped import shipped; "
+        "shipped(table()['gfx1100']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)

@@ -18,7 +18,8 @@ from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.report import report
-from lib_rocm_sd.vae import ahead, attention, bands, plan, problems, readiness
+from lib_rocm_sd.shipped import part_specs
+from lib_rocm_sd.vae import attention, bands, plan, problems, readiness
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.readiness import Readiness
 from lib_rocm_sd.vae.trace import chain
@@ -215,7 +216,7 @@ def test_what_is_missing_is_compiled_at_once_and_was_to_be_compiled_ahead(
     arch = by_gfx("gfx1100")
     assert arch is not None
     others = {spec for spec in gpu.here if spec.source != "attention.hip"}
-    assert others <= set(ahead.shipped_specs(arch))
+    assert others <= set(part_specs("vae", arch))
     assert any("compiling" in told for told in report.snapshot()["events"])
     program.prepare(96, 96, torch.float16, CPU, mode="banded")
     assert len(gpu.batches) == 2

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lib_rocm_sd.vae import problems, usual
+from lib_rocm_sd.catalog import vae as catalog
+from lib_rocm_sd.vae import problems
 from lib_rocm_sd.vae.policy import Plans
 from tests.vae import vae_models
 
@@ -27,4 +28,4 @@ def test_every_class_of_a_real_model_is_among_the_usual_ones(role: str) -> None:
     plans = [planner.whole(), planner.smallest(0)]
     asked = [item for plan in plans for item in problems.of_plan(planner.chain, plan)]
     assert len(classes(asked)) > 10
-    assert classes(asked) <= classes(usual.work())
+    assert classes(asked) <= classes(catalog.work())

@@ -67,6 +67,17 @@ class ConvProblem:
         return out_size(self.kind, self.height, self.width)
 
     @property
+    def in_values(self) -> int:
+        """Number of values in the input."""
+        return self.batch * self.height * self.width * self.in_channels
+
+    @property
+    def out_values(self) -> int:
+        """Number of values in the output."""
+        rows, columns = self.out_size
+        return self.batch * rows * columns * self.out_channels
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the direct form."""
         rows, columns = self.out_size

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.lazily import torch
 from lib_rocm_sd.ops.linear.inputs import LinearInputs, placed
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
+from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 
 Weights: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 Biases: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | None] | None"

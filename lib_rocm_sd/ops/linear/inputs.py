@@ -9,8 +9,9 @@ from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.lazily import torch
-from lib_rocm_sd.ops.linear.kernel import FEW_WEIGHTS, MOST_WEIGHTS
 from lib_rocm_sd.ops.linear.problem import (
+    FEW_WEIGHTS,
+    MOST_WEIGHTS,
     LinearProblem,
 )
 

@@ -9,13 +9,9 @@ from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.base import HALVES, KernelSpec
-from lib_rocm_sd.ops.linear.layers import LAYERS
+from lib_rocm_sd.ops.linear.problem import FEW_WEIGHTS, MOST_WEIGHTS, USUAL
 
 SOURCE = "linear.hip"
-MOST_WEIGHTS = 144
-"""On one input, in one launch, .."""
-FEW_WEIGHTS = 3
-""".. and of which the kernel has no table."""
 FEW_ROWS = 512
 """A prompt and its negative have 154, three chunks of each 462."""
 SUM_THREADS = 256
@@ -334,17 +330,15 @@ def specs(
 
 
 _ROWS = (0.25, 1.0, 1.5, 4.0)
-"""Other sizes and batches of pictures, over those of layers.py."""
+"""Other sizes and batches of pictures, over the usual ones."""
 
 
 def _launched(arch: Arch) -> Iterator[tuple[tuple[LinearConfig, ...], bool, bool]]:
     """Configs of each layer, its gate, and whether it has many weights."""
-    for layer in LAYERS:
-        few = layer.rows <= 154
-        for factor in (1.0,) if few else _ROWS:
-            rows = int(layer.rows * factor)
-            space = configs(arch, HALVES[0], rows, layer.k, layer.columns, layer.gate)
-            yield space, layer.gate, len(layer.columns) > FEW_WEIGHTS
+    for _, p in USUAL:
+        for factor in (1.0,) if p.rows <= 154 else _ROWS:
+            space = configs(arch, HALVES[0], int(p.rows * factor), p.k, p.columns, p.gate)
+            yield space, p.gate, len(p.columns) > FEW_WEIGHTS
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

@@ -20,7 +20,7 @@ from lib_rocm_sd.ops.linear.kernel import (
     LinearParams,
     LinearTiling,
 )
-from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.ops.linear.problem import FEW_WEIGHTS, LinearProblem
 
 MOST_STRIDE = 1 << 22
 """Halves from row to row of x: a work-group's rows then lie within 4 GiB."""
@@ -144,7 +144,7 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
 
 
 def _many(p: LinearProblem) -> bool:
-    return len(p.columns) > kernel.FEW_WEIGHTS
+    return len(p.columns) > FEW_WEIGHTS
 
 
 def _params(
@@ -158,9 +158,9 @@ def _params(
     partial: torch.Tensor | None,
 ) -> LinearParams | LinearManyParams:
     few = () if _many(p) else layers
-    none = (None,) * (kernel.FEW_WEIGHTS - len(few))
+    none = (None,) * (FEW_WEIGHTS - len(few))
     tensors = (x, *(w for w, _ in few), *none, *(b for _, b in few), *none)
-    columns = (*(p.columns if few else ()), 0, 0, 0)[: kernel.FEW_WEIGHTS]
+    columns = (*(p.columns if few else ()), 0, 0, 0)[:FEW_WEIGHTS]
     made = LinearParams(
         *(0 if t is None else t.data_ptr() for t in (*tensors, residual, y, partial)),
         *(_step(x), 0 if residual is None else _step(residual), _step(y)),

@@ -1,13 +1,26 @@
-"""Linear layers without a way to run them: problems, their checks, inputs, cases."""
+"""Linear layers as problems: what vouches for them, and cases. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
+from typing import Any
 
-from lib_rocm_sd.ops.linear.kernel import MOST_WEIGHTS
-from lib_rocm_sd.ops.linear.layers import LAYERS
-from lib_rocm_sd.unet_step import Linear, told
+MOST_WEIGHTS = 144
+"""On one input, in one launch, .."""
+FEW_WEIGHTS = 3
+""".. and of which the kernel has no table."""
+_MOST_TOLD = 3
+
+
+def told(columns: Iterable[int]) -> str:
+    """Columns side by side; more than three alike in a row are counted."""
+    parts = []
+    for count, alike in groupby(columns):
+        times = len([*alike])
+        parts += [f"{times} x {count}"] if times > _MOST_TOLD else [str(count)] * times
+    return "+".join(parts)
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,11 @@ class LinearProblem:
     def weight_rows(self) -> int:
         """Rows of all weights together."""
         return self.all_columns * (1 + self.gate)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.rows * self.k * self.weight_rows
 
 
 def tolerance(problem: LinearProblem) -> float:
@@ -76,13 +94,51 @@ def measured_as(problem: LinearProblem) -> LinearProblem:
     return replace(problem, rows=max(16, 1 << (max(problem.rows, 1) - 1).bit_length()))
 
 
-def problem_of_layer(layer: Linear) -> LinearProblem:
-    """In half precision; what is added is written over."""
-    made = (layer.rows, layer.k, layer.columns, "float16")
-    return LinearProblem(*made, layer.bias, layer.residual, layer.gate, layer.residual)
+def _embedded(deep: int) -> tuple[int, ...]:
+    """Channels of a UNet's residual blocks, of which so many have 1280."""
+    return (320, 320, 640, 640, *(1280,) * deep, 640, 640, 640, 320, 320, 320)
 
 
-USUAL = tuple((layer.name, problem_of_layer(layer)) for layer in LAYERS)
+def _of_tokens(model: str, size: str, rows: int, width: int) -> Iterator[tuple[str, LinearProblem]]:
+    """A transformer block's and its projections'; what is added to is written over."""
+    added: dict[str, Any] = {"residual": True, "in_place": True}
+    for name, problem in (
+        ("GEGLU", LinearProblem(rows, width, (4 * width,), gate=True)),
+        ("feed-forward out", LinearProblem(rows, 4 * width, (width,), **added)),
+        ("q k v", LinearProblem(rows, width, (width,) * 3, bias=False)),
+        ("projection in", LinearProblem(rows, width, (width,))),
+        ("attention out", LinearProblem(rows, width, (width,), **added)),
+        ("q of the text", LinearProblem(rows, width, (width,), bias=False)),
+    ):
+        yield f"{model}, {size}, {name}", problem
+
+
+def _usual() -> Iterator[tuple[str, LinearProblem]]:
+    """The layers of catalog/unet.py's STEPS, by model, the largest first; a test compares."""
+    small = [
+        *_of_tokens("SD1.5 512x512", "64x64", 8192, 320),
+        *_of_tokens("SD1.5 512x512", "32x32", 2048, 640),
+        *_of_tokens("SD1.5 512x512", "16x16", 512, 1280),
+        *_of_tokens("SD1.5 512x512", "8x8", 128, 1280),
+    ]
+    large = [
+        *_of_tokens("SDXL 1024x1024", "64x64", 8192, 640),
+        *_of_tokens("SDXL 1024x1024", "32x32", 2048, 1280),
+    ]
+    small_text = (*(320,) * 4, *(640,) * 4, *(1280,) * 12, *(640,) * 6, *(320,) * 6)
+    large_text = (*(640,) * 8, *(1280,) * 120, *(640,) * 12)
+    once = ((small, "SD1.5", 768, small_text, 12, 320), (large, "SDXL", 2048, large_text, 7, 2816))
+    for layers, model, context, text, deep, first in once:
+        prompt = LinearProblem(154, context, text, bias=False)
+        layers.append((f"{model}, k v of the text", prompt))
+        sizes = [(1280, _embedded(deep)), (1280, (1280,)), (first, (1280,))]
+        for k, columns in sizes if model == "SD1.5" else (sizes[0], sizes[2]):
+            name = f"{model}, time embedding {k} to {told(columns)}"
+            layers.append((name, LinearProblem(2, k, columns)))
+        yield from sorted(layers, key=lambda layer: -layer[1].flops)
+
+
+USUAL = tuple(_usual())
 """What a Stable Diffusion user meets, by name; on the first hangs whether our kernel is usable."""
 
 ODD = (

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.catalog import unet
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv import kernel, rows
+from lib_rocm_sd.ops.conv import kernel, rows, split
+from lib_rocm_sd.ops.conv.call import form_of
 from lib_rocm_sd.ops.conv.kernel import ConvForm
-from lib_rocm_sd.unet import ahead
-from lib_rocm_sd.unet_step import Conv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 
 def launched() -> Iterator[tuple[ConvForm, rows.Layer]]:
     """At their pictures' sizes, for one picture and two."""
-    convs = [layer for layer in ahead.launched() if isinstance(layer, Conv)]
-    for layer in convs:
+    for problem in [p for p in unet.problems() if isinstance(p, ConvProblem)]:
         for batch in (2, 4):
-            form, sizes = ahead.convolved(replace(layer, batch=batch))
-            if sizes.chunk:
-                yield form, sizes
+            each = replace(problem, batch=batch)
+            if split.layer_of(each).chunk:
+                yield form_of(each), split.layer_of(each)
 
 
 def searched(arch: Arch) -> dict[KernelSpec, int]:

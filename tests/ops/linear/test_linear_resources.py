@@ -6,7 +6,7 @@ import pytest
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.linear import kernel
-from lib_rocm_sd.ops.linear.layers import LAYERS
+from lib_rocm_sd.ops.linear.problem import FEW_WEIGHTS, USUAL
 from lib_rocm_sd.runtime import codeobject
 from tests import compiled, executed
 from tests.ops.conv.test_conv_resources import ONE_OF_EACH, clang
@@ -55,7 +55,7 @@ def test_bfloat16_and_a_gate_over_parts_of_k_spill_nothing(gfx: str) -> None:
 def test_configs_are_apt(gfx: str) -> None:
     """All rows and all of k are made; few rows not by a work-group of many."""
     arch = table()[gfx]
-    for layer in LAYERS:
+    for _, layer in USUAL:
         shape = (layer.rows, layer.k, layer.columns, layer.gate)
         found = kernel.configs(arch, "float16", *shape)
         assert len(set(found)) == len(found) >= len(kernel.sizes(arch, "float16", layer.gate))
@@ -75,9 +75,9 @@ def test_what_is_shipped_is_what_the_layers_launch_first(gfx: str) -> None:
     arch = table()[gfx]
     shipped = kernel.shipped_specs(arch)
     assert len(shipped) <= 20
-    for layer in LAYERS:
+    for _, layer in USUAL:
         shape = (layer.rows, layer.k, layer.columns, layer.gate)
         first = kernel.configs(arch, "float16", *shape)[0]
-        many = len(layer.columns) > kernel.FEW_WEIGHTS
+        many = len(layer.columns) > FEW_WEIGHTS
         made = kernel.specs("float16", layer.gate, first.parts > 1, first, many)
         assert {*made} <= {*shipped}

@@ -19,10 +19,9 @@ from types import CodeType
 from typing import Any
 
 TABLES = (
-    *("arch", "shipped", "unet_step", "unet.ahead", "vae.ahead"),
-    *("ops.base", "ops.registry", "ops.tuned", "ops.attention.kernel", "ops.conv.kernel"),
+    *("arch", "ops.base", "ops.registry", "ops.tuned", "ops.attention.kernel", "ops.conv.kernel"),
     *("ops.conv.rows", "ops.group_norm.kernel", "ops.group_norm.whole", "ops.layer_norm.kernel"),
-    *("ops.linear.kernel", "ops.linear.layers"),
+    *("ops.linear.kernel"),
 )
 """Modules of lib_rocm_sd that install.py reads too. Their tables, made of files of the checkout,
 took a third of a start. They hold nothing of a WebUI.

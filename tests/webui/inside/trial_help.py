@@ -94,7 +94,7 @@ class Card:
             "vae": [(attention, attention.usual[-1][1])],
             "unet": [(attention, attention.usual[2][1])] if self.with_unet else [],
         }
-        trials.first_trials._work = lambda part, arch: work[part]
+        trials.first_trials.work = lambda part, arch: work[part]
 
     def end(self, until: Callable[[Callable[[], object]], None]) -> None:
         """No thread of any start goes on."""
