@@ -13,6 +13,7 @@ import torch
 from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.commands import distributed
 from lib_rocm_sd.commands.standalone import Standalone
+from lib_rocm_sd.commands.support import add_device, device_of
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.lab import attention, call, gradients, speed_result, speed_text, tables, unet, vae
@@ -83,7 +84,7 @@ OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed", "distribute
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("op", choices=OPS, help="what to time")
-    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
+    add_device(parser)
     parser.add_argument(
         "--dtype",
         choices=attention.DTYPES,
@@ -129,7 +130,7 @@ def main(args: argparse.Namespace) -> int:
         return distributed.run(args, _versions())
     if args.op != "attention":
         args.dtype = (args.dtype or attention.DTYPES)[0]
-    device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    device = device_of(args)
     if device.type == "cpu" and not args.device:
         _make_small(args)
     info = identify(device)

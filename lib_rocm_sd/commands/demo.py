@@ -23,6 +23,7 @@ from lib_rocm_sd.checks import device_problem
 from lib_rocm_sd.commands import demo_pictures
 from lib_rocm_sd.commands.demo_pictures import Sides, comparison, difference, summary, versions
 from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, ROOT, latents, load
+from lib_rocm_sd.commands.support import add_dtype, device_of, dtype_of
 
 ADDRESS = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 7870, 7899
@@ -136,11 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float16", "bfloat16", "float32"),
-        help="default: float16 on a GPU, float32 on the CPU",
-    )
+    add_dtype(parser)
     parser.add_argument(
         "--repeats",
         type=int,
@@ -225,9 +222,9 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     from lib_rocm_sd.engine.engine import engine
     from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_of(args)
     on_cpu = device.type == "cpu"
-    dtype = getattr(torch, args.dtype or ("float32" if on_cpu else "float16"))
+    dtype = getattr(torch, dtype_of(args, device))
     info = devices.identify(device)
     say(f"device: {info.name} ({info.gfx or info.backend}), {_short(dtype)}")
     say(f"loading {args.model.name}")

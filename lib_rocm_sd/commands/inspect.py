@@ -280,13 +280,7 @@ def _row(
         defines=defines,
         compiler=compiler,
         block=kernel.max_block,
-        vgprs=kernel.vgprs,
-        agprs=kernel.agprs,
-        sgprs=kernel.sgprs,
-        vgpr_spills=kernel.vgpr_spills,
-        sgpr_spills=kernel.sgpr_spills,
-        scratch_bytes=kernel.scratch_bytes,
-        lds_bytes=kernel.lds_bytes,
+        **{name: getattr(kernel, name) for name in _RESOURCES},
         waves_per_simd=codeobject.waves_per_simd(arch, kernel, kernel.max_block),
         waves_by_registers=codeobject.waves_by_registers(arch, kernel, kernel.max_block),
         waves_by_lds=codeobject.waves_by_lds(arch, kernel, kernel.max_block),
@@ -294,6 +288,10 @@ def _row(
     )
 
 
+_RESOURCES = (
+    *("vgprs", "agprs", "sgprs", "vgpr_spills", "sgpr_spills"),
+    *("scratch_bytes", "lds_bytes"),
+)
 _MOST_LDS_BYTES = 65536
 _LEAST_WAVES = 2
 

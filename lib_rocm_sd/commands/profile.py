@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from typing import Any
 
 from lib_rocm_sd import __version__, checks
 from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, kind_problem, latents, load
-from lib_rocm_sd.lab.rows import say
+from lib_rocm_sd.commands.support import add_device, add_dtype, device_of, dtype_of
+from lib_rocm_sd.lab.rows import say, write_json
 
 PROMPT = "a red circle left of a blue square"
 STEPS = 4
@@ -31,12 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
-    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
-    parser.add_argument(
-        "--dtype",
-        choices=("float16", "bfloat16", "float32"),
-        help="default: float16 on a GPU, float32 on the CPU",
-    )
+    add_device(parser)
+    add_dtype(parser)
     parser.add_argument("--unet", action="store_true", help="the blocks of the UNet too")
     parser.add_argument("--without", action="store_true", help="without this extension")
     parser.add_argument("--json", metavar="FILE", help="write the rows here")
@@ -56,8 +52,8 @@ def main(args: argparse.Namespace) -> int:
     from lib_rocm_sd.device import identify
     from lib_rocm_sd.lab.sensors import Watch, of_device
 
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = args.dtype or ("float32" if device.type == "cpu" else "float16")
+    device = device_of(args)
+    dtype = dtype_of(args, device)
     pipeline = load(args.model, getattr(torch, dtype)).to(device)
     info = identify(device)
     watch = Watch(of_device(device, info))
@@ -74,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         document = {"machine": machine, "rows": [asdict(row) for row in rows]}
         document["sensors"] = asdict(told)
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, document)
     if args.trace:
         found.export_chrome_trace(args.trace)
     if args.plot:

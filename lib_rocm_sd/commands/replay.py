@@ -7,7 +7,6 @@ its self-test before it gets a captured call.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd.checks import device_problem
-from lib_rocm_sd.commands.support import as_table
+from lib_rocm_sd.commands.support import add_device, as_table, device_of
+from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.ops.base import Call
 
 if TYPE_CHECKING:
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="what `capture` has written")
-    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
+    add_device(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON too")
 
 
 def main(args: argparse.Namespace) -> int:
     """0 if all results are within tolerance, 1 if one is not, 2 where FILE cannot be read."""
-    import torch
 
     from lib_rocm_sd.engine.call_file import CallFileError, read
 
@@ -40,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     if problem:
         print(f"replay: {problem}", file=sys.stderr)
         return 2
-    device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    device = device_of(args)
     try:
         calls = enumerate(read(args.file))
         rows = [row for number, call in calls for row in _rows(number, call, device)]
@@ -55,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
             {**row, "error": row["error"] if math.isfinite(row["error"]) else None} for row in rows
         ]
         about = {"file": args.file.name, "device": str(device), "rows": finite}
-        args.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, about)
     wrong = sum(row["verdict"].startswith("WRONG") for row in rows)
     print(f"{len(rows)} results, {wrong} wrong")
     return int(bool(wrong))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lib_rocm_sd import __version__, checks, device, first_trials
 from lib_rocm_sd.commands.support import anonymous
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
@@ -94,7 +95,7 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
         if dangerous(verdicts):
             say(UNSAFE)
             document["complete"] = True
-            _write(path, document)
+            write_json(path, document)
             rows = []
         else:
             rows = run(place, info, document, path, say)
@@ -133,7 +134,7 @@ def try_all(
 
     def told(rows: list[dict[str, Any]]) -> None:
         document["verdicts"] = anonymous(rows)
-        _write(path, document)
+        write_json(path, document)
 
     return [] if here is None else try_again(here, say, told)
 
@@ -237,7 +238,7 @@ def run(
 
     assert info.arch is not None
     wanted = selftest_cases.cases(info.arch)
-    _write(path, document)
+    write_json(path, document)
     say(f"{info.name} ({info.gfx}): {len(wanted)} cases; this may take some minutes.")
     _compile(wanted, info, say)
     try:
@@ -247,14 +248,14 @@ def run(
     rows: list[CardResult] = []
     for number, case in enumerate(wanted, 1):
         document["running"] = f"{case.op.name}, {case.variant.name}: {case.problem}"
-        _write(path, document)
+        write_json(path, document)
         row = tested(case, launch, place, info) if launch else _untested(case, why)
         rows.append(row)
         document["rows"].append(row.as_dict())
         document["failed" if row.reason else "passed"] += 1
         say(f"{number:4} of {len(wanted)}  {_told(row)}")
     document |= {"running": None, "complete": True}
-    _write(path, document)
+    write_json(path, document)
     return rows
 
 
@@ -321,10 +322,3 @@ def _short(error: BaseException) -> str:
 def _clean(text: str) -> str:
     hidden: str = anonymous(text)
     return without_folders(hidden)[:MOST_TEXT]
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Never half a file."""
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)

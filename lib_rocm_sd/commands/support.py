@@ -10,10 +10,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd.arch import Arch, amd_table, table
 from lib_rocm_sd.ops.registry import FAMILIES
+
+if TYPE_CHECKING:
+    import torch
 
 
 class UsageError(ValueError):
@@ -29,6 +32,32 @@ def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = FAMILIES
         "--op", default="all", help=f"'all', or of: {', '.join(known)} (default: all)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device."""
+    parser.add_argument("--device", help="a torch device; default: the GPU, else the CPU")
+
+
+def device_of(args: argparse.Namespace) -> torch.device:
+    """What --device names, else the GPU, else the CPU. Imports torch."""
+    import torch
+
+    return torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """--dtype of a pipeline."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16", "float32"),
+        help="default: float16 on a GPU, float32 on the CPU",
+    )
+
+
+def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
+    """The name of the dtype that --dtype names, else of the device's usual one."""
+    return str(args.dtype or ("float32" if device.type == "cpu" else "float16"))
 
 
 def arches_of(choice: str) -> list[Arch]:

@@ -19,6 +19,7 @@ from lib_rocm_sd import arch, checks
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.commands import support as cli_support
 from lib_rocm_sd.commands.support import anonymous
+from lib_rocm_sd.lab.rows import write_whole
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.tuned import FORMAT, MEASURED, MODELLED, Entry, Section, TunedError
@@ -90,9 +91,7 @@ def text_of(content: Mapping[str, Any]) -> str:
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(text_of(content), encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, text_of(content))
 
 
 def kept(gfx: str) -> list[dict[str, Any]]:

@@ -138,12 +138,25 @@ class Result:
             return
         rows = [self.columns.as_json(row) for row in self.rows]
         begin = {} if schema is None else {"schema": schema}
-        text = json.dumps({**begin, "machine": self.machine, **about, "rows": rows}, indent=1)
-        whole = not self.path.exists() or self.path.is_file()
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part") if whole else self.path
-        part.write_text(text + "\n", encoding="utf-8")
-        if whole:
-            part.replace(self.path)
+        write_json(self.path, {**begin, "machine": self.machine, **about, "rows": rows})
+
+
+def write_json(path: str | Path, document: object) -> None:
+    """Write a result. Raises OSError."""
+    write_whole(Path(path), json.dumps(document, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; what is no plain file, as it comes. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read(path: Path, columns: Columns, refusal: str) -> Result:

@@ -23,7 +23,7 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
-from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, exact
+from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, Exact, exact
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.speed_job import (
     FAILED,
@@ -59,12 +59,11 @@ MOST_VALUES = {"cuda": 1 << 28, "cpu": 1 << 24}
 
 @dataclass(frozen=True)
 class _Case:
-    """A problem with its inputs, the checked queries' numbers and exact results."""
+    """A problem with its inputs, and what is exact of some queries."""
 
     problem: AttentionProblem
     sets: list[AttentionInputs]
-    checked: torch.Tensor
-    exact: torch.Tensor
+    exact: Exact
     slice_rows: int
 
 
@@ -129,14 +128,9 @@ def _prepared(problem: AttentionProblem, job: Job) -> _Case:
     sets = input_sets(ATTENTION, problem, job.device)
     count = min(problem.seq_q, CHECKED_QUERIES)
     places = torch.linspace(0, problem.seq_q - 1, count).round().long().to(job.device)
-    first = sets[0]
-    return _Case(
-        problem,
-        sets,
-        places,
-        exact(first._replace(q=first.q[:, places])),
-        -(-problem.seq_q // slices),
-    )
+    shape = (problem.batch, problem.seq_q, problem.heads * problem.head_dim)
+    right = exact(sets[0]._replace(q=sets[0].q[:, places]))
+    return _Case(problem, sets, Exact(right, places, shape), -(-problem.seq_q // slices))
 
 
 def _attention_row(
@@ -173,7 +167,7 @@ def _figures(row: Row, method: Attention, case: _Case, job: Job, share_s: float)
     out = run(0)
     peak = Peak(device)
     out = run(0)
-    row = replace(row, peak_mib=peak.mib(), error=_error(out, case))
+    row = replace(row, peak_mib=peak.mib(), error=case.exact.error(out))
     allowance = 1.0 if row.way in ("rocm_sd", SDP) else ALLOWANCE
     if not row.error <= allowance * ATTENTION.tolerance(case.problem):
         error = f"{row.error:.1e}" if math.isfinite(row.error) else "NaN or infinity"
@@ -206,20 +200,6 @@ def _run(
 
 def _discard(output: torch.Tensor) -> None:
     del output
-
-
-def _error(out: torch.Tensor, case: _Case) -> float:
-    """Largest error of the checked queries, relative to the largest exact value; infinite where
-    anything in the output is not finite.
-    """
-    p = case.problem
-    shape = (p.batch, p.seq_q, p.heads * p.head_dim)
-    if tuple(out.shape) != shape:
-        raise ValueError(f"the output is {tuple(out.shape)}, expected {shape}")
-    if not math.isfinite(float(out.sum(dtype=torch.float32))):
-        return math.inf
-    gap = (out[:, case.checked].double() - case.exact).abs().max()
-    return float(gap / case.exact.abs().max())
 
 
 def _note(row: Row, case: _Case) -> str:

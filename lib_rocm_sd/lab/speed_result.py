@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.lab.rows import Columns, Row
+from lib_rocm_sd.lab.rows import Columns, Row, write_whole
 
 WHAT = ("attention", "vae", "step", "image")
 PRESETS = ("quick", "standard", "custom")
@@ -162,12 +161,7 @@ class Document:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.stem}.json"
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(path, text + "\n")
         return path
 
 
