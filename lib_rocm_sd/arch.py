@@ -6,11 +6,29 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
 INSTALLED = PACKAGE / "kernels"
 """Where `pip install` lays the kernels; in a checkout they stand beside the package."""
 KERNELS_DIR = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "kernels"
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card or chip of a gfx id, with the figures that estimates need: those of AMD's product
+    pages (amd.com, "Specifications").
+
+    `clock_mhz`: the highest that the maker names ("boost"). `bandwidth_gb_s`: of an APU that of the
+    fastest memory that it is specified for. `peak_tflops`: half precision, which only checks the
+    other two: it is compute units times clock times the operations per clock (lab/cycles.py).
+    """
+
+    name: str
+    cu_count: int
+    clock_mhz: int
+    bandwidth_gb_s: float
+    peak_tflops: float
 
 
 @dataclass(frozen=True)
@@ -21,6 +39,7 @@ class Arch:
     the most that one work-group may use, `lds_pool_bytes` what the work-groups on one WGP (RDNA) or
     CU (CDNA) share. `names` are the parts of marketing names that identify the chip where an
     operating system reports no gfx id. `integrated`: a part of a processor, no card of its own.
+    `card`: one whose figures are known; nothing is compiled or chosen by them.
     """
 
     gfx: str
@@ -35,6 +54,7 @@ class Arch:
     max_waves_per_simd: int
     names: tuple[str, ...]
     integrated: bool = False
+    card: Card | None = None
 
     @property
     def is_amd(self) -> bool:
@@ -61,7 +81,12 @@ class Arch:
 def table() -> dict[str, Arch]:
     """Every row of kernels/arch.json by gfx id, in the file's order."""
     rows = json.loads((KERNELS_DIR / "arch.json").read_text(encoding="utf-8"))["arches"]
-    return {row["gfx"]: Arch(**{**row, "names": tuple(row["names"])}) for row in rows}
+    return {row["gfx"]: _arch(row) for row in rows}
+
+
+def _arch(row: dict[str, Any]) -> Arch:
+    card = Card(**row["card"]) if "card" in row else None
+    return Arch(**{**row, "names": tuple(row["names"]), "card": card})
 
 
 def amd_table() -> dict[str, Arch]:

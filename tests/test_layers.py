@@ -28,9 +28,7 @@ LAYERS = (
     ("hosts.read",),
     ("shipped", "first_trials", "present"),
     ("cards",),
-    ("bench",),
     ("lab",),
-    ("machine",),
     (
         *("hosts.attention", "hosts.gate", "hosts.oldest", "hosts.optional", "hosts.ours"),
         *("hosts.sdpa", "hosts.strides", "hosts.trouble", "hosts.vae"),

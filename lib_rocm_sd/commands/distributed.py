@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.bench.unet import models
-from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.cards.batch import guidance_split, image_of
 from lib_rocm_sd.cards.group import Group, joined, under_torchrun
 from lib_rocm_sd.cards.patch import patch_parallel
@@ -33,6 +31,7 @@ from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
+from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.rows import say
 
 SESSION = DEFAULT.patiently()
@@ -180,7 +179,7 @@ def _rows(group: Group, unet: models.Unet, case: str, side: int, size: Size, run
 
 
 def _decodes(group: Group, size: Size, runs: int) -> Iterator[Row]:
-    coder = coders.coder("decoder", group.device, _dtype(group), size.small)
+    coder = models.coder("decoder", group.device, _dtype(group), size.small)
     vae = SimpleNamespace(decoder=coder.module)
     for side in size.decodes:
         latent = coder.random_input(side, side)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.commands import estimate as estimate_cli
+from lib_rocm_sd.commands import estimate
 from lib_rocm_sd.commands.support import (
     UsageError,
     add_choices,
@@ -159,7 +159,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser)
     parser.add_argument(
         "--estimate",
-        choices=estimate_cli.SUBJECTS,
+        choices=estimate.SUBJECTS,
         help="instead: a cost model's estimate of a whole 1024 x 1024 decode, or of a UNet's step, "
         "with its assumptions",
     )
@@ -206,7 +206,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _estimate(arches: Sequence[Arch], args: argparse.Namespace) -> int:
     try:
-        return estimate_cli.main(arches, args.json, args.estimate)
+        return estimate.main(arches, args.json, args.estimate)
     except ImportError as error:
         print(f"--estimate {args.estimate} needs torch: {error}", file=sys.stderr)
         return 2

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd.bench.unet import models as unets
-from lib_rocm_sd.bench.vae import coders
 from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture, half
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.unet.takeover import take_over
@@ -55,7 +54,7 @@ class Standalone:
         if self._vae is None:
             small = self.device.type == "cpu"
             try:
-                coder = coders.coder("decoder", self.device, half(self.device), small)
+                coder = models.coder("decoder", self.device, half(self.device), small)
             except ImportError as error:
                 raise _missing(error) from error
             self._vae = coder.module
@@ -66,7 +65,7 @@ class Standalone:
         if self._unet is None:
             name = "small" if self.device.type == "cpu" else "SD 1.5"
             try:
-                self._unet = unets.unet(name, self.device, half(self.device))
+                self._unet = models.unet(name, self.device, half(self.device))
             except ImportError as error:
                 raise _missing(error) from error
         known = self._unet

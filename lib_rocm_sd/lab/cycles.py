@@ -308,6 +308,17 @@ FAMILIES = {
     "CDNA4": _cdna(16, 128, "[prof] [llvm]"),
 }
 
+HALF_OPERATIONS = {
+    "RDNA2": 256,
+    "RDNA3": 512,
+    "RDNA3.5": 512,
+    "RDNA4": 1024,
+    "CDNA2": 1024,
+    "CDNA3": 2048,
+    "CDNA4": 4096,
+}
+"""Half-precision operations per clock of one compute unit; the sources above say where from."""
+
 ASSUMPTIONS = (
     "bound_serial: a SIMD's matrix and vector instructions never overlap, whichever wave they are"
     " of: matrix / max(matrix + vector + transcendental, LDS, cache) cycles.",

@@ -27,9 +27,8 @@ import torch
 
 import lib_rocm_sd
 from lib_rocm_sd import checks
-from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.bench.vae.coders import FACTOR, ROLES, Coder
-from lib_rocm_sd.lab import vae_plot, vae_ways
+from lib_rocm_sd.lab import models, vae_plot, vae_ways
+from lib_rocm_sd.lab.models import FACTOR, ROLES, Coder
 from lib_rocm_sd.lab.modules import Way
 from lib_rocm_sd.lab.rows import (
     OURS,
@@ -106,7 +105,7 @@ def run(
         Path(args.plot).write_text(vae_plot.draw(rows, machine.get("device", "")), encoding="utf-8")
     if args.picture and status == 0:
         with _stoppable():
-            coder = coders.coder("decoder", device, getattr(torch, args.dtype), args.small)
+            coder = models.coder("decoder", device, getattr(torch, args.dtype), args.small)
             vae_plot.picture(coder, Path(args.picture))
     return status or int(bool(wrong))
 
@@ -197,7 +196,7 @@ def _of_role(
     progress: Countdown,
 ) -> Iterator[Row]:
     say(f"{role}\n{TEXT.head}")
-    coder = coders.coder(role, device, getattr(torch, args.dtype), args.small)
+    coder = models.coder(role, device, getattr(torch, args.dtype), args.small)
     wanted = sorted({size for way in ways for size in sizes(args, way, role)})
     references = {}
     for size in wanted:

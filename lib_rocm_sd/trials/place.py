@@ -6,7 +6,7 @@ import ctypes
 import platform
 from contextlib import suppress
 from ctypes import byref, c_int
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class Place:
             "index": self.index,
             "backend": self.backend,
             "library": self.library,
-            "arch": asdict(self.arch),
+            "arch": asdict(replace(self.arch, card=None)),
         }
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__, first_trials
-from lib_rocm_sd.bench.unet import models
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab import unet as bench
 from lib_rocm_sd.lab.modules import Runner, Way, eager
 from lib_rocm_sd.lab.rows import Row

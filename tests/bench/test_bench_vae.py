@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from lib_rocm_sd import __main__
-from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.bench.vae.coders import Coder
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.lab import modules, vae, vae_ways
+from lib_rocm_sd.lab import models, modules, vae, vae_ways
+from lib_rocm_sd.lab.models import Coder
 from lib_rocm_sd.lab.modules import Runner, Way
 from lib_rocm_sd.lab.rows import Row, read
 from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference
@@ -30,7 +29,7 @@ TINY = ["bench", "vae", "--small", "--device", "cpu", "--dtype", "bfloat16", "--
 
 @pytest.fixture(scope="module")
 def decoder() -> Coder:
-    return coders.coder("decoder", CPU, torch.float32, small=True)
+    return models.coder("decoder", CPU, torch.float32, small=True)
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
@@ -52,7 +51,7 @@ def test_the_whole_command(
     assert document["machine"]["dtype"] == "bfloat16" and document["machine"]["runs"] == 1
     rows = document["rows"]
     names = [way.name for way in WAYS]
-    for role in coders.ROLES:
+    for role in models.ROLES:
         assert [row["way"] for row in rows if row["role"] == role] == names
     reasons = {row["way"]: row["reason"] for row in rows}
     assert reasons.pop("compiled channels-last") == "triton is not installed"
@@ -65,7 +64,7 @@ def test_the_whole_command(
     assert all(row["ms_per_megapixel"] > row["median_ms"] for row in measured)
     assert all(row["reference"] == "torch float32" for row in measured)
     errors = {(row["role"], row["way"]): row["error"] for row in measured}
-    for role in coders.ROLES:
+    for role in models.ROLES:
         assert errors[role, "rocm_sd Memory"] <= 2 * errors[role, "eager"] < 0.1
         assert errors[role, "overlap-blend tiling"] > 0.1
         assert errors[role, "per-tile GroupNorm tiling"] > 0.1
@@ -293,7 +292,7 @@ def test_an_error_of_ours_is_judged_beside_eagers() -> None:
 
 
 def test_exact_leaves_the_weights_as_they_were() -> None:
-    coder = coders.coder("decoder", CPU, torch.bfloat16, small=True)
+    coder = models.coder("decoder", CPU, torch.bfloat16, small=True)
     before = {name: tensor.clone() for name, tensor in coder.module.state_dict().items()}
     exact = vae_ways.exact(coder, 32)
     assert exact.image is not None and exact.image.dtype == torch.float32

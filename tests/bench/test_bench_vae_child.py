@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib_rocm_sd.bench.vae import coders
-from lib_rocm_sd.lab import vae, vae_plot, vae_ways
+from lib_rocm_sd.lab import models, vae, vae_plot, vae_ways
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.vae_ways import WAYS
 from tests.clock import Clock
@@ -208,8 +207,8 @@ def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
 
 def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
-    coder = coders.coder("decoder", CPU, torch.float32, small=True)
-    latent = coders.structured_latent(192, 128)
+    coder = models.coder("decoder", CPU, torch.float32, small=True)
+    latent = models.structured_latent(192, 128)
     whole, bands, *tiles = vae_plot.decoded(coder, latent)
     assert whole.pixels is not None and whole.pixels.shape == (192, 128, 3)
     assert whole.pixels.float().std() > 20
@@ -223,13 +222,13 @@ def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
 
 def test_what_fails_is_an_empty_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("diffusers", reason="diffusers is a dev extra")
-    coder = coders.coder("decoder", CPU, torch.float32, small=True)
+    coder = models.coder("decoder", CPU, torch.float32, small=True)
 
     def short(*args: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(vae_ways, "overlap_blend", short)
-    panels = vae_plot.decoded(coder, coders.structured_latent(64, 64))
+    panels = vae_plot.decoded(coder, models.structured_latent(64, 64))
     assert [panel.detail for panel in panels if panel.pixels is None] == [
         "out of memory: RuntimeError: out of memory"
     ]

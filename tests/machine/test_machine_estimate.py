@@ -10,16 +10,16 @@ import pytest
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.catalog.vae import Layer, decoder
-from lib_rocm_sd.commands import estimate as estimate_cli
-from lib_rocm_sd.lab.cycles import rates_of
+from lib_rocm_sd.commands import estimate
+from lib_rocm_sd.lab.cycles import HALF_OPERATIONS, rates_of
+from lib_rocm_sd.lab.estimate import Target, estimates
 from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import KernelWork, analysed
-from lib_rocm_sd.machine.cards import CARDS, HALF_OPERATIONS
-from lib_rocm_sd.machine.estimate import Target, estimates
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 
+CARDS = {gfx: arch.card for gfx, arch in amd_table().items() if arch.card}
 ARCHES = amd_table()
 MATRIX = {
     "dot2": "v_dot2c_f32_f16",
@@ -165,7 +165,7 @@ def test_the_command_says_that_it_estimates(
 
         return replace(_target("gfx1201", _work("gfx1201", 16, 64)), work_of=work_of)
 
-    monkeypatch.setattr(estimate_cli, "target_of", target_of)
+    monkeypatch.setattr(estimate, "target_of", target_of)
     command = ["inspect", "--estimate", "vae", "--arch", "gfx1201,gfx1033"]
     assert __main__.main(command) == 0
     table, without, assumptions = capsys.readouterr().out.rstrip().split("\n\n")
@@ -189,7 +189,7 @@ def test_what_cannot_be_estimated_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        estimate_cli, "target_of", lambda arch, card: _target("gfx1100", _work("gfx1100", 0, 4))
+        estimate, "target_of", lambda arch, card: _target("gfx1100", _work("gfx1100", 0, 4))
     )
     assert __main__.main(["inspect", "--estimate", "vae", "--arch", "gfx1100"]) == 1
     assert "gfx1100: no estimate: no loop with matrix" in capsys.readouterr().out

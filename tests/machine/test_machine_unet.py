@@ -14,13 +14,11 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.catalog.unet import SD15, SDXL, STEPS, Join, Layer, step
 from lib_rocm_sd.commands import estimate as estimate_cli
-from lib_rocm_sd.commands.estimate_unet import HEADING, PICTURES
+from lib_rocm_sd.commands.estimate import PICTURES, STEP_HEADING
+from lib_rocm_sd.lab import estimate
+from lib_rocm_sd.lab.estimate import KINDS, Counted, Target, counted, layout_bytes
 from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import KernelWork, analysed
-from lib_rocm_sd.machine import unet
-from lib_rocm_sd.machine.cards import CARDS
-from lib_rocm_sd.machine.estimate import Target
-from lib_rocm_sd.machine.unet import KINDS, Counted, counted, layout_bytes
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
@@ -28,6 +26,7 @@ from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.unet.steps import conv, group_norm, linear, modules_of
 
+CARDS = {gfx: arch.card for gfx, arch in amd_table().items() if arch.card}
 GFX = "gfx1201"
 CARD = CARDS[GFX]
 MATRIX, OTHER = 16, 64
@@ -227,13 +226,13 @@ def test_the_command_says_that_it_is_a_lower_limit(
     assert "a step of SD1.5 512x512, batch 2: estimated " in small and " ms or more" in small
     assert "a step of SDXL 1024x1024" in large and "layout changes that are gone: 2.97 GB" in large
     assert without == "gfx1033: no card's figures are listed here, no estimate"
-    assert said.startswith(HEADING) and "LOWER LIMIT, never measured" in HEADING
+    assert said.startswith(STEP_HEADING) and "LOWER LIMIT, never measured" in STEP_HEADING
     assert {spec.source for spec in asked} == {
         *("conv3x3.hip", "upsample_conv.hip", "linear.hip", "attention.hip")
     }
     assert __main__.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["kind"] == "estimate" and found["assumptions"] == list(unet.ASSUMPTIONS)
+    assert found["kind"] == "estimate" and found["assumptions"] == list(estimate.UNET_ASSUMPTIONS)
     (card,) = found["cards"]
     for each, (model, _) in zip(card["steps"], PICTURES, strict=True):
         assert each["step"].startswith(model.name)

@@ -109,8 +109,8 @@ class Done:
 @pytest.mark.parametrize(("name", "size"), [("SD 1.5", 512), ("SDXL", 1024)])
 def test_exchanges_are_those_that_rows_of_a_unet_make(name: str, size: int) -> None:
     pytest.importorskip("diffusers", reason="diffusers is not installed")
-    from lib_rocm_sd.bench.unet import models
     from lib_rocm_sd.cards.patch import patch_parallel
+    from lib_rocm_sd.lab import models
 
     with torch.device("meta"):
         from diffusers import UNet2DConditionModel  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.bench.unet.models import CONFIGS
 from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, TOKENS, Join, Layer
+from lib_rocm_sd.lab.models import CONFIGS
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem

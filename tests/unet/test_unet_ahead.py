@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import Arch, amd_table, table
-from lib_rocm_sd.bench.unet.models import CONFIGS
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.catalog.unet import (
     OTHER_STEPS,
@@ -33,6 +32,7 @@ from lib_rocm_sd.catalog.unet import (
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.engine.route import Route
 from lib_rocm_sd.hosts.read import unet as reading
+from lib_rocm_sd.lab.models import CONFIGS
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Op
