@@ -142,7 +142,7 @@ def test_attentions_table_has_what_was_measured_and_no_more(
         "| B | 2x8x64x77x40 |  | 5.0 |  |  |  |  |  | 1.0e-04 |",
     ]
     pytest.importorskip("torch")
-    from lib_rocm_sd.ops.attention.cases import CASES
+    from lib_rocm_sd.ops.attention.problem import CASES
 
     assert set(results_table.LEFT_OUT) <= {case.name for case in CASES}
 

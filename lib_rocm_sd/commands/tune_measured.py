@@ -24,11 +24,10 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.lab.sensors import machine
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.ops.attention.cases import CASES
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import CASES, AttentionProblem
 from lib_rocm_sd.ops.base import Launch, Op
 from lib_rocm_sd.runtime import build, source
 

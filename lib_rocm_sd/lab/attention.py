@@ -40,10 +40,9 @@ from lib_rocm_sd.lab.rows import (
     say,
     spread,
 )
-from lib_rocm_sd.ops.attention.cases import CASES, ODD, Case
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import CASES, ODD, AttentionProblem, Case
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant
 from lib_rocm_sd.report import config_fields
 

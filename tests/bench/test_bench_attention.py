@@ -21,10 +21,9 @@ from lib_rocm_sd.lab.attention import COLUMNS, FLASH, SDPA, AttentionEffort
 from lib_rocm_sd.lab.methods import AmdLoops, DoggettxLike
 from lib_rocm_sd.lab.rows import OURS, Result, Row
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
-from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import CASES, ODD, USUAL, AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.base import Call, Variant
 

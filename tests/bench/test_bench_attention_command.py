@@ -13,7 +13,7 @@ import torch
 from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import attention, timing
 from lib_rocm_sd.lab.rows import OURS
-from lib_rocm_sd.ops.attention.cases import CASES, ODD
+from lib_rocm_sd.ops.attention.problem import CASES, ODD
 from tests.bench.test_bench_attention import Broken
 
 

@@ -9,11 +9,10 @@ import torch
 
 from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.lab import methods
-from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import ODD, AttentionProblem
 from lib_rocm_sd.ops.base import Call, Variant
 
 CPU = torch.device("cpu")

@@ -7,12 +7,11 @@ from lib_rocm_sd.ops.attention import problem as problems
 from lib_rocm_sd.ops.attention import with_lse
 from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.by_triton import TritonAttention
-from lib_rocm_sd.ops.attention.cases import CASES, ODD, USUAL
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.libraries import LIBRARIES
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import CASES, ODD, USUAL, AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.attention.trial import trial_inputs

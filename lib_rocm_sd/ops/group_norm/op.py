@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.group_norm import draw, formula, key, trial
+from lib_rocm_sd.ops.group_norm import formula, trial
 from lib_rocm_sd.ops.group_norm import inputs as group_norm_inputs
 from lib_rocm_sd.ops.group_norm import problem as problems
 from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
@@ -68,9 +68,9 @@ STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
     problem_of=group_norm_inputs.image_problem_of,
-    key_of=key.of_image,
+    key_of=group_norm_inputs.image_key,
     reference=lambda inputs: formula.reference_statistics(*inputs),
-    make_inputs=draw.image_inputs,
+    make_inputs=group_norm_inputs.image_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.parts, p.channels, 4),
     test_problems=problems.small_images,
@@ -87,9 +87,9 @@ FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
     problem_of=group_norm_inputs.finalize_problem_of,
-    key_of=key.of_norm,
+    key_of=group_norm_inputs.norm_key,
     reference=lambda inputs: formula.reference_norm(*inputs),
-    make_inputs=draw.finalize_inputs,
+    make_inputs=group_norm_inputs.finalize_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.channels, 2),
     test_problems=problems.small_statistics,
@@ -104,11 +104,11 @@ NORM: Op[NormProblem, NormInputs] = Op(
     title="Group norm, norm of an image",
     variants=(KernelNorm(), TorchNorm()),
     problem_of=group_norm_inputs.norm_problem_of,
-    key_of=key.of_norm,
+    key_of=group_norm_inputs.norm_key,
     reference=lambda inputs: formula.reference_norm(
         formula.reference_statistics(inputs[0]), *inputs[1:]
     ),
-    make_inputs=draw.norm_inputs,
+    make_inputs=group_norm_inputs.norm_inputs,
     tolerance=problems.wide_tolerance,
     output_shape=lambda p: (p.batch, p.channels, 2),
     test_problems=problems.small_images,
@@ -125,9 +125,9 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
     problem_of=group_norm_inputs.apply_problem_of,
-    key_of=key.of_apply,
+    key_of=group_norm_inputs.apply_key,
     reference=lambda inputs: formula.reference_apply(*inputs),
-    make_inputs=draw.apply_inputs,
+    make_inputs=group_norm_inputs.apply_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
@@ -142,9 +142,9 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
     problem_of=group_norm_inputs.problem_of,
-    key_of=key.of_group_norm,
+    key_of=group_norm_inputs.key_of,
     reference=lambda inputs: formula.reference(*inputs),
-    make_inputs=draw.make_inputs,
+    make_inputs=group_norm_inputs.make_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,

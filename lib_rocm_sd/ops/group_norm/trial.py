@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs
-from lib_rocm_sd.ops.group_norm import draw, whole
+from lib_rocm_sd.ops.group_norm import inputs as group_norm_inputs
+from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem, small_images
 from lib_rocm_sd.ops.lazily import torch
 
@@ -19,12 +20,12 @@ _Make = Callable[..., Any]
 
 def of_norm(problem: NormProblem) -> TrialInputs:
     """Trial inputs for the class of an image's norm."""
-    return _inputs(problem, draw.norm_inputs)
+    return _inputs(problem, group_norm_inputs.norm_inputs)
 
 
 def of_group_norm(problem: GroupNormProblem) -> TrialInputs:
     """Trial inputs for the class of a GroupNorm."""
-    return _inputs(problem, draw.make_inputs)
+    return _inputs(problem, group_norm_inputs.make_inputs)
 
 
 def _inputs(problem: NormProblem | GroupNormProblem, make: _Make) -> TrialInputs:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from lib_rocm_sd.ops.base import SEED, TrialInputs, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
-from lib_rocm_sd.ops.group_norm import draw
 from lib_rocm_sd.ops.group_norm import inputs as group_norm_inputs
 from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
 from lib_rocm_sd.ops.group_norm_backward.problem import (
@@ -55,7 +54,7 @@ def make_inputs(
     problem: GroupNormBackwardProblem, device: torch.device, seed: int
 ) -> GroupNormBackwardInputs:
     """Random, as the forward pass's, and gradients around zero."""
-    x, gamma, beta, groups, eps, silu, _ = draw.make_inputs(problem, device, seed)
+    x, gamma, beta, groups, eps, silu, _ = group_norm_inputs.make_inputs(problem, device, seed)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
     grad = torch.randn(problem.shape, generator=generator) + 0.1
     made = torch.empty_like(x).copy_(grad)

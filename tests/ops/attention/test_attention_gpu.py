@@ -12,12 +12,11 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.lab.methods import AmdLoops
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.ops.attention.cases import ODD
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import ODD, AttentionProblem
 from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, on_device
