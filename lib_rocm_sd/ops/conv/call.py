@@ -13,7 +13,7 @@ from lib_rocm_sd.ops.conv import kernel, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
-from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvParams, ConvSumParams, ConvTiling
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams, ConvTiling
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.split import Summed
 from lib_rocm_sd.ops.conv.weights import matrix_of
@@ -49,15 +49,6 @@ class Work(NamedTuple):
     first: ConvParams
 
 
-def form_of(problem: ConvProblem) -> ConvForm:
-    """What the kernel is compiled for."""
-    p = problem
-    fused = (p.kind, p.dtype, p.norm, p.shortcut, p.statistics)
-    if p.in_rows:
-        return ConvForm(*fused, in_rows=True)
-    return ConvForm(*fused, kernel.chunk_of(p.in_channels, p.kind))
-
-
 @lru_cache(maxsize=1024)
 def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides: Strides) -> Work:
     """The work of one call."""
@@ -78,7 +69,7 @@ def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides
         p.out_channels,
     )
     grid = tiling.parts * tiling.blocks_co * p.batch * config.splits
-    return Work(kernel.spec(form_of(p), config), grid, made, tiling, beside, first)
+    return Work(kernel.spec(p, config), grid, made, tiling, beside, first)
 
 
 def place(

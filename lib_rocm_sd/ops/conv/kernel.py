@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 VAE_KINDS = ("3x3", "3x3 stride 2", "upsample")
 KINDS = (*VAE_KINDS, "3x3 stride 2 padded")
@@ -74,7 +76,7 @@ class ConvConfig:
     splits: int = 1
     """Work-groups that share the channels of the input; more than one: conv_sum adds theirs."""
     chunk_c: int = 0
-    """Input channels that are staged at a time; 0: as the form says."""
+    """Input channels that are staged at a time; 0: as many as packed weights have."""
 
     @property
     def block(self) -> int:
@@ -92,20 +94,6 @@ class ConvConfig:
         return self.waves_pix * self.tiles_pix
 
 
-@dataclass(frozen=True)
-class ConvForm:
-    """What else a convolution is compiled for: what is fused into it."""
-
-    kind: str = "3x3"
-    dtype: str = "float16"
-    norm: bool = False
-    shortcut: str = "none"
-    statistics: bool = False
-    chunk_c: int = 32
-    in_rows: bool = False
-    """The weights are read as they lie: rows.py has its configs."""
-
-
 def padded(out_channels: int) -> int:
     """To whole tiles."""
     return -(-out_channels // 16) * 16
@@ -119,32 +107,28 @@ def chunk_of(in_channels: int, kind: str = "3x3") -> int:
     return 16 if kind in STRIDED or in_channels % 32 else 32
 
 
-def configs(
-    arch: Arch, form: ConvForm, out_channels: int, in_place: bool = False
-) -> tuple[ConvConfig, ...]:
-    """The search space, the safe default first. None of the defaults spills registers.
-
-    `in_place`: the output may lie where the shortcut lies, so that with a 1x1 shortcut one
-    work-group must make all channels of its pixels.
+def configs(arch: Arch, problem: ConvProblem) -> tuple[ConvConfig, ...]:
+    """The search space for packed weights, the safe default first. None of the defaults spills
+    registers. In place, with a 1x1 shortcut, one work-group must make all channels of its pixels.
     """
-
+    p, out_channels = problem, problem.out_channels
     tile_halves = 512 if arch.matrix == "dot2" else 256  # dot2 holds each row twice
 
     def of(waves_co: int, waves_pix: int, tiles_co: int, tiles_pix: int) -> ConvConfig:
         return ConvConfig(waves_co, waves_pix, tiles_co, tiles_pix, arch.wave_size, tile_halves)
 
     if out_channels <= 16:
-        return (of(1, 4, 1, 1 if form.kind in STRIDED else 2),)
-    if form.kind in STRIDED:
+        return (of(1, 4, 1, 1 if p.kind in STRIDED else 2),)
+    if p.kind in STRIDED:
         return (of(2, 2, 4 if arch.matrix.startswith(("wmma", "mfma")) else 2, 2),)
-    no_dot = arch.matrix == "dot2" and form.dtype == "bfloat16"  # more instructions and registers
+    no_dot = arch.matrix == "dot2" and p.dtype == "bfloat16"  # more instructions and registers
     sizes = _SIZES["fma" if no_dot else arch.matrix]
     if arch.matrix == "mma_sm80" and out_channels % 256 == 0:
         sizes = ((4, 1, 4, 4), *sizes)
     found = [of(*each) for each in sizes]
     if arch.is_amd:
         found.sort(key=lambda config: _rank(config, out_channels))
-    if in_place and form.shortcut == "conv":
+    if p.in_place and p.shortcut == "conv":
         found = [*found, *(of(*each) for each in _WIDEST[arch.matrix])]
         found = [config for config in found if config.block_co >= out_channels][:1]
     return tuple(found)
@@ -235,28 +219,29 @@ def statistics_bytes(
     return 16 * step * step * tiles_y * (tiles_x + 1) * (-(-out_channels // 16) * 16)
 
 
-@cache
-def spec(form: ConvForm, config: ConvConfig) -> KernelSpec:
-    """The kernel of one form and config. Of one that is split, conv_sum does what comes after."""
+@lru_cache(maxsize=4096)
+def spec(problem: ConvProblem, config: ConvConfig) -> KernelSpec:
+    """The kernel of a problem and config. Of one that is split, conv_sum does what comes after."""
+    p = problem
     if config.splits > 1:
-        shortcut = "conv" if form.shortcut == "conv" else "none"
-        form = replace(form, shortcut=shortcut, statistics=False)
+        shortcut = "conv" if p.shortcut == "conv" else "none"
+        p = replace(p, shortcut=shortcut, statistics=False)
     defines = {
-        "BF16_HALVES": int(form.dtype == "bfloat16"),
-        "NORM": int(form.norm),
-        "SHORTCUT": SHORTCUTS.index(form.shortcut),
-        "STATISTICS": int(form.statistics),
-        "CHUNK_C": config.chunk_c or form.chunk_c,
+        "BF16_HALVES": int(p.dtype == "bfloat16"),
+        "NORM": int(p.norm),
+        "SHORTCUT": SHORTCUTS.index(p.shortcut),
+        "STATISTICS": int(p.statistics),
+        "CHUNK_C": config.chunk_c or chunk_of(p.in_channels, p.kind),
         "WAVES_CO": config.waves_co,
         "WAVES_PIX": config.waves_pix,
         "TILES_CO": config.tiles_co,
         "TILES_PIX": config.tiles_pix,
         **({"SPLIT_K": 1} if config.splits > 1 else {}),
-        **({"WEIGHTS_IN_ROWS": 1} if form.in_rows else {}),
+        **({"WEIGHTS_IN_ROWS": 1} if p.in_rows else {}),
     }
-    if form.kind == "upsample":
+    if p.kind == "upsample":
         return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))
-    defines["CONV_STRIDE"] = 2 if form.kind in STRIDED else 1
+    defines["CONV_STRIDE"] = 2 if p.kind in STRIDED else 1
     return KernelSpec("conv3x3.hip", "conv3x3", tuple(defines.items()))
 
 
@@ -272,59 +257,60 @@ def pack_spec(dtype: str) -> KernelSpec:
     return KernelSpec("pack.hip", "pack_tiles", (("BF16_HALVES", int(dtype == "bfloat16")),))
 
 
-def _shipped_launches() -> list[tuple[ConvForm, int, bool]]:
-    """Form, output channels and in_place of what Stable Diffusion's decoder and encoder launch."""
-    found: list[tuple[ConvForm, int, bool]] = []
+def _problem(kind: str, taken: int, out: int, **fused: Any) -> ConvProblem:
+    """Of any size: nothing here depends on it."""
+    return ConvProblem(kind, 1, 64, 64, taken, out, **fused)
+
+
+def vae_problems() -> list[ConvProblem]:
+    """What Stable Diffusion's decoder and encoder launch."""
+    problems: list[ConvProblem] = []
     for statistics in (True, False):  # of a band that is made again nobody wants statistics
-        found += [
-            (ConvForm("3x3", statistics=statistics, chunk_c=16), 512, False),  # the decoder's first
-            (ConvForm("3x3", statistics=statistics, chunk_c=16), 128, False),  # the encoder's first
-            (ConvForm("3x3 stride 2", statistics=statistics, chunk_c=16), 512, False),
-            (ConvForm("upsample", statistics=statistics), 512, False),
+        problems += [
+            _problem("3x3", 16, 512, statistics=statistics),  # the decoder's first
+            _problem("3x3", 16, 128, statistics=statistics),  # the encoder's first
+            _problem("3x3 stride 2", 512, 512, statistics=statistics),
+            _problem("upsample", 512, 512, statistics=statistics),
         ]
         for shortcut in SHORTCUTS:
-            form = ConvForm("3x3", norm=True, shortcut=shortcut, statistics=statistics)
-            found += [(form, channels, False) for channels in (512, 256, 128)]
-            if shortcut == "conv":  # the other forms have the same configs in place
-                found += [(form, channels, True) for channels in (256, 128)]
-    return [*found, (ConvForm("3x3", norm=True), 3, False), (ConvForm("3x3", norm=True), 8, False)]
+            fused = {"norm": True, "shortcut": shortcut, "statistics": statistics}
+            problems += [_problem("3x3", width, width, **fused) for width in (512, 256, 128)]
+            if shortcut == "conv":  # the others have the same configs in place
+                fused["in_place"] = True
+                problems += [_problem("3x3", width, width, **fused) for width in (256, 128)]
+    return [*problems, *(_problem("3x3", 128, out, norm=True) for out in (3, 8))]
 
 
-def _split_launches() -> list[tuple[ConvForm, int]]:
-    """Form and output channels of what Stable Diffusion's UNets launch for small images."""
-    forms = [ConvForm("3x3", norm=True, shortcut=shortcut) for shortcut in ("none", "conv")]
-    forms += [ConvForm(STRIDED[1], chunk_c=16), ConvForm("upsample")]
-    return [(form, channels) for form in forms for channels in (1280, 640)]
-
-
-def vae_specs(arch: Arch) -> list[KernelSpec]:
-    """All that Stable Diffusion's VAEs launch in fp16."""
-    return _launched(arch, slice(1))
+def _split_problems() -> list[ConvProblem]:
+    """What UNets of packed weights launch for small images, split over two work-groups."""
+    return [
+        _problem(kind, width, width, **fused)
+        for kind, fused in (
+            ("3x3", {"norm": True}),
+            ("3x3", {"norm": True, "shortcut": "conv"}),
+            (STRIDED[1], {}),
+            ("upsample", {}),
+        )
+        for width in (1280, 640)
+    ]
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:
-    """What is compiled ahead for a GPU: the same, and what its UNets launch beside it."""
-    return [*vae_specs(arch), *_split(arch, slice(1))]
+    """What is compiled ahead for a GPU, in fp16."""
+    return _specs_of(arch, slice(1))
 
 
 def searched_specs(arch: Arch) -> list[KernelSpec]:
     """Every config of the search space for the same launches."""
-    return [*_launched(arch, slice(None)), *_split(arch, slice(None))]
+    return _specs_of(arch, slice(None))
 
 
-def _split(arch: Arch, which: slice) -> list[KernelSpec]:
-    found = [
-        spec(form, replace(config, splits=2))
-        for form, out in _split_launches()
-        for config in configs(arch, form, out)[which]
+def _specs_of(arch: Arch, which: slice) -> list[KernelSpec]:
+    whole = [spec(p, config) for p in vae_problems() for config in configs(arch, p)[which]]
+    split = [
+        spec(p, replace(config, splits=2))
+        for p in _split_problems()
+        for config in configs(arch, p)[which]
     ]
-    return [*dict.fromkeys(found), sum_spec("float16")]
-
-
-def _launched(arch: Arch, which: slice) -> list[KernelSpec]:
-    found = [
-        spec(form, config)
-        for form, out, in_place in _shipped_launches()
-        for config in configs(arch, form, out, in_place)[which]
-    ]
-    return [*dict.fromkeys(found), pack_spec("float16")]
+    ends = (pack_spec("float16"), sum_spec("float16"))
+    return [*dict.fromkeys(whole), ends[0], *dict.fromkeys(split), ends[1]]

@@ -26,7 +26,6 @@ from lib_rocm_sd.ops.conv.call import (
     BoundSum,
     Strides,
     finished,
-    form_of,
     place,
     work_of,
 )
@@ -74,7 +73,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
                 f"a row of {p.width} x {p.in_channels} or {width} x {p.out_channels} values",
             ),
             (
-                not p.in_rows and not kernel.configs(arch, form_of(p), p.out_channels, p.in_place),
+                not p.in_rows and not kernel.configs(arch, p),
                 f"no work-group makes all {p.out_channels} channels, as it must in place",
             ),
         )
@@ -94,7 +93,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         return split.workspace_bytes(problem)
 
     def configs(self, arch: Arch | None, problem: ConvProblem) -> Sequence[ConvConfig]:
-        return split.configs(arch, form_of(problem), problem) if arch else ()
+        return split.configs(arch, problem) if arch else ()
 
     def tested_as(self, config: ConvConfig) -> ConvConfig:
         """Over how many work-groups channels are split is an argument."""
@@ -104,7 +103,7 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         merge = (merge_spec(MERGE), finalize_spec(MERGE)) if problem.statistics else ()
         added = (kernel.sum_spec(problem.dtype),) if config.splits > 1 else ()
         pack = () if problem.in_rows else (kernel.pack_spec(problem.dtype),)
-        return (kernel.spec(form_of(problem), config), *pack, *added, *merge)
+        return (kernel.spec(problem, config), *pack, *added, *merge)
 
     def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
         launch, config, problem, inputs = call.launcher, call.config, call.problem, call.inputs

@@ -67,6 +67,11 @@ class ConvProblem:
         return out_size(self.kind, self.height, self.width)
 
     @property
+    def through(self) -> int:
+        """Channels that the shortcut's 1x1 weight multiplies; 0 where it has none."""
+        return self.shortcut_channels if self.shortcut == "conv" else 0
+
+    @property
     def in_values(self) -> int:
         """Number of values in the input."""
         return self.batch * self.height * self.width * self.in_channels
@@ -81,7 +86,7 @@ class ConvProblem:
     def flops(self) -> int:
         """Multiplications and additions of the direct form."""
         rows, columns = self.out_size
-        per_pixel = 9 * self.in_channels + self.shortcut_channels * (self.shortcut == "conv")
+        per_pixel = 9 * self.in_channels + self.through
         return 2 * self.batch * rows * columns * self.out_channels * per_pixel
 
 

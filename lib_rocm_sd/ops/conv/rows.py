@@ -5,12 +5,13 @@ A weight (Co, Ci, 3, 3) in channels-last memory is a matrix (Co, 9 Ci); see comm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.conv import kernel
-from lib_rocm_sd.ops.conv.kernel import STRIDED, ConvConfig, ConvForm
+from lib_rocm_sd.ops.conv.kernel import STRIDED, ConvConfig
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 LEAST_CHUNK = 16
 """Input channels come in so many."""
@@ -45,90 +46,67 @@ _FEW_STRIDED = (1, 4, 1, 1, 32)
 """For sixteen channels or less."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A call, as far as its configs hang on it: `height` and `width` are the output's.
-    `shortcut_channels`: of what is multiplied by a 1x1 weight, else 0.
-    """
-
-    batch: int
-    height: int
-    width: int
-    in_channels: int
-    out_channels: int
-    shortcut_channels: int = 0
-
-    @property
-    def chunk(self) -> int:
-        """The most input channels that can be staged at a time."""
-        both = (self.in_channels, self.shortcut_channels)
-        return next((c for c in (64, 32, LEAST_CHUNK) if not any(n % c for n in both)), 0)
+def chunk_of(p: ConvProblem) -> int:
+    """The most input channels that can be staged at a time; 0 where not even LEAST_CHUNK can."""
+    both = (p.in_channels, p.through)
+    return next((c for c in (64, 32, LEAST_CHUNK) if not any(n % c for n in both)), 0)
 
 
 @lru_cache(maxsize=1024)
-def configs(arch: Arch, form: ConvForm, layer: Layer) -> tuple[ConvConfig, ...]:
+def configs(arch: Arch, problem: ConvProblem) -> tuple[ConvConfig, ...]:
     """The search space: first what computes least beyond what is wanted. Where there are few
     work-groups, each config comes split first, then as it is.
     """
-    if not layer.chunk:
+    p = problem
+    if not chunk_of(p):
         return ()
-    sizes = _by_work(arch, form, layer)
-    found: list[ConvConfig] = []
-    for config in dict.fromkeys(sizes):
-        count = _splits(layer, config, kernel.wanted_groups(arch))
-        first = config is sizes[0] and count > 1
+    strided = p.kind in STRIDED
+    no_dot = arch.matrix == "dot2" and p.dtype == "bfloat16"  # more instructions and registers
+    sizes = (_STRIDED if strided else _SIZES)["fma" if no_dot else arch.matrix]
+    if p.out_channels <= 16:
+        sizes = (_FEW_STRIDED if strided else _FEW,)
+    whole = _by_work(arch, p, sizes)
+    every: list[ConvConfig] = []
+    for config in dict.fromkeys(whole):
+        count = _splits(p, config, kernel.wanted_groups(arch))
+        first = config is whole[0] and count > 1
         counts = (count, 2 * count, count // 2, 1) if first else (count, 1)
-        found += [replace(config, splits=n) for n in counts if 1 <= n <= _most(layer)]
-    return tuple(dict.fromkeys(found))
+        every += [replace(config, splits=n) for n in counts if 1 <= n <= _most(p)]
+    return tuple(dict.fromkeys(every))
 
 
-def _by_work(arch: Arch, form: ConvForm, layer: Layer) -> list[ConvConfig]:
-    """Unsplit, what computes least first; equals keep their order."""
-    sizes = [_config(arch, size, layer.chunk) for size in _sizes(arch, form, layer)]
-    return sorted(sizes, key=lambda config: _computed(config, layer))
+def _by_work(arch: Arch, p: ConvProblem, sizes: tuple[_Size, ...]) -> list[ConvConfig]:
+    """Unsplit; first what computes fewest pixels times channels, those beyond the image and the
+    weights among them. Equals keep their order.
+    """
+    most = chunk_of(p)
+    whole = [ConvConfig(*size[:4], arch.wave_size, 0, chunk_c=min(size[4], most)) for size in sizes]
+    return sorted(whole, key=lambda c: _groups(c, p) * c.rows * c.block_co)
 
 
-def _sizes(arch: Arch, form: ConvForm, layer: Layer) -> tuple[_Size, ...]:
-    strided = form.kind in STRIDED
-    if layer.out_channels <= 16:
-        return (_FEW_STRIDED if strided else _FEW,)
-    no_dot = arch.matrix == "dot2" and form.dtype == "bfloat16"  # more instructions and registers
-    return (_STRIDED if strided else _SIZES)["fma" if no_dot else arch.matrix]
+def _groups(config: ConvConfig, p: ConvProblem) -> int:
+    cut = kernel.tiling("3x3", *p.out_size, p.out_channels, config)
+    return max(1, p.batch * cut.parts * cut.blocks_co)
 
 
-def _config(arch: Arch, size: _Size, chunk: int) -> ConvConfig:
-    waves_co, waves_pix, tiles_co, tiles_pix, most = size
-    tiles = (waves_co, waves_pix, tiles_co, tiles_pix)
-    return ConvConfig(*tiles, arch.wave_size, 0, chunk_c=min(most, chunk))
+def _most(p: ConvProblem) -> int:
+    return max(1, min(kernel.MOST_SPLITS, p.in_channels // kernel.LEAST_CHANNELS))
 
 
-def _groups(config: ConvConfig, layer: Layer) -> int:
-    cut = kernel.tiling("3x3", layer.height, layer.width, layer.out_channels, config)
-    return max(1, layer.batch * cut.parts * cut.blocks_co)
-
-
-def _computed(config: ConvConfig, layer: Layer) -> int:
-    """Pixels times channels, those beyond the image and the weights among them."""
-    return _groups(config, layer) * config.rows * config.block_co
-
-
-def _most(layer: Layer) -> int:
-    return max(1, min(kernel.MOST_SPLITS, layer.in_channels // kernel.LEAST_CHANNELS))
-
-
-def _splits(layer: Layer, config: ConvConfig, wanted: int) -> int:
+def _splits(p: ConvProblem, config: ConvConfig, wanted: int) -> int:
     """So that there are at most so many work-groups; 1: none."""
-    return max(1, min(_most(layer), wanted // _groups(config, layer)))
+    return max(1, min(_most(p), wanted // _groups(config, p)))
 
 
 @lru_cache(maxsize=1024)
-def most_splits(layer: Layer) -> int:
-    """Most splits of a config that runs unmeasured, on any card."""
-    form, found = ConvForm(), 1
-    for arch in _one_of_each() if layer.chunk else ():
-        config = _by_work(arch, form, layer)[0]
-        found = max(found, _splits(layer, config, kernel.wanted_groups(arch)))
-    return found
+def most_splits(problem: ConvProblem) -> int:
+    """Most splits of a config that runs unmeasured, on any card, in steps of one pixel."""
+    count = 1
+    for arch in _one_of_each() if chunk_of(problem) else ():
+        sizes = (_FEW,) if problem.out_channels <= 16 else _SIZES[arch.matrix]
+        config = _by_work(arch, problem, sizes)[0]
+        count = max(count, _splits(problem, config, kernel.wanted_groups(arch)))
+    return count
 
 
 @cache

@@ -12,19 +12,18 @@ from typing import NamedTuple
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.conv import kernel, layout, rows
-from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvForm, ConvSumParams
+from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvSumParams
 from lib_rocm_sd.ops.conv.problem import DEEP, ConvProblem
-from lib_rocm_sd.ops.conv.rows import Layer
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.lazily import torch
 
 
-def configs(arch: Arch, form: ConvForm, problem: ConvProblem) -> tuple[ConvConfig, ...]:
+def configs(arch: Arch, problem: ConvProblem) -> tuple[ConvConfig, ...]:
     """The search space: where there are few work-groups, configs that are split come first."""
     p = problem
-    if form.in_rows:
-        return rows.configs(arch, form, layer_of(p))
-    found = kernel.configs(arch, form, p.out_channels, p.in_place)
+    if p.in_rows:
+        return rows.configs(arch, p)
+    found = kernel.configs(arch, p)
     split: list[ConvConfig] = []
     for config in found:
         count = _splits(p, config, kernel.wanted_groups(arch))
@@ -38,17 +37,10 @@ def workspace_bytes(problem: ConvProblem) -> int:
     p = problem
     height, width = p.out_size
     if p.in_rows:
-        count = rows.most_splits(layer_of(p))
+        count = rows.most_splits(p)
     else:
         count = _splits(p, ConvConfig(4, 4, 4, 2, 32, 256), max(kernel.GROUPS.values()))
     return 4 * count * p.batch * height * width * kernel.padded(p.out_channels) * (count > 1)
-
-
-def layer_of(problem: ConvProblem) -> Layer:
-    """What its configs hang on."""
-    p = problem
-    shortcut = p.shortcut_channels if p.shortcut == "conv" else 0
-    return Layer(p.batch, *p.out_size, p.in_channels, p.out_channels, shortcut)
 
 
 def _most(in_channels: int) -> int:

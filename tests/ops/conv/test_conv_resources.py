@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel
-from lib_rocm_sd.ops.conv.kernel import ConvForm
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.runtime import codeobject, compilers
 from lib_rocm_sd.runtime.compiler import Compiler
 from tests import compiled, executed
 
+
+def conv(kind: str, taken: int, out: int, **fused: Any) -> ConvProblem:
+    """Of any size: neither kernels nor configs depend on it."""
+    return ConvProblem(kind, 1, 64, 64, taken, out, **fused)
+
+
 SPLIT = (
-    (ConvForm("3x3", norm=True, shortcut="conv"), 1280),
-    (ConvForm("3x3", norm=True), 640),
-    (ConvForm("3x3 stride 2 padded", chunk_c=16), 1280),
-    (ConvForm("upsample"), 1280),
+    conv("3x3", 1280, 1280, norm=True, shortcut="conv"),
+    conv("3x3", 640, 640, norm=True),
+    conv("3x3 stride 2 padded", 1280, 1280),
+    conv("upsample", 1280, 1280),
 )
-"""Forms whose channels are split, with output channels."""
+"""Whose channels are split."""
 ONE_OF_EACH = ("gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942")
 LARGEST = (
-    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 512, False),
-    (ConvForm("3x3", norm=True, shortcut="identity", statistics=True), 256, True),
-    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 256, True),
-    (ConvForm("3x3", norm=True, shortcut="conv", statistics=True), 128, False),
-    (ConvForm("3x3", norm=True, shortcut="identity"), 128, False),
-    (ConvForm("3x3", norm=True), 3, False),
-    (ConvForm("3x3", statistics=True, chunk_c=16), 512, False),
-    (ConvForm("3x3 stride 2", statistics=True, chunk_c=16), 512, False),
-    (ConvForm("upsample", statistics=True), 512, False),
+    conv("3x3", 512, 512, norm=True, shortcut="conv", statistics=True),
+    conv("3x3", 256, 256, norm=True, shortcut="identity", statistics=True, in_place=True),
+    conv("3x3", 256, 256, norm=True, shortcut="conv", statistics=True, in_place=True),
+    conv("3x3", 128, 128, norm=True, shortcut="conv", statistics=True),
+    conv("3x3", 128, 128, norm=True, shortcut="identity"),
+    conv("3x3", 128, 3, norm=True),
+    conv("3x3", 16, 512, statistics=True),
+    conv("3x3 stride 2", 512, 512, statistics=True),
+    conv("upsample", 512, 512, statistics=True),
 )
-"""With output channels and in_place; the other forms leave something out."""
+"""The others leave something out."""
 
 
 def clang(arch: Arch) -> Compiler:
@@ -63,19 +70,19 @@ def check(compiler: Compiler, spec: KernelSpec, arch: Arch, block: int) -> None:
 def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> None:
     arch = table()[gfx]
     compiler = clang(arch)
-    for form, out, in_place in LARGEST:
-        config = kernel.configs(arch, form, out, in_place)[0]
-        assert kernel.spec(form, config) in kernel.shipped_specs(arch)
-        check(compiler, kernel.spec(form, config), arch, config.block)
-    for form, out in SPLIT:
-        for config in kernel.configs(arch, form, out):
-            spec = kernel.spec(form, replace(config, splits=2))
+    for problem in LARGEST:
+        config = kernel.configs(arch, problem)[0]
+        assert kernel.spec(problem, config) in kernel.shipped_specs(arch)
+        check(compiler, kernel.spec(problem, config), arch, config.block)
+    for problem in SPLIT:
+        for config in kernel.configs(arch, problem):
+            spec = kernel.spec(problem, replace(config, splits=2))
             assert spec in kernel.searched_specs(arch)
             check(compiler, spec, arch, config.block)
     check(compiler, kernel.sum_spec("float16"), arch, kernel.SUM_THREADS)
-    form = replace(LARGEST[0][0], dtype="bfloat16")
-    config = kernel.configs(arch, form, 512)[0]
-    check(compiler, kernel.spec(form, config), arch, config.block)
+    problem = replace(LARGEST[0], dtype="bfloat16")
+    config = kernel.configs(arch, problem)[0]
+    check(compiler, kernel.spec(problem, config), arch, config.block)
 
 
 @pytest.mark.parametrize("gfx", [gfx for gfx, arch in table().items() if arch.is_amd])
@@ -83,11 +90,11 @@ def test_no_config_makes_many_more_channels_than_there_are(gfx: str) -> None:
     """Of the UNet's; of the VAE's the largest work-group that has no more than there are."""
     arch = table()[gfx]
     for channels in (320, 640, 1280, 1920):
-        config = kernel.configs(arch, ConvForm("3x3", norm=True), channels)[0]
+        config = kernel.configs(arch, conv("3x3", channels, channels, norm=True))[0]
         made = -(-channels // config.block_co) * config.block_co
         assert made <= 1.25 * channels and config.block_co >= 128, config
     for channels in (128, 256, 512):
-        found = kernel.configs(arch, ConvForm("3x3", norm=True), channels)
+        found = kernel.configs(arch, conv("3x3", channels, channels, norm=True))
         apt = [config.block_co for config in found if config.block_co <= channels]
         assert found[0].block_co == max(apt)
 
@@ -95,11 +102,11 @@ def test_no_config_makes_many_more_channels_than_there_are(gfx: str) -> None:
 @pytest.mark.parametrize("gfx", [gfx for gfx, arch in table().items() if arch.is_amd])
 def test_configs_are_apt(gfx: str) -> None:
     arch = table()[gfx]
-    for form, out, in_place in kernel._shipped_launches():
-        found = kernel.configs(arch, form, out, in_place)
+    for p in kernel.vae_problems():
+        found = kernel.configs(arch, p)
         assert found and len(set(found)) == len(found)
         for config in found:
             assert config.block <= 1024 and config.rows >= kernel.LEAST_ROWS
             assert 16 % config.rows == 0  # a band begins and ends with rows of work-groups
-            if in_place and form.shortcut == "conv":
-                assert config.block_co >= out
+            if p.in_place and p.shortcut == "conv":
+                assert config.block_co >= p.out_channels
