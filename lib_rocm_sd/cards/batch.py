@@ -44,14 +44,13 @@ class GuidanceSplit:
         self.split_calls += 1
         parts = self._group.shares(batch)
         first, last = parts[self._group.rank]
-        given, named = (_cut(item, batch, first, last) for item in (args, kwargs))
         if last == first:  # more ranks than images: this one computes the first, for its shape
             first, last = 0, 1
-            given, named = (_cut(item, batch, first, last) for item in (args, kwargs))
-        made = self._theirs(sample[first:last], *given, **named)
+        positional, named = (_cut(item, batch, first, last) for item in (args, kwargs))
+        result = self._theirs(sample[first:last], *positional, **named)
         sizes = [last - first for first, last in parts]
-        image = image_of(made)[: sizes[self._group.rank]]
-        return with_image(made, self._group.concatenate(image, sizes, 0))
+        image = image_of(result)[: sizes[self._group.rank]]
+        return with_image(result, self._group.concatenate(image, sizes, 0))
 
     def settle(self) -> None:
         """Raises ValueError where the ranks' calls did not belong together."""
@@ -74,28 +73,35 @@ def guidance_split(unet: nn.Module, group: Group, tell: Report = report) -> Iter
         take(patch)
 
 
-def _cut(thing: Any, batch: int, first: int, last: int) -> Any:
-    """All tensors in it that have a part for each image of the batch, cut to some images."""
+def mapped(thing: Any, each: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same mappings, lists and tuples, with `each` of the tensors in them."""
     if isinstance(thing, torch.Tensor):
-        return thing[first:last] if thing.ndim and thing.shape[0] == batch else thing
+        return each(thing)
     if isinstance(thing, Mapping):
-        return {key: _cut(item, batch, first, last) for key, item in thing.items()}
+        return {key: mapped(item, each) for key, item in thing.items()}
     if isinstance(thing, (list, tuple)):
-        return type(thing)([_cut(item, batch, first, last) for item in thing])
+        return type(thing)([mapped(item, each) for item in thing])
     return thing
 
 
-def image_of(made: Any) -> torch.Tensor:
+def _cut(thing: Any, batch: int, first: int, last: int) -> Any:
+    """All tensors in it that have a part for each image of the batch, cut to some images."""
+    return mapped(thing, lambda t: t[first:last] if t.ndim and len(t) == batch else t)
+
+
+def image_of(result: Any) -> torch.Tensor:
     """The image of such a result."""
-    image: torch.Tensor = made[0] if isinstance(made, tuple) else getattr(made, "sample", made)
+    if isinstance(result, tuple):
+        result = result[0]
+    image: torch.Tensor = getattr(result, "sample", result)
     return image
 
 
-def with_image(made: Any, image: torch.Tensor) -> Any:
+def with_image(result: Any, image: torch.Tensor) -> Any:
     """The same kind of result, with another image."""
-    if isinstance(made, tuple):
-        return (image, *made[1:])
-    return type(made)(sample=image) if hasattr(made, "sample") else image
+    if isinstance(result, tuple):
+        return (image, *result[1:])
+    return type(result)(sample=image) if hasattr(result, "sample") else image
 
 
 def for_each(group: Group, items: Sequence[Any], make: Callable[[Any, int], Any]) -> list[Any]:
@@ -107,7 +113,7 @@ def for_each(group: Group, items: Sequence[Any], make: Callable[[Any, int], Any]
     """
     first, last = group.shares(len(items))[group.rank]
     own = [make(items[index], index) for index in range(first, last)]
-    return [made for part in group.to_first(own) for made in part]
+    return [picture for part in group.to_first(own) for picture in part]
 
 
 @dataclass(frozen=True)
@@ -140,16 +146,17 @@ def in_stages(group: Group, stages: Sequence[Stage], items: Sequence[Any]) -> li
         for index, item in enumerate(items):
             if stage.owner(index) != group.rank:
                 continue
-            given = group.receive(stages[number - 1].owner(index)) if number else item
-            made = stage.work(_moved(given, group.device), index)
+            thing = group.receive(stages[number - 1].owner(index)) if number else item
+            result = stage.work(mapped(thing, lambda tensor: tensor.to(group.device)), index)
+            result = mapped(result, torch.Tensor.cpu)
             if number + 1 < len(stages):
-                group.send(_moved(made, torch.device("cpu")), stages[number + 1].owner(index))
+                group.send(result, stages[number + 1].owner(index))
             else:
-                own[index] = _moved(made, torch.device("cpu"))
-    found: dict[int, Any] = {}
+                own[index] = result
+    pictures: dict[int, Any] = {}
     for part in group.to_first(own):
-        found.update(part)
-    return [found[index] for index in sorted(found)]
+        pictures.update(part)
+    return [pictures[index] for index in sorted(pictures)]
 
 
 def parted(size: int) -> list[tuple[int, ...]]:
@@ -175,16 +182,20 @@ def of_pipeline(pipeline: Any, group: Group, seed: int = 0, **options: Any) -> l
     guided = float(options.get("guidance_scale", 7.5)) > 1
 
     def text(prompt: Any, index: int) -> dict[str, Any]:
-        given = {"do_classifier_free_guidance": guided, "num_images_per_prompt": 1}
         with torch.no_grad():
-            made = pipeline.encode_prompt(prompt=prompt, device=group.device, **given)
-        return dict(zip(_EMBEDDINGS, made, strict=False))
+            embeddings = pipeline.encode_prompt(
+                prompt=prompt,
+                device=group.device,
+                num_images_per_prompt=1,
+                do_classifier_free_guidance=guided,
+            )
+        return dict(zip(_EMBEDDINGS, embeddings, strict=False))
 
     def unet(embeddings: dict[str, Any], index: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(seed + index)
-        given = {name: item for name, item in embeddings.items() if item is not None}
-        made = pipeline(**given, **options, generator=generator, output_type="latent")
-        latent: torch.Tensor = made.images
+        present = {name: item for name, item in embeddings.items() if item is not None}
+        output = pipeline(**present, **options, generator=generator, output_type="latent")
+        latent: torch.Tensor = output.images
         return latent
 
     def vae(latent: torch.Tensor, index: int) -> Any:
@@ -213,14 +224,3 @@ _EMBEDDINGS = (
     "negative_pooled_prompt_embeds",
 )
 """What encode_prompt gives, in its order; the last two of SDXL's only."""
-
-
-def _moved(thing: Any, device: torch.device) -> Any:
-    """The same with its tensors on a device."""
-    if isinstance(thing, torch.Tensor):
-        return thing.to(device)
-    if isinstance(thing, dict):
-        return {key: _moved(item, device) for key, item in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return type(thing)([_moved(item, device) for item in thing])
-    return thing

@@ -159,8 +159,8 @@ def _class_reasons(cls: type, hosts_own: Sequence[str]) -> Iterator[str]:
         if owner is None:
             continue
         source = str(getattr(vars(owner)[key], "__module__", ""))
-        known = source == owner.__module__ or source in hosts_own or source.startswith(_OURS)
-        if not known:
+        expected = source == owner.__module__ or source in hosts_own or source.startswith(_OURS)
+        if not expected:
             yield f"{cls.__name__}.{key} has been replaced by {source or 'somebody'}"
 
 
@@ -176,22 +176,22 @@ def _global_reasons(unet: nn.Module, family: str, hosts_own: Sequence[str]) -> I
         cat = getattr(type(value), "cat", None)
         changed = "cat" in getattr(value, "__dict__", ())
         of_cat = str(getattr(cat, "__module__", where))
-        known = all(w in hosts_own or w.partition(".")[0] == family for w in (where, of_cat))
-        if not known or changed:
+        expected = all(w in hosts_own or w.partition(".")[0] == family for w in (where, of_cat))
+        if not expected or changed:
             yield f"{name} of {type(unet).__module__} has been replaced by {where or 'somebody'}"
 
 
 def _packages(unet: nn.Module) -> dict[str, list[str]]:
     """The folders of all packages around the modules' classes, but torch's."""
-    found: dict[str, list[str]] = {}
+    packages: dict[str, list[str]] = {}
     for home in {type(module).__module__ for module in unet.modules()}:
         parts = home.split(".")
         for end in range(1, len(parts)):
             name = ".".join(parts[:end])
             folders = getattr(sys.modules.get(name), "__path__", None)
             if parts[0] != "torch" and folders is not None:
-                found[name] = [str(folder) for folder in folders]
-    return dict(sorted(found.items()))
+                packages[name] = [str(folder) for folder in folders]
+    return dict(sorted(packages.items()))
 
 
 def build(
@@ -202,13 +202,13 @@ def build(
     Raises ImportError and AttributeError where a class is not there.
     """
     _lay_out(packages)
-    made: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for row in rows:
-        module = made[row["path"]] = _module(row, device)
+        module = modules[row["path"]] = _module(row, device)
         parent, _, name = row["path"].rpartition(".")
         if row["path"]:
-            made[parent]._modules[name] = module
-    unet = made[""]
+            modules[parent]._modules[name] = module
+    unet = modules[""]
     home = sys.modules[type(unet).__module__]
     if getattr(home, "th", None) is torch:
         home.th = Resizing()  # type: ignore[attr-defined]
@@ -240,12 +240,12 @@ class Resizing:
         return getattr(torch, name)
 
     @staticmethod
-    def cat(given: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    def cat(images: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         """torch.cat."""
-        if len(given) == 2 and given[0].shape[-2:] != given[1].shape[-2:]:
-            first = nn.functional.interpolate(given[0], given[1].shape[-2:], mode="nearest")
-            given = (first, given[1])
-        return torch.cat(list(given), dim)
+        if len(images) == 2 and images[0].shape[-2:] != images[1].shape[-2:]:
+            first = nn.functional.interpolate(images[0], images[1].shape[-2:], mode="nearest")
+            images = (first, images[1])
+        return torch.cat(list(images), dim)
 
 
 def _value_of(value: Any) -> Any:
@@ -285,10 +285,10 @@ def _empty(shape: Any, device: torch.device) -> torch.Tensor | None:
 
 
 def _class(home: str, name: str) -> Any:
-    found: Any = importlib.import_module(home)
+    thing: Any = importlib.import_module(home)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
 def _lay_out(packages: Mapping[str, Sequence[str]]) -> None:

@@ -131,8 +131,8 @@ class Card:
 
     def wants_trial(self, kind: Hashable) -> bool:
         """Whether it has to compute one beside the host first."""
-        known = kind in self._passed or kind in self._barred
-        return self.is_there and self._trial is None and not known
+        settled = kind in self._passed or kind in self._barred
+        return self.is_there and self._trial is None and not settled
 
     def why_not(self, kind: Hashable) -> str:
         """Why it does not compute calls of this kind; empty where it does."""
@@ -208,12 +208,12 @@ class Card:
     def try_(
         self,
         kind: Hashable,
-        given: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         out_bytes: int,
-        asked: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> bool:
         """Begin a call that the host computes too; `expect` says its result."""
-        if not self.begin(kind, given, out_bytes, asked):
+        if not self.begin(kind, inputs, out_bytes, more):
             return False
         self._trial = _Trial(kind)
         return True
@@ -226,14 +226,14 @@ class Card:
     def begin(
         self,
         kind: Hashable,
-        given: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         out_bytes: int,
-        asked: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Begin a call; False where that cannot be. `asked`: see Replica.begin."""
+        """Begin a call; False where that cannot be. `more`: see Replica.begin."""
         assert self._replica is not None
         try:
-            self._replica.begin(given, out_bytes, {"part": part_of(kind), **(asked or {})})
+            self._replica.begin(inputs, out_bytes, {"part": part_of(kind), **(more or {})})
         except LostError as error:
             self._lost(str(error))
         except ValueError as error:
@@ -293,11 +293,11 @@ class Card:
         except FailedError:
             return
 
-    def _judge(self, trial: _Trial, made: Made) -> None:
+    def _judge(self, trial: _Trial, result: Made) -> None:
         self._trial = None
         if trial.expected is None:  # the host's own call failed
             return
-        why = _difference(made.tensor, trial.expected, self._dtype(part_of(trial.kind)))
+        why = _difference(result.tensor, trial.expected, self._dtype(part_of(trial.kind)))
         if why:
             self._barred[trial.kind] = why
         else:
@@ -360,24 +360,24 @@ def part_of(kind: Hashable) -> str:
 
 def missing(members: Sequence[Card], part: str = UNET) -> str:
     """Why none of them can compute anything of this part now."""
-    found = ((member.device, member.reason or member.without(part)) for member in members)
-    return "; ".join(f"{device}: {why}" for device, why in found if why) or BUSY
+    reasons = ((member.device, member.reason or member.without(part)) for member in members)
+    return "; ".join(f"{device}: {why}" for device, why in reasons if why) or BUSY
 
 
 def _check_room(replica: Replica, part: str, tensors: Sequence[torch.Tensor]) -> None:
-    wanted = sum(tensor.nbytes for tensor in tensors)
+    size = sum(tensor.nbytes for tensor in tensors)
     free = replica.free_bytes
-    if free is not None and free < wanted:
+    if free is not None and free < size:
         raise FailedError(
-            f"the {part} takes {wanted / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
+            f"the {part} takes {size / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
         )
 
 
-def _difference(made: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str:
+def _difference(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str:
     """Why a result is not what it should be; empty where it is."""
-    if made.shape != expected.shape or made.dtype != expected.dtype:
-        return f"it makes {list(made.shape)} of {made.dtype}, not {list(expected.shape)}"
-    there, here = made.double(), expected.double().cpu()
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return f"it makes {list(result.shape)} of {result.dtype}, not {list(expected.shape)}"
+    there, here = result.double(), expected.double().cpu()
     finite = here.isfinite()
     if not torch.equal(finite, there.isfinite()):
         return "its first result has other places that are not finite"

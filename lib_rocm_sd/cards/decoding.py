@@ -105,30 +105,30 @@ class Decoding(Work):
         usable = [True, *(m.may(kind) and m.has(subject) for m in self.members)]
         self.way = self.shares.way(kind, rows, usable)
         if sum(map(bool, self.way)) > 1:
-            made = self._together(kind, program, request, links)
-            if made is not None and is_finite(made):
+            picture = self._together(kind, program, request, links)
+            if picture is not None and is_finite(picture):
                 self.why = ""
                 self.divided += len(image)
-                return made
-            if made is not None:
+                return picture
+            if picture is not None:
                 return self._again(kind, request, alone)
             self.leave(self.failures(kind))
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
             empty_cache(self.home)
             return alone()
-        made = self._whole(kind, subject, image, alone)
+        picture = self._whole(kind, subject, image, alone)
         self.why = self.failures(kind) or self.shares.alone(kind, rows)
-        return made
+        return picture
 
     def _again(self, kind: Kind, request: Request, alone: Alone) -> torch.Tensor:
         """By one card. Only if its picture is finite, not being so was the cards' fault."""
         self.leave(NOT_FINITE)
-        made = alone()
-        if is_finite(made):
+        picture = alone()
+        if is_finite(picture):
             self._bar(kind, NOT_FINITE)
             self.why = self.failures(kind)
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
-        return made
+        return picture
 
     def _prepare(
         self, subject: Subject, image: torch.Tensor, links: Chain, fits: Callable[[], bool]
@@ -178,19 +178,19 @@ class Decoding(Work):
         self, kind: Kind, subject: Subject, image: torch.Tensor, alone: Alone
     ) -> torch.Tensor:
         """By one's own card. Those that are new to this kind make the picture beside it."""
-        tried: list[Card] = []
+        trials: list[Card] = []
         rows = 0
         for member in self.members:
             if member.wants_trial(kind) and member.has(subject):
                 rows = _compared_rows(image)
-                asked = {"scale": kind.scale, "rows": rows}
-                if member.try_(kind, {"image": image[:1]}, rows * _row_bytes(image), asked):
-                    tried.append(member)
+                more = {"scale": kind.scale, "rows": rows}
+                if member.try_(kind, {"image": image[:1]}, rows * _row_bytes(image), more):
+                    trials.append(member)
         with self._clock.of(kind, self.way):
-            made = alone()
-        for member in tried:
-            member.expect(made[:1, :, :rows])
-        return made
+            picture = alone()
+        for member in trials:
+            member.expect(picture[:1, :, :rows])
+        return picture
 
     def _together(
         self, kind: Kind, program: TogetherProgram, request: Request, links: Chain
@@ -202,7 +202,7 @@ class Decoding(Work):
         try:
             with self._clock.of(kind, self.way) as clock:
                 ranks = self._begun(kind, request.image, members, rows)
-                made = program.together(
+                picture = program.together(
                     *(request.image, rows, ranks, request.session),
                     *(request.progress, request.interrupt),
                 )
@@ -221,20 +221,20 @@ class Decoding(Work):
                 ours = f"ours failed: {type(error).__name__}: {error}"
                 self._bar(kind, NO_ROOM if is_out_of_memory(error) else ours)
             return None
-        return made
+        return picture
 
     def _begun(
         self, kind: Kind, image: torch.Tensor, members: Sequence[Card], parts: Sequence[Rows]
     ) -> Board:
         """The others have been asked; what one exchanges with them. Raises RankError."""
         board = self._the_board()
-        asked: dict[str, Any] = {
+        more: dict[str, Any] = {
             "scale": kind.scale,
             "parts": parts,
             "board": [self._number, board.name, board.size],
         }
         for rank, member in enumerate(members, 1):
-            if not member.begin(kind, {"image": image}, 0, {**asked, "rank": rank}):
+            if not member.begin(kind, {"image": image}, 0, {**more, "rank": rank}):
                 raise RankError(member.why_not(kind))
 
         def meet() -> None:

@@ -27,8 +27,8 @@ class Chosen:
     left: tuple[str, ...] = ()
 
 
-def chosen(home: torch.device, wanted: str = "", environ: Mapping[str, str] = os.environ) -> Chosen:
-    """The cards beside `home`. `wanted`: their numbers, with commas; empty for all of them."""
+def chosen(home: torch.device, text: str = "", environ: Mapping[str, str] = os.environ) -> Chosen:
+    """The cards beside `home`. `text`: their numbers, with commas; empty for all of them."""
     import torch
 
     test = environ.get(TEST, "")
@@ -40,7 +40,7 @@ def chosen(home: torch.device, wanted: str = "", environ: Mapping[str, str] = os
     count = torch.cuda.device_count()
     if count < 2:
         return Chosen((), (f"there is one card, {identify(home).name}: nothing to divide with",))
-    numbers, left = _numbers(wanted, own, count)
+    numbers, left = _numbers(text, own, count)
     devices = []
     for number in numbers:
         info = identify(torch.device("cuda", number))
@@ -69,5 +69,5 @@ def _numbers(wanted: str, own: int, count: int) -> tuple[list[int], list[str]]:
     if own in asked:
         left.append(f"card {own} is the one that the steps are computed on anyway")
     left += [f"there is no card {number}" for number in sorted(set(asked)) if number >= count]
-    found = [number for number in dict.fromkeys(asked) if number != own and number < count]
-    return found, left
+    numbers = [number for number in dict.fromkeys(asked) if number != own and number < count]
+    return numbers, left

@@ -96,8 +96,8 @@ class Group:
 
     def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
         """All ranks' tensors of one shape, in order."""
-        made: list[torch.Tensor] = self.start_gather(own).wait()
-        return made
+        parts: list[torch.Tensor] = self.start_gather(own).wait()
+        return parts
 
     def start_gather(self, own: torch.Tensor) -> Waiting:
         """The same, under way while this rank computes on."""
@@ -113,8 +113,8 @@ class Group:
 
     def concatenate(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
         """All ranks' tensors along `dim`, where rank r has `sizes[r]` of it."""
-        made: torch.Tensor = torch.cat(self.start_parts(own, sizes, dim).wait(), dim)
-        return made
+        whole: torch.Tensor = torch.cat(self.start_parts(own, sizes, dim).wait(), dim)
+        return whole
 
     def start_parts(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> Waiting:
         """The tensors that `concatenate` puts together, under way."""
@@ -134,32 +134,32 @@ class Group:
     ) -> Waiting:
         """Send a tensor to each rank of `sent`; fill those of `received`, which are contiguous."""
         keys = sorted({*sent, *received})
-        given = {key: sent[key].contiguous().flatten().view(torch.uint8) for key in sent}
-        wanted = {key: received[key].flatten().view(torch.uint8) for key in received}
+        outgoing = {key: sent[key].contiguous().flatten().view(torch.uint8) for key in sent}
+        incoming = {key: received[key].flatten().view(torch.uint8) for key in received}
         calls = []
         for key in keys:
             peer = self._global[key]
-            if key in given:
-                calls.append(dist.P2POp(dist.isend, given[key], peer, self._ranks))
-            if key in wanted:
-                calls.append(dist.P2POp(dist.irecv, wanted[key], peer, self._ranks))
-        with self.named(sum(tensor.numel() for tensor in given.values())):
+            if key in outgoing:
+                calls.append(dist.P2POp(dist.isend, outgoing[key], peer, self._ranks))
+            if key in incoming:
+                calls.append(dist.P2POp(dist.irecv, incoming[key], peer, self._ranks))
+        with self.named(sum(tensor.numel() for tensor in outgoing.values())):
             works = dist.batch_isend_irecv(calls) if calls else []
-        return Waiting(self, works, lambda: (received, given)[0])
+        return Waiting(self, works, lambda: (received, outgoing)[0])
 
     def objects(self, own: Any) -> list[Any]:
         """All ranks' objects, pickled: for facts, not for images."""
-        found: list[Any] = [None] * self.size
+        objects: list[Any] = [None] * self.size
         with self.named():
-            dist.all_gather_object(found, own, group=self._ranks)
-        return found
+            dist.all_gather_object(objects, own, group=self._ranks)
+        return objects
 
     def to_first(self, own: Any) -> list[Any]:
         """All ranks' objects on rank 0, pickled; nothing on the others."""
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        objects: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self.named():
-            dist.gather_object(own, found, dst=self._global[0], group=self._ranks)
-        return found or []
+            dist.gather_object(own, objects, dst=self._global[0], group=self._ranks)
+        return objects or []
 
     def send(self, thing: Any, to: int) -> None:
         """An object, pickled, to one rank, which calls `receive`."""
@@ -168,10 +168,10 @@ class Group:
 
     def receive(self, source: int) -> Any:
         """The object that one rank sends."""
-        found: list[Any] = [None]
+        objects: list[Any] = [None]
         with self.named():
-            dist.recv_object_list(found, src=self._global[source], group=self._ranks)
-        return found[0]
+            dist.recv_object_list(objects, src=self._global[source], group=self._ranks)
+        return objects[0]
 
     def team(self, size: int) -> Group:
         """The ranks in teams of `size`, in order; this rank's. Every rank has to call it.
@@ -181,18 +181,18 @@ class Group:
         if size < 1 or self.size % size:
             raise ValueError(f"{self.size} ranks cannot be parted in teams of {size}")
         mine = self.rank // size
-        made = None
+        team = None
         for number in range(self.size // size):
             ranks = [self._global[number * size + index] for index in range(size)]
             with self.named():
                 handle = dist.new_group(ranks)
             if number == mine:
-                found = slice(number * size, (number + 1) * size)
+                part = slice(number * size, (number + 1) * size)
                 rank = self.rank % size
-                made = Group(self.members[found], rank, self.device, self.weights[found], handle)
-                made._global, made._pulse, made.traffic = ranks, self._pulse, self.traffic
-        assert made is not None
-        return made
+                team = Group(self.members[part], rank, self.device, self.weights[part], handle)
+                team._global, team._pulse, team.traffic = ranks, self._pulse, self.traffic
+        assert team is not None
+        return team
 
     @contextmanager
     def named(self, sent_bytes: int | None = 0) -> Iterator[None]:
@@ -374,13 +374,13 @@ class Agreement:
     def look(self, to_the_end: bool = False) -> None:
         """Raises ValueError where ranks had different tensors; `to_the_end` waits for all."""
         while self._under_way:
-            found, event = self._under_way[0]
+            gathered, event = self._under_way[0]
             if event is not None and not to_the_end and not event.query():
                 return
             if event is not None:
                 event.synchronize()
             self._under_way.pop(0)
-            if differ(found):
+            if differ(gathered):
                 self._under_way.clear()
                 raise ValueError(
                     "the ranks were given different images or prompts: call the pipeline with the "
@@ -391,13 +391,13 @@ class Agreement:
 def lengths(tensor: torch.Tensor) -> torch.Tensor:
     """(LINES): how far the tensor, brought to length 1, goes along random lines."""
     flat = tensor.detach().flatten().float()
-    made = _lines(flat.numel(), flat.device) @ flat
-    return made / torch.linalg.vector_norm(flat).clamp_min(1e-30)
+    along = _lines(flat.numel(), flat.device) @ flat
+    return along / torch.linalg.vector_norm(flat).clamp_min(1e-30)
 
 
-def differ(found: torch.Tensor) -> bool:
+def differ(all_lengths: torch.Tensor) -> bool:
     """Whether ranks' lengths (ranks, tensors, LINES) are too far apart to be of the same."""
-    return bool(((found - found[:1]).abs() > APART).any())
+    return bool(((all_lengths - all_lengths[:1]).abs() > APART).any())
 
 
 @lru_cache(maxsize=8)
@@ -410,11 +410,11 @@ def _lines(count: int, device: torch.device) -> torch.Tensor:
 
 def _to_host(gathered: Waiting) -> tuple[torch.Tensor, Any]:
     """(ranks, tensors, LINES), there when the event has come."""
-    found = torch.stack(gathered.wait())
-    if found.device.type != "cuda":
-        return found, None
-    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-    host.copy_(found, non_blocking=True)
+    all_lengths = torch.stack(gathered.wait())
+    if all_lengths.device.type != "cuda":
+        return all_lengths, None
+    host = torch.empty(all_lengths.shape, dtype=all_lengths.dtype, pin_memory=True)
+    host.copy_(all_lengths, non_blocking=True)
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(found.device))
+    event.record(torch.cuda.current_stream(all_lengths.device))
     return host, event

@@ -91,7 +91,7 @@ def stores(where: Place, limit_s: float) -> tuple[Any, Any]:
     _joined += 1
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefix = f"rocm_sd/{attempt}/{_joined}"
-    made = []
+    connections = []
     for index in range(2):
         master = where.rank == 0 and not launcher_has_store() and index == 0
         try:
@@ -108,8 +108,8 @@ def stores(where: Place, limit_s: float) -> tuple[Any, Any]:
             raise RankError(f"no store at {at} within {limit_s:g} s: {error}") from error
         if master:
             _served[where.port] = store
-        made.append(dist.PrefixStore(prefix, store))
-    return made[0], made[1]
+        connections.append(dist.PrefixStore(prefix, store))
+    return connections[0], connections[1]
 
 
 def launcher_has_store() -> bool:
@@ -128,12 +128,12 @@ def meet(store: Any, own: Member, size: int, limit_s: float) -> list[Member]:
         if not late:
             raise RankError(f"the store failed while ranks met: {error}") from error
         raise RankError(f"rank {', '.join(late)} did not come within {limit_s:g} s") from error
-    found = [Member(**json.loads(store.get(key))) for key in keys]
+    members = [Member(**json.loads(store.get(key))) for key in keys]
     store.set(f"read/{own.rank}", "")
     if own.rank == 0 and not launcher_has_store():  # the store must not end with it before
         with suppress(RuntimeError):  # who is gone meanwhile is named by what comes next
             store.wait([f"read/{rank}" for rank in range(size)], timedelta(seconds=limit_s))
-    return found
+    return members
 
 
 def twice(members: Sequence[Member]) -> str:
@@ -169,10 +169,10 @@ def member(rank: int, device: torch.device, unfit: str) -> Member:
     machine = socket.gethostname()
     if device.type != "cuda":
         return Member(rank, machine, str(device), unfit=unfit)
-    known = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     free = 0 if unfit else torch.cuda.mem_get_info(device)[0]
-    card = str(getattr(known, "uuid", "") or f"{_visible()} {device.index}")
-    return Member(rank, machine, str(device), card, known.name, free, unfit)
+    card = str(getattr(properties, "uuid", "") or f"{_visible()} {device.index}")
+    return Member(rank, machine, str(device), card, properties.name, free, unfit)
 
 
 def _visible() -> str:
@@ -185,10 +185,10 @@ def computes_right(device: torch.device) -> str:
     generator = torch.Generator("cpu").manual_seed(0)
     a, b = (torch.randn((64, 64), generator=generator) for _ in range(2))
     try:
-        made = (a.to(device) @ b.to(device)).cpu()
+        product = (a.to(device) @ b.to(device)).cpu()
     except RuntimeError as error:
         return f"it cannot multiply: {str(error).splitlines()[0]}"
-    wrong = float((made.double() - a.double() @ b.double()).abs().max())
+    wrong = float((product.double() - a.double() @ b.double()).abs().max())
     return "" if wrong < 0.1 else f"it multiplies wrongly, by {wrong:.3g}"
 
 

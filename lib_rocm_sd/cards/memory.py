@@ -64,10 +64,10 @@ class Shared:
         """Let `device` reach it by itself, which makes copies faster; False where it cannot."""
         if self._bytes is not None and not self.is_pinned and torch.cuda.is_available():
             with suppress(Exception), torch.cuda.device(device):
-                made: Any = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+                status: Any = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
                     self._bytes.data_ptr(), self.size, 0
                 )
-                self.is_pinned, self._device = int(made) == 0, device
+                self.is_pinned, self._device = int(status) == 0, device
         return self.is_pinned
 
     def close(self) -> None:

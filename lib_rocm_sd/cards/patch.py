@@ -47,9 +47,9 @@ class RowSplit:
 
     def of(self, height: int) -> list[Part]:
         """The rows of the image of this height. Raises ValueError where the UNet has none such."""
-        by, found = 1, self.height
-        while found != height:
-            by, found = 2 * by, -(-found // 2)
+        by, rows = 1, self.height
+        while rows != height:
+            by, rows = 2 * by, -(-rows // 2)
             if by > self.factor:
                 raise ValueError(f"no image of the UNet has {height} rows: {self.height} at first")
         return self._smaller(by)
@@ -88,35 +88,35 @@ def obstacles(unet: nn.Module) -> list[str]:
     config: Any = getattr(unet, "config", None)
     if type(unet).__name__ != "UNet2DConditionModel" or config is None:
         return [f"{type(unet).__name__} is no UNet2DConditionModel of diffusers"]
-    found = []
+    reasons = []
     for name, known in BLOCKS.items():
-        given = getattr(config, name, None)
-        kinds = given if isinstance(given, (list, tuple)) else [given]
-        found += [f"a block is of another kind: {kind}" for kind in kinds if kind not in known]
+        value = getattr(config, name, None)
+        kinds = value if isinstance(value, (list, tuple)) else [value]
+        reasons += [f"a block is of another kind: {kind}" for kind in kinds if kind not in known]
     for name, module in unet.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            found.append(f"{name or 'the UNet'} is compiled")
+            reasons.append(f"{name or 'the UNet'} is compiled")
         if isinstance(module, nn.Conv2d):
-            found += [f"{name}: {why}" for why in _of_convolution(module)]
+            reasons += [f"{name}: {why}" for why in _of_convolution(module)]
         if isinstance(module, nn.GroupNorm) and type(module).forward is not nn.GroupNorm.forward:
-            found.append(f"{name}: a GroupNorm with a forward of its own")
+            reasons.append(f"{name}: a GroupNorm with a forward of its own")
         if getattr(module, "fused_projections", False):
-            found.append(f"{name}: its projections are fused")
+            reasons.append(f"{name}: its projections are fused")
         if type(module).__name__ == "GatedSelfAttentionDense":
-            found.append(f"{name}: attention to boxes beside the image")
-    return found
+            reasons.append(f"{name}: attention to boxes beside the image")
+    return reasons
 
 
 def _of_convolution(module: nn.Conv2d) -> list[str]:
-    found = []
+    reasons = []
     if type(module).forward is not nn.Conv2d.forward:
-        found.append("a convolution with a forward of its own")
+        reasons.append("a convolution with a forward of its own")
     rows = (module.kernel_size[0], module.stride[0], _padding(module))
     if rows not in ((1, 1, 0), (3, 1, 1), (3, 2, 1)):
-        found.append("kernel {}, stride {}, padding {}".format(*rows))
+        reasons.append("kernel {}, stride {}, padding {}".format(*rows))
     if module.dilation[0] != 1 or module.padding_mode != "zeros":
-        found.append(f"dilation {module.dilation[0]}, padding mode {module.padding_mode}")
-    return found
+        reasons.append(f"dilation {module.dilation[0]}, padding mode {module.padding_mode}")
+    return reasons
 
 
 def _padding(module: nn.Conv2d) -> int | str:
@@ -136,16 +136,16 @@ class Exact:
         self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
     ) -> list[torch.Tensor]:
         """All ranks' tensors, in order; rank r has `sizes[r]` along `dim`."""
-        made: list[torch.Tensor] = self.group.start_parts(own, sizes, dim).wait()
-        return made
+        parts: list[torch.Tensor] = self.group.start_parts(own, sizes, dim).wait()
+        return parts
 
     def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
         """The rows next to x (N, C, H, W): `above` from the rank before, `below` from the next.
 
         None at the image's top and bottom.
         """
-        made: Edges = self._start(x, above, below).wait()
-        return made
+        edges: Edges = self._start(x, above, below).wait()
+        return edges
 
     def begin(self, time_step: float) -> None:
         """A step begins; time steps fall from one to the next of a picture."""
@@ -207,21 +207,21 @@ class Stale(Exact):
     def parts(
         self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
     ) -> list[torch.Tensor]:
-        found = self._before(key, self.group.start_parts(own, sizes, dim))
-        return [own if rank == self.group.rank else part for rank, part in enumerate(found)]
+        parts = self._before(key, self.group.start_parts(own, sizes, dim))
+        return [own if rank == self.group.rank else part for rank, part in enumerate(parts)]
 
     def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
-        made: Edges = self._before(key, self._start(x, above, below))
-        return made
+        edges: Edges = self._before(key, self._start(x, above, below))
+        return edges
 
     def _before(self, key: str, now: Any) -> Any:
         before = self._under_way.get(key)
         self._under_way[key] = now
         if before is not None:
-            kept = before.wait()
+            earlier = before.wait()
         if before is None or self._step <= self._exact_steps:
             return now.wait()
-        return kept
+        return earlier
 
 
 def _rows(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -261,17 +261,17 @@ class PatchParallel:
 
     def put_in(self) -> list[Patch]:
         """Replace the forwards; what to take back, in order."""
-        found: list[tuple[Any, Callable[..., Any]]] = []
+        forwards: list[tuple[Any, Callable[..., Any]]] = []
         for name, module in self._unet.named_modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1:
-                found.append((module, partial(self._convolve, name, module, module.forward)))
+                forwards.append((module, partial(self._convolve, name, module, module.forward)))
             elif isinstance(module, nn.GroupNorm):
-                found.append((module, partial(self._normalise, name, module, module.forward)))
+                forwards.append((module, partial(self._normalise, name, module, module.forward)))
             elif _attends_to_itself(module):
-                found += _Attended(self, name, module).forwards()
+                forwards += _Attended(self, name, module).forwards()
         self._theirs = self._unet.forward
-        found.append((self._unet, self._forward))
-        return [put(module, "forward", Exchanging(forward)) for module, forward in found]
+        forwards.append((self._unet, self._forward))
+        return [put(module, "forward", Exchanging(forward)) for module, forward in forwards]
 
     def settle(self) -> None:
         """Raises ValueError where the ranks' calls did not belong together."""
@@ -304,11 +304,11 @@ class PatchParallel:
             for name in RESIDUALS:
                 if kwargs.get(name) is not None:
                     kwargs = {**kwargs, name: self._own(kwargs[name])}
-            made = self._theirs(self._own(sample), timestep, *args, **kwargs)
+            result = self._theirs(self._own(sample), timestep, *args, **kwargs)
         finally:
             self._rows = None
         sizes = [last - first for first, last in rows.parts]
-        return with_image(made, self._group.concatenate(image_of(made), sizes, 2))
+        return with_image(result, self._group.concatenate(image_of(result), sizes, 2))
 
     def _refusal(self, sample: torch.Tensor, args: Any, kwargs: Any) -> str:
         """Why each rank computes this call whole."""
@@ -346,8 +346,8 @@ class PatchParallel:
     ) -> torch.Tensor:
         """The rows of the output that belong to the rows of x."""
         if self._rows is None:
-            made: torch.Tensor = theirs(x)
-            return made
+            whole: torch.Tensor = theirs(x)
+            return whole
         stride, padding = module.stride[0], int(module.padding[0])
         last = self._group.rank == self._group.size - 1
         above, below = self._exchange.edges(name, x, padding, padding + 1 - stride)
@@ -363,8 +363,8 @@ class PatchParallel:
     ) -> torch.Tensor:
         """GroupNorm of x (N, C, ...) by the mean and the variance of all ranks' values."""
         if self._rows is None:
-            made: torch.Tensor = theirs(x)
-            return made
+            whole: torch.Tensor = theirs(x)
+            return whole
         wide = torch.promote_types(x.dtype, torch.float32)
         values = x.to(wide).reshape(x.shape[0], module.num_groups, -1)
         variance, mean = torch.var_mean(values, 2, correction=0)
@@ -379,8 +379,8 @@ class PatchParallel:
 def _attends_to_itself(module: nn.Module) -> bool:
     """Whether it may attend to the image; that of a prompt is local, and always has one here."""
     layers = (getattr(module, name, None) for name in ("to_q", "to_k", "to_v"))
-    known = all(isinstance(layer, nn.Module) for layer in layers)
-    return known and not getattr(module, "is_cross_attention", False)
+    has_all = all(isinstance(layer, nn.Module) for layer in layers)
+    return has_all and not getattr(module, "is_cross_attention", False)
 
 
 class _Attended:
@@ -413,9 +413,9 @@ class _Attended:
         if not self._itself:
             return keys
         both = torch.cat([keys, self._to_v(x, *args, **kwargs)], 2)
-        made = self._owner.gathered(self._name, both)
-        self._ready = (x, made[..., keys.shape[2] :])
-        return made[..., : keys.shape[2]]
+        everybodys = self._owner.gathered(self._name, both)
+        self._ready = (x, everybodys[..., keys.shape[2] :])
+        return everybodys[..., : keys.shape[2]]
 
     def _values(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._ready is not None and self._ready[0] is x:

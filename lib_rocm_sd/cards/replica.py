@@ -274,13 +274,13 @@ class Replica:
         return sent
 
     def begin(
-        self, given: Mapping[str, torch.Tensor], out_bytes: int, asked: Mapping[str, Any]
+        self, tensors: Mapping[str, torch.Tensor], out_bytes: int, more: Mapping[str, Any]
     ) -> None:
-        """Ask for a call; `fetch` or `poll` gives what `made` understands. `asked`: more of the
+        """Ask for a call; `fetch` or `poll` gives what `made` understands. `more`: more of the
         message. ValueError where it does not fit into shared memory.
         """
         inputs, offset = [], 0
-        for name, tensor in given.items():
+        for name, tensor in tensors.items():
             place = self._shared.tensor(offset, tensor.shape, tensor.dtype)
             place.copy_(tensor, non_blocking=True)
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -290,7 +290,7 @@ class Replica:
             raise ValueError(f"a call takes more than the {self._shared.size >> 20} MiB shared")
         settle(self._home)
         self._out = offset
-        self._ask("call", inputs=inputs, out=offset, **asked)
+        self._ask("call", inputs=inputs, out=offset, **more)
 
     def arrived(self, limit_s: float) -> None:
         """Wait until it has written its part of an exchange. Raises as `fetch`, and FailedError
@@ -364,12 +364,12 @@ def _batches(
     for place in places:
         tensor = tensors[place]
         for first, count in _pieces(tensor, size):
-            wanted = aligned(count * tensor.element_size())
-            if batch and (offset + wanted > size or len(batch) >= PIECES):
+            needed = aligned(count * tensor.element_size())
+            if batch and (offset + needed > size or len(batch) >= PIECES):
                 yield batch
                 batch, offset = [], 0
             batch.append((place, first, count, offset))
-            offset += wanted
+            offset += needed
     if batch:
         yield batch
 

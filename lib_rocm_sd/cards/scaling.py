@@ -416,13 +416,13 @@ def drawn(
     """
     random_ = random.Random(seed)
     shares = [share for share, _ in kinds]
-    now, made = 0.0, []
+    now, requests = 0.0, []
     for _ in range(count):
         now += random_.expovariate(per_s)
         (seconds,) = random_.choices([seconds for _, seconds in kinds], shares)
         factor = random_.expovariate(1.0) if exponential else 1.0
-        made.append(Request(now, tuple(factor * each for each in seconds)))
-    return made
+        requests.append(Request(now, tuple(factor * each for each in seconds)))
+    return requests
 
 
 def alone(free: int, behind: int) -> int:

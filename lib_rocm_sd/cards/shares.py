@@ -56,17 +56,17 @@ class Shares:
 
     def way(self, kind: Hashable, rows: int, usable: Sequence[bool]) -> Way:
         """For the next call, of `rows` rows, on the cards that are `usable`, as one's own is."""
-        known = self.of(kind)
+        record = self.of(kind)
         whole = (rows, *[0] * (len(usable) - 1))
-        if not self._is_measured(known, whole) or rows < 2 or not any(usable[1:]):
+        if not self._is_measured(record, whole) or rows < 2 or not any(usable[1:]):
             return whole
         divided = self.divided(kind, rows, usable)
         fitting = [
-            way for way in known.times if _fits(way, usable) and self._is_measured(known, way)
+            way for way in record.times if _fits(way, usable) and self._is_measured(record, way)
         ]
-        if not self._is_measured(known, divided) and len(fitting) < MOST_WAYS:
+        if not self._is_measured(record, divided) and len(fitting) < MOST_WAYS:
             return divided
-        return min(fitting, key=known.times.__getitem__)
+        return min(fitting, key=record.times.__getitem__)
 
     def divided(self, kind: Hashable, rows: int, usable: Sequence[bool]) -> Way:
         """`rows` over all usable cards, by their speeds as far as they are known."""
@@ -79,10 +79,10 @@ class Shares:
 
     def again(self) -> None:
         """Measure all ways again, when they come up: the cards may have become others."""
-        for known in self._kinds.values():
-            known.calls = dict.fromkeys(known.calls, self.warm)
-            known.times.clear()
-            known.speeds.clear()
+        for record in self._kinds.values():
+            record.calls = dict.fromkeys(record.calls, self.warm)
+            record.times.clear()
+            record.speeds.clear()
 
     def alone(self, kind: Hashable, rows: int) -> str:
         """Why one card computes a call of `rows` rows though others could."""
@@ -96,23 +96,23 @@ class Shares:
 
     def took(self, kind: Hashable, way: Way, ms: float, each: Sequence[float] = ()) -> None:
         """A call took `ms`, and each card `each` of its own (0: not known)."""
-        known = self.of(kind)
-        known.calls[way] = known.calls.get(way, 0) + 1
-        if known.calls[way] <= self.warm:
+        record = self.of(kind)
+        record.calls[way] = record.calls.get(way, 0) + 1
+        if record.calls[way] <= self.warm:
             return
-        before = known.times.get(way)
+        before = record.times.get(way)
         if before is None:
-            known.times[way] = ms
-        elif known.calls[way] <= self.warm + self.measured:
-            known.times[way] = min(before, ms)  # one of them may still have recorded something
+            record.times[way] = ms
+        elif record.calls[way] <= self.warm + self.measured:
+            record.times[way] = min(before, ms)  # one of them may still have recorded something
         else:
-            known.times[way] = _smooth(before, min(ms, MOST_WAIT * before))
+            record.times[way] = _smooth(before, min(ms, MOST_WAIT * before))
         for card, (rows, own_ms) in enumerate(zip(way, each, strict=False)):
             if rows and own_ms > 0:
-                known.speeds[card] = _smooth(known.speeds.get(card), rows / own_ms)
+                record.speeds[card] = _smooth(record.speeds.get(card), rows / own_ms)
 
-    def _is_measured(self, known: Kind, way: Way) -> bool:
-        return known.calls.get(way, 0) >= self.warm + self.measured
+    def _is_measured(self, record: Kind, way: Way) -> bool:
+        return record.calls.get(way, 0) >= self.warm + self.measured
 
 
 def divide(count: int, speeds: Sequence[float], least: Sequence[int]) -> Way:
@@ -121,8 +121,8 @@ def divide(count: int, speeds: Sequence[float], least: Sequence[int]) -> Way:
     Each has its `least` or more. Speeds that are not known (0) are taken to be the mean of the
     others.
     """
-    known = [speed for speed in speeds if speed > 0]
-    mean = sum(known) / len(known) if known else 1.0
+    measured = [speed for speed in speeds if speed > 0]
+    mean = sum(measured) / len(measured) if measured else 1.0
     speeds = [speed if speed > 0 else mean for speed in speeds]
     way = list(least)
     for _ in range(count - sum(way)):

@@ -149,8 +149,8 @@ class Team(Work):
             raise NotDividedError(FIRST)
         if self._first is None or self._first() is not subject.module:
             raise NotDividedError(ANOTHER)
-        known = [member for member in lacking if member.had(subject)]
-        if self._sent and known:
+        behind = [member for member in lacking if member.had(subject)]
+        if self._sent and behind:
             raise NotDividedError(AMID)
         self._sent = True
         for member in lacking:
@@ -161,20 +161,20 @@ class Team(Work):
         trying = [m.wants_trial(call.kind) for m in self.members]
         able = [True, *(a or b for a, b in zip(trying, usable[1:], strict=True))]
         others = parts(self.shares.divided(call.kind, call.rows, able))[1:]
-        tried = []
+        trials = []
         for member, wants, (first, last) in zip(self.members, trying, others, strict=True):
             if (
                 wants
                 and last > first
                 and member.try_(call.kind, call.part(first, last), _out_bytes(call, last - first))
             ):
-                tried.append((member, first, last))
+                trials.append((member, first, last))
         with self._clock.of(call.kind, way):
-            made = theirs(**call.given)
-        for member, first, last in tried:
-            member.expect(made[first:last])
+            result = theirs(**call.given)
+        for member, first, last in trials:
+            member.expect(result[first:last])
         self.why = self.failures(call.kind) or self.shares.alone(call.kind, call.rows)
-        return made
+        return result
 
     def _divided(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
         self.way, self.why = way, ""
@@ -192,17 +192,17 @@ class Team(Work):
             clock.own_begins()
             own = theirs(**call.part(0, mine))
             clock.own_is_done()
-            made = own.new_empty((call.rows, *own.shape[1:]))
-            made[: len(own)] = own
+            whole = own.new_empty((call.rows, *own.shape[1:]))
+            whole[: len(own)] = own
             for member, first, last in begun:
-                if not self._fetched(member, call, made[first:last], clock):
+                if not self._fetched(member, call, whole[first:last], clock):
                     left.append((first, last))
             for first, last in left:
-                made[first:last] = theirs(**call.part(first, last))
+                whole[first:last] = theirs(**call.part(first, last))
         self.divided += not left
         if left:
             self.why = self.failures(call.kind) or "a card gave no result"
-        return made
+        return whole
 
     def _fetched(self, member: Card, call: Call, into: torch.Tensor, clock: Clock) -> bool:
         result = member.fetch(call.kind)
@@ -259,9 +259,9 @@ class SeveralStandIn(StandIn):
         args, kwargs = asked
         call, subject = _bound(*args, **kwargs), self._subject
 
-        def part(**given: torch.Tensor) -> Any:
+        def part(**inputs: torch.Tensor) -> Any:
             try:
-                return self.theirs(**given)
+                return self.theirs(**inputs)
             except Exception as error:
                 raise TheirsError(error) from error
 
@@ -284,15 +284,15 @@ def _bound(*args: Any, **kwargs: Any) -> Call:
     """A call of a UNet, by the names of its parameters. UnknownModuleError where it cannot be
     divided by rows.
     """
-    given = dict(zip(NAMES, args, strict=False)) | kwargs
-    given = {name: value for name, value in given.items() if value is not None}
-    others = [name for name in given if name not in NAMES]
+    inputs = dict(zip(NAMES, args, strict=False)) | kwargs
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    others = [name for name in inputs if name not in NAMES]
     if others or len(args) > len(NAMES):
         raise UnknownModuleError((f"the UNet is called with {', '.join(others) or 'more'}",))
-    x = given.get("x")
+    x = inputs.get("x")
     if not isinstance(x, torch.Tensor) or x.ndim != 4:
         raise UnknownModuleError(("the UNet is called with something else than images",))
-    for name, value in given.items():
+    for name, value in inputs.items():
         if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(x):
             raise UnknownModuleError((f"{name} has not one row for each image",))
-    return Call(given)
+    return Call(inputs)

@@ -146,18 +146,18 @@ def _fetch(
     me = ranks.rank
     sent, received = {}, {}
     for other in range(ranks.size):
-        given, taken = _both(has[me], needs[other]), _both(has[other], needs[me])
+        theirs, mine = _both(has[me], needs[other]), _both(has[other], needs[me])
         if other == me:
             continue
-        if given[0] < given[1]:
-            sent[other] = own[:, given[0] - has[me][0] : given[1] - has[me][0]]
-        if taken[0] < taken[1]:
-            shape = (own.shape[0], taken[1] - taken[0], *own.shape[2:])
+        if theirs[0] < theirs[1]:
+            sent[other] = own[:, theirs[0] - has[me][0] : theirs[1] - has[me][0]]
+        if mine[0] < mine[1]:
+            shape = (own.shape[0], mine[1] - mine[0], *own.shape[2:])
             received[other] = own.new_empty(shape)
     ranks.start_swap(sent, received).wait()
-    kept = _both(has[me], needs[me])
+    own_rows = _both(has[me], needs[me])
     pieces = [received[other] for other in sorted(received) if other < me]
-    pieces.append(own[:, kept[0] - has[me][0] : kept[1] - has[me][0]])
+    pieces.append(own[:, own_rows[0] - has[me][0] : own_rows[1] - has[me][0]])
     pieces += [received[other] for other in sorted(received) if other > me]
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, 1)
 

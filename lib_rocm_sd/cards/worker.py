@@ -114,35 +114,35 @@ class Worker:
         return {"kind": "taken"}
 
     def _call(self, message: Message) -> Message:
-        given = {}
+        inputs = {}
         for name, dtype, shape, offset in message["inputs"]:
             tensor = self._shared.tensor(offset, shape, getattr(torch, dtype))
-            given[name] = tensor.to(self._device, non_blocking=True, copy=True)
+            inputs[name] = tensor.to(self._device, non_blocking=True, copy=True)
         begin = time.perf_counter()
         if message["part"] == UNET:
-            made = self._of_unet(given)
+            result = self._of_unet(inputs)
         elif "parts" in message:
-            return {"kind": "made", "ms": self._rows_of_decoder(given["image"], message)}
+            return {"kind": "made", "ms": self._rows_of_decoder(inputs["image"], message)}
         else:
             assert self.decoder is not None
-            made = self.decoder.picture(given["image"], message["scale"], message["rows"])
-        out = self._shared.tensor(message["out"], made.shape, made.dtype)
-        out.copy_(made, non_blocking=True)
+            result = self.decoder.picture(inputs["image"], message["scale"], message["rows"])
+        out = self._shared.tensor(message["out"], result.shape, result.dtype)
+        out.copy_(result, non_blocking=True)
         settle(self._device)
         took_ms = 1000 * (time.perf_counter() - begin)
-        dtype = str(made.dtype).removeprefix("torch.")
-        return {"kind": "made", "shape": list(made.shape), "dtype": dtype, "ms": took_ms}
+        dtype = str(result.dtype).removeprefix("torch.")
+        return {"kind": "made", "shape": list(result.shape), "dtype": dtype, "ms": took_ms}
 
-    def _of_unet(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _of_unet(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Where memory is short, what the decoder keeps beside its weights is given back first."""
         assert self.unet is not None
         try:
-            return self.unet.call(given)
+            return self.unet.call(inputs)
         except (RuntimeError, MemoryError) as error:
             if self.decoder is None or not is_out_of_memory(error):
                 raise
         self.decoder.release()
-        return self.unet.call(given)
+        return self.unet.call(inputs)
 
     def _rows_of_decoder(self, image: torch.Tensor, message: Message) -> float:
         """This process's part of a picture that several make; what it took, in ms."""
@@ -180,13 +180,13 @@ class CopiedUnet:
         if not self._ours.is_on:
             self._ours.take_over()
 
-    def call(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    def call(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """What it gives, autocast as the WebUI has it around a UNet in half precision."""
         dtype = next((t.dtype for t in self.tensors if t.ndim > 1), torch.float32)
         half = dtype != torch.float32
         device = self.tensors[0].device if self.tensors else torch.device("cpu")
         with torch.no_grad(), torch.autocast(device.type, dtype) if half else nullcontext():
-            return self._module(**given)  # type: ignore[no-any-return]
+            return self._module(**inputs)  # type: ignore[no-any-return]
 
     def give_back(self) -> None:
         """Let go of what is kept beside the weights, for good."""
@@ -207,9 +207,9 @@ class CopiedDecoder:
     def picture(self, image: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
         """The first `rows` of what it gives for `image`, all of it made here."""
         self._begin(scale)
-        made = self._program(image, session=self._session)
+        picture = self._program(image, session=self._session)
         self._tidy()
-        return made[:, :, :rows].contiguous()
+        return picture[:, :, :rows].contiguous()
 
     def together(
         self, image: torch.Tensor, scale: int, parts: Sequence[Rows], ranks: Ranks
@@ -278,7 +278,7 @@ def _replace_attention(unet: nn.Module, session: Session) -> None:
     ) -> Any:
         context = x if context is None else context
         layers = ((self.to_q, x), (self.to_k, context), (self.to_v, context))
-        q, k, v = (layer(given).unflatten(-1, (self.heads, -1)) for layer, given in layers)
+        q, k, v = (layer(source).unflatten(-1, (self.heads, -1)) for layer, source in layers)
         scale = getattr(self, "scale", None)
         return self.to_out(functional.attention(q, k, v, mask, scale, session))
 

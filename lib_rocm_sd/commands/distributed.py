@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.cards.batch import guidance_split, image_of
+from lib_rocm_sd.cards.batch import guidance_split, image_of, mapped
 from lib_rocm_sd.cards.group import Group, joined, under_torchrun
 from lib_rocm_sd.cards.patch import patch_parallel
 from lib_rocm_sd.cards.ranks import RankError
@@ -136,8 +136,8 @@ def _links(group: Group, size: Size, runs: int) -> Iterator[Row]:
             group.gather(own)
 
         for test, call in (("swap", swap), ("gather", gather)):
-            found = _timed(group, call, 10, size, runs)
-            yield _row(group, test, f"{count} bytes", "", found, math.nan, None)
+            timing = _timed(group, call, 10, size, runs)
+            yield _row(group, test, f"{count} bytes", "", timing, math.nan, None)
 
 
 def _guidance(
@@ -159,9 +159,9 @@ def _guidance(
 
     alone = _alone(group, step, size.steps, size, runs)
     with guidance_split(unet.module, group):
-        found = _timed(group, step, size.steps, size, runs)
+        timing = _timed(group, step, size.steps, size, runs)
     test = "guidance split" if pictures == 1 else f"batch split, {pictures} pictures"
-    return _row(group, test, case, way, found, *alone)
+    return _row(group, test, case, way, timing, *alone)
 
 
 def _rows(group: Group, unet: models.Unet, case: str, side: int, size: Size, runs: int) -> Row:
@@ -173,9 +173,9 @@ def _rows(group: Group, unet: models.Unet, case: str, side: int, size: Size, run
 
     alone = _alone(group, step, size.steps, size, runs)
     with patch_parallel(unet.module, group) as parallel:
-        found = _timed(group, step, size.steps, size, runs)
+        timing = _timed(group, step, size.steps, size, runs)
     told = "" if parallel.split_calls else "not split: too few rows"
-    return _row(group, "patch parallel", case, EAGER, found, *alone, told)
+    return _row(group, "patch parallel", case, EAGER, timing, *alone, told)
 
 
 def _decodes(group: Group, size: Size, runs: int) -> Iterator[Row]:
@@ -185,15 +185,15 @@ def _decodes(group: Group, size: Size, runs: int) -> Iterator[Row]:
         latent = coder.random_input(side, side)
 
         def decode(latent: torch.Tensor = latent) -> torch.Tensor:
-            made: torch.Tensor = coder.module(latent)
-            return made
+            picture: torch.Tensor = coder.module(latent)
+            return picture
 
         with patched_vae(vae, "whole", None, SESSION):
             alone = _alone(group, decode, 1, size, runs)
         with vae_bands(vae, group, SESSION) as programs:
-            found = _timed(group, decode, 1, size, runs)
+            timing = _timed(group, decode, 1, size, runs)
         told = "" if programs["decoder"].shared_runs else "not split: too few rows"
-        yield _row(group, "VAE bands", f"decode {side}x{side}", "rocm_sd", found, *alone, told)
+        yield _row(group, "VAE bands", f"decode {side}x{side}", "rocm_sd", timing, *alone, told)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _timed(group: Group, call: Callable[[], Any], steps: int, size: Size, runs: 
     """`steps` calls in a row, `runs` times; of each run the slowest rank's time, for one call."""
     with torch.no_grad():
         for _ in range(size.warmups):
-            made = call()
+            result = call()
         times = []
         sent, exchanges = 0, 0
         for _ in range(runs):
@@ -218,20 +218,20 @@ def _timed(group: Group, call: Callable[[], Any], steps: int, size: Size, runs: 
             sent += group.traffic.sent_bytes - before[0]
             exchanges += group.traffic.exchanges - before[1]
     slowest = [max(each) for each in zip(*group.objects(times), strict=True)]
-    return _Found(slowest, sent / runs / steps, exchanges / runs / steps, made)
+    return _Found(slowest, sent / runs / steps, exchanges / runs / steps, result)
 
 
 def _alone(
     group: Group, call: Callable[[], Any], steps: int, size: Size, runs: int
 ) -> tuple[float, torch.Tensor | None]:
     """Rank 0's ms and result, while the others wait."""
-    times, made = [math.nan], None
+    times, result = [math.nan], None
     if group.rank == 0:
         with torch.no_grad():
             for _ in range(size.warmups):
-                made = call()
+                result = call()
             times = [_run(group.device, call, steps) for _ in range(runs)]
-    return statistics.median(group.objects(times)[0]), made
+    return statistics.median(group.objects(times)[0]), result
 
 
 def _run(device: torch.device, call: Callable[[], Any], steps: int) -> float:
@@ -254,16 +254,16 @@ def _row(
     test: str,
     case: str,
     way: str,
-    found: _Found,
+    timing: _Found,
     one_ms: float,
     wanted: torch.Tensor | None,
     told: str = "",
 ) -> Row:
-    ordered = sorted(found.times_ms)
+    ordered = sorted(timing.times_ms)
     equal, error = None, math.nan
     if wanted is not None:
-        equal = torch.equal(found.made, wanted)
-        error = float((found.made.float() - wanted.float()).abs().max() / wanted.abs().max())
+        equal = torch.equal(timing.made, wanted)
+        error = float((timing.made.float() - wanted.float()).abs().max() / wanted.abs().max())
     return Row(
         test=test,
         case=case,
@@ -274,8 +274,8 @@ def _row(
         ms=statistics.median(ordered),
         p10_ms=ordered[len(ordered) // 10],
         p90_ms=ordered[-1 - len(ordered) // 10],
-        sent_mib=found.sent_bytes / 2**20,
-        exchanges=found.exchanges,
+        sent_mib=timing.sent_bytes / 2**20,
+        exchanges=timing.exchanges,
         equal=equal,
         error=error,
         told=told,
@@ -284,13 +284,7 @@ def _row(
 
 def _repeated(thing: Any, batch: int, times: int) -> Any:
     """Tensors that have something for each image of a batch, for `times` as many."""
-    if isinstance(thing, torch.Tensor):
-        return torch.cat([thing] * times) if thing.ndim and len(thing) == batch else thing
-    if isinstance(thing, dict):
-        return {key: _repeated(item, batch, times) for key, item in thing.items()}
-    if isinstance(thing, tuple):
-        return tuple(_repeated(item, batch, times) for item in thing)
-    return thing
+    return mapped(thing, lambda t: torch.cat([t] * times) if t.ndim and len(t) == batch else t)
 
 
 RUNS = 7
@@ -355,9 +349,9 @@ def line(row: Row) -> str:
 
 
 def _write(path: str, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    found = [
+    numbers = [
         {key: None if value != value else value for key, value in asdict(row).items()}
         for row in rows
     ]
-    document = {"machine": machine, "rows": found}
+    document = {"machine": machine, "rows": numbers}
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

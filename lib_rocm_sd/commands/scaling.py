@@ -69,15 +69,15 @@ def checked() -> list[dict[str, Any]]:
     """The model beside what was measured on two cards."""
     return [
         {
-            "case": found.pair.name,
-            "one_ms": found.pair.one_ms,
-            "two_ms": found.pair.two_ms,
-            "model_ms": round(found.model_ms, 2),
-            "error": round(found.error, 4),
-            "fitted": found.fitted,
+            "case": check.pair.name,
+            "one_ms": check.pair.one_ms,
+            "two_ms": check.pair.two_ms,
+            "model_ms": round(check.model_ms, 2),
+            "error": round(check.error, 4),
+            "fitted": check.fitted,
             "measured_on": model.TWO_H200,
         }
-        for found in model.checked(LINKS[0])
+        for check in model.checked(LINKS[0])
     ]
 
 
@@ -111,15 +111,15 @@ def picture_rows(cards: list[int]) -> list[dict[str, Any]]:
 
 
 def _row(case: str, way: str, link: Link | None, split: model.Split) -> dict[str, Any]:
-    known = not math.isnan(split.ms)
+    has_time = not math.isnan(split.ms)
     return {
         "case": case,
         "way": way,
         "link": "any" if link is None else link.name,
         "cards": split.cards,
         "one_ms": round(split.one_ms, 3),
-        "ms": round(split.ms, 3) if known else None,
-        "speedup": round(split.speedup, 3) if known else None,
+        "ms": round(split.ms, 3) if has_time else None,
+        "speedup": round(split.speedup, 3) if has_time else None,
         "why": split.why,
     }
 
@@ -137,8 +137,8 @@ def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
             drawn = model.drawn(requests, load * count / mean_s, kinds, seed)
             for name, gang in model.POLICIES.items():
                 served = model.simulate(drawn, count, gang)
-                given = {key: round(value, 4) for key, value in asdict(served).items()}
-                rows.append({"cards": count, "load": load, "policy": name, **given})
+                figures = {key: round(value, 4) for key, value in asdict(served).items()}
+                rows.append({"cards": count, "load": load, "policy": name, **figures})
     return rows
 
 
@@ -175,10 +175,10 @@ def _speedups(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     keys = list(dict.fromkeys((row["case"], row["way"], row["link"]) for row in rows))
     for key in keys:
-        found = [row for row in rows if (row["case"], row["way"], row["link"]) == key]
+        cells = [row for row in rows if (row["case"], row["way"], row["link"]) == key]
         told = "  ".join(
             f"{row['cards']}: {row['speedup']:.2f}" if row["speedup"] else f"{row['cards']}: -"
-            for row in found
+            for row in cells
         )
         lines.append(f"  {key[0]:26} {key[1]:9} {key[2]:20} {told}")
     return lines
