@@ -26,6 +26,8 @@ from lib_rocm_sd import arch, cache, console
 from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
 from lib_rocm_sd.cards.memory import Shared, aligned, room, settle
 from lib_rocm_sd.cards.ranks import FailedError, LostError
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.runtime import process
 
 log = console.Log()
@@ -247,7 +249,8 @@ class Replica:
 
     def build(self, blueprint: Blueprint, manner: Manner, part: str = UNET) -> None:
         """Make it another such module, without weights. Raises LostError and FailedError."""
-        text = json.dumps(asdict(blueprint)).encode()
+        tested = {"kind": kind_of(self._home), "passed": engine.passed(self._home)}
+        text = json.dumps({**asdict(blueprint), **tested}).encode()
         if len(text) > self._shared.size:
             raise FailedError(f"this {part} has too many modules")
         raw = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -346,6 +349,12 @@ class Replica:
             raise FailedError(str(answer["reason"]), bool(answer["memory"]))
         self.free_bytes = answer.get("free", self.free_bytes)
         return answer
+
+
+def kind_of(device: torch.device) -> list[str]:
+    """What cards have in common that compute alike, with the same software."""
+    info = identify(device)
+    return [info.backend, str(info.gfx), info.name]
 
 
 def _rows(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:

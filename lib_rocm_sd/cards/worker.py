@@ -18,6 +18,7 @@ from lib_rocm_sd import cache, functional, policy
 from lib_rocm_sd.cards.blueprint import DECODER, UNET, build, tensors
 from lib_rocm_sd.cards.memory import Board, Shared, settle
 from lib_rocm_sd.cards.ranks import Ranks
+from lib_rocm_sd.cards.replica import kind_of
 from lib_rocm_sd.cards.vae_rows import TogetherProgram
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
@@ -85,6 +86,7 @@ class Worker:
         plan = json.loads(text)
         _mirror(message["switches"])
         session = Session.of(message["level"], message["headroom"])
+        engine.trust(map(tuple, plan["passed"]) if plan["kind"] == kind_of(self._device) else ())
         engine.renew()
         module = build(plan["rows"], plan["packages"], self._device)
         if is_decoder:

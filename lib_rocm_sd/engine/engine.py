@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from lib_rocm_sd.engine import call_file, measure, selftest
 from lib_rocm_sd.engine.call_file import Capture
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording, with_index
-from lib_rocm_sd.engine.planner import Planner, VariantPlan, default_launcher
+from lib_rocm_sd.engine.planner import Planner, TestKey, VariantPlan, default_launcher
 from lib_rocm_sd.engine.route import Route, by_formula, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
@@ -93,6 +93,18 @@ class Engine:
             self._drop_routes()
             self._planner.changes += 1
             self.renewals += 1
+
+    def passed(self, device: torch.device) -> list[TestKey]:
+        """Self-tests that this process has passed on `device`."""
+        with self._lock:
+            return self._planner.passed(with_index(device))
+
+    def trust(self, passed: Iterable[TestKey]) -> None:
+        """Leave out self-tests that another process has passed on a card of this process's kind.
+        Who says so compares results.
+        """
+        with self._lock:
+            self._planner.trust(passed)
 
     def run(self, op: Op[Any, Any], inputs: Any, session: Session = DEFAULT) -> Any:
         """Compute `op` on its inputs by the variant planned for them; plan if needed."""

@@ -216,6 +216,11 @@ class Into(TorchDispatchMode):
         dense = (each for each in (target, pixels) if each.is_contiguous())
         self._target: torch.Tensor | None = next(dense, None)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Newer torch would load all of torch.compile at the first recording: four seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _aten.new_empty.default and not any(kwargs.values()):

@@ -415,3 +415,8 @@ def test_a_place_with_gaps_is_left_alone() -> None:
 )
 def test_bytes_of_a_layout(like: torch.Tensor, n_bytes: int) -> None:
     assert span_bytes(like) == n_bytes
+
+
+def test_a_recording_does_not_load_torchs_compiler() -> None:
+    """Newer torch wraps a mode's calls so that the first one does: seconds, amid a picture."""
+    assert not hasattr(Into.__torch_dispatch__, "__wrapped__")

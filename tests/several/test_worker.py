@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +11,13 @@ import torch
 
 from lib_rocm_sd.cards.blueprint import UNET
 from lib_rocm_sd.cards.memory import Shared
+from lib_rocm_sd.cards.replica import kind_of
 from lib_rocm_sd.cards.worker import CopiedUnet, Worker, _mirror, switches
+from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.engine.engine import Engine, engine
+from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.ops.registry import op_named
 
 
 def test_a_step_that_runs_out_of_memory_there() -> None:
@@ -48,3 +54,43 @@ def test_a_switch_that_stands_is_not_set(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not calls
     _mirror({**switches(), "algorithms": True})
     assert calls == [True]
+
+
+def test_what_passed_on_the_hosts_card_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card of its kind; on another one it is."""
+    op = op_named("linear")
+    assert op is not None
+    problem, cpu = op.usual[0][1], torch.device("cpu")
+    host, alike, other = Engine(), Engine(), Engine()
+    plan = host.plan(problem, cpu, op)
+    passed = json.loads(json.dumps(host.passed(cpu)))
+    assert passed and not other.passed(cpu)
+    tests: list[Any] = []
+
+    def check(*how: Any) -> Check:
+        tests.append(how)
+        return Check(0.0, 1.0)
+
+    monkeypatch.setattr(selftest, "check", check)
+    alike.trust(map(tuple, passed))
+    assert alike.plan(problem, cpu, op).variant is plan.variant and not tests
+    other.plan(problem, cpu, op)
+    assert tests
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_replica_trusts_a_card_of_its_kind(same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Shared(1 << 16)
+    opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
+    worker = Worker(opening, lambda number: None)
+    trusted: list[Any] = []
+    monkeypatch.setattr(engine, "trust", lambda passed: trusted.extend(passed))
+    monkeypatch.setattr("lib_rocm_sd.cards.worker.build", lambda *plan: torch.nn.Identity())
+    kind = kind_of(torch.device("cpu")) if same else ["hip", "gfx1100", "a card"]
+    plan = {"rows": [], "packages": {}, "kind": kind, "passed": [["an op", "a", "b", "c"]]}
+    text = json.dumps(plan).encode()
+    raw = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    memory.tensor(0, raw.shape, torch.uint8).copy_(raw)
+    more = {"level": "Auto", "headroom": 0, "graphs": None, "switches": switches()}
+    worker.answer({"kind": "build", "part": UNET, "bytes": len(text), **more})
+    assert trusted == ([("an op", "a", "b", "c")] if same else [])
