@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -139,6 +139,31 @@ class Result:
         rows = [self.columns.as_json(row) for row in self.rows]
         begin = {} if schema is None else {"schema": schema}
         write_json(self.path, {**begin, "machine": self.machine, **about, "rows": rows})
+
+    def end(self, incomplete: str = "") -> None:
+        """Write; `incomplete` says why there are not more rows."""
+        self.write(complete=not incomplete)
+
+    def collect(self, rows: Iterable[Row], told: Callable[[Row], str] | None = None) -> int:
+        """Keep rows as they come, in the file too, each told in a line. 130 when interrupted, else
+        0.
+        """
+        self.end(GOES_ON)
+        try:
+            for row in rows:
+                if told is not None:
+                    say(told(row))
+                self.rows.append(row)
+                self.end(GOES_ON)
+        except KeyboardInterrupt:
+            self.end("interrupted")
+            print("interrupted: the result has the rows so far", file=sys.stderr)
+            return 130
+        self.end()
+        return 0
+
+
+GOES_ON = "the run goes on, or was ended from outside"
 
 
 def write_json(path: str | Path, document: object) -> None:

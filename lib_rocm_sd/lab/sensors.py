@@ -360,8 +360,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         "gfx_note": "; ".join(info.notes)[:MOST_TEXT] or None,
         "supported": not info.reasons,
         "vram_mib": None,
-        "driver": _first_line(MODULE) if info.backend == "hip" else None,
-        "rocm": torch.version.hip or _first_line(ROCM),
+        "driver": _first_version(MODULE) if info.backend == "hip" else None,
+        "rocm": torch.version.hip or _first_version(ROCM),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "os": _system(),
@@ -400,11 +400,8 @@ def _version(text: str) -> str | None:
     return found.group() if found else None
 
 
-def _first_line(path: Path) -> str | None:
-    try:
-        return _version(path.read_text(encoding="utf-8", errors="replace").strip())
-    except OSError:
-        return None
+def _first_version(path: Path) -> str | None:
+    return _version(_text(path).strip())
 
 
 def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str, Any]:
@@ -427,7 +424,10 @@ def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
     """From the files of Linux's amdgpu."""
     devices = []
     for card in sorted(cards.glob("card[0-9]*")):
-        if re.fullmatch(r"card\d+", card.name) and _said(card / "device" / "vendor") == "0x1002":
+        if (
+            re.fullmatch(r"card\d+", card.name)
+            and _text(card / "device" / "vendor").strip() == VENDOR
+        ):
             devices.append(card / "device")
     devices.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
     named = [device for device in devices if device.resolve().name == pci]
@@ -435,8 +435,8 @@ def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
     if device is None:
         return {}
     sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
-    power = _whole(sensors / "power1_average") or _whole(sensors / "power1_input")
-    limit = _whole(sensors / "power1_cap")
+    power = _number(sensors / "power1_average") or _number(sensors / "power1_input")
+    limit = _number(sensors / "power1_cap")
     return {
         "power_w": round(power / 1e6, 1) if power else None,
         "power_limit_w": round(limit / 1e6, 1) if limit else None,
@@ -445,21 +445,9 @@ def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
     }
 
 
-def _said(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _whole(path: Path) -> int | None:
-    text = _said(path)
-    return int(text) if re.fullmatch(r"\d{1,12}", text) else None
-
-
 def _highest(path: Path) -> int | None:
     """The highest of a table of clocks in MHz."""
-    clocks = [int(mhz) for mhz in re.findall(r"(\d{1,5})\s*mhz", _said(path), re.IGNORECASE)]
+    clocks = [int(mhz) for mhz in re.findall(r"(\d{1,5})\s*mhz", _text(path), re.IGNORECASE)]
     return max(clocks, default=None)
 
 

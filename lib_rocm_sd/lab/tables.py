@@ -101,20 +101,17 @@ def run(
     if not chosen:
         print(f"bench: {none_named(args.case)}", file=sys.stderr)
         return 2
-    result = Result(table.columns, machine, args.json)
-    complete = False
     progress = Countdown([table.work(problem) for _, problem in chosen])
-    try:
+
+    def rows() -> Iterator[Row]:
         for label, problem in chosen:
             progress.next(f"{label}: {problem}")
-            result.rows += table.measure(label, problem, setting)
-            result.write(complete=False)
-        complete = True
-    except KeyboardInterrupt:
-        print("interrupted: the result has the rows so far", file=sys.stderr)
-    result.write(complete=complete)
+            yield from table.measure(label, problem, setting)
+
+    result = Result(table.columns, machine, args.json)
+    status = result.collect(rows())
     print(table.render(heading, result.rows))
-    return int(row_text.is_wrong(result.rows)) if complete else 130
+    return status or int(row_text.is_wrong(result.rows))
 
 
 def odd(problems: Sequence[Any]) -> Problems:

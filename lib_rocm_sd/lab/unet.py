@@ -107,20 +107,10 @@ def run(
         print("bench unet: no case or no way is left", file=sys.stderr)
         return 2
     result = Result(COLUMNS, machine, args.json)
-    interrupted = False
-    try:
-        for row in _rows(cases, ways, device, getattr(torch, args.dtype), runs(args)):
-            say(TEXT.line(row))
-            result.rows.append(row)
-            result.write(complete=False)
-    except KeyboardInterrupt:
-        interrupted = True
-    result.write(complete=not interrupted)
+    rows = _rows(cases, ways, device, getattr(torch, args.dtype), runs(args))
+    status = result.collect(rows, TEXT.line)
     print(render(heading(machine), result.rows))
-    if interrupted:
-        print("interrupted: the result has the rows so far", file=sys.stderr)
-        return 130
-    return int(is_wrong(result.rows))
+    return status or int(is_wrong(result.rows))
 
 
 def _ways(args: argparse.Namespace) -> list[Way]:

@@ -95,7 +95,8 @@ def run(
             return 2
     else:
         result = VaeResult(COLUMNS, machine, args.json)
-        status = _measured(args, device, result)
+        with _stoppable():
+            status = result.collect(_rows(args, device), TEXT.line)
     machine, rows = result.machine, result.rows
     print(render(heading(machine), rows))
     wrong = complaints(rows, machine.get("dtype", args.dtype))
@@ -134,27 +135,6 @@ class VaeResult(Result):
         """Write; `incomplete` says why there are not more rows."""
         self.rows = ordered(self.rows)
         self.write(SCHEMA, complete=not incomplete, incomplete=incomplete)
-
-    def add(self, row: Row) -> None:
-        """Keep a row."""
-        self.rows.append(row)
-        self.end("the run goes on, or was ended from outside")
-
-
-def _measured(args: argparse.Namespace, device: torch.device, result: VaeResult) -> int:
-    """Measure into the result; 130 when interrupted, else 0."""
-    result.end("the run goes on, or was ended from outside")
-    try:
-        with _stoppable():
-            for row in _rows(args, device):
-                say(TEXT.line(row))
-                result.add(row)
-    except KeyboardInterrupt:
-        result.end("interrupted")
-        print("interrupted: the result has the rows so far", file=sys.stderr)
-        return 130
-    result.end()
-    return 0
 
 
 @contextmanager

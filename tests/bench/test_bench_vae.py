@@ -17,7 +17,7 @@ from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.lab import models, modules, vae, vae_ways
 from lib_rocm_sd.lab.models import Coder
 from lib_rocm_sd.lab.modules import Runner, Way
-from lib_rocm_sd.lab.rows import Row, read
+from lib_rocm_sd.lab.rows import GOES_ON, Row, read
 from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae import policy
@@ -160,7 +160,8 @@ def test_what_was_measured_before_an_interrupt_is_kept(
 def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> None:
     file = tmp_path / "v.json"
     document = vae.VaeResult(vae.COLUMNS, {"device": "none"}, file)
-    document.add(Row(size=512, way="eager", median=3.0))
+    document.rows.append(Row(size=512, way="eager", median=3.0))
+    document.end(GOES_ON)
     partial = json.loads(file.read_text(encoding="utf-8"))
     assert partial["complete"] is False and "goes on" in partial["incomplete"]
     assert partial["rows"][0]["median_ms"] == 3.0 and partial["rows"][0]["error"] is None
@@ -175,7 +176,8 @@ def test_a_result_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     machine = {"device": "a card", "gfx": "gfx0", "torch": "2", "runs": 5, "timing": "events"}
     file, plot = tmp_path / "v.json", tmp_path / "v.svg"
     document = vae.VaeResult(vae.COLUMNS, machine, file)
-    document.add(Row(size=512, way="eager", runs=5, median=3.0, peak_mib=100.0, error=1e-3))
+    document.rows.append(Row(size=512, way="eager", runs=5, median=3.0, peak_mib=100.0, error=1e-3))
+    document.end()
     assert __main__.main(["bench", "vae", "--from", str(file), "--plot", str(plot)]) == 0
     assert "a card" in capsys.readouterr().out and "a card" in plot.read_text(encoding="utf-8")
     file.write_text('{"rows": [{"size": 1}]}', encoding="utf-8")
