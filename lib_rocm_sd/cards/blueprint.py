@@ -19,10 +19,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.memory import version_of
-from lib_rocm_sd.modules.code import INNER
 from lib_rocm_sd.modules.patches import is_the_classs, named
-from lib_rocm_sd.modules.structure import CONV_SETTINGS
-from lib_rocm_sd.modules.watch import Watch
+from lib_rocm_sd.modules.watch import CONV_SETTINGS, INNER, Watch
 
 FAMILIES = ("ldm", "sgm")
 """The packages whose modules are known."""

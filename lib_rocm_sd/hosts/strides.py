@@ -18,6 +18,8 @@ from torch import nn
 from lib_rocm_sd.unet.weights import PLAIN, is_joined, restride
 
 Backup = Callable[[nn.Module], Mapping[str, Any]]
+NOTED = "current_weight_patches_uuid"
+"""Where these hosts note on a model which patches are merged into its weights; some do not."""
 
 
 class Strides:
@@ -61,3 +63,15 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _lies_otherwise(weight: torch.Tensor) -> bool:
     return not weight.is_contiguous() if weight.ndim == 4 else is_joined(weight)
+
+
+def values_of(model: Any) -> tuple[Any, ...] | None:
+    """Equal only while a host has put no other values into the weights, amid a sampler's steps;
+    None where it might in each.
+    """
+    patcher = getattr(model, "current_patcher", None)
+    if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
+        return None
+    loader = getattr(model, "lora_loader", None)
+    names = (NOTED, "model_loaded_weight_memory", "lowvram_patch_counter")
+    return (getattr(loader, "loaded_hash", None), *(getattr(model, name, None) for name in names))

@@ -16,8 +16,8 @@ from lib_rocm_sd.engine.memory import empty_cache, free_bytes, with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.signature import Signature, all_finite
-from lib_rocm_sd.modules.structure import Structure
 from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import BandPlan

@@ -22,7 +22,7 @@ from diffusers.models import attention_processor as theirs
 from lib_rocm_sd import functional
 from lib_rocm_sd.hosts.diffusers import patched, switched_on
 from lib_rocm_sd.hosts.diffusers import pipeline as host
-from lib_rocm_sd.hosts.diffusers.served import ServedForward
+from lib_rocm_sd.hosts.diffusers.components import ServedForward
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from tests.hosts import tiny_pipelines as tiny

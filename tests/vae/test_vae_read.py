@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from lib_rocm_sd.hosts.read import vae_ldm
 from lib_rocm_sd.hosts.read.vae import read
-from lib_rocm_sd.modules.structure import Structure
+from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows, rows_above
 from tests.vae import vae_models
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from lib_rocm_sd.hosts.read.vae import read
 from lib_rocm_sd.modules.signature import Signature
-from lib_rocm_sd.modules.structure import Structure
+from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae import program as programs
 from lib_rocm_sd.vae.program import Program
 from tests.vae import vae_models

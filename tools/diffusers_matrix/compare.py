@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.diffusers import patched
-from lib_rocm_sd.hosts.diffusers.served import ServedForward
+from lib_rocm_sd.hosts.diffusers.components import ServedForward
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.report import Report
 from tests.unet.unet_models import errors

@@ -29,7 +29,7 @@ from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
 from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
 from lib_rocm_sd.hosts.read import unet_comfy
-from lib_rocm_sd.hosts.strides import Strides
+from lib_rocm_sd.hosts.strides import NOTED, Strides, values_of
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
@@ -246,13 +246,7 @@ def _backup(model: Any) -> Mapping[str, Any]:
 
 def weights_of(model: Any) -> Any:
     """Equal only while ComfyUI has put no other values into the weights; None where it might."""
-    patcher = getattr(model, "current_patcher", None)
-    if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
-        return None
-    names = ("current_weight_patches_uuid", "model_loaded_weight_memory", "lowvram_patch_counter")
-    if not hasattr(model, names[0]):
-        return None
-    return tuple(getattr(model, name, None) for name in names)
+    return values_of(model) if hasattr(model, NOTED) else None
 
 
 def rows() -> tuple[KindReport, ...]:

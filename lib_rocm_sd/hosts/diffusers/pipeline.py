@@ -21,13 +21,13 @@ from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.attention import Serving
 from lib_rocm_sd.hosts.diffusers import components
-from lib_rocm_sd.hosts.diffusers.served import ServedForward, is_served
+from lib_rocm_sd.hosts.diffusers.components import ServedForward, is_served, itself
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
-from lib_rocm_sd.modules.code import Code, is_intercepted
 from lib_rocm_sd.modules.stand_in import is_compiling
+from lib_rocm_sd.modules.watch import Code, is_intercepted
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 
@@ -65,7 +65,7 @@ class EngineAttnProcessor:
         return type(self.replaced)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self.replaced,)
+        return itself, (self.replaced,)
 
     def __call__(
         self,
@@ -120,10 +120,6 @@ class EngineAttnProcessor:
             mask = mask.view(k.shape[0], attn.heads, -1, mask.shape[-1])
         scale = attn.scale if self._scales else None
         return functional.attention(q, k, v, mask, scale, self.session).to(dtype)
-
-
-def _itself(thing: Any) -> Any:
-    return thing
 
 
 @contextmanager

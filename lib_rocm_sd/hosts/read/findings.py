@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.modules.code import (
+from lib_rocm_sd.modules.patches import is_the_classs, named
+from lib_rocm_sd.modules.watch import (
+    CONV_SETTINGS,
     FUNCTIONS,
     INNER,
     functions_of,
@@ -18,8 +20,6 @@ from lib_rocm_sd.modules.code import (
     names_in,
     names_of,
 )
-from lib_rocm_sd.modules.patches import is_the_classs, named
-from lib_rocm_sd.modules.structure import CONV_SETTINGS
 
 CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.webui import attention, background, host
+from lib_rocm_sd.hosts.webui import attention, background, host, session
 from lib_rocm_sd.hosts.webui.attention import Bindings, Function, given
 from lib_rocm_sd.hosts.webui.background import ATTENTION
 from lib_rocm_sd.hosts.webui.method import Method, of_functions
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
+from lib_rocm_sd.ops.attention.op import ATTENTION as ATTENTION_OP
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
@@ -103,14 +103,7 @@ class Seam(ABC):
 
     def _unusable(self) -> list[str]:
         """Why our kernels cannot be used, after compiling and testing what was not yet."""
-        try:
-            device = host.device()
-            info = identify(device)
-            if not info.reasons:
-                host.say_once(f"checking the attention kernel for {info.gfx}")
-            return engine.usable(device)
-        except Exception as error:
-            return [trouble.once(error)]
+        return session.refusals(ATTENTION_OP, "the attention kernel for {gfx}")
 
     # --- whose attention is
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from lib_rocm_sd import policy
+from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.report import report
 
 _made: dict[tuple[str, int], Session] = {}
@@ -35,6 +39,20 @@ def of(level: str, headroom_bytes: int) -> Session:
     if key not in _made:
         _made[key] = Session(policy.by_name(level), headroom_bytes, report, _progress, _interrupted)
     return _made[key]
+
+
+def refusals(op: Op[Any, Any], what: str) -> list[str]:
+    """Why our kernels of an op cannot be used here, after compiling and testing what was not yet;
+    never raises. The console is told once that `what` is checked; {gfx} in it is the GPU.
+    """
+    try:
+        device = host.device()
+        info = identify(device)
+        if not info.reasons:
+            host.say_once(f"checking {what.format(gfx=info.gfx)}")
+        return engine.usable(device, op)
+    except Exception as error:
+        return [trouble.once(error)]
 
 
 def _state() -> Any:

@@ -23,8 +23,7 @@ from lib_rocm_sd.cards.team import NOTHING_TO_SPLIT, SeveralStandIn, Team
 from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import SEVERAL_LABEL, SEVERAL_MODES, Options
-from lib_rocm_sd.hosts.ui.rows import shortened
-from lib_rocm_sd.hosts.ui.status import StatusRow
+from lib_rocm_sd.hosts.ui.status import StatusRow, shortened
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.unet import WebUIHook, obstacle

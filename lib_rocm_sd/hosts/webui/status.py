@@ -8,7 +8,7 @@ from lib_rocm_sd import report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.ui import rows
+from lib_rocm_sd.hosts.ui import status as page
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
 from lib_rocm_sd.hosts.webui import attention, host, settings, several, trials, unet, vae
@@ -179,7 +179,7 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
     taken = _displaced()
     return (
         (taken,)
-        if taken and (rows.UNET, "attention") not in rows.rows_of(report.snapshot())
+        if taken and (page.UNET, "attention") not in page.rows_of(report.snapshot())
         else ()
     )
 
@@ -202,22 +202,22 @@ def _left_to(role: str) -> str:
 
 def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     """Attention, the UNet, decode and encode, with what ran in the last generation or would run."""
-    ran = rows.rows_of(report.snapshot())
+    ran = page.rows_of(report.snapshot())
     why = _why_not_attention(options)
-    found = list(ran.pop((rows.UNET, "attention"), ())) if not why else []
+    found = list(ran.pop((page.UNET, "attention"), ())) if not why else []
     if why:
-        found.append(StatusRow("Attention", _hosts_attention(), rows.shortened(why)))
+        found.append(StatusRow("Attention", _hosts_attention(), page.shortened(why)))
     elif not found:
         found.append(StatusRow("Attention", f"our kernel ({info.gfx})"))
     left = attention.calls.left.total()
     if left and not why:
-        calls = f"{THE_WEBUIS}, {rows.counted(left, 'call')}"
+        calls = f"{THE_WEBUIS}, {page.counted(left, 'call')}"
         found.append(StatusRow("Attention", calls, ("see the notes below",)))
     found += [*_of_unet(options), *several.rows(options, _why_not_vae("decoder", options))]
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
         runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
-        found.append(StatusRow(operation, runs, rows.shortened(why)))
+        found.append(StatusRow(operation, runs, page.shortened(why)))
     return (*found, *(row for family in ran.values() for row in family))
 
 
@@ -227,9 +227,9 @@ def _of_unet(options: Options) -> list[StatusRow]:
     blocks = () if why else unet.session.look()
     if not blocks:
         runs = THE_WEBUIS if why else "our blocks, starting with the next picture"
-        return [StatusRow(settings.UNET, runs, rows.shortened(why))]
+        return [StatusRow(settings.UNET, runs, page.shortened(why))]
     found = [
-        rows.of_blocks(
+        page.of_blocks(
             *(row.kind, row.total, row.ours),
             {unet.explained(text): count for text, count in {**row.left, **row.partly}.items()},
         )
@@ -239,7 +239,7 @@ def _of_unet(options: Options) -> list[StatusRow]:
         why_not = unet.session.unrecorded()
         runs = "one by one" if why_not else "GPU graphs, one call per block"
         found.append(
-            StatusRow(f"{rows.UNET}, launches", runs, rows.shortened((why_not,) if why_not else ()))
+            StatusRow(f"{page.UNET}, launches", runs, page.shortened((why_not,) if why_not else ()))
         )
     return found
 
@@ -251,7 +251,7 @@ def _manner(role: str) -> str:
 
 
 def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
-    why = rows.shortened(info.reasons)
+    why = page.shortened(info.reasons)
     return (
         StatusRow("Attention", _hosts_attention(), why),
         *(StatusRow(operation, THE_WEBUIS, why) for operation in (settings.UNET, *settings.ROLES)),

@@ -28,11 +28,10 @@ from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.device import OFF
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.strides import Strides
+from lib_rocm_sd.hosts.strides import Strides, values_of
 from lib_rocm_sd.hosts.ui.options import UNET_MODES, Options
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
@@ -234,18 +233,6 @@ def _backup(model: Any) -> Mapping[str, Any]:
     return next((each for each in found if isinstance(each, Mapping) and each), {})
 
 
-def values_of(model: Any) -> Any:
-    """Equal only while no other values were put into the weights, amid a sampler's steps; None
-    where they might in each.
-    """
-    patcher = getattr(model, "current_patcher", None)
-    if getattr(patcher, "current_hooks", None) or getattr(patcher, "hook_backup", None):
-        return None
-    loader = getattr(model, "lora_loader", None)
-    names = ("current_weight_patches_uuid", "model_loaded_weight_memory", "lowvram_patch_counter")
-    return (getattr(loader, "loaded_hash", None), *(getattr(model, name, None) for name in names))
-
-
 def _another(attention: nn.Module) -> Any:
     """Whose function it is that this attention calls, where ours is not in its place."""
     kind = host.find()
@@ -435,13 +422,9 @@ def refusals() -> list[str]:
     """Why our kernels cannot compute blocks here, by the one that each level launches in each of
     them; compiles and tests at the first use.
     """
-    try:
-        device = host.device()
-        if not identify(device).reasons:
-            host.say_once("checking the UNet's kernels; the first use of each compiles it")
-        return engine.usable(device, LAYER_NORM)
-    except Exception as error:
-        return [trouble.once(error)]
+    return a1111_session.refusals(
+        LAYER_NORM, "the UNet's kernels; the first use of each compiles it"
+    )
 
 
 def _never() -> bool:

@@ -30,7 +30,6 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
 from lib_rocm_sd.hosts.webui import host, settings
@@ -474,13 +473,9 @@ def wish_of(options: Options) -> GenerationWish | None:
 
 def refusals() -> list[str]:
     """Why our kernels cannot run a VAE on this machine; compiles and tests at the first use."""
-    try:
-        device = host.device()
-        if not identify(device).reasons:
-            host.say_once("checking the VAE's kernels; the first use of each compiles it")
-        return engine.usable(device, CONVS["3x3"])
-    except Exception as error:
-        return [trouble.once(error)]
+    return a1111_session.refusals(
+        CONVS["3x3"], "the VAE's kernels; the first use of each compiles it"
+    )
 
 
 def why_not() -> list[str]:

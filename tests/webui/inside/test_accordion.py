@@ -106,7 +106,7 @@ def test_table_after_a_generation(start: Start, gpu: FakeGpu) -> None:
 
 
 def test_slower_ways_need_no_reason(start: Start, gpu: FakeGpu) -> None:
-    rows = start(gpu=gpu).library("hosts.ui.rows")
+    rows = start(gpu=gpu).library("hosts.ui.status")
     reasons = {
         "rocm_sd": ["head_dim 41 is not a multiple of 8", "and another"],
         "torch + rocm_sd": ["comes after sdpa"],
