@@ -100,10 +100,10 @@ def test_off_gives_back_bytes_and_strides(start: Start, gpu: FakeGpu) -> None:
 def test_blocks_stay_ours_between_generations(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = begin(start, gpu)
     webui.txt2img(*AUTO)
-    module = webui.library("unet.stand_in")
+    stand_in = webui.library("unet.stand_in").BlockStandIn
     reads: list[Any] = []
-    whole = module.read
-    monkeypatch.setattr(module, "read", lambda *args: (reads.append(args), whole(*args))[1])
+    whole = stand_in._read
+    monkeypatch.setattr(stand_in, "_read", lambda *args: (reads.append(args), whole(*args))[1])
     first = {name: parameter.data_ptr() for name, parameter in unet_of(webui).named_parameters()}
     webui.txt2img(*AUTO)
     again = {name: parameter.data_ptr() for name, parameter in unet_of(webui).named_parameters()}

@@ -36,12 +36,27 @@ class DiffusionWrapper(nn.Module):
         return self.diffusion_model(x, t, context=torch.cat(c_crossattn, 1))
 
 
+@contextlib.contextmanager
+def _unset():
+    """Layers are made without the values that torch would draw for them."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    drawn = [kind.reset_parameters for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.reset_parameters = lambda layer: None
+        yield
+    finally:
+        for kind, draw in zip(kinds, drawn):
+            kind.reset_parameters = draw
+
+
 class LatentDiffusion(nn.Module):
     def __init__(self, family="ldm", seed=0, whole=False):
         super().__init__()
         self.family = family
-        self.model = DiffusionWrapper(_unet(family, whole))
-        self.first_stage_model = _first_stage(family)
+        with _unset():
+            self.model = DiffusionWrapper(_unet(family, whole))
+            self.first_stage_model = _first_stage(family)
         self.scale_factor = 0.18215
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
