@@ -86,10 +86,12 @@ def entry_of(item: pytest.Function, codes: noted.Codes) -> Entry | None:
     if parts is not None:
         key = hash_of(item.path.stem, name, parts(codes, **params))[:12]
     else:
-        arguments = {each: item.funcargs[each] for each in item._fixtureinfo.argnames}
         test = item.obj if mark.kwargs["once"] else noted.unasserted_test(item)
         called = (item.path.stem, name, noted.plain(params))
-        key = noted.key_of(codes, called, lambda: test(**arguments), mark.kwargs["once"])
+        with pytest.MonkeyPatch.context() as patch:  # what it sets is undone before it is executed
+            arguments = {each: item.funcargs[each] for each in item._fixtureinfo.argnames}
+            arguments |= {"monkeypatch": patch} if "monkeypatch" in arguments else {}
+            key = noted.key_of(codes, called, lambda: test(**arguments), mark.kwargs["once"])
     name = f"{item.path.relative_to(CHECKOUT).as_posix()}::{name}"
     if together is not None:
         gfx, by, spec = together(**params)

@@ -253,6 +253,19 @@ def item(case: Case) -> Any:
     )
 
 
+def test_what_a_test_sets_is_undone_when_it_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, new = noted.PROGRAM, item(LINEAR)
+
+    def test(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(noted, "PROGRAM", before + 1)
+        execute(case)
+
+    new.obj, new.funcargs["monkeypatch"] = test, monkeypatch
+    new._fixtureinfo.argnames = ("case", "monkeypatch")
+    assert executed.entry_of(new, noted.Codes([])) is not None
+    assert before == noted.PROGRAM
+
+
 def test_a_test_ends_where_it_is_known_and_is_told_of_once_it_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

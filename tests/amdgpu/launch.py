@@ -148,7 +148,9 @@ class CodeLaunch:
         how = (self.seed, self.schedule, self.groups(spec.entry, grid))
         regions = list(_regions(self._allocations.tensors))
         if compiled.noting is not None and self.changed is None:
-            compiled.noting.launch_code(self, spec, params, regions, grid, block, *how)
+            storages = [tensor.untyped_storage() for tensor in self._allocations.tensors]
+            known = [*regions, *((each.data_ptr(), each.nbytes()) for each in storages)]
+            compiled.noting.launch_code(self, spec, params, known, grid, block, *how)
             return
         code = built(spec, self.arch, self.kernels_dir, self.compiled_by)
         wrong = codeobject.refusals(code, spec.entry, self.arch)
