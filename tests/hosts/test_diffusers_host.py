@@ -22,7 +22,7 @@ from diffusers.models import attention_processor as theirs
 
 from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.hosts.diffusers import pipeline as host
-from tests.demo.tiny_model import pipeline
+from tests.commands.tiny_model import pipeline
 
 __all__ = ["pipeline"]
 

@@ -11,7 +11,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.commands import results
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document
-from tests.speedtest.speedtest_doubles import document
+from tests.lab.speedtest_doubles import document
 
 
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

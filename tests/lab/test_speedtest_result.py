@@ -17,7 +17,7 @@ import torch
 from lib_rocm_sd.lab import sensors, speed_result, speed_text
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document
-from tests.speedtest.speedtest_doubles import document
+from tests.lab.speedtest_doubles import document
 
 EVIL = "|`<script>alert(1)</script>`[x](http://e.example) www.e.example @all #1\n=1+1 \u202e_y_"
 

@@ -18,7 +18,7 @@ from diffusers.models.attention_processor import Attention
 from safetensors import safe_open
 
 from lib_rocm_sd.commands import little_model
-from tests.demo.tiny_model import pipeline
+from tests.commands.tiny_model import pipeline
 from tools import shapes, tiny_tokenizer, train_tiny_sd
 
 __all__ = ["pipeline"]

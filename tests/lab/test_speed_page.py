@@ -21,7 +21,7 @@ from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document, Pair, Request
 from lib_rocm_sd.lab.speed_session import SpeedSession
-from tests.speedtest.speedtest_doubles import Gate, Side, document
+from tests.lab.speedtest_doubles import Gate, Side, document
 from tests.waiting import WAIT_S
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script>\x1b\u202e&"

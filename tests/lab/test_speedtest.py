@@ -17,7 +17,7 @@ from lib_rocm_sd.commands.standalone import Standalone
 from lib_rocm_sd.lab import speed_job, speed_parts, speed_result, speed_vae
 from lib_rocm_sd.lab.speed_result import Request, parse
 from lib_rocm_sd.lab.speed_session import Busy, SpeedSession
-from tests.speedtest.speedtest_doubles import Gate, Side
+from tests.lab.speedtest_doubles import Gate, Side
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")

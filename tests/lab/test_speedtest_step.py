@@ -13,7 +13,7 @@ import torch
 from lib_rocm_sd.lab.speed_job import Denoiser
 from lib_rocm_sd.lab.speed_result import Request
 from lib_rocm_sd.lab.speed_session import SpeedSession
-from tests.speedtest.speedtest_doubles import Side
+from tests.lab.speedtest_doubles import Side
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")

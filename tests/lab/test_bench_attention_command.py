@@ -14,7 +14,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import attention, timing
 from lib_rocm_sd.lab.rows import OURS
 from lib_rocm_sd.ops.attention.problem import CASES, ODD
-from tests.bench.test_bench_attention import Broken
+from tests.lab.test_bench_attention import Broken
 
 
 def bench(*words: str) -> int:
