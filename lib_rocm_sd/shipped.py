@@ -10,7 +10,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.catalog import unet, vae
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.base import KernelSpec, Op, Work
 from lib_rocm_sd.ops.registry import FAMILIES
 
 PARTS = ("vae", "unet")
@@ -20,7 +20,7 @@ AT_START = ("attention", *PARTS)
 """What the WebUI's start compiles, what is needed first first."""
 
 
-def work(part: str, arch: Arch) -> list[tuple[Op[Any, Any], Any]]:
+def work(part: str, arch: Arch) -> Work:
     """What one of AT_START asks on a GPU: ops and problems, each class at least once."""
     if part == "vae":
         return vae.work()

@@ -13,7 +13,7 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm import whole
@@ -315,10 +315,6 @@ def problems(steps: Iterable[Iterable[Layer]] = STEPS) -> list[Problem]:
         for layer in (*embeddings(unet, middle_last=True), *prompts(unet, middle_last=True)):
             count[layer.problem] += 1
     return [problem for problem, _ in count.most_common()]
-
-
-Work = list[tuple[Op[Any, Any], Any]]
-"""Ops, and problems of theirs."""
 
 
 def work(*lists: Iterable[Iterable[Layer]], arch: Arch | None = None) -> Work:

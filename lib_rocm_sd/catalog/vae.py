@@ -11,7 +11,7 @@ from typing import Any
 
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
@@ -108,10 +108,6 @@ class _Walk:
         pixels = self.size[0] * self.size[1]
         self.layers.append(Layer("mid.attention", AttentionProblem(1, 1, pixels, pixels, channels)))
         self.residual("mid.1", channels, channels)
-
-
-Work = list[tuple[Op[Any, Any], Any]]
-"""Ops, and problems of theirs."""
 
 
 def work() -> Work:

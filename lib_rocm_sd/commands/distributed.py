@@ -26,6 +26,7 @@ from lib_rocm_sd.cards.batch import guidance_split, image_of, mapped
 from lib_rocm_sd.cards.group import Group, joined, under_torchrun
 from lib_rocm_sd.cards.patch import patch_parallel
 from lib_rocm_sd.cards.ranks import RankError
+from lib_rocm_sd.catalog.unet import BATCH
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
@@ -152,7 +153,7 @@ def _guidance(
 ) -> Row:
     """A step for one picture, or for as many as there are ranks, whose batch is split."""
     args, given = unet.arguments(side, side)
-    args, given = _repeated((args, given), models.BATCH, pictures)
+    args, given = _repeated((args, given), BATCH, pictures)
 
     def step() -> torch.Tensor:
         return image_of(unet.module(*args, **given))

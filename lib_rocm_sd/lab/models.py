@@ -12,32 +12,32 @@ from typing import Any
 import torch
 from torch import nn
 
-FACTOR = 8
-"""Pixels of a picture per pixel of a latent image."""
-BATCH = 2
-"""The prompt and the negative prompt."""
-TOKENS = 77
+from lib_rocm_sd.catalog import unet as catalog
+from lib_rocm_sd.catalog.unet import BATCH, FACTOR, TOKENS
+from lib_rocm_sd.catalog.vae import WIDTHS
 
 _CROSS_DOWN, _DOWN = "CrossAttnDownBlock2D", "DownBlock2D"
 _CROSS_UP, _UP = "CrossAttnUpBlock2D", "UpBlock2D"
-_SD15: dict[str, Any] = {
-    "block_out_channels": (320, 640, 1280, 1280),
-    "down_block_types": (_CROSS_DOWN, _CROSS_DOWN, _CROSS_DOWN, _DOWN),
-    "up_block_types": (_UP, _CROSS_UP, _CROSS_UP, _CROSS_UP),
-    "attention_head_dim": 8,
-    "cross_attention_dim": 768,
-}
-_SDXL: dict[str, Any] = {
-    "block_out_channels": (320, 640, 1280),
-    "down_block_types": (_DOWN, _CROSS_DOWN, _CROSS_DOWN),
-    "up_block_types": (_CROSS_UP, _CROSS_UP, _UP),
-    "transformer_layers_per_block": (1, 2, 10),
-    "attention_head_dim": (5, 10, 20),
-    "cross_attention_dim": 2048,
-    "use_linear_projection": True,
+
+
+def _config(widths: catalog.Unet) -> dict[str, Any]:
+    """As diffusers has it."""
+    depths = widths.depths
+    return {
+        "block_out_channels": widths.channels,
+        "down_block_types": tuple(_CROSS_DOWN if depth else _DOWN for depth in depths),
+        "up_block_types": tuple(_CROSS_UP if depth else _UP for depth in depths[::-1]),
+        "transformer_layers_per_block": tuple(max(depth, 1) for depth in depths),
+        "attention_head_dim": widths.heads,
+        "cross_attention_dim": widths.context,
+        "use_linear_projection": widths.linear_projections,
+    }
+
+
+_ADDED: dict[str, Any] = {
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
+    "projection_class_embeddings_input_dim": catalog.SDXL.pooled,
 }
 _SMALL: dict[str, Any] = {
     "block_out_channels": (32, 64),
@@ -47,7 +47,11 @@ _SMALL: dict[str, Any] = {
     "cross_attention_dim": 32,
     "norm_num_groups": 8,
 }
-CONFIGS = {"SD 1.5": _SD15, "SDXL": _SDXL, "small": _SMALL}
+CONFIGS = {
+    "SD 1.5": _config(catalog.SD15),
+    "SDXL": _config(catalog.SDXL) | _ADDED,
+    "small": _SMALL,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,6 @@ def _fill(module: nn.Module, generator: torch.Generator) -> None:
             parameter.normal_(0, 0.02, generator=generator)
 
 
-WIDTHS = (128, 256, 512, 512)
 SMALL_WIDTHS = (32, 32, 64, 64)
 ROLES = ("decoder", "encoder")
 

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
+from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import vae_ways as tilings
-from lib_rocm_sd.lab.models import FACTOR
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.speed_job import (
     FAILED,

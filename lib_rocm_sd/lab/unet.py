@@ -22,12 +22,13 @@ import torch
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import first_trials, functional
+from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.models import CASES, FACTOR, SMALL_CASES, Case, Unet
+from lib_rocm_sd.lab.models import CASES, SMALL_CASES, Case, Unet
 from lib_rocm_sd.lab.modules import Runner, Way, channels_last, compiled, eager, refused
 from lib_rocm_sd.lab.rows import (
     OURS,

@@ -27,8 +27,9 @@ import torch
 
 import lib_rocm_sd
 from lib_rocm_sd import checks
+from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.lab import models, vae_plot, vae_ways
-from lib_rocm_sd.lab.models import FACTOR, ROLES, Coder
+from lib_rocm_sd.lab.models import ROLES, Coder
 from lib_rocm_sd.lab.modules import Way
 from lib_rocm_sd.lab.rows import (
     OURS,

@@ -16,10 +16,11 @@ from functools import partial
 import torch
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
+from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.lab.models import FACTOR, Coder
+from lib_rocm_sd.lab.models import Coder
 from lib_rocm_sd.lab.modules import Runner, Way, channels_last, compiled, eager, refused
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.timing import FAILED, Peak, allocated, clean, no_tf32, why

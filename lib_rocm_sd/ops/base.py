@@ -249,6 +249,10 @@ class Op(Generic[P, I]):
         return tuple(dict.fromkeys(s for p in every for s in variant.specs(arch, p, config)))
 
 
+Work = list[tuple[Op[Any, Any], Any]]
+"""Ops, and problems of theirs."""
+
+
 def reasons(*checks: tuple[object, str]) -> list[str]:
     """The messages of the checks whose condition is true."""
     return [message for condition, message in checks if condition]

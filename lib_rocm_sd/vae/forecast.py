@@ -6,9 +6,16 @@ are the same but for the first two or three, so what was added up for one serves
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
+from lib_rocm_sd.ops.base import Variant
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
+from lib_rocm_sd.ops.conv.kernel import statistics_bytes
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import (
@@ -21,7 +28,33 @@ from lib_rocm_sd.vae.trace import (
     peak_bytes,
     whole_problem,
 )
-from lib_rocm_sd.vae.ways import Chosen, ConvWay
+
+
+@dataclass(frozen=True)
+class ConvWay:
+    """A variant and its config, for all convolutions of a class."""
+
+    variant: Variant[ConvProblem, ConvInputs]
+    config: Any
+
+    @property
+    def fused(self) -> bool:
+        """True for our kernel, which makes nothing but the output and its statistics."""
+        return isinstance(self.variant, MatrixConv)
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """Bytes beside input and output."""
+        if not self.fused:
+            return self.variant.workspace(problem)
+        if not problem.statistics:
+            return 0
+        size, rows = problem.out_size, self.config.rows
+        return problem.batch * statistics_bytes(problem.kind, *size, problem.out_channels, rows)
+
+
+Chosen = Callable[[ConvProblem], ConvWay]
+"""Says how a convolution will be run; asked about those of the whole frame."""
+
 
 LONGEST = 8
 """The most blocks that a leg in bands makes again and again."""

@@ -1,4 +1,6 @@
-"""How much memory a decode may take, and the plan that a level chooses within it."""
+"""How much memory a decode may take, and the plan that a level chooses within it; what an "out of
+memory" leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,10 @@ from pathlib import Path
 import torch
 
 from lib_rocm_sd import policy as levels
-from lib_rocm_sd.vae.plan import BandPlan, BandPlanner
+from lib_rocm_sd.vae.forecast import Chosen
+from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, thrifty
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.thrift import thrifty
 from lib_rocm_sd.vae.trace import Chain, chain
-from lib_rocm_sd.vae.ways import Chosen
 
 FREE_SHARE = 0.9
 """Share of free memory that Performance may plan with; the rest is for what it cannot foresee."""
@@ -219,3 +220,49 @@ def _windows_available() -> int:
     status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
     kernel32 = ctypes.CDLL("kernel32")
     return int(status.available) if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+
+
+FIRST_WAIT = 4
+"""Runs until what did not fit is tried again; twice as many each time that it fails."""
+CLEARLY_MORE = 1.25
+"""It is tried at once where so many times the memory is free that was free then."""
+
+
+def halved(wish: Wish, plan: BandPlan) -> Wish:
+    """The wish after `plan` ran out of memory: half of it, in bands if need be."""
+    budget = min(plan.peak_bytes, wish.budget_bytes or plan.peak_bytes) // 2
+    return replace(wish, mode="auto" if wish.mode == "whole" else wish.mode, budget_bytes=budget)
+
+
+@dataclass
+class Shortage:
+    """A plan did not fit; `wish` is tried instead.
+
+    `peak_bytes`: of that plan. `free_bytes`: the most that was free and did not help: once the plan
+    had failed, and before a retry.
+    """
+
+    wish: Wish
+    peak_bytes: int
+    free_bytes: int = 0
+    wait: int = FIRST_WAIT
+    runs: int = 0
+
+    def is_over(self, free_bytes: int) -> bool:
+        """Whether this run tries again what did not fit; each run asks once."""
+        self.runs += 1
+        if self.runs <= self.wait and free_bytes <= CLEARLY_MORE * self.free_bytes:
+            return False
+        self.free_bytes = max(self.free_bytes, free_bytes)
+        return True
+
+    def again(self, wish: Wish, plan: BandPlan) -> Shortage:
+        """After a retry by `plan` has failed too."""
+        return Shortage(wish, plan.peak_bytes, self.free_bytes, 2 * self.wait)
+
+    def __str__(self) -> str:
+        limit = (self.wish.budget_bytes or 0) >> 20
+        return (
+            f"planned again within {limit} MiB, for {self.wait} runs or until clearly more memory "
+            "is free"
+        )

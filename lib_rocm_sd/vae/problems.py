@@ -9,7 +9,7 @@ import torch
 
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
@@ -19,9 +19,6 @@ from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import Action, Chain, bands, conv_problem, normed, parts
-
-Work = list[tuple[Op[Any, Any], Any]]
-"""Ops, and problems of theirs."""
 
 
 def of_plan(chain: Chain, plan: BandPlan) -> Work:

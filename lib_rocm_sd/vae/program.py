@@ -21,9 +21,8 @@ from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae import policy, problems
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import BandPlan
-from lib_rocm_sd.vae.policy import Plans, Wish
+from lib_rocm_sd.vae.policy import Plans, Shortage, Wish, halved
 from lib_rocm_sd.vae.readiness import Readiness, Told
-from lib_rocm_sd.vae.shortage import Shortage, halved
 from lib_rocm_sd.vae.steps import Recipe, read
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, prepare

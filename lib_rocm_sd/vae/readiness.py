@@ -20,10 +20,10 @@ from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.vae import problems
+from lib_rocm_sd.vae.forecast import ConvWay
 from lib_rocm_sd.vae.problems import Work
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import chain
-from lib_rocm_sd.vae.ways import ConvWay
 
 Told = Callable[[int, int], None]
 """Called with what is done and how much there is; may raise to end it."""

@@ -12,7 +12,7 @@ from torch import nn
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import report
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.vae import thrift
+from lib_rocm_sd.vae import plan as plans
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.trace import Chain
@@ -146,7 +146,7 @@ def test_in_halves_is_at_once_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     module = on_gpu("decoder")
     x = latent(70, 45).cuda()
     at_once = Program(module)(x, mode="whole")
-    monkeypatch.setattr(thrift, "HALVED_BYTES", 0)
+    monkeypatch.setattr(plans, "HALVED_BYTES", 0)
     links, (plan, *_) = planned(module, x)
     assert links.halved
     assert torch.equal(fixed(module, plan, links)(x), at_once)

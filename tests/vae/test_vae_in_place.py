@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.hosts.read.vae import read
-from lib_rocm_sd.vae import bands, plan, thrift
+from lib_rocm_sd.vae import bands, plan
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.policy import Plans
 from lib_rocm_sd.vae.steps import ConvStep
@@ -106,8 +106,8 @@ def test_in_halves_gives_the_same_to_the_bit(
 ) -> None:
     module, x = coder(kind).half(), image(kind, rows, 7).half()
     at_once = fixed(module, whole(module))(x)
-    monkeypatch.setattr(thrift, "HALVED_BYTES", 0)
-    monkeypatch.setattr(thrift, "alive_bytes", lambda chain, actions: [0] * len(actions))
+    monkeypatch.setattr(plan, "HALVED_BYTES", 0)
+    monkeypatch.setattr(plan, "alive_bytes", lambda chain, actions: [0] * len(actions))
     found = links(module, x)
     assert len(found.halved) > 5 and found.halved & found.in_place
     module.half()

@@ -10,10 +10,10 @@ import torch
 
 from lib_rocm_sd.hosts.read import vae as reading
 from lib_rocm_sd.vae import policy
+from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import MIN_ROWS, BandPlanner
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.ways import Chosen
 from tests.calls import calls_of
 from tests.vae import vae_models
 

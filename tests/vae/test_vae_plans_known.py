@@ -18,9 +18,9 @@ from lib_rocm_sd.ops.base import Variant
 from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.vae.forecast import Chosen, ConvWay
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.ways import Chosen, ConvWay
 from tests.vae import vae_models
 
 PATH = Path(__file__).parents[1] / "data" / "vae_plans.json"

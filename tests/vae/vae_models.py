@@ -22,11 +22,11 @@ from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
+from lib_rocm_sd.vae.forecast import ConvWay
 from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
-from lib_rocm_sd.vae.ways import ConvWay
 
 LDM = "double_of_ldm.modules.diffusionmodules.model"
 

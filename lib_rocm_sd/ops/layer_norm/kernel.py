@@ -49,27 +49,6 @@ CONFIGS = tuple(LayerNormConfig(threads) for threads in (128, 256))
 
 
 @dataclass(frozen=True)
-class LayerNormForm:
-    """What the kernel is compiled for. `added`: of ADDED_KINDS; `affine`: of AFFINE_KINDS; `held`:
-    of HELD, or 0.
-    """
-
-    dtype: str
-    added: str
-    affine: str
-    held: int
-
-    def defines(self) -> dict[str, int]:
-        """As preprocessor definitions."""
-        return {
-            "BF16_HALVES": int(self.dtype == "bfloat16"),
-            "ADDED": ADDED_KINDS.index(self.added),
-            "AFFINE": AFFINE_KINDS.index(self.affine),
-            "HELD": self.held,
-        }
-
-
-@dataclass(frozen=True)
 class LayerNormTiling:
     """How rows are cut: `lanes` work-items make one, each with `held` vectors, or 0: read twice."""
 
@@ -105,19 +84,21 @@ def configs(arch: Arch, channels: int) -> tuple[LayerNormConfig, ...]:
 
 
 @cache
-def spec(form: LayerNormForm, config: LayerNormConfig) -> KernelSpec:
-    """The kernel."""
-    defines = {**form.defines(), "THREADS": config.threads}
+def spec(dtype: str, added: str, affine: str, held: int, config: LayerNormConfig) -> KernelSpec:
+    """The kernel. `added`: of ADDED_KINDS; `affine`: of AFFINE_KINDS; `held`: of HELD, or 0."""
+    defines = {
+        "BF16_HALVES": int(dtype == "bfloat16"),
+        "ADDED": ADDED_KINDS.index(added),
+        "AFFINE": AFFINE_KINDS.index(affine),
+        "HELD": held,
+        "THREADS": config.threads,
+    }
     return KernelSpec(SOURCE, "layer_norm", tuple(defines.items()))
 
 
 def _specs(dtype: str, config: LayerNormConfig) -> list[KernelSpec]:
     """With gamma and beta of the rows' dtype, as a model in halves has them."""
-    return [
-        spec(LayerNormForm(dtype, added, dtype, held), config)
-        for held in HELD
-        for added in ADDED_KINDS
-    ]
+    return [spec(dtype, added, dtype, held, config) for held in HELD for added in ADDED_KINDS]
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from lib_rocm_sd.ops.base import Call
+from lib_rocm_sd.ops.base import Call, KernelSpec
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormForm, LayerNormParams
+from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.lazily import torch
 
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
-def form_of(problem: LayerNormProblem, config: LayerNormConfig) -> LayerNormForm:
-    """What the kernel is compiled for."""
+def spec_of(problem: LayerNormProblem, config: LayerNormConfig) -> KernelSpec:
+    """The kernel that makes it."""
     p = problem
-    return LayerNormForm(p.dtype, p.first, p.affine, kernel.tiling(p.channels, config).held)
+    held = kernel.tiling(p.channels, config).held
+    return kernel.spec(p.dtype, p.first, p.affine, held, config)
 
 
 def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:

@@ -15,8 +15,8 @@ from lib_rocm_sd.ops.layer_norm.launch import (
     BoundCall,
     Result,
     fill,
-    form_of,
     readable,
+    spec_of,
     template,
 )
 from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormProblem
@@ -65,7 +65,7 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
     def specs(
         self, arch: Arch, problem: AnyProblem, config: LayerNormConfig
     ) -> Sequence[KernelSpec]:
-        return (kernel.spec(form_of(problem, config), config),)
+        return (spec_of(problem, config),)
 
     def bound(self, call: Call[AnyProblem, AnyInputs]) -> Run:
         """Where nothing has to be copied and the launcher can prepare a launch."""
@@ -74,7 +74,7 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
         same = all(a is b for a, b in zip(self.readable(problem, inputs), inputs, strict=True))
         if prepare is None or not same:
             return self.run
-        spec = kernel.spec(form_of(problem, config), config)
+        spec = spec_of(problem, config)
         grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
         device = inputs.x.device
         return BoundCall(
@@ -89,7 +89,7 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
         params = template(problem, config, inputs)
         made = self.fill(params, inputs, bool(params.aligned))
         grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
-        spec = kernel.spec(form_of(problem, config), config)
+        spec = spec_of(problem, config)
         call.launcher(spec, grid, config.threads, params, inputs.x.device)
         return made
 

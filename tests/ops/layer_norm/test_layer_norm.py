@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.launch import form_of
+from lib_rocm_sd.ops.layer_norm.launch import spec_of
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
@@ -285,7 +285,7 @@ def test_what_is_usual_is_compiled_ahead() -> None:
     for problem in dict.fromkeys(problem for _, problem in USUAL):
         if problem.affine == problem.dtype:
             config = kernel.configs(ROW, problem.channels)[0]
-            assert kernel.spec(form_of(problem, config), config) in shipped
+            assert spec_of(problem, config) in shipped
 
 
 def test_few_sizes_are_measured() -> None:
@@ -302,7 +302,7 @@ def test_test_problems_are_of_the_class() -> None:
             assert replace(test, shape=problem.shape) == problem
             assert test.channels == problem.channels
             config = kernel.CONFIGS[0]
-            assert form_of(test, config) == form_of(problem, config)
+            assert spec_of(test, config) == spec_of(problem, config)
     assert problems.tolerance(USUAL_PROBLEM) < 0.01
 
 
@@ -315,8 +315,7 @@ def test_the_kernels_compile_without_spills(gfx: str) -> None:
     for affine in ("none", "float32"):
         for held in (0, kernel.HELD[-1]):
             for added in kernel.ADDED_KINDS:
-                form = kernel.LayerNormForm("bfloat16", added, affine, held)
-                specs.add(kernel.spec(form, kernel.CONFIGS[0]))
+                specs.add(kernel.spec("bfloat16", added, affine, held, kernel.CONFIGS[0]))
     for spec in sorted(specs, key=repr):
         try:
             code = build.build(spec, row).code
