@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -30,7 +30,6 @@ Steps of Stable Diffusion's UNets differ by a tenth of it.
 """
 GIB = 1 << 30
 BUSY = "the other cards are busy"
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ class Card:
 
     @contextmanager
     def _amid(self, kind: Hashable) -> Iterator[Replica]:
-        """Notes what a call of this kind came to where it fails. Raises RankError then."""
+        """Notes what a call of this kind came to where it fails, and raises RankError then."""
         if self._replica is None:
             raise RankError(self.reason)
         try:
