@@ -56,7 +56,7 @@ APART = (
     *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm", "test_simt_layer_norm"),
 )
 """Files of many tests that share nothing: workers take them one by one, last."""
-COMPILING = tuple(f"tests/{name}/" for name in ("amdgpu", "machine", "ops", "tune"))
+COMPILING = tuple(f"tests/{name}/" for name in ("verify/amdgpu", "machine", "ops", "tune"))
 """Folders whose tests start compilers by the hundred."""
 TOGETHER = "tests/browser/"
 """One worker takes all of its files: they share a server of each gradio, and a browser."""

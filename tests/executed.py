@@ -117,8 +117,9 @@ def mark_of(item: pytest.Item) -> pytest.Mark | None:
 @cache
 def version_of(by: str) -> str:
     """Of the compiler that tests use under this name; empty where there is none."""
-    from tests import compiled, simt
-    from tests.amdgpu import launch
+    from tests import compiled
+    from tests.verify import simt
+    from tests.verify.amdgpu import launch
 
     if by == "shim":
         found = simt.find_clang()

@@ -36,9 +36,11 @@ MOST_A_DAY = 110
 """Known tests that a day may have on average. A ledger that has grown beyond needs a longer
 rotation, or more minutes a day.
 """
-MACHINE = ("tests/amdgpu/", "tests/amdgpu_host/")
-CASES = "tests/amdgpu/test_amdgpu_kernels.py::test_machine_code_is_right "
-CONFIGS = "tests/amdgpu/test_amdgpu_kernels.py::test_nearly_all_of_a_shipped_kernel_is_executed "
+MACHINE = ("tests/verify/amdgpu/", "tests/verify/amdgpu_host/")
+CASES = "tests/verify/amdgpu/test_amdgpu_kernels.py::test_machine_code_is_right "
+CONFIGS = (
+    "tests/verify/amdgpu/test_amdgpu_kernels.py::test_nearly_all_of_a_shipped_kernel_is_executed "
+)
 FLOORS = {"GPUs": 5, "kernels": 14, "configs": 780, "cases": 1950}
 """"configs": each kernel's forms and tile sizes, on each GPU. Raise them with what is added."""
 
@@ -67,7 +69,7 @@ def counted(entries: Iterable[Entry]) -> dict[str, int]:
 
 def shortcomings(found: dict[str, int]) -> list[str]:
     """Why too little was executed: no compiler or decoder, or less than FLOORS say."""
-    from tests.amdgpu.launch import missing
+    from tests.verify.amdgpu.launch import missing
 
     reason = missing()
     less = [

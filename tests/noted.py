@@ -29,10 +29,11 @@ from lib_rocm_sd.arch import KERNELS_DIR, Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, codeobject
 from lib_rocm_sd.runtime.compiler import LANGUAGE_OPTIONS, OPTIONS_VERSION, defines_options
-from tests import compiled, simt
-from tests.amdgpu import executor, launch
+from tests import compiled
 from tests.compiled import hash_of, text_of
 from tests.executed import Code, version_of
+from tests.verify import simt
+from tests.verify.amdgpu import executor, launch
 
 PROGRAM, NOTE, LOADED = 1, 7, 2
 """Types of ELF sections, and the flag of what is loaded."""

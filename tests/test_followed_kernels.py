@@ -10,11 +10,11 @@ from lib_rocm_sd import followed, functional
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.report import Report
-from tests import simt
 from tests.following import BACKWARD, FORWARD, ran, told
 from tests.ops.attention_backward.judge import drawn, faults
 from tests.ops.toy_op import GFX1100, engine_of
 from tests.torch_ops.test_torch_ops_attention_backward import Counting, Showing
+from tests.verify import simt
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 

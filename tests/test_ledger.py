@@ -14,12 +14,12 @@ import pytest
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests import compiled, executed, ledger
-from tests.amdgpu import launch
-from tests.amdgpu.case import Case
-from tests.amdgpu.coverage import kernel_of
-from tests.amdgpu.test_amdgpu_kernels import spec_turn
 from tests.executed import Entry
 from tests.test_executed import OTHER, A, B, C
+from tests.verify.amdgpu import launch
+from tests.verify.amdgpu.case import Case
+from tests.verify.amdgpu.coverage import kernel_of
+from tests.verify.amdgpu.test_amdgpu_kernels import spec_turn
 
 # -- turns ---------------------------------------------------------------------------------------
 
@@ -156,11 +156,11 @@ def test_another_compiler_is_said(kept: Path) -> None:
 
 def test_machine_code_that_was_not_executed_is_said(kept: Path) -> None:
     found = ledger.Ledger(config())
-    skipped = report(A, "skipped", "tests/amdgpu/test_x.py::test_y")
+    skipped = report(A, "skipped", "tests/verify/amdgpu/test_x.py::test_y")
     skipped.longrepr = ("x", 1, "no clang with ld.lld")
     found.pytest_runtest_logreport(skipped)
     assert "MACHINE CODE WAS NOT EXECUTED: no clang with ld.lld" in "\n".join(found.lines())
-    found.pytest_runtest_logreport(report(A, nodeid="tests/amdgpu/test_x.py::test_y"))
+    found.pytest_runtest_logreport(report(A, nodeid="tests/verify/amdgpu/test_x.py::test_y"))
     assert "machine code: 1 tests executed it now" in "\n".join(found.lines())
 
 
@@ -207,7 +207,7 @@ def test_a_run_without_the_compiler_or_the_decoder_fails(tmp_path: Path, absent:
     environment = {**os.environ, ledger.MUST_EXECUTE: "1", "PYTHONPATH": str(tmp_path)}
     if absent == "clang":
         environment["PATH"] = str(tmp_path)
-    command = ["-m", "pytest", "-q", "-o", "testpaths=tests/amdgpu/test_amdgpu_compilers.py"]
+    command = ["-m", "pytest", "-q", "-o", "testpaths=tests/verify/amdgpu/test_amdgpu_compilers.py"]
     done = subprocess.run(
         [sys.executable, *command, "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base")],
         cwd=compiled.CHECKOUT,

@@ -19,15 +19,16 @@ from lib_rocm_sd.ops.linear.op import LINEAR as LINEAR_OP
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.runtime import build, codeobject
-from tests import compiled, executed, ledger, noted, simt
-from tests.amdgpu import executor, launch
-from tests.amdgpu.case import Case
-from tests.amdgpu.coverage import kernel_of
-from tests.amdgpu.judge import execute
+from tests import compiled, executed, ledger, noted
 from tests.executed import Entry
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
 from tests.test_ledger import config
+from tests.verify import simt
+from tests.verify.amdgpu import executor, launch
+from tests.verify.amdgpu.case import Case
+from tests.verify.amdgpu.coverage import kernel_of
+from tests.verify.amdgpu.judge import execute
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(bool(launch.missing()), reason=str(launch.missing()))
 

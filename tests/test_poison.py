@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.amdgpu.hazards import LdsMemory
-from tests.amdgpu.state import Waves
 from tests.ops.attention.layouts import lay_out
 from tests.poison import POISON, poisoned
-from tests.simt.launch import Allocations
+from tests.verify.amdgpu.hazards import LdsMemory
+from tests.verify.amdgpu.state import Waves
+from tests.verify.simt.launch import Allocations
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

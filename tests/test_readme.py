@@ -88,7 +88,7 @@ def test_the_table_of_cards_is_arch_json() -> None:
 def test_the_table_of_cards_says_what_is_executed() -> None:
     """Also whose kernels: the table must not say more than the tests do."""
     pytest.importorskip("torch")
-    from tests.amdgpu import test_amdgpu_kernels as executed
+    from tests.verify.amdgpu import test_amdgpu_kernels as executed
 
     whole = {gfx for gfx, what in card_table.EXECUTED.items() if what.startswith("every")}
     assert whole == {*executed.GPUS, *executed.NEWER}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import simt
 from tests.ops.attention.problems import TINY, Drawn
 from tests.ops.attention.replay import Place, every_config
+from tests.verify import simt
 from tools import sanitize, sanitize_worker
 from tools.sanitize import Run
 

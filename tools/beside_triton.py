@@ -23,7 +23,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab import listing, loops
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import codeobject
-from tests.amdgpu import launch
+from tests.verify.amdgpu import launch
 from tools import triton_attention
 from tools.key_loop import compiler_version, executed_pass, mix_between
 

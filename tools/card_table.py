@@ -32,7 +32,7 @@ EXECUTED = {
     "gfx942": "every kernel and config",
     "gfx950": "every kernel and config",
 }
-"""How much of a GPU's machine code tests/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
+"""How much of a GPU's machine code tests/verify/amdgpu/test_amdgpu_kernels.py executes on a CPU."""
 LIKE = {"dot2": "gfx1030", "wmma_gfx11": "gfx1100", "wmma_gfx12": "gfx1201", "mfma": "gfx942"}
 """By matrix unit: the GPU that is executed and whose code is made from the same source."""
 SELF_TESTS = CARDS.parent / "results" / "self-tests"

@@ -18,8 +18,8 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
-from tests.amdgpu import executor, launch
-from tests.simt.attention import draw
+from tests.verify.amdgpu import executor, launch
+from tests.verify.simt.attention import draw
 
 
 def compiler_for(arch: Arch) -> str:

@@ -1,9 +1,9 @@
 """What our kernels' machine code executes: `inspect --dynamic`, and the table kept in docs/results.
 
 A typical case of each kernel is compiled for a GPU and executed, instruction by instruction, by
-tests/amdgpu. `python -m tools.machine_code --write` writes docs/results/amd-machine-code.md and
-.json; tests/amdgpu/test_amdgpu_counts.py fails where a kernel has come to execute more than they
-say. The counts are exact for one compiler and say nothing of time.
+tests/verify/amdgpu. `python -m tools.machine_code --write` writes docs/results/amd-machine-code.md
+and .json; tests/verify/amdgpu/test_amdgpu_counts.py fails where a kernel has come to execute more
+than they say. The counts are exact for one compiler and say nothing of time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
 from lib_rocm_sd.runtime import codeobject
-from tests.amdgpu import judge, launch
-from tests.amdgpu.case import Case
+from tests.verify.amdgpu import judge, launch
+from tests.verify.amdgpu.case import Case
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 GPUS = ("gfx1100", "gfx1201", "gfx942", "gfx90a")

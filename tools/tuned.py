@@ -34,7 +34,7 @@ from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.runtime import codeobject, source
-from tests.amdgpu.errors import ExecutionError
+from tests.verify.amdgpu.errors import ExecutionError
 from tools import key_loop
 
 EXECUTED = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942")

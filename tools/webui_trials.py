@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from tests import simt
 from tests.trials.plants import PLANTS, START
+from tests.verify import simt
 from tools.webui_client import PATIENCE_S, PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
 COMPILE = """

@@ -14,9 +14,9 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, Op
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 
 class Garbage(MatrixAttention):

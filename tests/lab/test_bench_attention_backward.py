@@ -18,9 +18,9 @@ from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.tables import Setting
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["attention_backward"]
 PROBLEM = AttentionProblem(1, 1, 17, 15, 40)

@@ -12,9 +12,9 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["group_norm"]
 PROBLEM = GroupNormProblem(1, 16, 3, 5, "float16", True, True, 4)

@@ -13,9 +13,9 @@ from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["layer_norm"]
 PROBLEM = LayerNormProblem((3, 5, 40), added=True)

@@ -13,9 +13,9 @@ from lib_rocm_sd.lab import tables
 from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["linear"]
 PROBLEM = LinearProblem(5, 40, (24,), residual=True, in_place=True)

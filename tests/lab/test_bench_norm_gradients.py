@@ -14,9 +14,9 @@ from lib_rocm_sd.lab.gradients import TABLES
 from lib_rocm_sd.lab.tables import Setting
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
-from tests import simt
 from tests.ops.toy_op import CPU, GFX1100
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["norm_gradients"]
 ROWS = LayerNormBackwardProblem((3, 5, 40), added=True)

@@ -18,9 +18,9 @@ from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import analysed
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from tests.amdgpu.launch import missing
-from tests.amdgpu.test_amdgpu_triton import executable, run
-from tests.simt.attention import draw
+from tests.verify.amdgpu.launch import missing
+from tests.verify.amdgpu.test_amdgpu_triton import executable, run
+from tests.verify.simt.attention import draw
 from tools import beside_triton, triton_attention
 
 COUNTS = ("matrix", "transcendental", "vector", "vector_slots", "scalar", "lds")

@@ -98,7 +98,7 @@ def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None
     pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
     from lib_rocm_sd.lab import loops
     from lib_rocm_sd.ops.attention import kernel as attention_kernel
-    from tests.amdgpu.launch import missing
+    from tests.verify.amdgpu.launch import missing
     from tools import key_loop
 
     reason = missing(gfx)

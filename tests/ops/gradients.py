@@ -13,7 +13,7 @@ from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.base import Op
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify.simt.launch import ShimLaunch
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from lib_rocm_sd import arch
 from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime.card import BareLauncher, HipCard
-from tests import hip_library
+from tests.verify import hip_library
 
 
 @pytest.fixture(scope="module")

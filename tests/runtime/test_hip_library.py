@@ -14,9 +14,9 @@ from lib_rocm_sd import arch
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, driver, hip, launcher
-from tests import hip_library
 from tests.runtime.code_objects import SCALE
 from tests.runtime.driver_doubles import ScaleParams
+from tests.verify import hip_library
 
 torch = pytest.importorskip("torch")
 

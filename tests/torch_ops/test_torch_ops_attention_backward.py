@@ -16,10 +16,10 @@ from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.torch_ops import register
 from lib_rocm_sd.torch_ops import table as operators
-from tests import simt
 from tests.ops.attention_backward.judge import drawn, faults
 from tests.ops.toy_op import GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
 ROCM: Any = torch.ops.rocm_sd

@@ -12,8 +12,8 @@ from lib_rocm_sd import arch, cache
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
-from tests import hip_library
 from tests.runtime.code_objects import SCALE
+from tests.verify import hip_library
 
 if TYPE_CHECKING:
     from tests.trials.world import World

@@ -8,7 +8,7 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch, by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import simt
+from tests.verify import simt
 
 
 class HostCard:

@@ -1,4 +1,4 @@
-"""A toy op, y = a x + x with neighbours swapped, by the kernel that tests/hip_library executes."""
+"""A toy op, y = a x + x with neighbours swapped, by the kernel that hip_library executes."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ from lib_rocm_sd.trials import recorder, recording
 from lib_rocm_sd.trials.recording import Recording
 from lib_rocm_sd.trials.replay import replay
 from lib_rocm_sd.trials.subject import Subject
-from tests import simt
 from tests.ops.toy_op import Doubling, Inputs, op_of
 from tests.trials.doubles import HostCard, Shim, arch_of, doubling
+from tests.verify import simt
 
 GFX = "gfx1100"
 PLAIN = AttentionProblem(2, 8, 4096, 4096, 40)

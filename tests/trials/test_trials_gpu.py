@@ -36,8 +36,8 @@ from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, PASSED, WRONG, Verdict
-from tests import simt
 from tests.trials.plants import PLANTS, START
+from tests.verify import simt
 
 pytestmark = pytest.mark.gpu
 LIMIT_S = 5.0

@@ -22,8 +22,8 @@ from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
 from lib_rocm_sd.runtime.codeobject import KernelResources
 from tests import executed, noted
-from tests.amdgpu import executor
-from tests.amdgpu.launch import missing
+from tests.verify.amdgpu import executor
+from tests.verify.amdgpu.launch import missing
 from tools import key_loop
 from tools import tuned as model
 from tools.tuned import Candidate

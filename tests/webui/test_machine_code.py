@@ -14,7 +14,7 @@ from tests.webui.inside_run import run_inside
 def test_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("tinygrad", reason="tinygrad, which decodes AMD's instructions, is missing")
-    from tests.amdgpu.launch import missing
+    from tests.verify.amdgpu.launch import missing
 
     why = missing("gfx1100")
     if why:

@@ -25,7 +25,7 @@ from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import Numbers, measure
 from tests.ops.attention.problems import SIZES, Kind, Sizes, draw
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify.simt.launch import ShimLaunch
 
 GPU = "gpu"
 AT_A_TIME = 100

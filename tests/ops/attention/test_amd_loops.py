@@ -15,10 +15,10 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch
-from tests import simt
 from tests.ops.attention.judge import numbers
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 CARD = table()["sm_90"]
 PROBLEM = AttentionProblem(1, 2, 37, 77, 64)

@@ -22,7 +22,7 @@ from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, on_device
 from tests.ops.running import compute
 from tests.ops.toy_op import User
-from tests.simt.attention import DTYPES, draw
+from tests.verify.simt.attention import DTYPES, draw
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")

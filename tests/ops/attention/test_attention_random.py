@@ -13,13 +13,14 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import launcher
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import Numbers
 from tests.ops.attention.layouts import ALL_LAYOUTS, lay_out
 from tests.ops.attention.problems import LARGE, SMALL, Kind, draw
 from tests.ops.attention.replay import GPU, Place, Result, every_config, solve
 from tests.ops.random.seeds import FACTOR, FIRST_SEED, USUAL
-from tests.simt.attention import UNITS
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEARCHED = (40, 64, 128, 160, 512)

@@ -12,8 +12,8 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from tests.amdgpu import launch
 from tests.ops.running import compute
+from tests.verify.amdgpu import launch
 from tools import key_loop
 
 

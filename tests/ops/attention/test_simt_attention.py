@@ -16,12 +16,21 @@ from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, lay_out
 from tests.ops.running import compute
-from tests.simt.attention import HEAD_DIMS, UNITS, Setting, attend, compare, draw, random_mask
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import (
+    HEAD_DIMS,
+    UNITS,
+    Setting,
+    attend,
+    compare,
+    draw,
+    random_mask,
+)
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from tests import executed, simt
-from tests.simt.attention import Setting, attend, compare, draw
+from tests import executed
+from tests.verify import simt
+from tests.verify.simt.attention import Setting, attend, compare, draw
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

@@ -9,7 +9,8 @@ import pytest
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
-from tests import executed, simt
+from tests import executed
+from tests.verify import simt
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

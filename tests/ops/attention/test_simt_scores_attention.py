@@ -15,10 +15,11 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
-from tests import executed, simt
-from tests.amdgpu.launch import CodeLaunch, missing
+from tests import executed
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.amdgpu.launch import CodeLaunch, missing
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

@@ -28,7 +28,7 @@ from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, G
 from tests import compiled
 from tests.ops.attention.judge import UNITS
 from tests.ops.attention.judge import torchs_own as torchs_forward
-from tests.simt.attention import draw, random_mask
+from tests.verify.simt.attention import draw, random_mask
 
 LARGEST_RATIO, RMS_RATIO = 2.0, 1.5
 LEAST = 2.0**-24

@@ -15,11 +15,12 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs
 from lib_rocm_sd.ops.attention_backward.problem import ODD
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import numbers
 from tests.ops.attention_backward.judge import completed, drawn, faults, lse_faults
 from tests.ops.attention_backward.under_shim import compare, forward, gradients
-from tests.simt.attention import UNITS, Setting, draw, random_mask
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS, Setting, draw, random_mask
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

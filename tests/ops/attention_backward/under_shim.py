@@ -13,8 +13,8 @@ from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
 from tests.ops.attention_backward.judge import faults
 from tests.ops.running import compute
-from tests.simt.attention import Setting
-from tests.simt.launch import ShimLaunch
+from tests.verify.simt.attention import Setting
+from tests.verify.simt.launch import ShimLaunch
 
 
 def forward(setting: Setting, given: AttentionInputs) -> Both:

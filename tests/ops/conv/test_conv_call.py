@@ -19,10 +19,11 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from tests import executed, simt
+from tests import executed
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 CPU = torch.device("cpu")
 PLAIN = ConvProblem("3x3", 2, 6, 18, 64, 32, norm=True, in_rows=True)

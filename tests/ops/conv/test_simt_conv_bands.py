@@ -12,9 +12,10 @@ from lib_rocm_sd.functional import group_norm_finalize
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, ConvProblem
 from lib_rocm_sd.vae.steps import made_rows, needed_rows, rows_above
-from tests import executed, simt
+from tests import executed
 from tests.ops.conv.test_simt_conv import run_shim
-from tests.simt.attention import UNITS
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

@@ -17,10 +17,11 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from tests import executed, simt
+from tests import executed
 from tests.ops.running import compute
-from tests.simt.attention import UNITS
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
+from tests.verify.simt.launch import ShimLaunch
 
 CPU = torch.device("cpu")
 

@@ -17,12 +17,13 @@ from lib_rocm_sd.ops.conv.kernel import ConvConfig
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import DEEP, Band, ConvProblem
-from tests import executed, simt
+from tests import executed
 from tests.ops.conv.test_simt_conv import check, run_shim
 from tests.ops.conv.test_simt_conv_places import spread
 from tests.ops.running import compute
-from tests.simt.attention import UNITS
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
+from tests.verify.simt.launch import ShimLaunch
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,10 @@ from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
-from tests import executed, simt
+from tests import executed
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     executed.known(by="shim"),

@@ -25,9 +25,10 @@ from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.runtime import build, codeobject
-from tests import executed, simt
+from tests import executed
 from tests.ops.toy_op import CPU, GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 OPS: tuple[Any, ...] = (STATISTICS, FINALIZE, APPLY, GROUP_NORM_SILU, NORM)
 

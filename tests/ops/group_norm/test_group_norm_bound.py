@@ -27,10 +27,10 @@ from lib_rocm_sd.ops.group_norm.problem import (
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig
-from tests import simt
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import CPU
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 from tests.waiting import WAIT_S
 
 ROW = arch.table()["gfx1100"]

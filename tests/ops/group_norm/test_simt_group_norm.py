@@ -17,11 +17,12 @@ from lib_rocm_sd.ops.group_norm.inputs import GroupNormInputs
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
-from tests.simt.attention import UNITS
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

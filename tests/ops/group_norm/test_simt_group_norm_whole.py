@@ -18,11 +18,12 @@ from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import ADDED, ODD, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from lib_rocm_sd.ops.group_norm.whole import CONFIGS, WholeConfig
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
-from tests.simt.attention import UNITS
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

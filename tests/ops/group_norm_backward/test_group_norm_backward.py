@@ -16,12 +16,13 @@ from lib_rocm_sd.ops.group_norm_backward import kernel
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import ODD, USUAL, GroupNormBackwardProblem
 from lib_rocm_sd.shipped import AT_START, shipped
-from tests import executed, simt
+from tests import executed
 from tests.ops.conv.test_conv_resources import ONE_OF_EACH
 from tests.ops.gradients import draw, faults
 from tests.ops.linear.test_linear_resources import check
 from tests.ops.toy_op import GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 OP = GROUP_NORM_BACKWARD
 OURS = OP.variants[0]

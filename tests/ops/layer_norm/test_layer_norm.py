@@ -23,10 +23,11 @@ from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
 from lib_rocm_sd.runtime import build, codeobject
-from tests import executed, simt
+from tests import executed
 from tests.ops.layer_norm.judge import apart, draw, faults, misaligned, pair_of
 from tests.ops.toy_op import CPU, GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 ROW = arch.table()["gfx1100"]
 USUAL_PROBLEM = USUAL[0][1]

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormProblem
-from tests import executed, simt
+from tests import executed
 from tests.ops.layer_norm.judge import (
     apart,
     draw,
@@ -27,8 +27,9 @@ from tests.ops.layer_norm.judge import (
     placed,
 )
 from tests.ops.running import compute
-from tests.simt.attention import UNITS
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

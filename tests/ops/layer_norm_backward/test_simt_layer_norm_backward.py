@@ -11,9 +11,10 @@ import torch
 from lib_rocm_sd.ops.layer_norm_backward import kernel
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import ODD, LayerNormBackwardProblem
-from tests import executed, simt
+from tests import executed
 from tests.ops.gradients import Setting, displaced, draw, same
-from tests.simt.attention import UNITS
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

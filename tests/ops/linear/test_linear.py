@@ -19,9 +19,10 @@ from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.trials import recorder
-from tests import executed, simt
+from tests import executed
 from tests.ops.toy_op import CPU, GFX1100, engine_of
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 
 def relative_error(output: torch.Tensor, exact: torch.Tensor) -> float:

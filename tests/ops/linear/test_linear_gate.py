@@ -19,11 +19,12 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.linear.torch import finished
 from lib_rocm_sd.ops.linear.trial import apart
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 OURS = LibraryLinear()
 CPU = torch.device("cpu")

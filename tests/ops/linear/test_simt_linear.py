@@ -20,10 +20,11 @@ from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from lib_rocm_sd.ops.linear.trial import apart
-from tests import executed, simt
+from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify import simt
+from tests.verify.simt.launch import ShimLaunch
 
 pytestmark = [
     pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing())),

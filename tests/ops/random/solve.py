@@ -38,7 +38,7 @@ from tests.ops.attention.judge import UNITS, Errors
 from tests.ops.attention_backward import judge as of_attention
 from tests.ops.random.draw import FAMILIES, LARGE, SMALL, Sizes, draw, inputs_of
 from tests.ops.running import compute
-from tests.simt.launch import ShimLaunch
+from tests.verify.simt.launch import ShimLaunch
 
 GPU = "gpu"
 CPU = torch.device("cpu")

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import by_gfx
-from tests import executed, simt
+from tests import executed
 from tests.ops.random.draw import FAMILIES, LARGE, SMALL
 from tests.ops.random.seeds import FACTOR, FIRST_SEED, USUAL
 from tests.ops.random.solve import CPU, GPU, call_of, solve
-from tests.simt.attention import UNITS
+from tests.verify import simt
+from tests.verify.simt.attention import UNITS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 AT_A_TIME = 8

@@ -1,4 +1,4 @@
-"""The double's start as in `inside`, on a GPU whose machine code is executed: tests/amdgpu_host."""
+"""The double's start as in `inside`, on a GPU whose machine code is executed: amdgpu_host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MachineGpu:
 
     def install(self, folder: Path) -> None:
         """Before the WebUI executes the extension's script, whose library is in `folder`."""
-        from tests.amdgpu_host import standing_in
+        from tests.verify.amdgpu_host import standing_in
 
         inside.forget()
         before = sys.path

@@ -1,0 +1,150 @@
+"""What of the convolutions is executed as machine code: the VAE's, a UNet's, the passes around a
+library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.ops.conv.ours import MatrixConv
+from lib_rocm_sd.ops.conv.problem import ConvProblem
+from tests.verify.amdgpu.case import Case
+
+
+def conv(gfx: str) -> Iterator[Case]:
+    """Every form and config that Stable Diffusion's VAE launches, and bfloat16."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    for statistics in (True, False):
+        for turn, problem in enumerate(_conv_problems(statistics)):
+            ways = ("plain", "wide") if statistics or problem.in_place else ("band", "wide")
+            for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
+                way = ways[(turn + index) % 2]
+                yield Case(gfx, "conv", problem, index, way, index, values="large")
+    wide = ConvProblem("3x3", 2, 9, 33, 32, 3, "float16", True)
+    yield Case(gfx, "conv", wide, values="large")
+    for problem in (wide, replace(wide, out_channels=8, width=5)):
+        yield Case(gfx, "conv", problem)
+    half = ConvProblem("3x3", 2, 9, 19, 16, 72, "bfloat16")
+    yield Case(gfx, "conv", half)
+    normed = replace(half, in_channels=64, norm=True, statistics=True)
+    yield Case(gfx, "conv", normed)
+    yield Case(gfx, "conv", replace(normed, embedding=True))
+    yield Case(gfx, "conv", replace(half, kind="upsample", in_channels=32, height=7), layout="band")
+    strided = replace(half, kind="3x3 stride 2", out_channels=40, height=10)
+    yield Case(gfx, "conv", strided)
+    padded = replace(strided, kind="3x3 stride 2 padded", dtype="float16", statistics=True)
+    yield Case(gfx, "conv", padded)
+    yield Case(gfx, "conv", replace(padded, statistics=False, width=18), layout="band")
+    for problem in _split_problems():
+        blocks: set[tuple[int, int]] = set()
+        for index, config in enumerate(MatrixConv(problem.kind).configs(arch, problem)):
+            if config.splits > 1 and (config.block_co, config.block) not in blocks:
+                blocks.add((config.block_co, config.block))
+                yield Case(
+                    gfx, "conv", problem, index, ("plain", "wide")[index % 2], values="large"
+                )
+
+
+def _split_problems() -> Iterator[ConvProblem]:
+    """Of which the channels are shared by work-groups."""
+    plain = ConvProblem("3x3", 2, 5, 9, 640, 72, "float16", True, statistics=True, embedding=True)
+    yield plain
+    yield replace(plain, out_channels=80, shortcut="identity", shortcut_channels=80, in_place=True)
+    yield replace(plain, shortcut="conv", out_channels=80, shortcut_channels=176, statistics=False)
+    yield replace(plain, kind="3x3 stride 2 padded", norm=False, height=5, width=18)
+    yield replace(plain, kind="upsample", norm=False, batch=1)
+    yield replace(plain, dtype="bfloat16", norm=False, batch=1)
+
+
+def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
+    plain = ConvProblem("3x3", 2, 9, 18, 16, 80, "float16", statistics=statistics)
+    yield plain
+    yield replace(plain, kind="3x3 stride 2", height=10, in_channels=32, width=20)
+    yield replace(plain, kind="upsample", height=7, in_channels=32)
+    normed = replace(plain, norm=True, in_channels=64)
+    yield normed
+    yield replace(normed, shortcut="identity", shortcut_channels=80, embedding=True)
+    if not statistics:
+        yield replace(normed, shortcut="identity", shortcut_channels=80, in_place=True)
+    yield replace(normed, shortcut="conv", shortcut_channels=32)
+    for channels in (128, 256):
+        # A wide input of the shortcut, over which the output is written.
+        yield ConvProblem(
+            *("3x3", 1, 3, 18, 32, channels, "float16", True, "conv"),
+            *(channels + 32, statistics, True),
+        )
+
+
+def conv_rows(gfx: str) -> Iterator[Case]:
+    """With weights as they lie: every form and config that Stable Diffusion's UNets launch, whole
+    and split; a block of channels that is not whole, smaller chunks, bfloat16.
+    """
+    arch = by_gfx(gfx)
+    assert arch is not None
+    blocks: set[Hashable] = set()
+    for turn, problem in enumerate(_rows_problems()):
+        for index, config in enumerate(MatrixConv(problem.kind).configs(arch, problem)):
+            split = config.splits > 1
+            block = (problem, config.block_co, config.rows, config.chunk_c)
+            if split == (problem.in_channels > 64) and block not in blocks:
+                blocks.add(block)
+                layout = ("plain", "wide")[(turn + index) % 2]
+                yield Case(gfx, "conv", problem, index, layout, values="large")
+
+
+def _rows_problems() -> Iterator[ConvProblem]:
+    """Of more than 64 channels, so that they are split."""
+    plain = ConvProblem("3x3", 2, 5, 18, 64, 168, norm=True, in_rows=True)
+    first = replace(plain, statistics=True, embedding=True)
+    yield first
+    yield replace(first, shortcut="identity", shortcut_channels=176, out_channels=176, batch=1)
+    yield replace(plain, shortcut="identity", shortcut_channels=80, out_channels=80)
+    yield replace(plain, shortcut="conv", shortcut_channels=128, out_channels=80)
+    yield replace(plain, kind="upsample", norm=False, batch=1, out_channels=72)
+    yield replace(plain, kind="3x3 stride 2 padded", norm=False, height=9)
+    yield replace(plain, kind="3x3 stride 2", norm=False, statistics=True, in_channels=32)
+    yield replace(plain, out_channels=4)
+    yield replace(first, in_channels=48, out_channels=72, dtype="bfloat16")
+    through = replace(plain, shortcut="conv", shortcut_channels=48, out_channels=80)
+    yield replace(through, height=17, width=3, dtype="bfloat16")
+    few = replace(plain, in_channels=128, batch=1, height=3, width=9, out_channels=72)
+    yield replace(few, statistics=True, embedding=True)
+    yield replace(few, shortcut="conv", shortcut_channels=192, out_channels=80)
+    yield replace(few, kind="upsample", norm=False)
+    yield replace(few, kind="3x3 stride 2 padded", norm=False, height=6)
+    yield replace(few, out_channels=4)
+    # Tiles of channels past the last, and every row of pixels of a wave.
+    for count in (24, 80):
+        yield replace(plain, kind="upsample", norm=False, batch=1, out_channels=count)
+    for count in (24, 168):
+        yield replace(few, height=17, width=17, out_channels=count)
+    yield replace(few, kind="upsample", norm=False, height=9, width=17, out_channels=24)
+    yield replace(few, shortcut="conv", shortcut_channels=192, out_channels=80, height=17)
+    yield replace(few, dtype="bfloat16")
+    for last in (plain, few):
+        yield replace(last, norm=False, out_channels=4)
+
+
+def finish(gfx: str) -> Iterator[Case]:
+    """The passes around a library's convolution."""
+    for problem in (
+        ConvProblem("3x3", 2, 9, 19, 16, 24),
+        ConvProblem("3x3", 1, 9, 17, 32, 64, "bfloat16", True, "identity", 64, True),
+        ConvProblem("3x3", 2, 5, 18, 64, 32, "float16", True, "conv", 48, True, embedding=True),
+        ConvProblem("upsample", 2, 5, 17, 32, 32, "float16", statistics=True),
+    ):
+        yield Case(gfx, "finish", problem)
+    plain = ConvProblem("3x3", 2, 2, 55, 16, 264)
+    for problem in (
+        plain,
+        replace(plain, shortcut="identity", shortcut_channels=264, statistics=True, embedding=True),
+        replace(plain, kind="upsample", height=1, width=27, statistics=True),
+        ConvProblem("3x3", 1, 2, 55, 16, 264, "bfloat16", False, "identity", 264, True),
+        replace(plain, statistics=True),
+        replace(plain, shortcut="identity", shortcut_channels=264),
+    ):
+        for layout in ("plain", "misaligned"):
+            yield Case(gfx, "finish pass", problem, layout=layout)
