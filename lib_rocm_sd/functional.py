@@ -44,7 +44,7 @@ from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.linear.call import inputs_of as linear_inputs_of
+from lib_rocm_sd.ops.linear.inputs import inputs_of as linear_inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 
 

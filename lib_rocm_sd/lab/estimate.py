@@ -32,10 +32,10 @@ from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
-from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import LinearProblem, told
+from lib_rocm_sd.ops.linear.torch import LibraryLinear
 from lib_rocm_sd.runtime import build
 
 LIBRARY_SHARE = 0.5

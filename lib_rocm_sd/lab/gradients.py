@@ -53,8 +53,8 @@ from lib_rocm_sd.lab.timing import (
     warm_up,
     with_times,
 )
-from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
+from lib_rocm_sd.ops.attention.libraries import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.attention.with_lse import MatrixForward

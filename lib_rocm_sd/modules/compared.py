@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.conv.search import no_search, searches
+from lib_rocm_sd.ops.conv.torch import no_search, searches
 
 VARIABLE = "ROCM_SD_SPOT_CHECK"
 """0: nothing is compared. The WebUI has a setting for it."""

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.lazily import torch
+
 BROKEN = (
     *(ImportError, OSError, RuntimeError, TypeError, AttributeError, ValueError, LookupError),
     *(AssertionError, NameError, SyntaxError),
@@ -53,3 +57,28 @@ def calling(package: str) -> Iterator[None]:
 def module(name: str) -> ModuleType:
     """`name`, of which `absent` says that it can be imported."""
     return importlib.import_module(name)
+
+
+# Whether our kernels in Triton (triton_kernels/) can run here.
+
+
+LAUNCHING = "lib_rocm_sd.triton_kernels.launching"
+
+
+def triton_refusals(arch: Arch | None, run: str) -> list[str]:
+    """Why no kernel of ours in Triton can run here; `run` is the module that launches it."""
+    none = card_refusals(arch)
+    if none:
+        return none
+    why = absent("triton", run) or module(LAUNCHING).too_old()
+    return [why] if why else []
+
+
+# Whether what belongs to other libraries can run on a GPU here.
+
+
+def card_refusals(arch: Arch | None) -> list[str]:
+    """Why nothing can run on a GPU in this process. torch is not made to begin with its GPUs for
+    the question: before it has, no input lies on one.
+    """
+    return reasons((arch is None or not torch.cuda.is_initialized(), "no supported GPU"))

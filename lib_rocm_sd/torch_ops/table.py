@@ -38,8 +38,7 @@ from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.linear.call import inputs_of
-from lib_rocm_sd.ops.linear.inputs import LinearInputs
+from lib_rocm_sd.ops.linear.inputs import LinearInputs, inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.torch_ops.register import Posed, TorchOp
 from lib_rocm_sd.torch_ops.weights import KeptWeights

@@ -25,7 +25,7 @@ from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes, v
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.linear.joint import as_one
+from lib_rocm_sd.ops.linear.torch import as_one
 
 _Fact = tuple[Any, ...]
 PLAIN = (torch.Tensor, nn.Parameter)

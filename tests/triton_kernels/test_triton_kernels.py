@@ -16,14 +16,14 @@ import torch
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.ops import in_triton, optional
-from lib_rocm_sd.ops.attention.by_triton import TritonAttention
+from lib_rocm_sd.ops import optional
+from lib_rocm_sd.ops.attention.libraries import TritonAttention
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, Op
-from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem
+from lib_rocm_sd.ops.group_norm.torch import TritonGroupNorm
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -36,11 +36,11 @@ INTERPRETED = """
 from dataclasses import replace
 import torch
 from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.ops.attention.by_triton import TritonAttention
+from lib_rocm_sd.ops.attention.libraries import TritonAttention
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call
-from lib_rocm_sd.ops.group_norm.by_triton import TritonGroupNorm
+from lib_rocm_sd.ops.group_norm.torch import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, GroupNormProblem
 from lib_rocm_sd.triton_kernels.attention import TritonConfig
@@ -209,7 +209,7 @@ def test_without_triton_or_with_an_old_one_there_is_a_reason(
     monkeypatch.setattr(optional, "absent", lambda package, module: "")
     old = SimpleNamespace(too_old=lambda: "triton 2.1.0 is older than 3.0")
     monkeypatch.setattr(optional, "module", lambda name: old)
-    assert in_triton.triton_refusals(ARCH, "any") == ["triton 2.1.0 is older than 3.0"]
+    assert optional.triton_refusals(ARCH, "any") == ["triton 2.1.0 is older than 3.0"]
 
 
 def test_which_triton_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from lib_rocm_sd.engine import call_file
 from lib_rocm_sd.engine.call_file import Capture, Wish
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.ops.linear.joint import as_one
+from lib_rocm_sd.ops.linear.torch import as_one
 from lib_rocm_sd.unet import stand_in, weights
 from lib_rocm_sd.unet.takeover import take_over
 from tests.unet import unet_models as models

@@ -5,17 +5,26 @@ Both take q, k and v as (B, S, H, D) in any strides whose last is 1, and give (B
 
 from __future__ import annotations
 
+import importlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops import optional
-from lib_rocm_sd.ops.attention.formula import expand_mask
+from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import HALVES, Call, Variant, reasons
+from lib_rocm_sd.ops.attention.torch import SdpaAttention
+from lib_rocm_sd.ops.base import HALVES, Call, Variant, halves_only, reasons
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.lazily import torch
-from lib_rocm_sd.ops.on_card import card_refusals
+from lib_rocm_sd.ops.optional import card_refusals, triton_refusals
 
 MOST_HEAD_DIM = 256
 MOST_TOKENS = 1 << 20
@@ -136,3 +145,228 @@ LIBRARIES: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
     FlashAttention(in_triton=False),
     FlashAttention(in_triton=True),
 )
+
+
+# The backends of torch's scaled_dot_product_attention, one by one.
+#
+# torch picks one by rules of its own. On ROCm flash and efficient are both AOTriton's kernels,
+# which know few GPUs, and others only where TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1 was set at
+# the start (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.5 and later).
+
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+"""torch's name of each in SDPBackend."""
+OLD_SWITCHES = {"flash": "enable_flash", "efficient": "enable_mem_efficient", "math": "enable_math"}
+"""Arguments of torch.backends.cuda.sdp_kernel, which torch before 2.3 has."""
+BY_AOTRITON = ("flash", "efficient")
+EXPERIMENTAL = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
+MOST_SCORE_BYTES = 1 << 30
+"""Most bytes of scores with which the math backend is measured. It holds them twice or more, and
+measuring it is not worth more memory.
+"""
+MOST_WORDS = 200
+"""Characters of what torch says."""
+_switches = threading.Lock()
+"""torch's switches are the process's: of two threads that change them and put them back in turn,
+one would leave what the other had set."""
+
+
+class SdpaBackend(SdpaAttention):
+    """torch's scaled_dot_product_attention by one of its backends.
+
+    While it is called another thread's call sees the switches too. So math, torch's last choice,
+    stays allowed where torch can be asked first whether it would take the backend.
+    """
+
+    preference = 0
+
+    def __init__(self, backend: str) -> None:
+        self.name = f"sdpa {backend}"
+        self.backend = backend
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        why = card_refusals(arch) or switch_refusals(self.backend)
+        if why:
+            return why
+        large = self.backend == "math" and problem.score_bytes > MOST_SCORE_BYTES
+        if large:
+            return [f"its scores would take {problem.score_bytes >> 20} MiB, and more"]
+        return list(torchs_refusals(self.backend, problem, torch.cuda.current_device()))
+
+    def input_refusals(self, inputs: AttentionInputs) -> list[str]:
+        return gradient_refusals(*inputs[:3])
+
+    def workspace(self, problem: AttentionProblem) -> int:
+        return super().workspace(problem) if self.backend == "math" else 0
+
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        with only(self.backend):
+            return super().run(call)
+
+
+def switch_refusals(backend: str) -> list[str]:
+    """Why this torch cannot be told to take `backend`."""
+    module = _module()
+    if module is None:
+        known = hasattr(torch.backends.cuda, "sdp_kernel") and backend in OLD_SWITCHES
+    else:
+        known = hasattr(module.SDPBackend, BACKENDS[backend])
+    return reasons(
+        (not known, f"torch {torch.__version__} has no switch for {backend} attention"),
+        (
+            backend == "cudnn" and torch.version.hip is not None,
+            "cuDNN is NVIDIA's: there is none on ROCm",
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def torchs_refusals(backend: str, problem: AttentionProblem, device: int) -> tuple[str, ...]:
+    """Why torch would not take `backend` for such a call on the current card, in its own words.
+
+    Empty too where this torch cannot be asked; the self-test decides then.
+    """
+    ask = _asker(backend)
+    if ask is None:
+        return ()
+    if backend == "flash" and not _has_flash():
+        library = "AOTriton" if torch.version.hip else "FlashAttention"
+        return (f"this torch was built without {library}",)
+    params = _params(problem)
+    if params is None:
+        return ()
+    with warnings.catch_warnings(record=True) as heard, only(backend):
+        warnings.simplefilter("always")
+        if ask(params, False):
+            return ()
+        ask(params, True)  # again, to be told why
+    said = dict.fromkeys(_words(str(each.message)) for each in heard)
+    told = [words for words in said if words and "not used because" not in words]
+    return (_refused(backend, told),)
+
+
+def _refused(backend: str, told: list[str]) -> str:
+    why = f"torch does not take it: {'; '.join(told) or 'it does not say why'}"[:MOST_WORDS]
+    unset = os.environ.get(EXPERIMENTAL) != "1"
+    if backend in BY_AOTRITON and torch.version.hip and unset:
+        return f"{why}. On ROCm it is AOTriton's, for some cards only with {EXPERIMENTAL}=1"
+    return why
+
+
+def _words(message: str) -> str:
+    """A warning of torch's without the place in its source."""
+    return " ".join(message.split(" (Triggered internally")[0].split())
+
+
+def _asker(backend: str) -> Callable[[Any, bool], bool] | None:
+    """What tells whether torch can take `backend`; math it always can."""
+    return getattr(torch.backends.cuda, f"can_use_{backend}_attention", None)
+
+
+def _has_flash() -> bool:
+    ask = getattr(torch.backends.cuda, "is_flash_attention_available", None)
+    return ask is None or bool(ask())
+
+
+def _params(problem: AttentionProblem) -> Any:
+    """The call that `problem` is, without values; None where this torch wants something else."""
+    make = getattr(torch.backends.cuda, "SDPAParams", None)
+    if make is None:
+        return None
+    p, mask, dtype = problem, None, DTYPES[problem.dtype]
+    q, k, v = (
+        torch.empty((p.batch, seq, p.heads, p.head_dim), dtype=dtype, device="cuda").transpose(1, 2)
+        for seq in (p.seq_q, p.seq_k, p.seq_k)
+    )
+    if p.mask != "none":
+        mask = torch.empty(p.seq_k, dtype=torch.bool if p.mask == "bool" else dtype, device="cuda")
+        mask = mask.expand(p.batch, p.heads, p.seq_q, p.seq_k)
+    for further in ((False,), ()):
+        try:  # enable_gqa came with torch 2.5
+            return make(q, k, v, mask, 0.0, False, *further)
+        except TypeError:
+            continue
+    return None
+
+
+@contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Within this, `backend` is what torch takes, and math where it may not; as before after it."""
+    allowed = {backend, "math"} if _asker(backend) else {backend}
+    module = _module()
+    with _switches:
+        if module is None:
+            given = {argument: name in allowed for name, argument in OLD_SWITCHES.items()}
+            with torch.backends.cuda.sdp_kernel(**given):
+                yield
+            return
+        with module.sdpa_kernel([getattr(module.SDPBackend, BACKENDS[name]) for name in allowed]):
+            yield
+
+
+def _module() -> Any:
+    """torch.nn.attention, where it can choose a backend: torch 2.3 and later."""
+    try:
+        module = importlib.import_module("torch.nn.attention")
+    except ImportError:
+        return None
+    known = hasattr(module, "sdpa_kernel") and hasattr(module, "SDPBackend")
+    return module if known else None
+
+
+# Attention by our kernel in Triton, where Triton is installed.
+
+
+RUN = "lib_rocm_sd.triton_kernels.attention_run"
+MASKS = ("none", "bool", "float16", "bfloat16", "float32")
+REACH = 1 << 31
+"""Elements from the first of a head to one that 32 bits do not count."""
+
+
+class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
+    """triton_kernels/attention.py. Triton compiles it on this machine when it is first called."""
+
+    name = "triton"
+    untried = True
+
+    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
+        p = problem
+        return triton_refusals(arch, RUN) or reasons(
+            halves_only(p.dtype),
+            (p.mask not in MASKS, f"a {p.mask} mask: it takes {', '.join(MASKS[1:])}"),
+            (p.head_dim > MOST_HEAD_DIM, f"head_dim {p.head_dim}: it takes up to {MOST_HEAD_DIM}"),
+            (p.seq_q * p.heads * p.head_dim >= REACH, f"{p.seq_q} queries are too many"),
+        )
+
+    def input_refusals(self, inputs: AttentionInputs) -> list[str]:
+        q, k, v, mask, _ = inputs
+        named = [("q", q), ("k", k), ("v", v)]
+        far = [name for name, t in named if t.shape[3] > 1 and t.stride(3) != 1]
+        long = [name for name, t in named if (t.shape[1] - 1) * t.stride(1) + t.shape[3] >= REACH]
+        if mask is not None:
+            full = expand_mask(mask, q, k)
+            last = sum((full.shape[axis] - 1) * full.stride(axis) for axis in (2, 3))
+            long += ["the mask"] if last >= REACH else []
+        return reasons(
+            (far, f"the last stride of {', '.join(far)} is not 1"),
+            (long, f"a head of {', '.join(long)} reaches over 2^31 elements"),
+        ) + gradient_refusals(*inputs[:4])
+
+    def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[Any]:
+        if optional.absent("triton", RUN):
+            return (None,)
+        found: Sequence[Any] = optional.module(RUN).configs(problem.head_dim)
+        return found
+
+    def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
+        q, k, v, mask, scale = call.inputs
+        full = None if mask is None else expand_mask(mask, q, k)
+        made: torch.Tensor = optional.module(RUN).run(
+            call.config, q, k, v, full, scale_of(q, scale)
+        )
+        return made

@@ -2,20 +2,98 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from lib_rocm_sd.ops.attention import inputs as attention_inputs
 from lib_rocm_sd.ops.attention import problem as problems
 from lib_rocm_sd.ops.attention import with_lse
-from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend
-from lib_rocm_sd.ops.attention.by_triton import TritonAttention
 from lib_rocm_sd.ops.attention.formula import reference
-from lib_rocm_sd.ops.attention.inputs import AttentionInputs
-from lib_rocm_sd.ops.attention.libraries import LIBRARIES
-from lib_rocm_sd.ops.attention.ours import MatrixAttention
+from lib_rocm_sd.ops.attention.inputs import AttentionInputs, make_inputs
+from lib_rocm_sd.ops.attention.libraries import BACKENDS, LIBRARIES, SdpaBackend, TritonAttention
+from lib_rocm_sd.ops.attention.ours import MatrixAttention, ScoresAttention
 from lib_rocm_sd.ops.attention.problem import CASES, ODD, USUAL, AttentionProblem
-from lib_rocm_sd.ops.attention.scores import ScoresAttention
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
-from lib_rocm_sd.ops.attention.trial import trial_inputs
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import CPU, ITEM_BYTES, SEED, Op, TrialInputs
+from lib_rocm_sd.ops.lazily import torch
+
+# What the first trial on a card runs beside the test problems: strides, masks, tails, far ends.
+
+
+FAR_BYTES = (2 << 30) + 4096
+"""Between batch items: what an offset of 32 bits with a sign cannot say."""
+_TAILS = ((1, 1), (129, 64), (200, 255))
+_MASKS = ("one row for all queries", "one per head", "keys apart")
+
+
+def trial_inputs(problem: AttentionProblem) -> TrialInputs:
+    """Trial inputs for the class of `problem`. With a mask, they cover each kind of its strides."""
+    p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
+    found = [
+        (str(each), partial(make_inputs, each, CPU, SEED))
+        for each in (replace(p, seq_q=q, seq_k=k) for q, k in _TAILS)
+    ]
+    if problem.head_dim > 256:  # rows of scores as long as they will be
+        rows = replace(p, batch=1, heads=1, seq_q=3, seq_k=problem.seq_k)
+        found.append((str(rows), partial(make_inputs, rows, CPU, SEED)))
+    found.append((f"{p}, views of one tensor", partial(_in_one, p)))
+    found.append((f"{p}, rows at odd addresses", partial(_unaligned, p)))
+    if p.mask != "none":
+        found += [(f"{p}, {name}", partial(_masked, p, name)) for name in _MASKS]
+    found.append((f"{p}, 2 GiB apart", partial(_far, p)))
+    return found
+
+
+def _in_one(p: AttentionProblem) -> AttentionInputs:
+    """q, k and v as views of one (B, S, 3, H, D)."""
+    made = make_inputs(replace(p, seq_k=p.seq_q), CPU, SEED)
+    q, k, v = torch.stack(made[:3], 2).unbind(2)
+    return AttentionInputs(q, k, v, made.mask)
+
+
+def _unaligned(p: AttentionProblem) -> AttentionInputs:
+    """One element behind a multiple of 16 bytes, with gaps between heads."""
+    made = make_inputs(p, CPU, SEED)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        wide = torch.zeros((*tensor.shape[:3], p.head_dim + 1), dtype=tensor.dtype)
+        view = wide[..., 1:]
+        view.copy_(tensor)
+        return view
+
+    return AttentionInputs(moved(made.q), moved(made.k), moved(made.v), made.mask)
+
+
+def _masked(p: AttentionProblem, kind: str) -> AttentionInputs:
+    made = make_inputs(p, CPU, SEED)
+    mask = made.mask
+    assert mask is not None
+    if kind == _MASKS[0]:
+        mask = mask[:1, :, :1].clone()
+    elif kind == _MASKS[1]:
+        mask = torch.cat([mask.roll(head, 2) for head in range(p.heads)], 1)
+    else:
+        mask = mask.transpose(2, 3).contiguous().transpose(2, 3)
+    return made._replace(mask=mask)
+
+
+def _far(p: AttentionProblem) -> AttentionInputs:
+    """The second batch item lies beyond 2 GiB; of the memory between nothing is touched."""
+    made = make_inputs(p, CPU, SEED)
+    step = FAR_BYTES // ITEM_BYTES[p.dtype]
+    rows = p.heads * p.head_dim
+    sizes = [t.shape[1] * rows for t in made[:3]]
+    whole = torch.empty(step + sum(sizes), dtype=made.q.dtype)
+    placed, first = [], 0
+    for tensor, size in zip(made[:3], sizes, strict=True):
+        strides = (step, rows, p.head_dim, 1)
+        view = whole.as_strided(tensor.shape, strides, first)
+        view.copy_(tensor)
+        placed.append(view)
+        first += size
+    q, k, v = placed
+    return AttentionInputs(q, k, v, made.mask)
+
 
 ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(
     name="attention",

@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import CPU, SEED, Op, TrialInputs
 from lib_rocm_sd.ops.conv import formula
 from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv import problem as problems
-from lib_rocm_sd.ops.conv.inputs import ConvInputs
+from lib_rocm_sd.ops.conv.inputs import ConvInputs, make_inputs
 from lib_rocm_sd.ops.conv.kernel import KINDS
+from lib_rocm_sd.ops.conv.layout import MOST_ROW_VALUES
 from lib_rocm_sd.ops.conv.ours import MatrixConv
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import Band, ConvProblem, out_size, test_problems
 from lib_rocm_sd.ops.conv.torch import LibraryConv, PlanarConv, TorchConv
-from lib_rocm_sd.ops.conv.trial import trial_inputs
+from lib_rocm_sd.ops.lazily import torch
+
+# What the first trial on a card runs beside the test problem: wider pixels, bands, far rows.
+
+
+_FAR_ROWS = 34
+"""Rows of 64 MiB each, enough to reach beyond 2 GiB."""
+
+
+def trial_inputs(problem: ConvProblem) -> TrialInputs:
+    """Trial inputs for the class of `problem`."""
+    (p,) = test_problems(problem)
+    found = [(f"{p}, of a wider image", partial(_wide, p))]
+    if not p.in_place and not p.statistics:  # a band's statistics come in parts of its own
+        found.append((f"{p}, a band", partial(_band, p)))
+    if p.in_channels <= 128 and not p.in_place and p.shortcut == "none":
+        found.append((f"{p}, rows beyond 2 GiB", partial(_far, p)))
+    return found
+
+
+def _wide(p: ConvProblem) -> ConvInputs:
+    """x, and a shortcut that is not written over, as channels of images with 16 more."""
+    made = make_inputs(p, CPU, SEED)
+    shortcut = made.shortcut
+    if shortcut is not None and not p.in_place:
+        shortcut = _spread(shortcut, shortcut.shape[3] + 16)
+    return made._replace(x=_spread(made.x, p.in_channels + 16), shortcut=shortcut)
+
+
+def _band(p: ConvProblem) -> ConvInputs:
+    """Rows from the middle of an image, those above and below them being there."""
+    made = make_inputs(p, CPU, SEED)
+    above = 0 if p.kind == "3x3 stride 2" else 1
+    rows = {"upsample": 2 * (p.height - 2), "3x3 stride 2": out_size(p.kind, p.height, p.width)[0]}
+    rows["3x3 stride 2 padded"] = (p.height - 1) // 2
+    band = Band(above, rows.get(p.kind, p.height - 2))
+    shortcut = None if made.shortcut is None else made.shortcut[:, : band.rows].contiguous()
+    return made._replace(band=band, shortcut=shortcut)
+
+
+def _far(p: ConvProblem) -> ConvInputs:
+    """An x whose last rows lie beyond 2 GiB, of which only its pixels are touched."""
+    made = make_inputs(replace(p, batch=1, height=_FAR_ROWS), CPU, SEED)
+    step = MOST_ROW_VALUES // made.x.shape[2] // 8 * 8
+    return made._replace(x=_spread(made.x, step))
+
+
+def _spread(image: torch.Tensor, step: int) -> torch.Tensor:
+    """`image` (N, H, W, C) with `step` values from pixel to pixel."""
+    batch, height, width, channels = image.shape
+    pixels = batch * height * width
+    whole = torch.empty((pixels - 1) * step + channels, dtype=image.dtype)
+    strides = (height * width * step, width * step, step, 1)
+    view = whole.as_strided(tuple(image.shape), strides)
+    return view.copy_(image)
 
 
 def _op(kind: str) -> Op[ConvProblem, ConvInputs]:

@@ -14,12 +14,11 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, TrialInputs, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described
-from lib_rocm_sd.ops.layer_norm import formula, launch, trial
+from lib_rocm_sd.ops.layer_norm import formula, ours
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormParams
-from lib_rocm_sd.ops.layer_norm.launch import Result
-from lib_rocm_sd.ops.layer_norm.ours import KernelNorm
+from lib_rocm_sd.ops.layer_norm.ours import KernelNorm, Result
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.lazily import F, torch
 
@@ -125,20 +124,20 @@ def make_inputs(p: BiasedProblem, device: torch.device, seed: int) -> BiasedInpu
 
 def trial_inputs(p: BiasedProblem) -> TrialInputs:
     """As those of a plain norm."""
-    return trial.trial_inputs(p, make_inputs)
+    return layer_norm_inputs.trial_inputs(p, make_inputs)
 
 
 class KernelBiased(KernelNorm[BiasedProblem, BiasedInputs]):
     """The rows come from a cache."""
 
     def readable(self, problem: BiasedProblem, inputs: BiasedInputs) -> BiasedInputs:
-        x, gamma, beta, _, _ = launch.readable(problem, inputs.plain)
+        x, gamma, beta, _, _ = ours.readable(problem, inputs.plain)
         missing, more, ahead = (None if row is None else row.contiguous() for row in inputs[4:7])
         return BiasedInputs(x, gamma, beta, inputs.eps, missing, more, ahead, inputs.keeps)
 
     def fill(self, params: LayerNormParams, inputs: BiasedInputs, rows_aligned: bool) -> Result:
         x, _, _, _, missing, more, ahead, keeps = inputs
-        out = launch.fill(params, inputs.plain, rows_aligned)
+        out = ours.fill(params, inputs.plain, rows_aligned)
         total = x.new_empty(x.shape) if keeps else None
         params.added = every = 0 if missing is None else missing.data_ptr()
         params.more = at = 0 if more is None else more.data_ptr()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
 
-from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.base import CPU, SEED, TrialInputs, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.layer_norm.formula import is_float
 from lib_rocm_sd.ops.layer_norm.problem import (
+    AnyProblem,
     LayerNormProblem,
+    test_problems,
 )
 from lib_rocm_sd.ops.lazily import torch
 
@@ -89,3 +92,28 @@ def make_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> L
         beta = 0.5 * torch.randn(problem.channels, generator=generator)
         gamma, beta = (t.to(DTYPES[problem.affine]).to(device) for t in (gamma, beta))
     return LayerNormInputs(x, gamma, beta, 1e-5, added)
+
+
+# What the first trial on a card runs beside the test problems: rows apart, rows read by halves.
+
+
+def trial_inputs(problem: AnyProblem, make: Callable[..., Any] = make_inputs) -> TrialInputs:
+    """Trial inputs for the class of `problem`, drawn by `make`."""
+    p, _ = test_problems(problem)
+    return (
+        (f"{p}, rows of a wider tensor", partial(_apart, make, p, 8, 0)),
+        (f"{p}, misaligned", partial(_apart, make, p, 1, 1)),
+    )
+
+
+def _apart(make: Callable[..., Any], p: LayerNormProblem, more: int, first: int) -> Any:
+    """x, and added, as C values, from the `first` on, of rows that have `more` of them."""
+    made = make(p, CPU, SEED)
+
+    def placed(x: torch.Tensor) -> torch.Tensor:
+        wide = x.new_zeros((p.rows, p.channels + more))
+        return wide[:, first : first + p.channels].copy_(x)
+
+    if made.added is None:
+        return made._replace(x=placed(made.x))
+    return made._replace(x=placed(made.x), added=placed(made.added))

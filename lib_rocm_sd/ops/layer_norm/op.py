@@ -7,11 +7,10 @@ from lib_rocm_sd.ops.layer_norm import biased, formula
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
-from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
+from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs, trial_inputs
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
-from lib_rocm_sd.ops.layer_norm.trial import trial_inputs
 
 LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     name="layer norm",

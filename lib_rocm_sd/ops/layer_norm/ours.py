@@ -2,24 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.bound import Bound, Prepare
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.layer_norm import kernel
+from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams
-from lib_rocm_sd.ops.layer_norm.launch import (
-    BoundCall,
-    Result,
-    fill,
-    readable,
-    spec_of,
-    template,
-)
 from lib_rocm_sd.ops.layer_norm.problem import AnyProblem, LayerNormProblem
+from lib_rocm_sd.ops.lazily import torch
+
+# The launch of kernels/layer_norm.hip on torch tensors, once or again and again.
+
+
+Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+
+def spec_of(problem: LayerNormProblem, config: LayerNormConfig) -> KernelSpec:
+    """The kernel that makes it."""
+    p = problem
+    held = kernel.tiling(p.channels, config).held
+    return kernel.spec(p.dtype, p.first, p.affine, held, config)
+
+
+def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:
+    """The inputs as the kernel reads them: rows at even distances, gamma and beta dense, alike, and
+    both there or none. Copies where they are not.
+    """
+    x, gamma, beta, eps, added = inputs
+    x = x if row_stride(x) is not None else x.contiguous()
+    if added is not None and row_stride(added) is None:
+        added = added.contiguous()
+    if problem.affine != "none":
+        dtype = DTYPES[problem.affine]
+        gamma = x.new_ones(x.shape[-1:], dtype=dtype) if gamma is None else gamma.to(dtype)
+        beta = x.new_zeros(x.shape[-1:], dtype=dtype) if beta is None else beta.to(dtype)
+        gamma, beta = gamma.contiguous(), beta.contiguous()
+    return LayerNormInputs(x, gamma, beta, eps, added)
+
+
+def template(problem: LayerNormProblem, config: LayerNormConfig, inputs: Any) -> LayerNormParams:
+    """The argument for readable inputs, but for addresses, and whether they are aligned."""
+    p, lanes = problem, kernel.tiling(problem.channels, config).lanes
+    strides = [row_stride(t) for t in (inputs.x, inputs.added) if t is not None]
+    return LayerNormParams(
+        *(0, 0, 0, 0, 0, 0, 0, 0),
+        *(strides[0], strides[-1]),
+        *(p.rows, p.channels, lanes, lanes.bit_length() - 1),
+        *(rows_aligned(p, inputs), inputs.eps, 1.0 / p.channels),
+    )
+
+
+def rows_aligned(problem: LayerNormProblem, inputs: Any) -> bool:
+    """Whether all rows of readable inputs begin at multiples of 16 bytes if the first ones do."""
+    apart = [problem.channels, *(row_stride(t) for t in inputs if isinstance(t, torch.Tensor))]
+    return problem.rows == 1 or not any((each or 0) % kernel.VECTOR for each in apart)
+
+
+def fill(params: LayerNormParams, inputs: LayerNormInputs, rows_aligned: bool) -> Result:
+    """The outputs, and in `params` where they and the inputs are."""
+    x, gamma, beta, _, added = inputs
+    out = x.new_empty(x.shape)
+    total = None
+    params.x = every = x.data_ptr()
+    params.out = out_at = out.data_ptr()
+    every |= out_at
+    if gamma is not None and beta is not None:
+        params.gamma = gamma_at = gamma.data_ptr()
+        params.beta = beta_at = beta.data_ptr()
+        every |= gamma_at | beta_at
+    if added is not None:
+        total = x.new_empty(x.shape)
+        params.added = added_at = added.data_ptr()
+        params.sum = sum_at = total.data_ptr()
+        every |= added_at | sum_at
+    params.aligned = rows_aligned and not every & 15
+    return out if total is None else (out, total)
+
+
+class BoundCall(Bound[LayerNormParams]):
+    """Callable like `Variant.run`, for inputs of one key that are readable."""
+
+    __slots__ = ("_fill", "_rows_aligned")
+
+    def __init__(
+        self, first: LayerNormParams, prepare: Prepare, fill: Callable[..., Result]
+    ) -> None:
+        super().__init__(first, prepare)
+        self._fill, self._rows_aligned = fill, bool(first.aligned)
+
+    def __call__(self, call: Call[Any, Any]) -> Result:
+        inputs = call.inputs
+        packet = self.taken()
+        packet.params.eps = inputs.eps
+        made = self._fill(packet.params, inputs, self._rows_aligned)
+        packet.launch()
+        self.free.append(packet)
+        return made
+
 
 AnyInputs = TypeVar("AnyInputs", bound=Any)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.launch import Result
+from lib_rocm_sd.ops.layer_norm.ours import Result
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.lazily import F, torch
 

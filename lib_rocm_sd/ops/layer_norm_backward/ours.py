@@ -5,14 +5,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
-from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, LayerNormConfig, tiling
+from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, VECTOR, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
 from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.layer_norm_backward.gradients import NormGradientsParams
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
-from lib_rocm_sd.ops.layer_norm_backward.launch import form_of, launch_backward
+from lib_rocm_sd.ops.layer_norm_backward.kernel import BackwardForm, LayerNormBackwardParams
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
+from lib_rocm_sd.ops.lazily import torch
+
+# The launches of kernels/layer_norm_backward.hip and norm_gradients.hip on torch tensors.
+
+
+def form_of(problem: LayerNormBackwardProblem, config: LayerNormConfig) -> BackwardForm:
+    """What the first kernel is compiled for."""
+    p = problem
+    return BackwardForm(p.dtype, p.added, p.affine, tiling(p.channels, config).held)
+
+
+def readable(inputs: LayerNormBackwardInputs) -> LayerNormBackwardInputs:
+    """The inputs without gaps, copies where they have some."""
+    tensors = (inputs.grad, inputs.x, inputs.gamma, inputs.added, inputs.sum_grad)
+    grad, x, gamma, added, sum_grad = (None if t is None else t.contiguous() for t in tensors)
+    assert grad is not None and x is not None
+    return LayerNormBackwardInputs(grad, x, gamma, inputs.eps, added, sum_grad, inputs.affine)
+
+
+def launch_backward(call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+    """One launch; three where gradients of gamma and beta are wanted."""
+    launch, config, p = call.launcher, call.config, call.problem
+    inputs = readable(call.inputs)
+    x, out = inputs.x, torch.empty_like(inputs.x)
+    cut, lanes = kernel.parts_tiling(p.rows, p.channels), tiling(p.channels, config).lanes
+    moments = x.new_empty((p.rows, 2), dtype=torch.float32) if p.wanted else None
+    tensors = (inputs.grad, x, inputs.added, inputs.sum_grad, out, inputs.gamma)
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    params = LayerNormBackwardParams(
+        *(*addresses, 0 if moments is None else moments.data_ptr(), 0),
+        *(p.rows, p.channels, lanes, lanes.bit_length() - 1),
+        *(cut.part_rows, cut.width, cut.column_blocks),
+        *(_aligned(p, addresses), inputs.eps, 1.0 / p.channels),
+    )
+    grid = tiling(p.channels, config).grid(p.rows, config)
+    spec = kernel.input_spec(form_of(p, config), config)
+    launch(spec, grid, config.threads, params, x.device)
+    if moments is None:
+        return out, None, None
+    parts = x.new_empty((cut.parts, p.channels, 2), dtype=torch.float32)
+    params.parts = parts.data_ptr()
+    spec = kernel.parts_spec(p.dtype, p.added, cut.vector)
+    launch(spec, cut.grid, kernel.PART_THREADS, params, x.device)
+    return out, *launch_gradients(launch, parts, DTYPES[p.affine_dtype])
+
+
+def _aligned(problem: LayerNormBackwardProblem, addresses: list[int]) -> bool:
+    """Whether all rows, and gamma, begin at multiples of 16 bytes."""
+    every = 0
+    for address in addresses:
+        every |= address
+    return not every & 15 and (problem.rows == 1 or problem.channels % VECTOR == 0)
+
+
+def launch_gradients(
+    launch: Launch, pairs: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients (C) of gamma and beta from `pairs` (parts, C, 2)."""
+    parts, channels, _ = pairs.shape
+    gamma, beta = (pairs.new_empty(channels, dtype=dtype) for _ in range(2))
+    width, kind = gradients.width_of(parts), AFFINE_KINDS.index(DTYPE_NAMES[dtype])
+    addresses = (t.data_ptr() for t in (pairs, gamma, beta))
+    params = NormGradientsParams(*addresses, parts, channels, width, kind)
+    grid = -(-channels // width)
+    launch(gradients.spec(), grid, gradients.THREADS, params, pairs.device)
+    return gamma, beta
 
 
 class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwardInputs]):

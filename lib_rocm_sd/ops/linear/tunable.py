@@ -24,7 +24,7 @@ from lib_rocm_sd.ops.lazily import torch
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.problem import LinearProblem, tolerance
 from lib_rocm_sd.ops.linear.torch import TorchLinear
-from lib_rocm_sd.ops.on_card import card_refusals
+from lib_rocm_sd.ops.optional import card_refusals
 
 VARIABLES = "PYTORCH_TUNABLEOP_"
 """With which the names of a user's own settings begin; they count before what a program sets."""
@@ -43,7 +43,7 @@ SETTINGS = (
 )
 """How to read and to set each, in the order in which they are set."""
 _switches = threading.Lock()
-"""They are the process's, see ops/attention/backends.py."""
+"""They are the process's, see ops/attention/libraries.py."""
 
 
 class TunedLinear(TorchLinear):

@@ -15,8 +15,8 @@ import torch
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.ops.attention import backends
-from lib_rocm_sd.ops.attention.backends import BACKENDS, SdpaBackend, only
+from lib_rocm_sd.ops.attention import libraries
+from lib_rocm_sd.ops.attention.libraries import BACKENDS, SdpaBackend, only
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call
@@ -36,11 +36,11 @@ def switches() -> tuple[bool, ...]:
 
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
-    backends.torchs_refusals.cache_clear()
+    libraries.torchs_refusals.cache_clear()
     before = switches()
     yield
     assert switches() == before
-    backends.torchs_refusals.cache_clear()
+    libraries.torchs_refusals.cache_clear()
 
 
 @pytest.fixture
@@ -98,14 +98,14 @@ def test_an_older_torch_has_another_switch(monkeypatch: pytest.MonkeyPatch) -> N
         given.append(switched)
         yield
 
-    monkeypatch.setattr(backends, "_module", lambda: None)
-    monkeypatch.setattr(backends, "_asker", lambda backend: None)
+    monkeypatch.setattr(libraries, "_module", lambda: None)
+    monkeypatch.setattr(libraries, "_asker", lambda backend: None)
     monkeypatch.setattr(torch.backends.cuda, "sdp_kernel", sdp_kernel)
     with only("flash"):
         pass
     assert given == [{"enable_flash": True, "enable_mem_efficient": False, "enable_math": False}]
-    assert backends.switch_refusals("flash") == []
-    (told,) = backends.switch_refusals("cudnn")
+    assert libraries.switch_refusals("flash") == []
+    (told,) = libraries.switch_refusals("cudnn")
     assert told.endswith("has no switch for cudnn attention")
 
 
@@ -163,14 +163,14 @@ def _asked(*words: str, takes: bool = False, once: bool = False) -> Any:
 def test_torch_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda: Any = torch.backends.cuda
     monkeypatch.setattr(torch.version, "hip", "7.2")
-    monkeypatch.delenv(backends.EXPERIMENTAL, raising=False)
-    monkeypatch.setattr(backends, "_params", lambda problem: "params")
+    monkeypatch.delenv(libraries.EXPERIMENTAL, raising=False)
+    monkeypatch.setattr(libraries, "_params", lambda problem: "params")
     monkeypatch.setattr(cuda, "is_flash_attention_available", lambda: True)
     words = "Flash attention on this GPU is experimental."
     monkeypatch.setattr(cuda, "can_use_flash_attention", _asked(words, once=True))
     (why,) = SdpaBackend("flash").refusals(ARCH, PROBLEM)
     assert why.startswith(f"torch does not take it: {words}. On ROCm it is AOTriton's")
-    assert why.endswith(f"{backends.EXPERIMENTAL}=1")
+    assert why.endswith(f"{libraries.EXPERIMENTAL}=1")
     assert SdpaBackend("flash").refusals(ARCH, PROBLEM) == [why]  # said once, remembered
     (why,) = SdpaBackend("flash").refusals(ARCH, replace(PROBLEM, seq_k=9))
     assert why.startswith("torch does not take it: it does not say why")
@@ -190,10 +190,10 @@ def test_torch_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torch_that_cannot_be_asked_leaves_it_to_the_self_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backends, "_asker", lambda backend: None)
+    monkeypatch.setattr(libraries, "_asker", lambda backend: None)
     assert SdpaBackend("flash").refusals(ARCH, PROBLEM) == []
-    monkeypatch.setattr(backends, "_asker", lambda backend: _asked())
-    monkeypatch.setattr(backends, "_params", lambda problem: None)
+    monkeypatch.setattr(libraries, "_asker", lambda backend: _asked())
+    monkeypatch.setattr(libraries, "_params", lambda problem: None)
     assert SdpaBackend("efficient").refusals(ARCH, PROBLEM) == []
 
 

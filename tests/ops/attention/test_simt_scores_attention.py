@@ -13,8 +13,8 @@ from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.ours import ScoresAttention, held_of
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of
 from tests import executed
 from tests.ops.running import compute
 from tests.verify import simt
@@ -67,7 +67,7 @@ def test_weights_of_scores_give_attention(problem: AttentionProblem) -> None:
 
 
 def test_more_queries_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lib_rocm_sd.ops.attention.scores.SLICE_BYTES", 1)
+    monkeypatch.setattr("lib_rocm_sd.ops.attention.ours.SLICE_BYTES", 1)
     inputs = ATTENTION.make_inputs(PROBLEM, torch.device("cpu"), 3)
     assert ScoresAttention.slice_rows(PROBLEM) == 64
     whole = reference(inputs)

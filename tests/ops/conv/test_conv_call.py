@@ -12,7 +12,8 @@ import torch
 
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch
-from lib_rocm_sd.ops.conv import formula, library
+from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv import torch as library
 from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams
 from lib_rocm_sd.ops.conv.op import CONVS

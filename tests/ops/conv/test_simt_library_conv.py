@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import by_gfx
-from lib_rocm_sd.ops.conv import formula, search
+from lib_rocm_sd.ops.conv import formula
+from lib_rocm_sd.ops.conv import torch as search
 from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem

@@ -18,9 +18,8 @@ from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.launch import spec_of
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
+from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm, spec_of
 from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
 from lib_rocm_sd.runtime import build, codeobject
 from tests import executed

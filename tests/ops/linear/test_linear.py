@@ -13,11 +13,10 @@ from lib_rocm_sd import arch, functional
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.inputs import LinearInputs, overlap
-from lib_rocm_sd.ops.linear.library import LibraryLinear
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
-from lib_rocm_sd.ops.linear.torch import TorchLinear
+from lib_rocm_sd.ops.linear.torch import LibraryLinear, TorchLinear
 from lib_rocm_sd.trials import recorder
 from tests import executed
 from tests.ops.toy_op import CPU, GFX1100, engine_of

@@ -13,12 +13,11 @@ from lib_rocm_sd.arch import table
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.ops.base import Call, Launch
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
-from lib_rocm_sd.ops.linear.joint import as_one
 from lib_rocm_sd.ops.linear.kernel import LinearConfig, LinearParams, configs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.ops.linear.torch import TorchLinear, _side_by_side
+from lib_rocm_sd.ops.linear.torch import TorchLinear, _side_by_side, as_one
 from tests.ops.launches import Launches, shifted
 from tests.ops.running import bind, compute
 

@@ -14,11 +14,9 @@ from lib_rocm_sd.arch import KERNELS_DIR, by_gfx, table
 from lib_rocm_sd.ops.linear.formula import reference
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import LinearParams
-from lib_rocm_sd.ops.linear.library import LibraryLinear
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.op import LINEAR, apart
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.ops.linear.torch import finished
-from lib_rocm_sd.ops.linear.trial import apart
+from lib_rocm_sd.ops.linear.torch import LibraryLinear, finished
 from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.launches import Launches, shifted

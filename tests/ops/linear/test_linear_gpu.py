@@ -15,12 +15,10 @@ from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
-from lib_rocm_sd.ops.linear.library import LibraryLinear
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.op import LINEAR, apart
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
-from lib_rocm_sd.ops.linear.torch import TorchLinear
-from lib_rocm_sd.ops.linear.trial import apart
+from lib_rocm_sd.ops.linear.torch import LibraryLinear, TorchLinear
 from lib_rocm_sd.runtime import launcher
 from tests.ops.running import compute
 from tests.ops.toy_op import User

@@ -15,11 +15,10 @@ from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.formula import reference
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.op import LINEAR, apart
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
-from lib_rocm_sd.ops.linear.trial import apart
 from tests import executed
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute

@@ -31,8 +31,7 @@ from lib_rocm_sd.ops.group_norm.formula import applied
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.ops.linear.formula import computed
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
-from lib_rocm_sd.ops.linear.library import LibraryLinear
-from lib_rocm_sd.ops.linear.torch import finished
+from lib_rocm_sd.ops.linear.torch import LibraryLinear, finished
 from lib_rocm_sd.runtime import launcher
 from tests.ops.attention.judge import UNITS, Errors
 from tests.ops.attention_backward import judge as of_attention

@@ -12,9 +12,15 @@ from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.ours import LARGEST_ROW_STRIDE, MatrixAttention
+from lib_rocm_sd.ops.attention.ours import (
+    LARGEST_ROW_STRIDE,
+    THREADS,
+    MatrixAttention,
+    SoftmaxParams,
+    held_of,
+    softmax_spec,
+)
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.attention.scores import THREADS, SoftmaxParams, held_of, softmax_spec
 from tests.ops.attention.judge import numbers
 from tests.ops.running import compute
 from tests.verify.amdgpu.launch import CodeLaunch

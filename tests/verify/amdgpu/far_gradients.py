@@ -13,14 +13,14 @@ import torch
 from lib_rocm_sd.arch import KERNELS_DIR
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig
-from lib_rocm_sd.ops.group_norm_backward import launch as group_norm
+from lib_rocm_sd.ops.group_norm_backward import ours as group_norm
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import kernel
 from lib_rocm_sd.ops.layer_norm_backward.kernel import LayerNormBackwardParams
-from lib_rocm_sd.ops.layer_norm_backward.launch import launch_backward
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
+from lib_rocm_sd.ops.layer_norm_backward.ours import launch_backward
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from tests.ops.gradients import draw, faults
 from tests.verify.amdgpu.far_attention import launch_on

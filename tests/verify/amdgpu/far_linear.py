@@ -12,7 +12,8 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.base import Call
-from lib_rocm_sd.ops.linear import kernel, library
+from lib_rocm_sd.ops.linear import kernel
+from lib_rocm_sd.ops.linear import torch as library
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.ours import MOST_STRIDE, MatrixLinear

@@ -16,8 +16,7 @@ from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
-from lib_rocm_sd.ops.attention.ours import MatrixAttention
-from lib_rocm_sd.ops.attention.scores import ScoresAttention, held_of, softmax_spec
+from lib_rocm_sd.ops.attention.ours import MatrixAttention, ScoresAttention, held_of, softmax_spec
 from lib_rocm_sd.ops.attention.with_lse import MatrixForward
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
@@ -29,11 +28,9 @@ from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
-from lib_rocm_sd.ops.linear.library import LibraryLinear
-from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.ops.linear.op import LINEAR, apart
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
-from lib_rocm_sd.ops.linear.torch import TorchLinear, finished
-from lib_rocm_sd.ops.linear.trial import apart
+from lib_rocm_sd.ops.linear.torch import LibraryLinear, TorchLinear, finished
 from tests import compiled
 from tests.ops.attention.judge import numbers, torchs_own
 from tests.ops.attention_backward import judge as backward_judge

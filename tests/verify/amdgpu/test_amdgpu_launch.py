@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.ops.attention.ours import THREADS, SoftmaxParams, softmax_spec
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.attention.scores import THREADS, SoftmaxParams, softmax_spec
 from lib_rocm_sd.runtime.codeobject import KernelResources
 from tests.verify import simt
 from tests.verify.amdgpu import limits, loader
