@@ -132,37 +132,38 @@ def _mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask.unsqueeze(1) if mask.ndim == 3 else mask
 
 
-def attend(call: Call, session: Session, say: gate.Say) -> torch.Tensor:
+def attend(
+    call: Call,
+    session: Session,
+    *say: gate.Say,
+    refusal: Callable[[AttentionInputs], str] | None = None,
+) -> torch.Tensor:
     """The call by a kernel of ours, in the layout that it asks for, also with gradients;
     NotOursError or NotFollowedError where none may.
 
-    `say` is told of what trials find, where this is what begins them.
+    `say` is told of what trials find, where this is what begins them. `refusal`: why else the call
+    is not ours; empty where it is.
     """
-    q = call.inputs.q
-    why = _unfit(q) or (TRANSFORMED if is_transformed() else "")
+    inputs = call.inputs
+    q = inputs.q
+    why = "; ".join(identify(q.device).reasons)
+    if not why and q.dtype not in HALVES:
+        why = f"it is in {_name(q.dtype)}"
+    why = why or (TRANSFORMED if is_transformed() else "")
+    if not why and refusal is not None:
+        why = refusal(inputs)
     if why:
         raise NotOursError(why)
-    output = _launched(call.inputs, session, say)
-    return _heads_apart(output, q) if call.heads_apart else output
-
-
-def _unfit(q: torch.Tensor) -> str:
-    """Why no kernel of ours takes a call on q's device, in q's dtype."""
-    why = "; ".join(identify(q.device).reasons)
-    return why or ("" if q.dtype in HALVES else f"it is in {_name(q.dtype)}")
-
-
-def _launched(inputs: AttentionInputs, session: Session, *say: gate.Say) -> torch.Tensor:
-    """(B, Sq, H*D)."""
     if engine.gate is None:
         gate.begin(*say)
     if torch.is_grad_enabled() and asked(inputs):
-        return attention(inputs, session)
-    route = engine.route(ATTENTION, inputs, session)
-    if not route.is_ours:
-        raise NotOursError(_why(route.plan))
-    output: torch.Tensor = engine.follow(route, ATTENTION, inputs, session)
-    return output
+        output = attention(inputs, session)
+    else:
+        route = engine.route(ATTENTION, inputs, session)
+        if not route.is_ours:
+            raise NotOursError(_why(route.plan))
+        output = engine.follow(route, ATTENTION, inputs, session)
+    return output.unflatten(-1, (q.shape[2], -1)).transpose(1, 2) if call.heads_apart else output
 
 
 def _why(plan: Any) -> str:
@@ -171,11 +172,6 @@ def _why(plan: Any) -> str:
         return "an input has no elements"
     refused = [why for name, why in plan.refusals.items() if name == "rocm_sd" and why]
     return "; ".join(refused[0]) if refused else plan.why
-
-
-def _heads_apart(output: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """(B, H, Sq, D) of (B, Sq, H*D); q (B, Sq, H, D)."""
-    return output.unflatten(-1, (q.shape[2], -1)).transpose(1, 2)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -210,15 +206,8 @@ class Serving(TorchFunctionMode):
         """A call of torch's function by our kernel, (B, H, Sq, D), also with gradients;
         NotOursError or NotFollowedError where it cannot be.
         """
-        inputs = inputs_of(*args, **kwargs)
-        why = _unfit(inputs.q) or _autocast_refusal(inputs.q)
-        if why:
-            raise NotOursError(why)
-        try:
-            ATTENTION.problem_of(inputs)
-        except ValueError as error:
-            raise NotOursError(str(error)) from None
-        return _heads_apart(_launched(inputs, self.session), inputs.q)
+        call = Call(inputs_of(*args, **kwargs), heads_apart=True)
+        return attend(call, self.session, refusal=_refusal)
 
 
 def is_serving() -> bool:
@@ -272,11 +261,17 @@ def inputs_of(
     return AttentionInputs(q, k, v, attn_mask, scale)
 
 
-def _autocast_refusal(q: torch.Tensor) -> str:
-    """Why autocast, which may have torch compute in another dtype, keeps a call from ours."""
-    if not torch.is_autocast_enabled():
-        return ""
-    return "" if _autocast_dtype() == q.dtype else "autocast asks for another dtype"
+def _refusal(inputs: AttentionInputs) -> str:
+    """Why autocast, which may have torch compute in another dtype, or a mistake in the call, for
+    which torch has an error of its own, keeps it from ours.
+    """
+    if torch.is_autocast_enabled() and _autocast_dtype() != inputs.q.dtype:
+        return "autocast asks for another dtype"
+    try:
+        ATTENTION.problem_of(inputs)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _autocast_dtype() -> torch.dtype:
