@@ -18,7 +18,7 @@ using Half = BF16;
 using Half = F16;
 #endif
 
-struct SoftmaxParams {  // the same in lib_rocm_sd/ops/attention/scores.py
+struct SoftmaxParams {  // the same in lib_rocm_sd/ops/attention/ours.py
     const float* scores;
     u16* weights;
     float* sums;

@@ -2,7 +2,7 @@
 // conversions. No vendor header is included. Four compilers stand behind it:
 //   HIP language (comgr, hiprtc, hipcc, clang -x hip)   AMD builtins
 //   CUDA language (NVRTC)                               development on an NVIDIA card, inline PTX
-//   SIMT_SHIM                                           x86, tests only: tests/simt/simt.h defines the same builtins
+//   SIMT_SHIM                                           x86, tests only: tests/verify/simt/simt.h defines the same builtins
 #pragma once
 
 #if defined(SIMT_SHIM)
