@@ -15,16 +15,12 @@ from functools import cache, partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
-TABLES = (
-    *("arch", "ops.base", "ops.registry", "ops.tuned", "ops.attention.kernel", "ops.conv.kernel"),
-    *("ops.conv.rows", "ops.group_norm.kernel", "ops.group_norm.whole", "ops.layer_norm.kernel"),
-    *("ops.linear.kernel"),
-)
-"""Modules of lib_rocm_sd that install.py reads too. Their tables, made of files of the checkout,
-took a third of a start. They hold nothing of a WebUI.
+TABLES = ("lib_rocm_sd.arch", "lib_rocm_sd.ops", "lib_rocm_sd.catalog")
+"""What of lib_rocm_sd is not executed at every start: install.py reads it too, and it imports and
+holds nothing of a WebUI. It took half of a start.
 """
 _tables: dict[str, dict[str, Any]] = {}
 _references: dict[tuple[str, str], Any] = {}
@@ -97,9 +93,13 @@ def kept() -> set[str]:
     """The modules of `TABLES` that the next start has too: all of them, unless a test has set
     something in one.
     """
-    names = {name for table in TABLES if (name := f"lib_rocm_sd.{table}") in sys.modules}
+    names = {name for name in sys.modules if name.startswith(TABLES)}
     for name in names:
-        now = dict(vars(sys.modules[name]))
+        now = {
+            key: value
+            for key, value in vars(sys.modules[name]).items()
+            if not isinstance(value, ModuleType)  # a package has what was imported of it
+        }
         before = _tables.setdefault(name, now)
         if now.keys() != before.keys() or any(now[each] is not before[each] for each in now):
             _tables.clear()
