@@ -34,9 +34,9 @@ def test_without_torch_the_same_is_told() -> None:
 
 def test_a_name_stands_for_torchs_own_once_it_is_used() -> None:
     child(
-        "import sys; from lib_rocm_sd.ops.linear import joint, torch as variants;"
-        "assert 'torch' not in sys.modules; variants.F.gelu; joint.torch.float16;"
-        "import torch; assert joint.torch is variants.torch is torch;"
+        "import sys; from lib_rocm_sd.ops.linear import ours, torch as variants;"
+        "assert 'torch' not in sys.modules; variants.F.gelu; ours.torch.float16;"
+        "import torch; assert ours.torch is variants.torch is torch;"
         "assert variants.F is torch.nn.functional"
     )
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.route import Route
-from lib_rocm_sd.unet import compute, kinds, stand_in
+from lib_rocm_sd.hosts.read import unet as read_unet
+from lib_rocm_sd.unet import compute, stand_in
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.unet import unet_models as models
 from tests.vae.vae_models import needs_half
@@ -107,7 +108,7 @@ def test_odd_sizes(family: str) -> None:
 def test_the_formula_is_the_hosts(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "HALVES", (dtype,))
+    monkeypatch.setattr(read_unet, "HALVES", (dtype,))
     monkeypatch.setattr(stand_in, "HALVES", (dtype,))
     unet, inputs = unet_of(family).to(dtype), models.in_dtype(inputs_of(family), dtype)
     theirs = models.step(unet, inputs)
