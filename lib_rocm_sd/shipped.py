@@ -46,9 +46,7 @@ def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
     around it: no start waits for a kernel that is launched only when another level is chosen.
     """
     asked = work(part, arch)
-    if (
-        part == "unet"
-    ):  # attention's kernels are its own, but for few queries on the development card
+    if part == "unet":  # few queries take another kernel on the development card
         every = unet.problems((*unet.STEPS, *unet.OTHER_STEPS))
         asked += [(ATTENTION, p) for p in every if isinstance(p, AttentionProblem)]
     specs = dict.fromkeys(spec for op, p in asked for spec in launched(op, p, arch))
