@@ -109,5 +109,5 @@ def _candidates(
     op: Op[Any, Any], problem: Any, arch: Arch, measures: bool
 ) -> list[Variant[Any, Any]]:
     """Our variants that may run a problem: all that are measured, else the one preferred."""
-    able = [v for v in op.variants if v.ours and not v.refusals(arch, problem)]
-    return able if measures else sorted(able, key=lambda v: -v.preference_for(arch, problem))[:1]
+    able = [variant for variant in op.able(arch, problem) if variant.ours]
+    return able if measures else able[:1]
