@@ -17,9 +17,9 @@ import torch
 from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.memory import is_recording, synchronize
-from lib_rocm_sd.engine.selftest import FAILURES, SEED, describe
+from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.ops.base import Call, I, Launch, Op, Variant
+from lib_rocm_sd.ops.base import SEED, Call, I, Launch, Op, Variant
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import source

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.errors import DeviceOutOfMemoryError
-from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
+from lib_rocm_sd.ops.base import SEED, Call, Launch, Op, Variant
 
-SEED = 2654435769
 FAILURES = (RuntimeError, OSError, TypeError, AttributeError, ValueError)
 """What a variant may die of without anybody being to blame but itself: CompileError, LaunchError,
 torch's RuntimeError, an API that this torch lacks."""

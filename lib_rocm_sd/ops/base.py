@@ -179,7 +179,7 @@ TrialInputs = Sequence[tuple[str, Callable[[], Any]]]
 
 CPU: Any = "cpu"
 SEED = 2654435769
-"""The self-tests' own, so that trial inputs differ from theirs by where they lie alone."""
+"""Seed of self-tests and trials, whose inputs so differ by where they lie alone, and of timing."""
 
 
 def _none_further(problem: Any) -> TrialInputs:
@@ -259,7 +259,7 @@ def reasons(*checks: tuple[object, str]) -> list[str]:
 
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Of a value, by the float types known here."""
+"""Bytes of a value, by the float types known here."""
 HALVES = ("float16", "bfloat16")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib_rocm_sd.engine.selftest import SEED, is_out_of_memory
-from lib_rocm_sd.ops.base import Call, KernelSpec, Op, Variant
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.ops.base import SEED, Call, KernelSpec, Op, Variant
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.keys import tensors_of
 from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Run, Start, runs
