@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from lib_rocm_sd import __main__
 from lib_rocm_sd.lab.tables import TABLES, Setting
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -19,20 +15,6 @@ from tests.verify.simt.launch import ShimLaunch
 
 TABLE = TABLES["layer_norm"]
 PROBLEM = LayerNormProblem((3, 5, 40), added=True)
-
-
-def test_the_command_prints_a_table_and_writes_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "result.json"
-    command = ["bench", "layer_norm", "--small", "--runs", "2", "--device", "cpu"]
-    assert __main__.main([*command, "--json", str(file)]) == 0
-    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    figures = [row for row in rows if not row["reason"]]
-    assert {row["way"] for row in figures} == {"copy", "torch"}
-    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
-    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
 
 
 def test_the_usual_problems_come_in_the_dtype_that_is_asked_for() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import gradients
 from lib_rocm_sd.lab.gradients import TABLES
 from lib_rocm_sd.lab.tables import Setting
@@ -21,20 +17,6 @@ from tests.verify.simt.launch import ShimLaunch
 TABLE = TABLES["norm_gradients"]
 ROWS = LayerNormBackwardProblem((3, 5, 40), added=True)
 IMAGE = GroupNormBackwardProblem(2, 16, 5, 7, groups=4, silu=True)
-
-
-def test_the_command_prints_a_table_and_writes_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "result.json"
-    command = ["bench", "norm_gradients", "--small", "--runs", "2", "--device", "cpu"]
-    assert __main__.main([*command, "--json", str(file)]) == 0
-    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    figures = [row for row in rows if not row["reason"]]
-    assert {row["way"] for row in figures} == {"copy", "torch"}
-    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
-    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
 
 
 def test_the_usual_problems_come_trained_and_frozen_in_the_dtype_that_is_asked_for() -> None:
