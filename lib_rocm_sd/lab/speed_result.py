@@ -106,7 +106,7 @@ MOST_ROWS, MOST_NOTES, MOST_TEXT, MOST_DIGITS = 2000, 100, 500, 18
 ID = re.compile(r"[0-9a-f]{12}")
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 COLUMNS = Columns("test case method=way unit median p10 p90 runs peak_mib error reason note")
-"""Of a row of the document."""
+"""Fields of a row of the document."""
 PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
 
 

@@ -12,7 +12,7 @@ GFX = ("gfx1030", "gfx1100", "gfx942")
 
 
 def told() -> list[str]:
-    """Of all usual problems of all ops, what runs unmeasured, and which kernels that launches."""
+    """What runs unmeasured of all usual problems of all ops, and which kernels that launches."""
     return [
         f"{gfx}, {op.name}, {problem}: {_launched(op, problem, gfx)}"
         for op in ops()

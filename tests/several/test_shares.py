@@ -52,7 +52,7 @@ def test_a_slow_card_is_not_used() -> None:
 
 
 def test_a_call_that_records_or_is_held_up_decides_nothing() -> None:
-    """Of those measured first the shortest counts, of later ones no more than twice as long."""
+    """The shortest of those measured first counts, and later ones up to twice as long."""
     shares = Shares()
     played(shares, 2, {0: 30.0, 1: 30.0}, ONCE)
     for ms in (*[1000.0] * WARM, *[200.0] * (MEASURED - 1), 40.0):

@@ -258,7 +258,7 @@ def pack_spec(dtype: str) -> KernelSpec:
 
 
 def _problem(kind: str, taken: int, out: int, **fused: Any) -> ConvProblem:
-    """Of any size: nothing here depends on it."""
+    """A problem of some size: nothing here depends on it."""
     return ConvProblem(kind, 1, 64, 64, taken, out, **fused)
 
 

@@ -17,7 +17,7 @@ from tests import compiled, executed
 
 
 def conv(kind: str, taken: int, out: int, **fused: Any) -> ConvProblem:
-    """Of any size: neither kernels nor configs depend on it."""
+    """A problem of some size: neither kernels nor configs depend on it."""
     return ConvProblem(kind, 1, 64, 64, taken, out, **fused)
 
 

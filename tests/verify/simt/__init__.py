@@ -138,7 +138,7 @@ def _identity(sanitize: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """Of the shim's own sources, comments aside."""
+    """Hash of the shim's own sources, comments aside."""
     files = sorted(path for path in SIMT_DIR.iterdir() if path.suffix in (".cpp", ".h"))
     return compiled.hash_of(*(source.bare(path.read_text(encoding="utf-8")) for path in files))
 
