@@ -14,56 +14,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from lib_rocm_sd import console
+from lib_rocm_sd.checks import UsageError
 
 INTERRUPTED = 130
 
 COMMANDS = {
-    "doctor": (
-        "lib_rocm_sd.commands.doctor",
-        "what this machine has, what would run on it, and why not more",
-    ),
-    "compile": (
-        "lib_rocm_sd.commands.compile",
-        "compile the kernels ahead, also for GPUs that are not here",
-    ),
-    "inspect": (
-        "lib_rocm_sd.commands.inspect",
-        "registers, spills, LDS and occupancy of the compiled kernels",
-    ),
-    "capture": (
-        "lib_rocm_sd.commands.capture",
-        "run a host, and keep calls of our ops in a file",
-    ),
-    "replay": (
-        "lib_rocm_sd.commands.replay",
-        "captured calls through every variant, against float64",
-    ),
-    "bench": ("lib_rocm_sd.commands.bench", "measure the kernels on this machine's GPU"),
-    "profile": (
-        "lib_rocm_sd.commands.profile",
-        "where a picture's time goes, by kind of work and by part of the model",
-    ),
-    "demo": (
-        "lib_rocm_sd.commands.demo",
-        "the same pictures without and with the kernels, side by side",
-    ),
-    "tune": (
-        "lib_rocm_sd.commands.tune",
-        "which configs run first; measure them on this GPU, and export that as a contribution",
-    ),
-    "results": (
-        "lib_rocm_sd.commands.results",
-        "the results of speed tests that owners of cards contributed, as a table",
-    ),
-    "scaling": (
-        "lib_rocm_sd.commands.scaling",
-        "what several cards would take, by a model; a farm of them, simulated",
-    ),
+    "doctor": "what this machine has, what would run on it, and why not more",
+    "compile": "compile the kernels ahead, also for GPUs that are not here",
+    "inspect": "registers, spills, LDS and occupancy of the compiled kernels",
+    "capture": "run a host, and keep calls of our ops in a file",
+    "replay": "captured calls through every variant, against float64",
+    "bench": "measure the kernels on this machine's GPU",
+    "profile": "where a picture's time goes, by kind of work and by part of the model",
+    "demo": "the same pictures without and with the kernels, side by side",
+    "tune": "which configs run first; measure them on this GPU, and export that as a contribution",
+    "results": "the results of speed tests that owners of cards contributed, as a table",
+    "scaling": "what several cards would take, by a model; a farm of them, simulated",
 }
+"""Each is a module of lib_rocm_sd.commands with `add_arguments(parser)` and `main(args)`, which
+gives the exit status.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. 2 is bad usage."""
+    """Run one command; its exit status. 2 is bad usage, which is said in a line."""
     console.escape()
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
@@ -72,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     chosen = next((word for word in words if word in COMMANDS), None)
     modules: dict[str, Any] = {}
-    for name, (module, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         if name == chosen:
             try:
-                modules[name] = importlib.import_module(module)
+                modules[name] = importlib.import_module(f"lib_rocm_sd.commands.{name}")
             except ModuleNotFoundError as error:
                 return _lacks(name, error)
             modules[name].add_arguments(command)
@@ -86,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
     except ModuleNotFoundError as error:
         return _lacks(args.command, error)
+    except UsageError as error:
+        print(f"{args.command}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"{args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -8,6 +8,10 @@ from pathlib import Path
 MOST_TEXT = 300
 
 
+class UsageError(ValueError):
+    """The command line names what does not exist or cannot be used; the message says which."""
+
+
 def told(path: str | Path, error: Exception) -> str:
     """The file's name and what went wrong with it, in a line."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -136,4 +136,4 @@ def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as ended:
         __main__.main([name, "--help"])
     assert ended.value.code == 0
-    assert __main__.COMMANDS[name][1].split()[0] in capsys.readouterr().out
+    assert __main__.COMMANDS[name].split()[0] in capsys.readouterr().out

@@ -24,8 +24,9 @@ from typing import Any
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import Arch, amd_table, table
-from lib_rocm_sd.commands import support as cli_support
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import tune
+from lib_rocm_sd.commands.support import arches_of, as_table
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab import loops
 from lib_rocm_sd.lab.cycles import Mix
@@ -250,15 +251,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     args = parser.parse_args(argv)
     try:
-        arches = cli_support.arches_of(args.arch)
-    except cli_support.UsageError as error:
+        arches = arches_of(args.arch)
+    except UsageError as error:
         print(f"tuned: {error}", file=sys.stderr)
         return 2
     made = chosen([arch for arch in arches if arch.gfx in amd_table()], args.jobs)
     heads = ["arch", "dtype", "head_dim", "tile", "block", "is", "of", "cycles", "bound"]
     heads += ["VGPRs", "LDS bytes", "waves/SIMD"]
     rows = [row for gfx, entries in made.items() for row in rows_of(gfx, entries)]
-    print(cli_support.as_table([heads, *rows]))
+    print(as_table([heads, *rows]))
     if args.write:
         for gfx, entries in made.items():
             content = tune.with_section(gfx, section_of(table()[gfx], entries))

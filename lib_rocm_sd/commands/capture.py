@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.ops.registry import FAMILIES
 
 
@@ -26,30 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """The host's exit status; 2 for bad usage, 1 if no call was made."""
+    """The host's exit status; 1 if no call was made."""
     from lib_rocm_sd.engine.call_file import VARIABLE, Wish
     from lib_rocm_sd.ops.registry import ops
 
     known = {*FAMILIES, *(op.name for op in ops())}
     command = args.host[1:] if args.host[:1] == ["--"] else args.host
     if args.op and args.op not in known:
-        return _refuse(f"no op is called {args.op}; known: {', '.join(sorted(known))}")
+        raise UsageError(f"no op is called {args.op}; known: {', '.join(sorted(known))}")
     if not command or args.calls < 1 or args.skip < 0:
-        return _refuse("give -- and the host's command, --calls of 1 or more, --skip of 0 or more")
+        raise UsageError(
+            "give -- and the host's command, --calls of 1 or more, --skip of 0 or more"
+        )
     wish = Wish(str(args.file.resolve()), args.op, args.block, args.calls, args.skip)
     environment = {VARIABLE: json.dumps(dataclasses.asdict(wish)), "ROCM_SD_GRAPHS": "0"}
     args.file.unlink(missing_ok=True)
     try:
         status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
     except OSError as error:
-        return _refuse(str(error))
+        raise UsageError(str(error)) from error
     if not args.file.is_file():
         print("capture: no such call was made; does the host use our kernels?", file=sys.stderr)
         return status or 1
     print(f"capture: {args.file}; python -m lib_rocm_sd replay {args.file}")
     return status
-
-
-def _refuse(why: str) -> int:
-    print(f"capture: {why}", file=sys.stderr)
-    return 2

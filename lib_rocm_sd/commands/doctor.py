@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, arch, cache, device
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import selftest
 from lib_rocm_sd.commands.support import anonymous
 from lib_rocm_sd.device import DeviceInfo
@@ -35,28 +36,8 @@ if TYPE_CHECKING:
 
     from lib_rocm_sd.engine.engine import Engine
     from lib_rocm_sd.ops.base import Op
-    from lib_rocm_sd.trials.gate import Gate
 
 WAIT_S = 300.0
-
-
-def latest_verdicts(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:
-    """The latest verdict of each class on the cards that torch has."""
-    names = {f"{info.name} ({info.gfx})" for info in infos}
-    found: dict[tuple[str, str], Verdict] = {}
-    for _, verdict in verdicts.every():
-        if verdict.device in names:
-            key = (verdict.device, verdict.subject)
-            found[key] = max(found.get(key, verdict), verdict, key=lambda each: each.date)
-    return [verdict.as_dict() for verdict in found.values()]
-
-
-def _trials(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """For people: what went wrong first."""
-    if not rows:
-        yield "none was made on the devices above"
-    for row in sorted(rows, key=lambda row: row["outcome"] == verdicts.PASSED):
-        yield f"{row['device']}, {row['date'][:10]}: {selftest.verdict_line(row)}"
 
 
 EXAMPLE_GFX = "gfx1100"
@@ -96,16 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the findings. 0: healthy, or merely no GPU; 1: something that we rely on is broken.
 
-    2: bad usage. With --self-test: 0 passed, 1 failed, 2 not run.
+    With --self-test: 0 passed, 1 failed, 2 not run.
     """
     if args.self_test:
         return selftest.main(args.out, args.gpu, args.json)
     if args.out is not None or args.gpu is not None:
-        print("doctor: --out and --gpu go with --self-test", file=sys.stderr)
-        return 2
+        raise UsageError("--out and --gpu go with --self-test")
     findings = examine()
     print(json.dumps(findings, indent=1) if args.json else render(findings))
-    return 1 if findings["broken"] else 0
+    return int(bool(findings["broken"]))
 
 
 def examine(engine: Engine | None = None) -> dict[str, Any]:
@@ -114,37 +94,36 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
     `broken` lists what we rely on and what does not work; it is empty on a machine without a GPU.
     """
     broken: list[str] = []
-    found = _devices(broken)
-    engine, gate = (engine, None) if engine else _engine(found)
-    infos = [info for _, info in found]
-    work, vae = _settled(found, engine, gate, broken)
-    arches = _arches(infos)
+    devices = _devices(broken)
+    work, vae = _settled(devices, engine, broken) if devices else ([], [])
+    infos = [info for _, info in devices]
+    # The rows of the GPUs that torch or the system's driver lists; where there are none, one.
+    listed = dict.fromkeys([info.gfx for info in infos if info.gfx] + device.kfd_gpus())
+    arches = list(filter(None, map(arch.by_gfx, listed))) or [arch.table()[EXAMPLE_GFX]]
     findings = {
         "rocm_sd": __version__,
-        "system": _system(),
+        "system": {
+            "os": platform.platform(),
+            "python": platform.python_version(),
+            "executable": sys.executable,
+        },
         "torch": _torch(),
         "hip_library": _hip_library(infos),
         "driver_gpus": device.kfd_gpus(),
         "devices": [_device(info) for info in infos],
-        "environment": dict(_environment()),
-        "compilers": [row for row_arch in arches for row in _compilers(row_arch)],
+        "environment": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(SWITCHES)
+        },
+        "compilers": [row for each in arches for row in _compilers(each)],
         "cache": _cache(),
         "work": work,
         "vae": vae,
         "trials": latest_verdicts(infos),
-        "kernels": [_kernels(row_arch) for row_arch in arches],
-        "tuned": [_tuned(row_arch) for row_arch in arches],
+        "kernels": [_kernels(each) for each in arches],
+        "tuned": [_tuned(each) for each in arches],
         "broken": broken,
     }
     return anonymous(findings)
-
-
-def _system() -> dict[str, str]:
-    return {
-        "os": platform.platform(),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-    }
 
 
 def _torch() -> dict[str, Any]:
@@ -186,47 +165,29 @@ def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
 
 
 def _device(info: DeviceInfo) -> dict[str, Any]:
-    return {
-        "index": info.index,
-        "name": info.name,
-        "backend": info.backend,
-        "gfx": info.gfx,
-        "supported": not info.reasons,
-        "reasons": list(info.reasons),
-        "notes": list(info.notes),
-    }
-
-
-def _environment() -> Iterator[tuple[str, str]]:
-    return ((key, os.environ[key]) for key in sorted(os.environ) if key.startswith(SWITCHES))
-
-
-def _arches(infos: Sequence[DeviceInfo]) -> list[Arch]:
-    """The rows of the GPUs that torch or the system's driver lists; where there are none, one."""
-    named = [info.gfx for info in infos if info.gfx] + device.kfd_gpus()
-    rows = [arch.by_gfx(gfx) for gfx in dict.fromkeys(named)]
-    return [row for row in rows if row] or [arch.table()[EXAMPLE_GFX]]
+    about = {name: getattr(info, name) for name in ("index", "name", "backend", "gfx")}
+    reasons, notes = list(info.reasons), list(info.notes)
+    return {**about, "supported": not reasons, "reasons": reasons, "notes": notes}
 
 
 def _compilers(row: Arch) -> list[dict[str, Any]]:
     from lib_rocm_sd.runtime import compilers
 
-    found = []
     try:
-        everyone = list(compilers.in_order(row))
+        ordered = list(compilers.in_order(row))
     except TROUBLE as error:
-        return [
-            {"name": "any", "gfx": row.gfx, "file": None, "reasons": [_line(error)], "note": ""}
-        ]
-    for compiler in everyone:
+        about = {"file": None, "reasons": [_line(error)], "note": ""}
+        return [{"name": "any", "gfx": row.gfx, **about}]
+    rows = []
+    for compiler in ordered:
         try:
             reasons = compiler.refusals(row)
-            about = "" if reasons else compilers.note(compiler, row)
-            entry = {"file": _file(compiler.identity()), "reasons": reasons, "note": about}
+            note = "" if reasons else compilers.note(compiler, row)
+            about = {"file": _file(compiler.identity()), "reasons": reasons, "note": note}
         except TROUBLE as error:
-            entry = {"file": None, "reasons": [_line(error)], "note": ""}
-        found.append({"name": compiler.name, "gfx": row.gfx, **entry})
-    return found
+            about = {"file": None, "reasons": [_line(error)], "note": ""}
+        rows.append({"name": compiler.name, "gfx": row.gfx, **about})
+    return rows
 
 
 def _file(identity: str) -> str | None:
@@ -251,78 +212,77 @@ def _cache() -> dict[str, Any]:
     }
 
 
+def latest_verdicts(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:
+    """The latest verdict of each class on the cards that torch has."""
+    names = {f"{info.name} ({info.gfx})" for info in infos}
+    latest: dict[tuple[str, str], Verdict] = {}
+    for _, verdict in verdicts.every():
+        if verdict.device in names:
+            key = (verdict.device, verdict.subject)
+            latest[key] = max(latest.get(key, verdict), verdict, key=lambda each: each.date)
+    return [verdict.as_dict() for verdict in latest.values()]
+
+
 def _kernels(row: Arch) -> dict[str, Any]:
     """How many of the kernels that are compiled ahead for this GPU are in the cache."""
     from lib_rocm_sd.runtime import build
 
     specs = shipped(row, AT_START)
     counts = {op: {"shipped": 0, "compiled": 0} for op in AT_START}
-    found: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
+    about: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
     try:
         for spec, op in specs.items():
             ready = build.is_cached(spec, row)
-            found["compiled"] += ready
+            about["compiled"] += ready
             counts[op]["shipped"] += 1
             counts[op]["compiled"] += ready
     except TROUBLE as error:
-        found["reason"] = _line(error)
-    return found
+        about["reason"] = _line(error)
+    return about
 
 
 def _tuned(row: Arch) -> dict[str, Any]:
     """By whom the configs of attention were chosen that run first, and what of that is ignored."""
     dims, dtypes = attention_kernel.SHIPPED_HEAD_DIMS, attention_kernel.DTYPES
-    found = [attention_kernel.choice(row, dtype, each).source for dtype in dtypes for each in dims]
-    counts = {name: found.count(name) for name in (tuned.MEASURED, tuned.MODELLED)}
+    sources = [attention_kernel.choice(row, dtype, dim).source for dtype in dtypes for dim in dims]
+    counts = {name: sources.count(name) for name in (tuned.MEASURED, tuned.MODELLED)}
     reasons = attention_kernel.table_reasons(row)
-    return {"gfx": row.gfx, **counts, "default": found.count(""), "reasons": reasons}
+    return {"gfx": row.gfx, **counts, "default": sources.count(""), "reasons": reasons}
 
 
-def _engine(found: Sequence[object]) -> tuple[Engine | None, Gate | None]:
-    """An engine of its own, which launches only what was tried; None without torch."""
-    if not found:
-        return None, None
-    from lib_rocm_sd.engine.engine import Engine
-    from lib_rocm_sd.trials.gate import put_before
-
-    engine = Engine()
-    return engine, put_before(engine, partial(print, file=sys.stderr))
+# -- what would run -------------------------------------------------------------------------------
 
 
 def _settled(
-    found: Sequence[tuple[torch.device, DeviceInfo]],
-    engine: Engine | None,
-    gate: Gate | None,
-    broken: list[str],
+    devices: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Attention and the VAE, when all that they need was tried."""
+    """Attention and the VAE on each device, when all that they need was tried. Without an `engine`,
+    one of its own, which launches only what was tried.
+    """
+    from lib_rocm_sd.engine.engine import Engine
+    from lib_rocm_sd.ops.attention.op import ATTENTION
+    from lib_rocm_sd.trials.gate import put_before
+
+    gate = None
+    if engine is None:
+        engine = Engine()
+        gate = put_before(engine, partial(print, file=sys.stderr))
+    attention = [(name, ATTENTION, problem) for name, problem in ATTENTION.usual]
+    vae = [(op.name, op, op.usual[0][1]) for op in _vae_ops()]
     for _ in range(MOST_LOOKS):
         trouble: list[str] = []
-        rows = _work(found, engine, trouble), _vae(found, engine, trouble)
+        work_rows, vae_rows = [], []
+        for place, info in devices:
+            row = _examined(place, info, engine, attention, "our kernel", trouble)
+            row["status"] = _tried(partial(engine.status_line, place), trouble, f"{place}: ")
+            work_rows.append(row)
+        for place, info in devices:
+            vae_rows.append(_examined(place, info, engine, vae, "our convolution", trouble))
         if gate is None or not gate.state().running or not gate.wait(WAIT_S):
             break
-        if engine is not None:
-            engine.renew()
+        engine.renew()
     broken += trouble
-    return rows
-
-
-def _work(
-    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
-) -> list[dict[str, Any]]:
-    """Per device: is our attention usable, the self-tests, and what runs the usual problems."""
-    if engine is None:
-        return []
-    from lib_rocm_sd.ops.attention.op import ATTENTION
-
-    usual = [(name, ATTENTION, problem) for name, problem in ATTENTION.usual]
-    rows = []
-    for place, info in found:
-        row = _examined(place, info, engine, usual, "our kernel", broken)
-        status: list[str] = []
-        rows.append({**row, "status": _tried(partial(engine.status_line, place), status)})
-        broken += [f"{place}: {text}" for text in status]
-    return rows
+    return work_rows, vae_rows
 
 
 def _vae_ops() -> tuple[Op[Any, Any], ...]:
@@ -334,18 +294,6 @@ def _vae_ops() -> tuple[Op[Any, Any], ...]:
     return (*convs, group_norm.STATISTICS, group_norm.FINALIZE, group_norm.APPLY)
 
 
-def _vae(
-    found: Sequence[tuple[torch.device, DeviceInfo]], engine: Engine | None, broken: list[str]
-) -> list[dict[str, Any]]:
-    """The same for the VAE: what runs a convolution and a norm of each kind at 1024 x 1024."""
-    if engine is None:
-        return []
-    usual = [(op.name, op, op.usual[0][1]) for op in _vae_ops()]
-    return [
-        _examined(place, info, engine, usual, "our convolution", broken) for place, info in found
-    ]
-
-
 def _examined(
     place: torch.device,
     info: DeviceInfo,
@@ -354,21 +302,22 @@ def _examined(
     what: str,
     broken: list[str],
 ) -> dict[str, Any]:
-    """What would run `usual`: name, op, problem. `what` of ours has to be usable on a known GPU.
+    """Is ours usable on a device, and what would run `usual`: name, op, problem. `what` of ours has
+    to be usable on a known GPU.
 
     On any other device nobody relies on us: also an old torch that lacks half precision there is
     no trouble.
     """
     trouble: list[str] = []
-    op = usual[0][1]
-    why = _tried(partial(engine.usable, place, op), trouble) or []
+    why = _tried(partial(engine.usable, place, usual[0][1]), trouble) or []
     if not info.reasons:
         trouble += [f"{what} cannot be used: {reason}" for reason in why]
-    why, usable = list(dict.fromkeys(why)), not why and not trouble
-    lacking = trouble if not info.reasons else []
-    problems = [_problem(engine, place, *item, trouble, lacking) for item in usual]
+    row: dict[str, Any] = {"device": str(place), "usable": not why and not trouble}
+    row["why"] = list(dict.fromkeys(why))
+    lacking = [] if info.reasons else trouble
+    row["problems"] = [_problem(engine, place, *each, trouble, lacking) for each in usual]
     broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
-    return {"device": str(place), "usable": usable, "why": why, "problems": problems}
+    return row
 
 
 def _problem(
@@ -380,16 +329,16 @@ def _problem(
     broken: list[str],
     lacking: list[str],
 ) -> dict[str, Any]:
-    """`lacking` takes it where nothing can run the problem."""
+    """What runs a problem, and its self-tests. `lacking` gets it where nothing can run it."""
     row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
-    plan = None
     try:
-        plan = _tried(partial(engine.plan, problem, place, op), broken, NotSupportedError)
+        plan = engine.plan(problem, place, op)
+        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": dict(plan.refusals)}
     except NotSupportedError as error:
         lacking.append(_line(error))
+    except TROUBLE as error:
+        broken.append(_line(error))
     checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
-    if plan is not None:
-        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": dict(plan.refusals)}
     row["self_tests"] = {
         variant: {
             "error": check.error if check.error < float("inf") else None,
@@ -401,14 +350,12 @@ def _problem(
     return row
 
 
-def _tried(ask: Callable[[], Any], broken: list[str], *passed: type[Exception]) -> Any:
-    """The answer; None, and a line in `broken`, where asking failed. `passed` are raised."""
+def _tried(ask: Callable[[], Any], broken: list[str], begin: str = "") -> Any:
+    """The answer; None, and a line in `broken`, where asking failed."""
     try:
         return ask()
-    except passed:
-        raise
     except TROUBLE as error:
-        broken.append(_line(error))
+        broken.append(begin + _line(error))
         return None
 
 
@@ -418,12 +365,22 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' / '.join(line.strip() for line in lines)}"
 
 
+# -- as text --------------------------------------------------------------------------------------
+
 CHOSEN_BY = {
     "measured": "measured by an owner",
     "modelled": "modelled from machine code, not measured",
     "default": "default",
 }
 """The origins of a choice in kernels/tuned, in words."""
+
+
+def _trials(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What went wrong first."""
+    if not rows:
+        yield "none was made on the devices above"
+    for row in sorted(rows, key=lambda row: row["outcome"] == verdicts.PASSED):
+        yield f"{row['device']}, {row['date'][:10]}: {selftest.verdict_line(row)}"
 
 
 def render(findings: dict[str, Any]) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd.checks import device_problem
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands.support import add_device, as_table, device_of
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.ops.base import Call
@@ -31,21 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 if all results are within tolerance, 1 if one is not, 2 where FILE cannot be read."""
-
+    """0 if all results are within tolerance, 1 if one is not."""
     from lib_rocm_sd.engine.call_file import CallFileError, read
 
-    problem = device_problem(args.device)
-    if problem:
-        print(f"replay: {problem}", file=sys.stderr)
-        return 2
     device = device_of(args)
     try:
         calls = enumerate(read(args.file))
         rows = [row for number, call in calls for row in _rows(number, call, device)]
     except (CallFileError, OSError) as error:
-        print(f"replay: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from error
     heads = ("call", "op", "problem", "computed by", "error", "tolerance", "")
     keys = ("call", "op", "problem", "by", "error", "tolerance", "verdict")
     print(as_table([heads, *(tuple(row[key] for key in keys) for row in rows)]))
@@ -53,8 +46,7 @@ def main(args: argparse.Namespace) -> int:
         finite = [
             {**row, "error": row["error"] if math.isfinite(row["error"]) else None} for row in rows
         ]
-        about = {"file": args.file.name, "device": str(device), "rows": finite}
-        write_json(args.json, about)
+        write_json(args.json, {"file": args.file.name, "device": str(device), "rows": finite})
     wrong = sum(row["verdict"].startswith("WRONG") for row in rows)
     print(f"{len(rows)} results, {wrong} wrong")
     return int(bool(wrong))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib_rocm_sd.checks import told
+from lib_rocm_sd.checks import UsageError, told
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import OURS, Document, files, read, reason_of
 from lib_rocm_sd.lab.speed_text import escaped, machine_line, printable
@@ -59,11 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print or write the table. 1 when a file was refused, 2 when nothing can be done."""
+    """Print or write the table. 1 when a file was refused."""
     if not args.directory.is_dir():
         what = "is no folder" if args.directory.exists() else "does not exist"
-        print(f"results: {args.directory} {what}", file=sys.stderr)
-        return 2
+        raise UsageError(f"{args.directory} {what}")
     documents, refused = gathered(args.directory)
     for name, reason in refused.items():
         print(f"results: {name!a} is refused: {printable(reason)}", file=sys.stderr)
@@ -76,11 +75,9 @@ def main(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"results: --write {told(args.write or '', error)}", file=sys.stderr)
-        return 2
+        raise UsageError(f"--write {told(args.write or '', error)}") from error
     except ValueError as error:
-        print(f"results: {reason_of(error)}", file=sys.stderr)
-        return 2
+        raise UsageError(reason_of(error)) from error
     return int(bool(refused))
 
 

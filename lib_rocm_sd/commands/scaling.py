@@ -6,16 +6,16 @@ Nothing is measured, no torch is needed. docs/scaling.md tells what is assumed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd import __version__, checks
+from lib_rocm_sd import __version__
 from lib_rocm_sd.cards import scaling as model
 from lib_rocm_sd.cards.scaling import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
+from lib_rocm_sd.checks import UsageError
+from lib_rocm_sd.commands.support import check_writable
+from lib_rocm_sd.lab.rows import write_json
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = 10_000
@@ -31,13 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the tables. 2 on bad options."""
+    """Print the tables, and write them as JSON."""
     links = [link for link in LINKS if args.link.lower() in link.name.lower()]
     cards = args.cards or list(CARDS)
-    refusal = _refusal(args, links, cards)
-    if refusal:
-        print(f"scaling: {refusal}", file=sys.stderr)
-        return 2
+    if not links:
+        names = ", ".join(one.name for one in LINKS)
+        raise UsageError(f"no link has {args.link!r} in its name: {names}")
+    if min(cards) < 2 or max(cards) > 64:
+        raise UsageError(f"--cards has to be from 2 to 64: {cards}")
+    if args.requests < 100:
+        raise UsageError("--requests has to be 100 or more")
+    check_writable(args, "json")
     document = {
         "rocm_sd": __version__,
         "kind": "a model and a simulation; nothing here was measured on several cards but `checks`",
@@ -50,19 +54,8 @@ def main(args: argparse.Namespace) -> int:
     }
     print(text(document))
     if args.json:
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, document)
     return 0
-
-
-def _refusal(args: argparse.Namespace, links: list[Link], cards: list[int]) -> str:
-    if not links:
-        return f"no link has {args.link!r} in its name: {', '.join(one.name for one in LINKS)}"
-    if min(cards) < 2 or max(cards) > 64:
-        return f"--cards has to be from 2 to 64: {cards}"
-    if args.requests < 100:
-        return "--requests has to be 100 or more"
-    why = checks.unwritable(args.json) if args.json else ""
-    return f"--json: {why}" if why else ""
 
 
 def checked() -> list[dict[str, Any]]:
@@ -172,13 +165,11 @@ def text(document: dict[str, Any]) -> str:
 
 
 def _speedups(rows: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    keys = list(dict.fromkeys((row["case"], row["way"], row["link"]) for row in rows))
-    for key in keys:
-        cells = [row for row in rows if (row["case"], row["way"], row["link"]) == key]
-        told = "  ".join(
-            f"{row['cards']}: {row['speedup']:.2f}" if row["speedup"] else f"{row['cards']}: -"
-            for row in cells
-        )
-        lines.append(f"  {key[0]:26} {key[1]:9} {key[2]:20} {told}")
-    return lines
+    """A line for each case, way and link, with all numbers of cards."""
+    lines: dict[tuple[str, str, str], str] = {}
+    for row in rows:
+        key = (row["case"], row["way"], row["link"])
+        speedup = f"{row['speedup']:.2f}" if row["speedup"] else "-"
+        begin = lines.get(key) or f"  {key[0]:26} {key[1]:9} {key[2]:20}"
+        lines[key] = f"{begin}{'  ' if key in lines else ' '}{row['cards']}: {speedup}"
+    return list(lines.values())

@@ -1,6 +1,5 @@
-"""What the commands share: choices, a plain table, and what says who somebody is left out.
-
-Needs no torch.
+"""What the commands share: options and what they name, the GPU that is tested or measured, a plain
+table, and texts without what says who somebody is. Needs no torch before a device is asked for.
 """
 
 from __future__ import annotations
@@ -8,19 +7,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lib_rocm_sd import device
 from lib_rocm_sd.arch import Arch, amd_table, table
+from lib_rocm_sd.checks import UsageError, device_problem, unwritable
 from lib_rocm_sd.ops.registry import FAMILIES
 
 if TYPE_CHECKING:
     import torch
 
-
-class UsageError(ValueError):
-    """The command line names something that does not exist; the message lists what does."""
+    from lib_rocm_sd.device import DeviceInfo
+    from lib_rocm_sd.ops.base import KernelSpec
 
 
 def add_choices(parser: argparse.ArgumentParser, known: Iterable[str] = FAMILIES) -> None:
@@ -40,8 +41,12 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """What --device names, else the GPU, else the CPU. Imports torch."""
+    """What --device names, else the GPU, else the CPU. UsageError where it cannot be used."""
     import torch
+
+    problem = device_problem(args.device)
+    if problem:
+        raise UsageError(problem)
 
     return torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
 
@@ -60,38 +65,76 @@ def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
     return str(args.dtype or ("float32" if device.type == "cpu" else "float16"))
 
 
+def check_writable(args: argparse.Namespace, *names: str) -> None:
+    """Raises UsageError where one of these options names a file that cannot be written."""
+    for name in names:
+        why = unwritable(getattr(args, name)) if getattr(args, name) else ""
+        if why:
+            raise UsageError(f"--{name}: {why}")
+
+
 def arches_of(choice: str) -> list[Arch]:
     """The rows that --arch names. Raises UsageError for an unknown one."""
     if choice == "all":
         return list(amd_table().values())
-    rows = table()
-    names = [name.strip() for name in choice.split(",") if name.strip()]
-    unknown = [name for name in names if name not in rows]
-    if unknown or not names:
-        raise UsageError(
-            f"--arch: {_unknown('no GPU is called', unknown)}; known: {', '.join(rows)}"
-        )
-    return [rows[name] for name in dict.fromkeys(names)]
-
-
-def _unknown(what: str, names: Sequence[str]) -> str:
-    named = ", ".join(filter(None, names))
-    return f"{what} {named}" if named else "it is empty"
+    return [table()[name] for name in _named("--arch: no GPU", choice, table())]
 
 
 def ops_of(choice: str, known: Iterable[str] = FAMILIES) -> list[str]:
     """The ops that --op names, of those `known`. Raises UsageError for an unknown one."""
-    known = list(known)
-    names = known if choice == "all" else [name.strip() for name in choice.split(",")]
+    return list(known) if choice == "all" else _named("--op: no op", choice, list(known))
+
+
+def _named(nothing: str, choice: str, known: Collection[str]) -> list[str]:
+    option, _, what = nothing.partition(": ")
+    names = [name.strip() for name in choice.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"--op: {_unknown('no op is called', unknown)}; known: {', '.join(known)}")
+    if unknown or not names:
+        why = f"{what} is called {', '.join(unknown)}" if unknown else "it is empty"
+        raise UsageError(f"{option}: {why}; known: {', '.join(known)}")
     return list(dict.fromkeys(names))
 
 
 def kernel_modules_of(choice: str) -> list[Any]:
     """The kernel modules of the ops that --op names. Raises UsageError for an unknown one."""
     return [FAMILIES[name].kernel for name in ops_of(choice)]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine that our kernels serve."""
+
+    place: torch.device
+    info: DeviceInfo
+    arch: Arch
+
+
+def gpu(index: int | None) -> Gpu:
+    """The GPU of this number, else the first that our kernels serve. Raises UsageError with the
+    reasons why there is none.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    places = [torch.device("cuda", each) for each in range(count)] or [torch.device("cpu")]
+    if index is not None:
+        places = [place for place in places if (place.index or 0) == index]
+    infos = [device.identify(place) for place in places]
+    for place, info in zip(places, infos, strict=True):
+        if not info.reasons and info.arch is not None:
+            return Gpu(place, info, info.arch)
+    raise UsageError("; ".join(infos[0].reasons) if infos else "torch has no GPU of that number")
+
+
+def compile_missing(specs: Iterable[KernelSpec], arch: Arch, say: Callable[[str], None]) -> None:
+    """Compile what is not cached, two for each core at a time; who uses it says what failed."""
+    from lib_rocm_sd.runtime import build
+
+    missing = [spec for spec in dict.fromkeys(specs) if not build.is_cached(spec, arch)]
+    step = 2 * (os.cpu_count() or 1)
+    for done in range(0, len(missing), step):
+        say(f"compiling: {done} of {len(missing)} kernels are done")
+        build.build_all(missing[done : done + step], arch)
 
 
 def as_table(rows: Sequence[Sequence[object]]) -> str:
@@ -115,13 +158,19 @@ def as_table(rows: Sequence[Sequence[object]]) -> str:
 def anonymous(value: Any, home: str | None = None, user: str | None = None) -> Any:
     """`value` with, in every string, the home folder as ~ and the user's name in paths as USER."""
     home = _home() if home is None else home
-    user = _user() if user is None else user
-    if isinstance(value, str):
-        return _hidden(value, home, user)
+    if user is None:
+        user = next(filter(None, map(os.environ.get, ("USERNAME", "USER", "LOGNAME"))), "")
     if isinstance(value, dict):
         return {key: anonymous(item, home, user) for key, item in value.items()}
     if isinstance(value, list):
         return [anonymous(item, home, user) for item in value]
+    if not isinstance(value, str):
+        return value
+    if len(home) > 1:
+        for form in (home, home.replace("\\", "/"), home.replace("\\", "\\\\")):
+            value = re.sub(re.escape(form) + r"(?![\w.-])", "~", value, flags=re.IGNORECASE)
+    if user:
+        value = re.sub(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)", "USER", value)
     return value
 
 
@@ -130,16 +179,3 @@ def _home() -> str:
         return str(Path.home())
     except RuntimeError:
         return ""
-
-
-def _user() -> str:
-    return os.environ.get("USERNAME") or os.environ.get("USER") or os.environ.get("LOGNAME") or ""
-
-
-def _hidden(text: str, home: str, user: str) -> str:
-    if len(home) > 1:
-        for form in (home, home.replace("\\", "/"), home.replace("\\", "\\\\")):
-            text = re.sub(re.escape(form) + r"(?![\w.-])", "~", text, flags=re.IGNORECASE)
-    if user:
-        text = re.sub(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)", "USER", text)
-    return text

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-import torch
-
 from lib_rocm_sd import __version__
-from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.commands.support import anonymous
-from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine import measure as tune
-from lib_rocm_sd.engine import selftest
+from lib_rocm_sd.checks import UsageError
+from lib_rocm_sd.commands.support import Gpu, anonymous, compile_missing
+from lib_rocm_sd.engine import measure as tuning
+from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.lab.sensors import machine
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
@@ -28,8 +24,8 @@ from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import CASES, AttentionProblem
-from lib_rocm_sd.ops.base import Launch, Op
-from lib_rocm_sd.runtime import build, source
+from lib_rocm_sd.ops.base import Launch
+from lib_rocm_sd.runtime import source
 
 NOTE = "Measured on this card: every config verified against float64, then timed."
 PROBLEM = re.compile(r"B(\d+) H(\d+) Sq(\d+) Sk(\d+) D(\d+) (\w+)")
@@ -37,24 +33,9 @@ BUDGET_S = 2.0
 LONGEST = 4250
 """Cases with more queries are left out: each call takes long, and the ranking stays."""
 
-Say = Callable[[str], None]
+VARIANT = next(each for each in ATTENTION.variants if isinstance(each, MatrixAttention))
 Each = dict[AttentionConfig, float]
 """Median time in us by config."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU. `op` is attention; a test may have another."""
-
-    place: torch.device
-    info: DeviceInfo
-    arch: Arch
-    op: Op[Any, Any] = ATTENTION
-
-    @property
-    def variant(self) -> MatrixAttention:
-        """Ours."""
-        return next(each for each in self.op.variants if isinstance(each, MatrixAttention))
 
 
 @dataclass(frozen=True)
@@ -78,20 +59,59 @@ class Slot:
 SLOTS = tuple(Slot(dtype, each) for dtype in kernel.DTYPES for each in kernel.SHIPPED_HEAD_DIMS)
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def measure_missing(card: Gpu) -> None:
+    """A line for each problem. Raises UsageError where nothing can be launched."""
+    work = [each for slot in SLOTS for each in missing(card, slot)]
+    if not work:
+        _say("All is measured already.")
+        return
+    _say(f"{card.info.name} ({card.arch.gfx}): {len(work)} problems; this takes some minutes.")
+    try:
+        launch = planner.default_launcher(card.place, card.arch)
+    except (RuntimeError, OSError) as error:
+        why = anonymous(selftest.describe(error))
+        raise UsageError(f"the driver cannot be used: {why}") from error
+    configs = [(problem, each) for problem in work for each in VARIANT.configs(card.arch, problem)]
+    specs = [spec for pair in configs for spec in VARIANT.specs(card.arch, *pair)]
+    compile_missing(specs, card.arch, _say)
+    for number, problem in enumerate(work, 1):
+        _say(f"{number:3} of {len(work)}  {problem}: {_measured(card, launch, problem)}")
+
+
+def _measured(card: Gpu, launch: Launch | None, problem: AttentionProblem) -> str:
+    """What came of measuring one problem. A card with too little memory for it goes on."""
+    try:
+        each = measure(card, launch, problem)
+    except (RuntimeError, MemoryError) as error:
+        if not selftest.is_out_of_memory(error):
+            raise
+        return "too little memory"
+    if not each:
+        return "no config of ours works"
+    config, time_us = min(each.items(), key=lambda pair: pair[1])
+    slowest = max(each.values())
+    tile = f"{config.block_q} queries, {config.block_k} keys"
+    return f"{time_us:.1f} us with {tile}; {len(each)} configs, slowest {slowest:.1f} us"
+
+
 def stored(card: Gpu, slot: Slot) -> dict[AttentionProblem, Each]:
     """Times in the cache for a slot, of problems for which more than one config was measured."""
-    found = {}
-    for text in tune.stored_problems(card.op, card.info):
+    rows = {}
+    for text in tuning.stored_problems(ATTENTION, card.info):
         match = PROBLEM.fullmatch(text)
         if not match or (match[6], int(match[5])) != (slot.dtype, slot.head_dim):
             continue
         batch, heads, seq_q, seq_k, head_dim = (int(part) for part in match.groups()[:5])
         problem = AttentionProblem(batch, heads, seq_q, seq_k, head_dim, slot.dtype)
-        times, _ = tune.load(card.op, card.info, problem)
-        timing = times.get(card.variant.name)
+        times, _ = tuning.load(ATTENTION, card.info, problem)
+        timing = times.get(VARIANT.name)
         if timing is not None and len(timing.each) >= min(2, _configs(card, problem)):
-            found[problem] = dict(timing.each)
-    return {problem: found[problem] for problem in sorted(found, key=_size)}
+            rows[problem] = dict(timing.each)
+    return {problem: rows[problem] for problem in sorted(rows, key=_size)}
 
 
 def _size(problem: AttentionProblem) -> tuple[int, ...]:
@@ -99,61 +119,49 @@ def _size(problem: AttentionProblem) -> tuple[int, ...]:
 
 
 def _configs(card: Gpu, problem: AttentionProblem) -> int:
-    return len(card.variant.configs(card.arch, problem))
+    return len(VARIANT.configs(card.arch, problem))
 
 
 def missing(card: Gpu, slot: Slot) -> list[AttentionProblem]:
     """The problems of which not every config was measured."""
-    known = stored(card, slot)
-    every = slot.problems()
-    return [each for each in every if len(known.get(each, {})) < _configs(card, each)]
+    rows = stored(card, slot)
+    return [
+        problem
+        for problem in slot.problems()
+        if len(rows.get(problem, {})) < _configs(card, problem)
+    ]
 
 
-def compile_all(card: Gpu, problems: Sequence[AttentionProblem], say: Say) -> None:
-    """Compile every config of these, a few at a time. What fails is said when it is measured."""
-    variant = card.variant
-    specs = dict.fromkeys(
-        spec
-        for problem in problems
-        for config in variant.configs(card.arch, problem)
-        for spec in variant.specs(card.arch, problem, config)
-    )
-    wanted = [spec for spec in specs if not build.is_cached(spec, card.arch)]
-    for done in range(0, len(wanted), 8):
-        say(f"compiling: {done} of {len(wanted)} kernels are done")
-        build.build_all(wanted[done : done + 8], card.arch)
-
-
-def measure(card: Gpu, launch: Launch | None, problem: AttentionProblem, say: Say) -> Each:
+def measure(card: Gpu, launch: Launch | None, problem: AttentionProblem) -> Each:
     """Verify and time every config on one problem, and keep the times in the cache at once.
 
     Raises "out of memory".
     """
     contenders = []
-    for config in card.variant.configs(card.arch, problem):
+    for config in VARIANT.configs(card.arch, problem):
         reason = _wrong(card, launch, problem, config)
         if reason:
-            say(f"  left out: {config}: {anonymous(reason)}")
+            _say(f"  left out: {config}: {anonymous(reason)}")
         else:
-            contenders.append(tune.Contender(card.variant, config, launch))
-    times, failures = tune.measure(card.op, problem, card.place, contenders, BUDGET_S)
+            contenders.append(tuning.Contender(VARIANT, config, launch))
+    times, failures = tuning.measure(ATTENTION, problem, card.place, contenders, BUDGET_S)
     for contender, error in failures:
         if selftest.is_out_of_memory(error):
             raise error
-        say(f"  left out: {contender.config}: {selftest.describe(error)}")
+        _say(f"  left out: {contender.config}: {selftest.describe(error)}")
     if not times:
         return {}
-    others, _ = tune.load(card.op, card.info, problem)
-    tune.save(card.op, card.info, problem, {**others, **times})
-    return dict(times[card.variant.name].each)
+    others, _ = tuning.load(ATTENTION, card.info, problem)
+    tuning.save(ATTENTION, card.info, problem, {**others, **times})
+    return dict(times[VARIANT.name].each)
 
 
 def _wrong(
     card: Gpu, launch: Launch | None, problem: AttentionProblem, config: AttentionConfig
 ) -> str:
     """Why a config is not timed: what its self-test says."""
-    for test in card.op.test_problems(problem):
-        check = selftest.check(card.op, card.variant, config, launch, test, card.place)
+    for test in ATTENTION.test_problems(problem):
+        check = selftest.check(ATTENTION, VARIANT, config, launch, test, card.place)
         if check.reason:
             return check.reason
     return ""
@@ -168,8 +176,9 @@ def best(rows: dict[AttentionProblem, Each]) -> AttentionConfig | None:
     return min(shared, key=lambda config: sum(each[config] for each in rows.values()), default=None)
 
 
-def entry_of(card: Gpu, slot: Slot, rows: dict[AttentionProblem, Each]) -> dict[str, Any] | None:
+def entry_of(card: Gpu, slot: Slot) -> dict[str, Any] | None:
     """One line of a table; None where the times choose nothing."""
+    rows = stored(card, slot)
     chosen = best(rows)
     if chosen is None:
         return None

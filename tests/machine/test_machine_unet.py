@@ -252,9 +252,9 @@ def _ms(launch: dict[str, float]) -> float:
 def test_without_torch_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def none() -> None:
-        raise ImportError("No module named 'torch'")
+    def none(arch: object, card: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(estimate_cli, "_unet", none)
+    monkeypatch.setattr(estimate_cli, "target_of", none)
     assert __main__.main(["inspect", "--estimate", "unet", "--arch", "gfx1201"]) == 2
-    assert "needs torch: No module named 'torch'" in capsys.readouterr().err
+    assert "needs torch, which is not installed" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lib_rocm_sd import __main__, arch
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import compile as compile_cli
 from lib_rocm_sd.commands import inspect
 from lib_rocm_sd.commands import support as cli_support
@@ -88,13 +89,13 @@ def test_an_unknown_row_lists_the_known_ones(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_unknown_op_lists_the_known_ones() -> None:
-    with pytest.raises(cli_support.UsageError, match="no op is called rubbish; known: attention"):
+    with pytest.raises(UsageError, match="no op is called rubbish; known: attention"):
         cli_support.kernel_modules_of("attention,rubbish")
 
 
 def test_all_means_every_row_that_a_user_can_own() -> None:
     assert [row.gfx for row in cli_support.arches_of("all")] == list(arch.amd_table())
-    with pytest.raises(cli_support.UsageError):
+    with pytest.raises(UsageError):
         cli_support.arches_of(" , ")
 
 

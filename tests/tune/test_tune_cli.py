@@ -13,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__ as command
-from lib_rocm_sd.commands import selftest, tune_measured
+from lib_rocm_sd import device
 from lib_rocm_sd.commands import tune as tuned_file
+from lib_rocm_sd.commands import tune_measured
+from lib_rocm_sd.commands.support import Gpu
 from lib_rocm_sd.engine import planner
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.lab import sensors
@@ -65,7 +67,7 @@ def card(
     monkeypatch.setattr(tune_measured.Slot, "problems", problems)
     monkeypatch.setattr(tune_measured, "BUDGET_S", 0.1)
     monkeypatch.setattr(tuned, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setattr(selftest, "gpu", lambda index: (CPU, GFX1100))
+    monkeypatch.setattr(tuned_file, "gpu", lambda index: Gpu(CPU, GFX1100, GFX1100.arch))
     monkeypatch.setattr(sensors, "identify", lambda place: GFX1100)
     monkeypatch.setattr(planner, "default_launcher", lambda place, row: object())
     monkeypatch.setattr(build, "build_all", lambda specs, row: None)
@@ -208,7 +210,7 @@ def test_interrupted_and_gone_on_with(
 def test_without_a_card(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(selftest, "gpu", lambda index: (None, NO_GPU))
+    monkeypatch.setattr(device, "identify", lambda place: NO_GPU)
     assert tune("--measure", "--export", tmp_path / "x.json") == 2
     assert "nothing can be measured here: no GPU" in capsys.readouterr().err
 
