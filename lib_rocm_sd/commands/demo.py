@@ -15,16 +15,25 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.checks import device_problem
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import demo_pictures
 from lib_rocm_sd.commands.demo_pictures import Sides, comparison, difference, summary, versions
 from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, ROOT, latents, load
 from lib_rocm_sd.commands.support import add_dtype, device_of, dtype_of
+from lib_rocm_sd.console import say
 
+PROMPTS = (
+    "a red circle left of a blue square",
+    "a big yellow star on a blue background",
+    "a small white circle inside a red square on a green background",
+    "an orange heart above a purple ring on a black background",
+)
+OUTPUTS = ("demo.png", "report.txt", "report.json")
+TITLE = "ROCm SD: speed test"
 ADDRESS = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 7870, 7899
 """Tried in this order where no port is asked for; the WebUI's own is 7860."""
@@ -34,11 +43,191 @@ FONTS = ("system-ui", "sans-serif")
 """Fonts of the machine itself: gradio fetches its own from elsewhere."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    add = parser.add_argument
+    add("--out", type=Path, default=ROOT / "outputs" / "demo", metavar="DIR")
+    add("--prompts", nargs="+", default=list(PROMPTS), metavar="TEXT")
+    add("--steps", type=int, default=20, help="denoising steps (default: 20)")
+    add("--seed", type=int, default=0)
+    add("--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)")
+    add_dtype(parser)
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="how often each picture is timed (default: 3 on a GPU, 1 on the CPU)",
+    )
+    add("--model", type=Path, default=MODEL, metavar="DIR")
+    page = parser.add_argument_group("the Speed test tab as a page, in place of the above")
+    page.add_argument(
+        "--ui", action="store_true", help="open it in a browser, of this machine only"
+    )
+    page.add_argument("--port", type=int, help="default: a free one")
+    page.add_argument("--no-browser", action="store_true", help="print the address only")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the demo. 0 if the pictures agree, 1 if not."""
+    started = time.perf_counter()
+    # Threads that spin while they wait are many times slower where another program wants the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _check(args)
+    if args.ui:
+        return serve(args)
+    sides, vae, findings = run(args)
+    findings["seconds"] = round(time.perf_counter() - started, 1)
+    text = summary(findings)
+    shown = sides if vae is None else [*sides, vae]
+    demo_pictures.draw(shown, findings).save(args.out / "demo.png", optimize=True)
+    as_json = json.dumps(findings, indent=2, ensure_ascii=False)
+    (args.out / "report.json").write_text(as_json + "\n", encoding="utf-8")
+    (args.out / "report.txt").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nWritten: {', '.join(str(args.out / name) for name in OUTPUTS)}")
+    return 0 if findings["agree"] else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises UsageError where the demo cannot run; makes its folder."""
+    for module in ("torch", "diffusers", "transformers", "PIL"):
+        try:
+            __import__(module)
+        except ImportError as error:
+            how = "use `python3 install.py demo`, which installs it"
+            raise UsageError(f"this needs {error.name or module}: {how} ({error})") from error
+    if not (args.model / "model_index.json").is_file():
+        raise UsageError(f"there is no model in {args.model}")
+    if args.steps < 1:
+        raise UsageError(f"--steps is {args.steps}, it has to be at least 1")
+    if args.repeats is not None and args.repeats < 1:
+        raise UsageError(f"--repeats is {args.repeats}, it has to be at least 1")
+    if not -(1 << 63) <= args.seed < 1 << 63:
+        raise UsageError(f"--seed is {args.seed}, it has to fit into 64 bits")
+    device_of(args)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--out {args.out} is a file, not a folder") from error
+    except OSError as error:
+        raise UsageError(f"--out {args.out} cannot be written: {error.strerror}") from error
+    if not os.access(args.out, os.W_OK):
+        raise UsageError(f"--out {args.out} cannot be written: permission denied")
+
+
+def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, Any]]:
+    """Generate every prompt both ways; the pictures, the VAE's, and what the report says of them.
+
+    The VAE's are missing where it is left alone.
+    """
+    import torch
+
+    from lib_rocm_sd import device as devices
+    from lib_rocm_sd import report
+    from lib_rocm_sd.engine.engine import engine
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
+
+    device = device_of(args)
+    name = dtype_of(args, device)
+    dtype = getattr(torch, name)
+    info = devices.identify(device)
+    say(f"device: {info.name} ({info.gfx or info.backend}), {name}")
+    say(f"loading {args.model.name}")
+    pipeline = load(args.model, dtype).to(device)
+    generate = Generator(pipeline, args.steps, args.seed, device)
+    say("warming up: the first use compiles and checks what is not ready yet")
+    with patched(pipeline, wait=True) as patch:
+        generate(args.prompts[0], steps=1)
+    generate(args.prompts[0], steps=1)
+    report.begin()
+    repeats = args.repeats or (1 if device.type == "cpu" else 3)
+    sides = []
+    for index, prompt in enumerate(args.prompts, 1):
+        side = _both(generate, lambda: patched(pipeline, wait=True), prompt, repeats)
+        sides.append(side)
+        largest, _ = difference(side.without, side.with_)
+        say(
+            f"[{index}/{len(args.prompts)}] {prompt}\n      without {side.without_s:.2f} s, "
+            f"with {side.with_s:.2f} s, largest difference {largest}/255"
+        )
+    ran = report.snapshot()
+    say("the VAE alone: whole and in bands, in float32 and in half precision")
+    vae_side, vae = demo_pictures.examine(pipeline, [side.without for side in sides], dtype)
+    if dtype != torch.float32:
+        say("once more in float32, to see what half precision itself changes")
+        pipeline.to(torch.float32)
+        sides = [replace(side, reference=generate(side.prompt)[0]) for side in sides]
+    findings = {
+        "device": {**asdict(info), "arch": info.arch.gfx if info.arch else None},
+        "dtype": name,
+        "status": engine.status_line(device, otherwise="torch's own attention is used"),
+        "patched": {"replaced": patch.replaced, "left_alone": dict(patch.left_alone)},
+        "ran": ran,
+        "vae": vae,
+        "versions": versions(),
+        "settings": {"steps": args.steps, "seed": args.seed, "repeats": repeats},
+        **comparison(sides, info.backend, ran, dtype == torch.float32),
+    }
+    findings["agree"] = findings["agree"] and vae["agree"]
+    return sides, vae_side, findings
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Makes a picture from a prompt; a seed gives the same noise on every device, in any dtype."""
+
+    pipeline: Any
+    steps: int
+    seed: int
+    device: Any
+
+    def __call__(self, prompt: str, steps: int | None = None) -> tuple[Any, float]:
+        """The picture, uint8 (height, width, 3), and the seconds that it took."""
+        import torch
+
+        noise = latents(self.pipeline, self.seed)
+        started = time.perf_counter()
+        image = self.pipeline(
+            prompt,
+            num_inference_steps=steps or self.steps,
+            guidance_scale=GUIDANCE,
+            latents=noise,
+            output_type="np",
+        ).images[0]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds = time.perf_counter() - started
+        return (image * 255).round().clip(0, 255).astype("uint8"), seconds
+
+
+def _both(
+    generate: Generator,
+    patched: Callable[[], AbstractContextManager[Any]],
+    prompt: str,
+    repeats: int,
+) -> Sides:
+    """One prompt without, then with, `repeats` times; the times are medians."""
+    pictures: dict[Any, Any] = {}
+    times: dict[Any, list[float]] = {nullcontext: [], patched: []}
+    for _ in range(repeats):
+        for context, seconds in times.items():
+            with context():
+                pictures[context], taken = generate(prompt)
+            seconds.append(taken)
+    without_s, with_s = map(statistics.median, times.values())
+    return Sides(prompt, pictures[nullcontext], pictures[patched], without_s, with_s)
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
 def serve(args: argparse.Namespace) -> int:
     """Serve the page until interrupted. 2 where it cannot be served."""
-    problem = _missing()
-    if problem:
-        return _refuse(problem)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        how = "use `python3 install.py demo --ui`, which installs it"
+        return _refuse(f"this needs {error.name or 'gradio'}: {how}")
     try:
         port = free_port(args.port)
     except (OSError, OverflowError) as error:
@@ -67,16 +256,6 @@ def serve(args: argparse.Namespace) -> int:
 def _refuse(problem: str) -> int:
     print(f"demo --ui: {problem}", file=sys.stderr)
     return 2
-
-
-def _missing() -> str:
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
-        import gradio  # noqa: F401
-    except ImportError as error:
-        name = error.name or "gradio"
-        return f"this needs {name}: use `python3 install.py demo --ui`, which installs it"
-    return ""
 
 
 def free_port(asked: int | None) -> int:
@@ -113,218 +292,3 @@ def page_of(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
         gr.HTML(f"<h2>{TITLE}</h2>")
         speed_tab.content(gr, page, View(session, side))
     return page, looks if newest else {"show_api": False}
-
-
-TITLE = "ROCm SD: speed test"
-
-
-PROMPTS = (
-    "a red circle left of a blue square",
-    "a big yellow star on a blue background",
-    "a small white circle inside a red square on a green background",
-    "an orange heart above a purple ring on a black background",
-)
-Context = Callable[[], AbstractContextManager[Any]]
-MISSING = "this needs {}: use `python3 install.py demo`, which installs it"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line."""
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "demo", metavar="DIR")
-    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), metavar="TEXT")
-    parser.add_argument("--steps", type=int, default=20, help="denoising steps (default: 20)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)"
-    )
-    add_dtype(parser)
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        metavar="N",
-        help="how often each picture is timed (default: 3 on a GPU, 1 on the CPU)",
-    )
-    parser.add_argument("--model", type=Path, default=MODEL, metavar="DIR")
-    page = parser.add_argument_group("the Speed test tab as a page, in place of the above")
-    page.add_argument(
-        "--ui", action="store_true", help="open it in a browser, of this machine only"
-    )
-    page.add_argument("--port", type=int, help="default: a free one")
-    page.add_argument("--no-browser", action="store_true", help="print the address only")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the demo. 0 if the pictures agree, 1 if not, 2 if it cannot run."""
-    started = time.perf_counter()
-    # Threads that spin while they wait are many times slower where another program wants the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    problem = _problem(args)
-    if problem:
-        print(f"demo: {problem}", file=sys.stderr)
-        return 2
-    if args.ui:
-        return serve(args)
-    sides, vae, findings = run(args)
-    findings["seconds"] = round(time.perf_counter() - started, 1)
-
-    text = summary(findings)
-    shown = sides if vae is None else [*sides, vae]
-    demo_pictures.draw(shown, findings).save(args.out / "demo.png", optimize=True)
-    as_json = json.dumps(findings, indent=2, ensure_ascii=False)
-    (args.out / "report.json").write_text(as_json + "\n", encoding="utf-8")
-    (args.out / "report.txt").write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nWritten: {', '.join(str(args.out / name) for name in OUTPUTS)}")
-    return 0 if findings["agree"] else 1
-
-
-OUTPUTS = ("demo.png", "report.txt", "report.json")
-
-
-def _problem(args: argparse.Namespace) -> str:
-    """Why the demo cannot run; empty if it can."""
-    for module in ("torch", "diffusers", "transformers", "PIL"):
-        try:
-            __import__(module)
-        except ImportError as error:
-            return f"{MISSING.format(error.name or module)} ({error})"
-    if not (args.model / "model_index.json").is_file():
-        return f"there is no model in {args.model}"
-    if args.steps < 1:
-        return f"--steps is {args.steps}, it has to be at least 1"
-    if args.repeats is not None and args.repeats < 1:
-        return f"--repeats is {args.repeats}, it has to be at least 1"
-    if not -(1 << 63) <= args.seed < 1 << 63:
-        return f"--seed is {args.seed}, it has to fit into 64 bits"
-    return device_problem(args.device) or _folder_problem(args.out)
-
-
-def _folder_problem(folder: Path) -> str:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            return f"--out {folder} cannot be written: permission denied"
-    except FileExistsError:
-        return f"--out {folder} is a file, not a folder"
-    except OSError as error:
-        return f"--out {folder} cannot be written: {error.strerror}"
-    return ""
-
-
-def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, Any]]:
-    """Generate every prompt both ways; the pictures, the VAE's, and what the report says of them.
-
-    The VAE's are missing where it is left alone.
-    """
-    import torch
-
-    from lib_rocm_sd import device as devices
-    from lib_rocm_sd import report
-    from lib_rocm_sd.engine.engine import engine
-    from lib_rocm_sd.hosts.diffusers.pipeline import patched
-
-    device = device_of(args)
-    on_cpu = device.type == "cpu"
-    dtype = getattr(torch, dtype_of(args, device))
-    info = devices.identify(device)
-    say(f"device: {info.name} ({info.gfx or info.backend}), {_short(dtype)}")
-    say(f"loading {args.model.name}")
-    pipeline = load(args.model, dtype).to(device)
-    generate = Generator(pipeline, args.steps, args.seed, device)
-    say("warming up: the first use compiles and checks what is not ready yet")
-    with patched(pipeline, wait=True) as patch:
-        generate(args.prompts[0], steps=1)
-    generate(args.prompts[0], steps=1)
-    report.begin()
-    repeats = args.repeats or (1 if on_cpu else 3)
-    sides = _all(generate, lambda: patched(pipeline, wait=True), args.prompts, repeats)
-    ran = report.snapshot()
-    say("the VAE alone: whole and in bands, in float32 and in half precision")
-    vae_side, vae = demo_pictures.examine(pipeline, [side.without for side in sides], dtype)
-    if dtype != torch.float32:
-        sides = _with_references(sides, pipeline.to(torch.float32), generate)
-    findings = {
-        "device": {**asdict(info), "arch": info.arch.gfx if info.arch else None},
-        "dtype": _short(dtype),
-        "status": engine.status_line(device, otherwise="torch's own attention is used"),
-        "patched": {"replaced": patch.replaced, "left_alone": dict(patch.left_alone)},
-        "ran": ran,
-        "vae": vae,
-        "versions": versions(),
-        "settings": {"steps": args.steps, "seed": args.seed, "repeats": repeats},
-        **comparison(sides, info.backend, ran, dtype == torch.float32),
-    }
-    findings["agree"] = findings["agree"] and vae["agree"]
-    return sides, vae_side, findings
-
-
-class Generator:
-    """Makes a picture from a prompt; a seed gives the same noise on every device, in any dtype."""
-
-    def __init__(self, pipeline: Any, steps: int, seed: int, device: Any) -> None:
-        self.pipeline = pipeline
-        self.steps = steps
-        self.seed = seed
-        self.device = device
-
-    def __call__(self, prompt: str, steps: int | None = None) -> tuple[Any, float]:
-        """The picture, uint8 (height, width, 3), and the seconds that it took."""
-        import torch
-
-        noise = latents(self.pipeline, self.seed)
-        started = time.perf_counter()
-        image = self.pipeline(
-            prompt,
-            num_inference_steps=steps or self.steps,
-            guidance_scale=GUIDANCE,
-            latents=noise,
-            output_type="np",
-        ).images[0]
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - started
-        return (image * 255).round().clip(0, 255).astype("uint8"), seconds
-
-
-def _all(generate: Generator, patched: Context, prompts: list[str], repeats: int) -> list[Sides]:
-    """Every prompt without and with, a line of progress for each."""
-    made = []
-    for index, prompt in enumerate(prompts, 1):
-        side = _both(generate, patched, prompt, repeats)
-        made.append(side)
-        largest, _ = difference(side.without, side.with_)
-        say(
-            f"[{index}/{len(prompts)}] {prompt}\n      without {side.without_s:.2f} s, "
-            f"with {side.with_s:.2f} s, largest difference {largest}/255"
-        )
-    return made
-
-
-def _both(generate: Generator, patched: Context, prompt: str, repeats: int) -> Sides:
-    """One prompt without, then with, `repeats` times; the times are medians."""
-    pictures: dict[Any, Any] = {}
-    times: dict[Any, list[float]] = {nullcontext: [], patched: []}
-    for _ in range(repeats):
-        for context, taken in times.items():
-            with context():
-                pictures[context], seconds = generate(prompt)
-            taken.append(seconds)
-    without_s, with_s = (statistics.median(taken) for taken in times.values())
-    return Sides(prompt, pictures[nullcontext], pictures[patched], without_s, with_s)
-
-
-def _with_references(sides: list[Sides], pipeline: Any, generate: Generator) -> list[Sides]:
-    """The same with the float32 picture of each prompt, to see what half precision itself costs."""
-    say("once more in float32, to see what half precision itself changes")
-    return [
-        Sides(s.prompt, s.without, s.with_, s.without_s, s.with_s, generate(s.prompt)[0])
-        for s in sides
-    ]
-
-
-def _short(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def say(line: str) -> None:
-    """One line of progress, shown at once."""
-    print(line, flush=True)

@@ -9,6 +9,7 @@ import copy
 import platform
 import statistics
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ HALF_LUCK = 1.1
 """How much larger the mean rounding error of ours may be than torch's, by chance."""
 ENCODER_ERROR = 1e-2
 """Largest difference of our encoder from torch's in float32, of the largest value."""
+HALF = "half_vs_float32_mean"
 NO_GPU = (
     "The speed means nothing here: there is no GPU, and both sides run the same torch on the CPU."
 )
@@ -74,45 +76,40 @@ def comparison(
             "mean_difference": round(mean, 4),
         }
         if side.reference is not None:
-            row["half_vs_float32_mean"] = round(difference(side.without, side.reference)[1], 4)
+            row[HALF] = round(difference(side.without, side.reference)[1], 4)
         rows.append(row)
     without_s = statistics.median(row["without_s"] for row in rows)
     with_s = statistics.median(row["with_s"] for row in rows)
     ours = any(row["variant"] == "rocm_sd" for row in ran["rows"])
-    speed = NO_GPU if backend == "cpu" else TINY if ours else NOT_OURS
+    largest = max(row["largest_difference"] for row in rows)
+    if exact:
+        agree = largest <= AGREE_FLOAT32
+    else:  # the mean differs no more than half precision does from float32
+        of_half = statistics.mean(row[HALF] for row in rows)
+        mean = statistics.mean(row["mean_difference"] for row in rows)
+        agree = mean <= max(of_half, INVISIBLE)
     return {
         "pictures": rows,
         "median_without_s": without_s,
         "median_with_s": with_s,
         "ratio": round(without_s / with_s, 3),
-        "speed": speed,
-        "largest_difference": max(row["largest_difference"] for row in rows),
-        "agree": _agree(rows, exact),
+        "speed": NO_GPU if backend == "cpu" else TINY if ours else NOT_OURS,
+        "largest_difference": largest,
+        "agree": agree,
     }
-
-
-def _agree(rows: Sequence[dict[str, Any]], exact: bool) -> bool:
-    """Float32: no pixel differs much. Half: the mean differs no more than half from float32."""
-    if exact:
-        return all(row["largest_difference"] <= AGREE_FLOAT32 for row in rows)
-    of_half = statistics.mean(row["half_vs_float32_mean"] for row in rows)
-    return statistics.mean(row["mean_difference"] for row in rows) <= max(of_half, INVISIBLE)
 
 
 def vae_agrees(vae: dict[str, Any]) -> bool:
     """Bands are the whole frame; ours in float32 is torch's, and in half no worse than torch's."""
-    return vae["encoder_error"] <= ENCODER_ERROR and all(
-        row["bands_largest"] <= BANDS_LARGEST
-        and row["bands_share"] <= BANDS_SHARE
-        and _no_worse(row)
-        for row in vae["decodes"]
-    )
-
-
-def _no_worse(row: dict[str, Any]) -> bool:
-    if row["dtype"] == "float32":
-        return bool(row["ours_vs_float32_largest"] <= AGREE_FLOAT32)
-    return bool(row["ours_vs_float32_mean"] <= HALF_LUCK * row["torch_vs_float32_mean"])
+    agree = [vae["encoder_error"] <= ENCODER_ERROR]
+    for row in vae["decodes"]:
+        agree += [row["bands_largest"] <= BANDS_LARGEST, row["bands_share"] <= BANDS_SHARE]
+        if row["dtype"] == "float32":
+            agree.append(row["ours_vs_float32_largest"] <= AGREE_FLOAT32)
+        else:
+            limit = HALF_LUCK * row["torch_vs_float32_mean"]
+            agree.append(row["ours_vs_float32_mean"] <= limit)
+    return all(agree)
 
 
 def versions() -> dict[str, str | None]:
@@ -131,76 +128,81 @@ def versions() -> dict[str, str | None]:
     }
 
 
+# -- the report -----------------------------------------------------------------------------------
+
+
 def summary(findings: dict[str, Any]) -> str:
     """The report for people."""
-    device, found = findings["device"], findings["versions"]
+    device, found, pictures = findings["device"], findings["versions"], findings["pictures"]
     hip = f", HIP {found['hip']}" if found["hip"] else ""
-    count = len(findings["pictures"])
-    lines = [
-        f"Device     {device['name']} ({device['gfx'] or device['backend']}), {findings['dtype']}",
-        f"Versions   Python {found['python']}, torch {found['torch']}{hip}, "
-        f"diffusers {found['diffusers']}, transformers {found['transformers']}",
-        f"Extension  {findings['status']}",
-        *_ran(findings),
-        f"Time       median of {count} pictures, {findings['settings']['steps']} steps each: "
-        f"{findings['median_without_s']:.2f} s without, {findings['median_with_s']:.2f} s with",
-    ]
-    lines.append(f"           {findings['speed']}")
-    largest = f"largest difference of any pixel {findings['largest_difference']}/255"
-    verdict = "they agree" if findings["agree"] else "THEY DO NOT AGREE: please report this"
-    lines.append(f"Pictures   {largest}: {verdict}")
-    half = "half_vs_float32_mean"
-    halves = [row[half] for row in findings["pictures"] if half in row]
+    steps = findings["settings"]["steps"]
+    agree = "they agree" if findings["agree"] else "THEY DO NOT AGREE: please report this"
+    sections = {
+        "Device": [f"{device['name']} ({device['gfx'] or device['backend']}), {findings['dtype']}"],
+        "Versions": [
+            f"Python {found['python']}, torch {found['torch']}{hip}, "
+            f"diffusers {found['diffusers']}, transformers {found['transformers']}"
+        ],
+        "Extension": [findings["status"]],
+        "Ran": _ran(findings),
+        "Time": [
+            f"median of {len(pictures)} pictures, {steps} steps each: "
+            f"{findings['median_without_s']:.2f} s without, {findings['median_with_s']:.2f} s with",
+            findings["speed"],
+        ],
+        "Pictures": [
+            f"largest difference of any pixel {findings['largest_difference']}/255: {agree}"
+        ],
+        "VAE": _vae(findings["vae"]),
+    }
+    halves = [row[HALF] for row in pictures if HALF in row]
     if halves:
-        ours = statistics.mean(row["mean_difference"] for row in findings["pictures"])
-        lines.append(
-            f"           mean difference {ours:.3f}/255; "
+        ours = statistics.mean(row["mean_difference"] for row in pictures)
+        sections["Pictures"].append(
+            f"mean difference {ours:.3f}/255; "
             f"half precision itself, against float32: {statistics.mean(halves):.3f}/255"
         )
-    return "\n".join([*lines, *_vae(findings["vae"])])
+    return "\n".join(
+        f"{'' if index else title:10s} {line}"
+        for title, lines in sections.items()
+        for index, line in enumerate(lines)
+    )
+
+
+def _ran(findings: dict[str, Any]) -> list[str]:
+    """What ran, most often first, and what was left alone; of the VAE's operations only sums."""
+    counts: Counter[str] = Counter()
+    for row in findings["ran"]["rows"]:
+        problem = f": {row['problem']}" if row["op"] == "attention" else ""
+        counts[f"{row['op']} by {row['variant']}{problem}"] += row["calls"]
+    left = findings["patched"]["left_alone"].items()
+    return [
+        f"{findings['patched']['replaced']} attention modules go through the engine",
+        *(f"{count:6d} x {call}" for call, count in counts.most_common()),
+        *(
+            ["left alone: " + ", ".join(f"{count} x {kind}" for kind, count in left)]
+            if left
+            else []
+        ),
+    ]
 
 
 def _vae(vae: dict[str, Any]) -> list[str]:
-    """What was found of the VAE alone."""
-    left = [f"{role} left alone: {'; '.join(why)}" for role, why in vae["left_alone"].items()]
+    """What the look at the VAE alone showed."""
     lines = []
     if vae["programs"]:
         by = f", convolutions by {', '.join(vae['convolutions'])}" if "convolutions" in vae else ""
         lines.append(f"{' and '.join(vae['programs'])} run as our program{by}")
     for row in vae.get("decodes", ()):
-        how = (
-            f"largest difference {row['bands_largest']}/255, on {row['bands_share']:.4%} of values"
-        )
-        lines.append(f"{row['dtype']}, in bands against the whole frame: {how}")
-        means = (row[f"{side}_vs_float32_mean"] for side in ("ours", "torch"))
-        lines.append(
-            "{}, mean difference from torch's float32: ours {:.3f}/255, torch's {:.3f}/255".format(
-                row["dtype"], *means
-            )
-        )
-    verdict = "" if vae["agree"] else "THIS IS NOT AS IT SHOULD BE: please report this"
-    lines = [line for line in (*lines, *left, verdict) if line]
-    return [f"{'' if index else 'VAE':10s} {line}" for index, line in enumerate(lines)]
-
-
-def _ran(findings: dict[str, Any]) -> list[str]:
-    """What ran, most often first, and what was left alone; of the VAE's operations only sums."""
-    counts: dict[str, int] = {}
-    for row in findings["ran"]["rows"]:
-        one = f": {row['problem']}" if row["op"] == "attention" else ""
-        what = f"{row['op']} by {row['variant']}{one}"
-        counts[what] = counts.get(what, 0) + row["calls"]
-    lines = [
-        f"{counts[what]:6d} x {what}" for what in sorted(counts, key=lambda what: -counts[what])
-    ]
-    left = findings["patched"]["left_alone"]
-    if left:
-        lines.append(
-            "left alone: " + ", ".join(f"{count} x {kind}" for kind, count in left.items())
-        )
-    modules = findings["patched"]["replaced"]
-    lines.insert(0, f"{modules} attention modules go through the engine")
-    return [f"{'Ran' if not index else '':10s} {line}" for index, line in enumerate(lines)]
+        lines += [
+            f"{row['dtype']}, in bands against the whole frame: largest difference"
+            f" {row['bands_largest']}/255, on {row['bands_share']:.4%} of values",
+            f"{row['dtype']}, mean difference from torch's float32: ours"
+            f" {row['ours_vs_float32_mean']:.3f}/255,"
+            f" torch's {row['torch_vs_float32_mean']:.3f}/255",
+        ]
+    lines += [f"{role} left alone: {'; '.join(why)}" for role, why in vae["left_alone"].items()]
+    return lines if vae["agree"] else [*lines, "THIS IS NOT AS IT SHOULD BE: please report this"]
 
 
 # -- the picture ----------------------------------------------------------------------------------
@@ -222,7 +224,9 @@ def draw(sides: Sequence[Sides], findings: dict[str, Any]) -> Image.Image:
     for row, side in enumerate(sides):
         top = HEAD + row * (CELL + CAPTION + GAP)
         pen.text((GAP, top), side.prompt, fill=INK, font=_font(15))
-        for column, pixels in enumerate((side.without, side.with_, _visible(side))):
+        gap = abs(side.without.astype("int16") - side.with_.astype("int16"))
+        visible = (gap * AMPLIFIED).clip(0, 255).astype("uint8")
+        for column, pixels in enumerate((side.without, side.with_, visible)):
             picture = Image.fromarray(pixels).resize((CELL, CELL), Image.Resampling.LANCZOS)
             sheet.paste(picture, (GAP + column * (CELL + GAP), top + CAPTION - 6))
     return sheet
@@ -231,13 +235,12 @@ def draw(sides: Sequence[Sides], findings: dict[str, Any]) -> Image.Image:
 def _head(pen: ImageDraw.ImageDraw, findings: dict[str, Any], width: int) -> None:
     device = findings["device"]
     name = f"{device['name']} ({device['gfx'] or device['backend']}), {findings['dtype']}"
-    lines = [f"{name}. Extension: {findings['status']}"]
-    lines.append(
-        f"Largest difference of any pixel: {findings['largest_difference']}/255. "
-        + findings["speed"]
-    )
+    largest = f"Largest difference of any pixel: {findings['largest_difference']}/255."
     top = 10
-    for line in lines:
+    for line in (
+        f"{name}. Extension: {findings['status']}",
+        f"{largest} {findings['speed']}",
+    ):
         for part in textwrap.wrap(line, width // 7):
             pen.text((GAP, top), part, fill=FAINT, font=_font(13))
             top += 18
@@ -250,11 +253,6 @@ def _head(pen: ImageDraw.ImageDraw, findings: dict[str, Any], width: int) -> Non
         pen.text((GAP + column * (CELL + GAP), HEAD - 28), title, fill=INK, font=_font(17))
 
 
-def _visible(side: Sides) -> Any:
-    gap = abs(side.without.astype("int16") - side.with_.astype("int16"))
-    return (gap * AMPLIFIED).clip(0, 255).astype("uint8")
-
-
 def _font(size: int) -> Any:
     """The font that comes with Pillow; before 10.1 it has one size."""
     from PIL import ImageFont
@@ -264,6 +262,8 @@ def _font(size: int) -> Any:
     except TypeError:
         return ImageFont.load_default()
 
+
+# -- the VAE alone --------------------------------------------------------------------------------
 
 SMALL = 256
 """Pictures up to this size are put together, four to one, so that there is more than one band."""
@@ -303,7 +303,7 @@ def examine(
         {row["variant"] for row in report.snapshot()["rows"] if row["op"].startswith("conv")}
     )
     findings["bands"] = ways[dtype]["plan"]
-    findings["decodes"] = [_row(of, made, exact) for of, made in ways.items()]
+    findings["decodes"] = [_row(of, images, exact) for of, images in ways.items()]
     findings["agree"] = vae_agrees(findings)
     caption = "the VAE alone, the same latent decoded by torch, and by our program in bands"
     shown = (ways[dtype][way][0].round().to(torch.uint8) for way in ("torch", "banded"))
@@ -329,21 +329,21 @@ def _decoded(vae: Any, latent: torch.Tensor, dtype: torch.dtype) -> dict[str, An
     from lib_rocm_sd.hosts.diffusers.pipeline import patched
 
     vae = copy.deepcopy(vae).to(dtype)
-    made: dict[str, Any] = {}
+    images: dict[str, Any] = {}
     for way in ("torch", "whole", "banded"):
         chosen = False if way == "torch" else way
         with torch.no_grad(), patched(SimpleNamespace(vae=vae), vae=chosen, wait=True) as patch:
             image = vae.decode(latent.to(dtype)).sample
             plans = {role: program.last_plan for role, program in patch.vae.programs.items()}
-        made[way] = ((image.float() / 2 + 0.5).clamp(0, 1) * 255).cpu()
-        made["plan"] = str(plans.get("decoder"))
-    return made
+        images[way] = ((image.float() / 2 + 0.5).clamp(0, 1) * 255).cpu()
+        images["plan"] = str(plans.get("decoder"))
+    return images
 
 
-def _row(dtype: torch.dtype, made: dict[str, Any], exact: torch.Tensor) -> dict[str, Any]:
+def _row(dtype: torch.dtype, images: dict[str, Any], exact: torch.Tensor) -> dict[str, Any]:
     """One dtype's differences, of 255; those of bands after rounding, as a picture is stored."""
-    bands = (made["banded"].round() - made["whole"].round()).abs()
-    gaps = {way: (made[way] - exact).abs() for way in ("torch", "whole", "banded")}
+    bands = (images["banded"].round() - images["whole"].round()).abs()
+    gaps = {way: (images[way] - exact).abs() for way in ("torch", "whole", "banded")}
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "bands_largest": int(bands.max()),

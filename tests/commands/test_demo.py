@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 image = pytest.importorskip("PIL.Image")
 
+from lib_rocm_sd import __main__
 from lib_rocm_sd.commands import demo, demo_pictures
 from lib_rocm_sd.commands.little_model import ROOT
 from lib_rocm_sd.engine.session import Session
@@ -26,17 +26,15 @@ from lib_rocm_sd.vae.program import Program
 PROMPTS = ["a red circle left of a blue square", "a big green star"]
 
 
-def arguments(out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
+def run(out: Path, *more: str) -> int:
     common = ["--out", str(out), "--device", "cpu", "--steps", "2", "--prompts", *PROMPTS]
-    return parser.parse_args([*common, *more])
+    return __main__.main(["demo", *common, *more])
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    assert demo.main(arguments(out)) == 0
+    assert run(out) == 0
     return out
 
 
@@ -112,7 +110,7 @@ def test_the_sheet_shows_both_sides_and_the_difference(finished: Path) -> None:
 
 
 def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0], "--steps", "1")) == 0
+    assert run(tmp_path, "--prompts", PROMPTS[0], "--steps", "1") == 0
     shown = capsys.readouterr().out
     assert f"[1/1] {PROMPTS[0]}" in shown
     assert "loading tiny-sd" in shown
@@ -121,7 +119,7 @@ def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_in_half_precision_it_says_what_half_itself_costs(tmp_path: Path) -> None:
     more = ["--prompts", PROMPTS[0], "--dtype", "bfloat16", "--repeats", "2"]
-    demo.main(arguments(tmp_path, *more))
+    run(tmp_path, *more)
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert found["dtype"] == "bfloat16"
     assert found["pictures"][0]["half_vs_float32_mean"] < 4
@@ -139,7 +137,7 @@ def test_wrong_attention_is_told_and_is_the_exit_status(
             return q.flatten(2)
 
     monkeypatch.setattr(host, "functional", Wrong())
-    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0])) == 1
+    assert run(tmp_path, "--prompts", PROMPTS[0]) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["agree"] is False
 
@@ -154,7 +152,7 @@ def test_a_vae_that_is_left_alone_is_no_failure(
         return Recipe("decoder", (), ("it is odd",))
 
     monkeypatch.setattr(program, "read", read)
-    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0], "--steps", "1")) == 0
+    assert run(tmp_path, "--prompts", PROMPTS[0], "--steps", "1") == 0
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert found["vae"]["programs"] == []
     assert found["vae"]["left_alone"] == {"decoder": ["it is odd"], "encoder": ["it is odd"]}
@@ -172,7 +170,7 @@ def test_a_wrong_vae_is_told_and_is_the_exit_status(
         return made + 0.05 if options["mode"] == "banded" else made
 
     monkeypatch.setattr(Program, "__call__", wrong)
-    assert demo.main(arguments(tmp_path, "--prompts", PROMPTS[0], "--steps", "1")) == 1
+    assert run(tmp_path, "--prompts", PROMPTS[0], "--steps", "1") == 1
     assert "THIS IS NOT AS IT SHOULD BE" in capsys.readouterr().out
 
 
@@ -189,7 +187,7 @@ def test_a_wrong_vae_is_told_and_is_the_exit_status(
 def test_what_cannot_run_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
 ) -> None:
-    assert demo.main(arguments(tmp_path / "out", *more)) == 2
+    assert run(tmp_path / "out", *more) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

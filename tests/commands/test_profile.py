@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import __main__, functional
-from lib_rocm_sd.commands import profile, profile_sums
+from lib_rocm_sd.commands import profile
 from lib_rocm_sd.commands.little_model import MODEL
-from lib_rocm_sd.commands.profile_sums import WorkRow, parts_named, rows_of, summed
+from lib_rocm_sd.commands.profile import WorkRow, parts_named, rows_of, summed
 
 OURS = "rocm_sd | attention | attention: B1 | rocm_sd"
 
@@ -68,9 +68,9 @@ def test_rows_are_summed_and_drawn() -> None:
         WorkRow("VAE & more", "attention", "torch", 1, 1.0, 3.0),
     ]
     assert summed(rows, "kind") == [(("attention",), 3, 2.0, 9.0), (("linear",), 3, 1.0, 1.0)]
-    table = profile_sums.render("a picture", rows)
+    table = profile.render("a picture", rows)
     assert "90.0%" not in table and "60.0%" in table and "70.0%" in table
-    drawing = ElementTree.fromstring(profile_sums.drawn("a picture", rows))
+    drawing = ElementTree.fromstring(profile.drawn("a picture", rows))
     widths = [float(each.get("width", 0)) for each in drawing.iter() if each.tag.endswith("rect")]
     assert widths[1] == pytest.approx(6 * widths[2], abs=0.5)  # after the white ground
     assert widths[3] == pytest.approx(3 * widths[2], abs=0.5)
@@ -203,9 +203,7 @@ def test_a_picture_has_the_device_in_a_line_of_its_own_and_no_kind_without_time(
         WorkRow("VAE decode", "norm", "torch", 2, 3.0, 1.5),
         WorkRow("", "copy", "torch", 1, 9.0, 1e-9),
     ]
-    shapes = ElementTree.fromstring(
-        profile_sums.drawn("tiny-sd, 4 steps; a card, torch 2.11", rows)
-    )
+    shapes = ElementTree.fromstring(profile.drawn("tiny-sd, 4 steps; a card, torch 2.11", rows))
     words = [shape.text for shape in shapes if shape.tag.endswith("text")]
     assert words[:2] == ["tiny-sd, 4 steps", "a card, torch 2.11"]
     assert "norm" in words and "copy" not in words and "1.50 ms" in words
