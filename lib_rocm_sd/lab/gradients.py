@@ -18,19 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
-from lib_rocm_sd import torch_ops
-from lib_rocm_sd.engine.measure import input_sets, queued
-from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.lab import rows as row_text
-from lib_rocm_sd.lab.rows import (
-    OURS,
-    Columns,
-    Row,
-    TextTable,
-    between,
-    field,
-    tiles,
-)
+import lib_rocm_sd.torch_ops  # noqa: F401 - registers our operators
+from lib_rocm_sd.lab.rows import OURS, Column, Columns, Row, TextTable, between, field, tiles
 from lib_rocm_sd.lab.tables import (
     BYTES_BESIDE,
     ERROR,
@@ -38,47 +27,36 @@ from lib_rocm_sd.lab.tables import (
     NORM_COLUMNS,
     NORM_TEXT,
     US,
-    Beside,
+    Bench,
     Problems,
     Setting,
     Table,
+    given_inputs,
     odd,
     of_dtype,
-    rendered,
 )
-from lib_rocm_sd.lab.timing import (
-    figured,
-    refusals_of,
-    timed_with_a_full_queue,
-    warm_up,
-    with_times,
-)
+from lib_rocm_sd.lab.timing import timed_on_a_queue, timed_with_a_full_queue
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.libraries import BACKENDS, SdpaBackend
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention.torch import SdpaAttention
 from lib_rocm_sd.ops.attention.with_lse import MatrixForward
+from lib_rocm_sd.ops.attention_backward import problem as attention_backward_problem
 from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.ours import MatrixBackward
-from lib_rocm_sd.ops.attention_backward.problem import ODD as ODD_BACKWARD
-from lib_rocm_sd.ops.attention_backward.problem import USUAL as USUAL_BACKWARD
 from lib_rocm_sd.ops.attention_backward.torch import SlicedBackward
-from lib_rocm_sd.ops.base import Call, Op
+from lib_rocm_sd.ops.base import Call, Op, Variant
 from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
-from lib_rocm_sd.report import config_fields
 
 ATTENTION_BESIDE = 1e11
 """What attention takes beside its operations: for the estimate of the time left."""
 FLASH = "sdpa flash"
 ALLOWANCE = 2.0
 """Times the op's tolerance that torch's gradients of attention may be off: some round more."""
-OPERATORS = torch_ops.OPS
-"""Registered by the import."""
 
 
 # -- norms forward and backward -------------------------------------------------------------------
@@ -109,29 +87,20 @@ def _norm_size(problem: Any) -> int:
     return int(problem.image_bytes if is_group else problem.tensor_bytes)
 
 
+@torch.no_grad()
 def _measured_norm_gradients(label: str, problem: Any, setting: Setting) -> list[Row]:
     """A copy; torch's and our forward and backward pass; our backward pass alone."""
     op, size = op_of(problem), _norm_size(problem)
-    ours = op.variants[0]
-    with torch.no_grad():
-        rows = Beside(op, label, problem, size, setting, timed_with_a_full_queue)
-        refusals = refusals_of(ours, problem, setting.info, setting.launch)
-        is_added = isinstance(problem, LayerNormBackwardProblem) and problem.added
-        both, backward = (9, 5) if is_added else (5, 3)
-        rows.verify(replace(rows.start, way="torch"), passes(torchs), both * size)
-        row = replace(rows.start, way=OURS)
-        if refusals:
-            rows.rows.append(replace(row, reason="; ".join(refusals)))
-            return rows.finished()
-        rows.verify(row, passes(operators), both * size)
-        (config,) = ours.configs(setting.info.arch, problem)
-
-        def alone(inputs: Any) -> tuple[torch.Tensor, ...]:
-            grads = ours.run(Call(problem, inputs, setting.launch, config))
-            return tuple(grad for grad in grads if grad is not None)
-
-        rows.verify(replace(rows.start, way="  backward"), alone, backward * size)
-    return rows.finished()
+    both, backward = (9 * size, 5 * size) if getattr(problem, "added", 0) else (5 * size, 3 * size)
+    bench = Bench(op, label, problem, setting, timed_with_a_full_queue)
+    bench.copy(size)
+    bench.verify(replace(bench.start, way="torch"), passes(torchs), moved_bytes=both)
+    for row, ours, call in bench.ways(op.variants[:1]):
+        row = replace(row, config=None)
+        bench.verify(row, passes(operators), moved_bytes=both)
+        alone = given_inputs(ours.run, call)
+        bench.verify(replace(row, way="  backward"), alone, moved_bytes=backward)
+    return bench.beside_copy()
 
 
 def passes(results: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any], Any]:
@@ -205,51 +174,48 @@ class Way:
     backward: Callable[[AttentionBackwardInputs], Callable[[], Any]]
 
 
+@torch.no_grad()
 def _measured_attention(label: str, problem: Any, setting: Setting) -> list[Row]:
     """Every way that is right; ours in the order in which configs would be tried."""
-    with torch.no_grad():
-        sets = input_sets(ATTENTION_BACKWARD, problem, setting.device)
-        q, k, v, output, grad, lse = (t.double() for t in sets[0][:6])
-        mask, scale = sets[0].mask, sets[0].scale
-        wide = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, scale)
-        exact = SlicedBackward().run(Call(ATTENTION_BACKWARD.problem_of(wide), wide))
-        return [
-            way if isinstance(way, Row) else _verified_attention(way, problem, sets, exact, setting)
-            for way in _attention_ways(label, problem, setting)
-        ]
+    bench = Bench(ATTENTION_BACKWARD, label, problem, setting, timed_on_a_queue, _exact_gradients)
+    for way in _attention_ways(bench):
+
+        def backward_alone(row: Row, way: Way = way) -> Row:
+            alone = way.backward(bench.sets[0])
+            return replace(row, backward_us=bench.timed(row, lambda _: alone()).median)
+
+        allowance = 1.0 if way.row.way == OURS else ALLOWANCE
+        flops = 3.5 * problem.flops
+        bench.verify(way.row, way.both, allowance=allowance, also=backward_alone, flops=flops)
+    return bench.rows
 
 
-def _attention_ways(label: str, problem: AttentionProblem, setting: Setting) -> Iterator[Way | Row]:
-    start = Row(case=label, problem=str(problem), way=OURS)
-    ours, arch = MatrixBackward(), setting.info.arch
-    refusals = refusals_of(ours, problem, setting.info, setting.launch)
-    refusals += (
-        [] if refusals else refusals_of(MatrixForward(), problem, setting.info, setting.launch)
-    )
-    if refusals:
-        yield replace(start, reason="; ".join(refusals))
-    else:
-        for config in ours.configs(arch, problem):
-            row = replace(start, config=config_fields(config))
-            yield _our_way(row, problem, setting, config)
-    for variant in (SdpaAttention(), *(SdpaBackend(name) for name in BACKENDS)):
-        row = replace(start, way=variant.name)
-        refusals = variant.refusals(arch, problem)
-        if refusals:
-            yield replace(row, reason="; ".join(refusals))
-        else:
-            yield from torchs_ways(row, partial(_followed, variant, problem))
+def _exact_gradients(inputs: AttentionBackwardInputs) -> Grads:
+    """In float64, in slices of queries."""
+    q, k, v, output, grad, lse = (t.double() for t in inputs[:6])
+    wide = AttentionBackwardInputs(q, k, v, output, grad, lse, inputs.mask, inputs.scale)
+    return SlicedBackward().run(Call(ATTENTION_BACKWARD.problem_of(wide), wide))
 
 
-def _our_way(row: Row, problem: AttentionProblem, setting: Setting, config: Any) -> Way:
-    forward, launch = MatrixForward(), setting.launch
+def _attention_ways(bench: Bench) -> Iterator[Way]:
+    forward = MatrixForward()
+    for row, ours, call in bench.ways((MatrixBackward(),), forward):
+        yield _our_way(row, given_inputs(ours.run, call), forward, bench)
+    for row, variant, _ in bench.ways((SdpaAttention(), *map(SdpaBackend, BACKENDS))):
+        yield from torchs_ways(row, partial(_followed, variant, bench.problem))
+
+
+def _our_way(
+    row: Row,
+    backward: Callable[[AttentionBackwardInputs], Grads],
+    forward: MatrixForward,
+    bench: Bench,
+) -> Way:
+    problem, setting = bench.problem, bench.setting
     tiling = forward.configs(setting.info.arch, problem)[0]
 
-    def backward(inputs: AttentionBackwardInputs) -> Grads:
-        return MatrixBackward().run(Call(problem, inputs, launch, config))
-
     def both(inputs: AttentionBackwardInputs) -> Grads:
-        output, lse = forward.run(Call(problem, inputs.forward, launch, tiling))
+        output, lse = forward.run(Call(problem, inputs.forward, setting.launch, tiling))
         return backward(inputs._replace(output=output, lse=lse))
 
     return Way(row, both, lambda inputs: partial(backward, inputs))
@@ -292,7 +258,7 @@ def _deterministic(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _followed(
-    variant: SdpaAttention, problem: AttentionProblem, inputs: AttentionBackwardInputs
+    variant: Variant[Any, Any], problem: AttentionProblem, inputs: AttentionBackwardInputs
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """q, k and v from which autograd follows, and the output."""
     q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
@@ -301,73 +267,34 @@ def _followed(
         return [q, k, v], variant.run(Call(problem, call))
 
 
-def _verified_attention(
-    way: Way,
-    problem: AttentionProblem,
-    sets: Sequence[AttentionBackwardInputs],
-    exact: Grads,
-    setting: Setting,
-) -> Row:
-    """The way's row with figures, or the reason why not."""
-
-    def error() -> float:
-        pairs = zip(way.both(sets[0]), exact, strict=True)
-        return max(relative_error(grad, right) for grad, right in pairs)
-
-    def timed_row() -> Row:
-        alone = way.backward(sets[0])
-        row = _timed_on_a_queue(way.row, lambda n: way.both(sets[n % len(sets)]), setting)
-        backward_us = _timed_on_a_queue(way.row, lambda _: alone(), setting).median
-        tflops = 3.5 * problem.flops / row.median / 1e6
-        return replace(row, backward_us=backward_us, tflops=tflops)
-
-    allowance = 1.0 if way.row.way == OURS else ALLOWANCE
-    return figured(way.row, error, allowance * ATTENTION_BACKWARD.tolerance(problem), timed_row)
-
-
-def _timed_on_a_queue(row: Row, once: Callable[[int], Any], setting: Setting) -> Row:
-    """GPU times with the next call already queued, or plain times on a CPU."""
-    if setting.device.type != "cuda":
-        return with_times(row, once, setting.runs, setting.device)
-    submit_s = warm_up(once, setting.device)
-
-    def timer(call: Callable[[int], None], count: int, where: torch.device) -> list[float]:
-        return queued(call, count, where, submit_s)
-
-    return with_times(row, once, setting.runs, setting.device, timer)
-
-
-def _attention_text(ours_us: float) -> TextTable:
-    """`ours/it`: how long ours takes of its time, both passes."""
-
-    def ratio(row: Row) -> str:
-        share = ours_us / row.median
-        return f"{share:.2f}" if math.isfinite(share) else "-"
-
-    return TextTable(
-        (field("way", -22, "way"),),
-        (
-            *(US, between(17), field("backward", 9, "backward_us", ".1f")),
-            row_text.Column("ours/it", 7, ratio),
-            *(field("TFLOP/s", 7, "tflops", ".1f"), ERROR),
-        ),
-        tiles,
-        indent="  ",
-    )
-
-
 def _rendered_attention(heading: str, rows: Sequence[Row]) -> str:
+    """A table per case. `ours/it`: how long ours takes of its time, both passes."""
     lines = [heading, "us: forward and backward; TFLOP/s: of seven products"]
     for case, problem in dict.fromkeys((row.case, row.problem) for row in rows):
         group = [row for row in rows if (row.case, row.problem) == (case, problem)]
-        best = min((row.median for row in group if row.way == OURS), default=math.nan)
-        lines += ["", f"{case}: {problem}", *_attention_text(best).lines(group)]
+        ours_us = min((row.median for row in group if row.way == OURS), default=math.nan)
+        table = TextTable(
+            (field("way", -22, "way"),),
+            (
+                *(US, between(17), field("backward", 9, "backward_us", ".1f")),
+                Column("ours/it", 7, partial(_ratio, ours_us)),
+                *(field("TFLOP/s", 7, "tflops", ".1f"), ERROR),
+            ),
+            tiles,
+            indent="  ",
+        )
+        lines += ["", f"{case}: {problem}", *table.lines(group)]
     return "\n".join(lines)
+
+
+def _ratio(ours_us: float, row: Row) -> str:
+    share = ours_us / row.median
+    return f"{share:.2f}" if math.isfinite(share) else "-"
 
 
 TABLES: dict[str, Table] = {
     "attention_backward": Table(
-        partial(of_dtype, ODD_BACKWARD, USUAL_BACKWARD),
+        partial(of_dtype, attention_backward_problem),
         lambda problem: ATTENTION_BESIDE + 4 * problem.flops,
         _measured_attention,
         Columns(f"{JSON} backward_us tflops"),
@@ -378,6 +305,6 @@ TABLES: dict[str, Table] = {
         lambda problem: BYTES_BESIDE + _norm_size(problem),
         _measured_norm_gradients,
         NORM_COLUMNS,
-        rendered(NORM_TEXT),
+        NORM_TEXT.under,
     ),
 }

@@ -251,6 +251,10 @@ class TextTable:
         """Heads and rows."""
         return [self.head, *map(self.line, rows)]
 
+    def under(self, heading: str, rows: Sequence[Row]) -> str:
+        """The text of a heading and the rows."""
+        return "\n".join([heading, *self.lines(rows)])
+
 
 def _aligned(text: str, width: int) -> str:
     return text.ljust(-width) if width < 0 else text.rjust(width)

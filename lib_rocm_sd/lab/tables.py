@@ -21,9 +21,9 @@ import torch
 
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets, timed
-from lib_rocm_sd.engine.selftest import relative_error
-from lib_rocm_sd.lab import rows as row_text
+from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
 from lib_rocm_sd.lab.rows import (
+    NAN,
     Columns,
     Countdown,
     Result,
@@ -32,16 +32,12 @@ from lib_rocm_sd.lab.rows import (
     between,
     field,
     is_named,
+    is_wrong,
     none_named,
+    spread,
     tiles,
 )
-from lib_rocm_sd.lab.timing import (
-    Timer,
-    figured,
-    refusals_of,
-    timed_with_a_full_queue,
-    with_times,
-)
+from lib_rocm_sd.lab.timing import WARM_UP, Timer, timed_with_a_full_queue
 from lib_rocm_sd.ops.base import Call, Launch, Op, Run, Variant
 from lib_rocm_sd.ops.group_norm import kernel as group_norm_kernel
 from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
@@ -68,6 +64,14 @@ class Setting(NamedTuple):
     info: DeviceInfo
     launch: Launch | None
     runs: int
+
+    def refusals(self, variant: Variant[Any, Any], problem: Any) -> list[str]:
+        """Why a variant cannot be timed: what it says itself, or, of ours, that nothing launches
+        it.
+        """
+        said = variant.refusals(self.info.arch, problem)
+        lacks_launch = variant.ours and self.launch is None
+        return list(self.info.reasons) if not said and lacks_launch else said
 
 
 @dataclass
@@ -111,95 +115,127 @@ def run(
     result = Result(table.columns, machine, args.json)
     status = result.collect(rows())
     print(table.render(heading, result.rows))
-    return status or int(row_text.is_wrong(result.rows))
+    return status or int(is_wrong(result.rows))
 
 
 def odd(problems: Sequence[Any]) -> Problems:
     return [(f"odd {number}", problem) for number, problem in enumerate(problems, 1)]
 
 
-def of_dtype(
-    small_ones: Sequence[Any], usual: Sequence[tuple[str, Any]], small: bool, dtype: str
-) -> Problems:
+def of_dtype(module: Any, small: bool, dtype: str) -> Problems:
+    """The problems of an op, whose problem.py this is."""
     if small:
-        return odd(small_ones)
-    return [(label, replace(problem, dtype=dtype)) for label, problem in usual]
+        return odd(module.ODD)
+    return [(label, replace(problem, dtype=dtype)) for label, problem in module.USUAL]
 
 
-def _ways(
-    variants: Sequence[Variant[Any, Any]], start: Row, problem: Any, setting: Setting
-) -> Iterator[tuple[Row, Variant[Any, Any] | None, Any]]:
-    """The row, variant and config of all that can run a problem; of what cannot, the row alone."""
-    for variant in variants:
-        row = replace(start, way=variant.name)
-        refusals = refusals_of(variant, problem, setting.info, setting.launch)
-        if refusals:
-            yield replace(row, reason="; ".join(refusals)), None, None
-            continue
-        for config in variant.configs(setting.info.arch, problem):
-            yield replace(row, config=config_fields(config)), variant, config
+class Bench:
+    """The rows of one problem of an op: of each way its times once it is right, or why not.
 
-
-def calls(run: Run, problem: Any, launch: Launch | None, config: Any) -> Callable[[Any], Any]:
-    """A variant's `run`, given inputs alone."""
-    return lambda inputs: run(Call(problem, inputs, launch, config))
-
-
-US = field("us", 9, "median", ".1f")
-ERROR = field("error", 8, "error", ".1e")
-JSON = "label=case problem way config median_us=median p10_us=p10 p90_us=p90 error reason"
-
-
-def rendered(text: TextTable) -> Callable[[str, Sequence[Row]], str]:
-    return lambda heading, rows: "\n".join([heading, *text.lines(rows)])
-
-
-# -- norms ----------------------------------------------------------------------------------------
-
-
-class Beside:
-    """The rows of a norm's problem, the first a copy of its tensor of `size` bytes."""
+    `exact`: what is right, of the inputs; by default the op's reference.
+    """
 
     def __init__(
-        self, op: Op[Any, Any], label: str, problem: Any, size: int, setting: Setting, timer: Timer
+        self,
+        op: Op[Any, Any],
+        label: str,
+        problem: Any,
+        setting: Setting,
+        timer: Timer = timed,
+        exact: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.op, self.setting, self.timer = op, setting, timer
+        self.problem, self.setting, self.timer = problem, setting, timer
         self.sets = input_sets(op, problem, setting.device)
-        exact = op.reference(self.sets[0])
-        self.exact = [t for t in (exact if isinstance(exact, tuple) else [exact]) if t is not None]
-        self.start = Row(case=label, problem=str(problem), way="copy")
-        copied = torch.empty_like(self.sets[0].x)
+        self.exact = _tensors((exact or op.reference)(self.sets[0]))
+        self.tolerance = op.tolerance(problem)
+        self.start = Row(case=label, problem=str(problem))
         self.rows: list[Row] = []
-        self.add(self.start, lambda inputs: copied.copy_(inputs.x), 2 * size)
 
-    def add(self, row: Row, call: Callable[[Any], Any], moved_bytes: int) -> None:
-        """A row with its times, and with the speed at which it moves so many bytes."""
-        self.rows.append(self._timed(row, call, moved_bytes))
+    def ways(
+        self, variants: Sequence[Variant[Any, Any]], *beside: Variant[Any, Any]
+    ) -> Iterator[tuple[Row, Variant[Any, Any], Call[Any, Any]]]:
+        """Row, variant and call, for each config, of what can run the problem. What cannot, or
+        needs what stands `beside` it and cannot, has a row of reasons.
+        """
+        setting = self.setting
+        for variant in variants:
+            row = replace(self.start, way=variant.name)
+            every = (setting.refusals(each, self.problem) for each in (variant, *beside))
+            refusals = next(filter(None, every), [])
+            if refusals:
+                self.rows.append(replace(row, reason="; ".join(refusals)))
+                continue
+            launch = setting.launch if variant.ours else None
+            for config in variant.configs(setting.info.arch, self.problem):
+                call = Call(self.problem, self.sets[0], launch, config)
+                yield replace(row, config=config_fields(config)), variant, call
 
-    def _timed(self, row: Row, call: Callable[[Any], Any], moved_bytes: int) -> Row:
+    def timed(
+        self, row: Row, call: Callable[[Any], Any], moved_bytes: float = NAN, flops: float = NAN
+    ) -> Row:
+        """The row with times of `call`, given inputs, after a few that do not count."""
+
         def once(number: int) -> None:
             call(self.sets[number % len(self.sets)])
 
-        row = with_times(row, once, self.setting.runs, self.setting.device, self.timer)
-        return replace(row, gigabytes_per_s=moved_bytes / row.median / 1e3)
+        timed(once, WARM_UP, self.setting.device)
+        row = replace(row, **spread(self.timer(once, self.setting.runs, self.setting.device)))
+        row = replace(row, gigabytes_per_s=moved_bytes / row.median / 1e3)
+        return replace(row, tflops=flops / row.median / 1e6)
 
-    def verify(self, row: Row, call: Callable[[Any], Any], moved_bytes: int) -> None:
-        """The same once it is right, or the reason why not. Of several outputs each is compared."""
-
-        def error() -> float:
-            output = call(self.sets[0])
-            outputs = output if isinstance(output, tuple) else (output,)
+    def verify(
+        self,
+        row: Row,
+        call: Callable[[Any], Any],
+        *,
+        first: Any = None,
+        allowance: float = 1.0,
+        also: Callable[[Row], Row] = lambda row: row,
+        **work: float,
+    ) -> None:
+        """Add the row with times if all outputs are right, else with the reason. `first`: the
+        inputs that are compared; `allowance`: of the op's tolerance; `also`: what else is timed.
+        """
+        try:
+            outputs = _tensors(call(self.sets[0] if first is None else first))
             pairs = zip(outputs, self.exact, strict=True)
-            return max(relative_error(each, exact) for each, exact in pairs)
+            error = max(relative_error(output, exact) for output, exact in pairs)
+            if error <= allowance * self.tolerance:
+                row = replace(also(self.timed(row, call, **work)), error=error)
+            else:
+                row = replace(row, error=error, reason=f"wrong: error {error:.1e}")
+        except FAILURES as failure:
+            row = replace(row, reason=describe(failure))
+        self.rows.append(row)
 
-        tolerance = self.op.tolerance(self.op.problem_of(self.sets[0]))
-        timed_row = partial(self._timed, row, call, moved_bytes)
-        self.rows.append(figured(row, error, tolerance, timed_row))
+    def copy(self, size: int) -> None:
+        """Add the row of a plain copy of a norm's tensor of `size` bytes."""
+        copied = torch.empty_like(self.sets[0].x)
+        row = replace(self.start, way="copy")
+        self.rows.append(self.timed(row, lambda inputs: copied.copy_(inputs.x), 2 * size))
 
-    def finished(self) -> list[Row]:
+    def beside_copy(self) -> list[Row]:
         """The rows, each with its time over what its bytes take at the speed of the copy."""
         speed = self.rows[0].gigabytes_per_s
         return [replace(row, of_copy=speed / row.gigabytes_per_s) for row in self.rows]
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """The outputs that there are, of one or several."""
+    return [t for t in (outputs if isinstance(outputs, tuple) else (outputs,)) if t is not None]
+
+
+def given_inputs(run: Run, call: Call[Any, Any]) -> Callable[[Any], Any]:
+    """A variant's `run`, given inputs alone."""
+    return lambda inputs: run(Call(call.problem, inputs, call.launch, call.config))
+
+
+JSON = "label=case problem way config median_us=median p10_us=p10 p90_us=p90 error reason"
+US = field("us", 9, "median", ".1f")
+ERROR = field("error", 8, "error", ".1e")
+
+
+# -- norms ----------------------------------------------------------------------------------------
 
 
 NORM_COLUMNS = Columns(f"{JSON} gigabytes_per_s of_copy")
@@ -225,45 +261,38 @@ def _group_norms(small: bool, dtype: str) -> Problems:
     ]
 
 
+@torch.no_grad()
 def _measured_group_norm(label: str, problem: Any, setting: Setting) -> list[Row]:
     """A copy, every variant and config that is right, and the steps of our default config."""
-    size, launch, arch = problem.image_bytes, setting.launch, setting.info.arch
-    with torch.no_grad():
-        rows = Beside(GROUP_NORM_SILU, label, problem, size, setting, timed)
-        for row, variant, config in _ways(GROUP_NORM_SILU.every, rows.start, problem, setting):
-            if variant is None:
-                rows.rows.append(row)
-                continue
-            own = launch if variant.ours else None
-            rows.verify(row, calls(variant.run, problem, own, config), 3 * size)
-            if variant.ours and arch and config == group_norm_kernel.configs(arch)[0]:
-                _add_steps(rows, row, launch, config, size)
-    return rows.finished()
+    size, arch = problem.image_bytes, setting.info.arch
+    bench = Bench(GROUP_NORM_SILU, label, problem, setting)
+    bench.copy(size)
+    for row, variant, call in bench.ways(GROUP_NORM_SILU.every):
+        bench.verify(row, given_inputs(variant.run, call), moved_bytes=3 * size)
+        if variant.ours and arch and call.config == group_norm_kernel.configs(arch)[0]:
+            _add_steps(bench, row, call.launcher, call.config, size)
+    return bench.beside_copy()
 
 
-def _add_steps(rows: Beside, row: Row, launch: Launch | None, config: Any, size: int) -> None:
+def _add_steps(bench: Bench, row: Row, launch: Launch, config: Any, size: int) -> None:
     """Statistics, finalize and apply, each on its own."""
-    if launch is None:
-        return
-    x, gamma, beta, groups, eps, silu, _ = rows.sets[0]
+    x, gamma, beta, groups, eps, silu, _ = bench.sets[0]
     affine = (gamma, beta, groups, eps)
     parts = group_norm_launch.launch_statistics(launch, config, x)
     norm = group_norm_launch.launch_finalize(launch, config, parts, *affine)
-    steps: tuple[tuple[str, Callable[[Any], Any], int], ...] = (
-        ("statistics", lambda i: group_norm_launch.launch_statistics(launch, config, i.x), size),
-        (
-            "finalize",
-            lambda _: group_norm_launch.launch_finalize(launch, config, parts, *affine),
-            parts.numel() * 4,
-        ),
-        (
-            "apply",
-            lambda i: group_norm_launch.launch_apply(launch, config, i.x, norm, silu),
-            2 * size,
-        ),
-    )
-    for name, call, moved_bytes in steps:
-        rows.add(replace(row, way=f"  {name}"), call, moved_bytes)
+
+    def statistics(inputs: Any) -> None:
+        group_norm_launch.launch_statistics(launch, config, inputs.x)
+
+    def finalize(inputs: Any) -> None:
+        group_norm_launch.launch_finalize(launch, config, parts, *affine)
+
+    def apply(inputs: Any) -> None:
+        group_norm_launch.launch_apply(launch, config, inputs.x, norm, silu)
+
+    steps = ((statistics, size), (finalize, parts.numel() * 4), (apply, 2 * size))
+    for step, moved_bytes in steps:
+        bench.rows.append(bench.timed(replace(row, way=f"  {step.__name__}"), step, moved_bytes))
 
 
 def _layer_norms(small: bool, dtype: str) -> Problems:
@@ -275,20 +304,16 @@ def _layer_norms(small: bool, dtype: str) -> Problems:
     ]
 
 
+@torch.no_grad()
 def _measured_layer_norm(label: str, problem: Any, setting: Setting) -> list[Row]:
     """A copy, and every variant and config that is right, as the engine calls it."""
     size = problem.tensor_bytes
-    moved_bytes = (4 if problem.added else 2) * size
-    with torch.no_grad():
-        rows = Beside(LAYER_NORM, label, problem, size, setting, timed_with_a_full_queue)
-        for row, variant, config in _ways(LAYER_NORM.variants, rows.start, problem, setting):
-            if variant is None:
-                rows.rows.append(row)
-                continue
-            launch = setting.launch if variant.ours else None
-            bound = variant.bound(Call(problem, rows.sets[0], launch, config))
-            rows.verify(row, calls(bound, problem, launch, config), moved_bytes)
-    return rows.finished()
+    bench = Bench(LAYER_NORM, label, problem, setting, timed_with_a_full_queue)
+    bench.copy(size)
+    for row, variant, call in bench.ways(LAYER_NORM.variants):
+        moved_bytes = (4 if problem.added else 2) * size
+        bench.verify(row, given_inputs(variant.bound(call), call), moved_bytes=moved_bytes)
+    return bench.beside_copy()
 
 
 # -- linear layers --------------------------------------------------------------------------------
@@ -306,32 +331,18 @@ def operations(problem: LinearProblem) -> int:
     return 2 * problem.rows * problem.k * problem.weight_rows
 
 
+@torch.no_grad()
 def _measured_linear(label: str, problem: Any, setting: Setting) -> list[Row]:
     """Every variant and config that is right; ours in the order in which it would be tried."""
-    rows: list[Row] = []
-    start, device = Row(case=label, problem=str(problem)), setting.device
-    with torch.no_grad():
-        sets = input_sets(LINEAR, problem, device)
-        exact = LINEAR.reference(sets[0])
-        before = None if sets[0].residual is None else sets[0].residual.clone()
-        for row, variant, config in _ways(LINEAR.every, start, problem, setting):
-            if variant is None:
-                rows.append(row)
-                continue
-            launch = setting.launch if variant.ours else None
-            call = calls(variant.run, problem, launch, config)
-            residual = None if before is None else before.clone()  # which may be written over
-            fresh = sets[0]._replace(residual=residual, out=residual if problem.in_place else None)
-
-            def timed_row(row: Row = row, call: Callable[[Any], Any] = call) -> Row:
-                row = with_times(row, lambda n: call(sets[n % len(sets)]), setting.runs, device)
-                return replace(row, tflops=operations(problem) / row.median / 1e6)
-
-            def error(fresh: Any = fresh, call: Callable[[Any], torch.Tensor] = call) -> float:
-                return relative_error(call(fresh), exact)
-
-            rows.append(figured(row, error, LINEAR.tolerance(problem), timed_row))
-    return rows
+    bench = Bench(LINEAR, label, problem, setting)
+    inputs = bench.sets[0]
+    before = None if inputs.residual is None else inputs.residual.clone()
+    for row, variant, call in bench.ways(LINEAR.every):
+        residual = None if before is None else before.clone()  # which may be written over
+        first = inputs._replace(residual=residual, out=residual if problem.in_place else None)
+        flops = operations(problem)
+        bench.verify(row, given_inputs(variant.run, call), first=first, flops=flops)
+    return bench.rows
 
 
 TABLES: dict[str, Table] = {
@@ -340,20 +351,20 @@ TABLES: dict[str, Table] = {
         lambda problem: BYTES_BESIDE + problem.image_bytes,
         _measured_group_norm,
         NORM_COLUMNS,
-        rendered(NORM_TEXT),
+        NORM_TEXT.under,
     ),
     "layer_norm": Table(
         _layer_norms,
         lambda problem: BYTES_BESIDE + problem.tensor_bytes,
         _measured_layer_norm,
         NORM_COLUMNS,
-        rendered(NORM_TEXT),
+        NORM_TEXT.under,
     ),
     "linear": Table(
-        partial(of_dtype, linear_problem.ODD, linear_problem.USUAL),
+        partial(of_dtype, linear_problem),
         lambda problem: PRODUCTS_BESIDE + operations(problem),
         _measured_linear,
         Columns(f"{JSON} tflops"),
-        rendered(_LINEAR_TEXT),
+        _LINEAR_TEXT.under,
     ),
 }

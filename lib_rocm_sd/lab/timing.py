@@ -7,18 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import NumberedCall, keep_busy, timed
+from lib_rocm_sd.engine.measure import NumberedCall, keep_busy, queued, timed
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.lab.rows import Row, spread
-from lib_rocm_sd.ops.base import Launch, Variant
 
 FAILED = (*FAILURES, MemoryError)
 """What a way may die of: the reason of its row."""
@@ -29,41 +25,18 @@ MOST_SETS = 256
 WARM_S = 0.02
 BATCH = 20
 """Calls that are timed together where a queue is kept full."""
-Timer = Callable[[Callable[[int], None], int, torch.device], list[float]]
+Timer = Callable[[NumberedCall, int, torch.device], list[float]]
 
 
-def refusals_of(
-    variant: Variant[Any, Any], problem: Any, info: DeviceInfo, launch: Launch | None
-) -> list[str]:
-    """Why a variant cannot be timed: what it says itself, or, of ours, that nothing launches it."""
-    said = variant.refusals(info.arch, problem)
-    return list(info.reasons) if not said and variant.ours and launch is None else said
+def timed_on_a_queue(call: NumberedCall, runs: int, device: torch.device) -> list[float]:
+    """Times in µs of each call, the next one being in the GPU's queue. On a CPU as
+    engine.measure.timed.
+    """
+    submit_s = warm_up(call, device) if device.type == "cuda" else 0.0
+    return queued(call, runs, device, submit_s)
 
 
-def figured(
-    row: Row, error_of: Callable[[], float], tolerance: float, timed_row: Callable[[], Row]
-) -> Row:
-    """What `timed_row` gives, with its error; or `row` with the reason why not."""
-    try:
-        error = error_of()
-        if not error <= tolerance:
-            return replace(row, error=error, reason=f"wrong: error {error:.1e}")
-        return replace(timed_row(), error=error)
-    except FAILURES as failure:
-        return replace(row, reason=describe(failure))
-
-
-def with_times(
-    row: Row, once: Callable[[int], Any], runs: int, device: torch.device, timer: Timer = timed
-) -> Row:
-    """`row` with its times in µs, after a few calls that do not count."""
-    timed(once, WARM_UP, device)
-    return replace(row, **spread(timer(once, runs, device)))
-
-
-def timed_with_a_full_queue(
-    call: Callable[[int], None], runs: int, device: torch.device
-) -> list[float]:
+def timed_with_a_full_queue(call: NumberedCall, runs: int, device: torch.device) -> list[float]:
     """Times in µs of a call, from `runs` batches, the queue of the GPU being full: what the CPU
     does between two launches does not count. On a CPU as engine.measure.timed.
     """
